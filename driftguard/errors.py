@@ -1,0 +1,88 @@
+"""Errors that a user may meet. Each knows its HTTP status and the exit code of the command line."""
+
+from __future__ import annotations
+
+
+class DriftGuardError(Exception):
+    """{detail}
+
+    Base of every refusal that DriftGuard makes on purpose. `status` is the HTTP status of the
+    problem+json answer (RFC 9457), `title` its summary, `exit_code` what a command ends with.
+    """
+
+    status = 500
+    title = "Internal error"
+    exit_code = 1
+
+    def __init__(self, detail: str, **members: object) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.members = members  # extension members of the problem document (RFC 9457 §3.2)
+
+
+class BadInput(DriftGuardError):
+    """The input breaks a rule that the message names."""
+
+    status = 422
+    title = "Bad input"
+    exit_code = 2
+
+
+class BadSettings(DriftGuardError):
+    """The settings are wrong; the message names the key."""
+
+    title = "Bad settings"
+    exit_code = 2
+
+
+class TooLarge(DriftGuardError):
+    """The request is larger than the stated limit."""
+
+    status = 413
+    title = "Request too large"
+
+
+class Busy(DriftGuardError):
+    """The queue is full; try again after `retry_after_seconds`."""
+
+    status = 429
+    title = "Queue full"
+
+    def __init__(self, detail: str, *, retry_after_seconds: int) -> None:
+        super().__init__(detail)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class NotFound(DriftGuardError):
+    """There is no such thing; the message says what was asked for."""
+
+    status = 404
+    title = "Not found"
+
+
+class Conflict(DriftGuardError):
+    """The request does not fit the present state, for example an illegal transition."""
+
+    status = 409
+    title = "Conflict"
+
+
+class Forbidden(DriftGuardError):
+    """The caller may not do this; the message says what is needed."""
+
+    status = 403
+    title = "Forbidden"
+
+
+class Unauthorized(DriftGuardError):
+    """An API key is missing or unknown."""
+
+    status = 401
+    title = "API key needed"
+
+
+class DatabaseUnavailable(DriftGuardError):
+    """The database cannot be reached, or its schema is behind or ahead of this version."""
+
+    status = 503
+    title = "Database unavailable"

@@ -1,0 +1,228 @@
+"""The AcceptanceRecord: counts of one request, one scrape window or one canary probe.
+
+JSON Lines of exactly these field names is the interchange format of ingest, replay and exports.
+A field that a source does not give is null, never guessed. Unknown keys are refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Annotated, Literal
+from uuid import UUID
+
+import msgspec
+
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+PerPosition = Annotated[list[Count], msgspec.Meta(max_length=64)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+Kind = Literal["request", "window", "probe"]
+AcceptanceRule = Literal["rejection", "greedy", "typical", "unknown"]
+Fidelity = Literal["request", "counter", "gauge"]
+
+DEFAULT_SEGMENT = "default"
+OTHER_SEGMENT = "other"
+MAX_SEGMENTS_PER_STREAM = 64
+FUTURE_TOLERANCE = timedelta(seconds=60)  # clocks of two machines differ by this much in practice
+
+
+class RecordError(ValueError):
+    """{field}: {detail}"""
+
+    def __init__(self, detail: str, *, field: str | None = None, line: int | None = None) -> None:
+        self.detail = detail
+        self.field = field
+        self.line = line
+        place = f"line {line}: " if line is not None else ""
+        super().__init__(place + (f"{field}: " if field else "") + detail)
+
+
+class AcceptanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Speculative decoding counts of one request (or window, or probe). Design §2 defines each field.
+
+    `acceptance rate` = accepted / drafted; `acceptance length` = emitted / steps (with the bonus token).
+    """
+
+    record_id: UUID
+    kind: Kind
+    started_at: Instant
+    ended_at: Instant
+    server: Text
+    target: Text
+    draft: Text
+    draft_version: Text
+    method: Text
+    steps: Count
+    drafted: Count
+    accepted: Count
+    emitted: Count
+    fidelity: Fidelity
+    segment: Text = DEFAULT_SEGMENT
+    session: Text | None = None
+    drafted_per_position: PerPosition | None = None
+    accepted_per_position: PerPosition | None = None
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=1024)] | None = None
+    acceptance_rule: AcceptanceRule = "unknown"
+    temperature: Seconds | None = None
+    prompt_tokens: Count | None = None
+    output_tokens: Count | None = None
+    time_to_first_token_seconds: Seconds | None = None
+    time_per_output_token_seconds: Seconds | None = None
+    concurrency: Count | None = None
+
+    @property
+    def stream_key(self) -> StreamKey:
+        return StreamKey(self.server, self.target, self.draft_version, self.method)
+
+
+class StreamKey(msgspec.Struct, frozen=True, order=True):
+    """What one detector watches: (server, target, draft version, method)."""
+
+    server: str
+    target: str
+    draft_version: str
+    method: str
+
+
+_decode = msgspec.json.Decoder(AcceptanceRecord).decode
+_decode_raw_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+_UNKNOWN = re.compile(r"unknown field `([^`]+)`")
+_MISSING = re.compile(r"missing required field `([^`]+)`")
+_PATH = re.compile(r"(.*) - at `\$\.?([^`]*)`$", re.DOTALL)
+
+
+def decode_record(text: bytes | str, *, line: int | None = None) -> AcceptanceRecord:
+    """Parses and checks one record. Raises RecordError that names the field and the line."""
+    try:
+        record = _decode(text)
+    except msgspec.ValidationError as error:
+        raise _readable(str(error), line) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"not valid JSON ({error})", line=line) from None
+    check_record(record, line=line)
+    return record
+
+
+def encode_record(record: AcceptanceRecord) -> bytes:
+    """One line of JSON without the newline."""
+    return _encode(record)
+
+
+def decode_json_lines(text: bytes) -> Iterator[AcceptanceRecord | RecordError]:
+    """Yields, in order, each line's record or the RecordError that says why it is refused.
+
+    Blank lines are skipped and counted in the line numbers, which start at 1.
+    """
+    for number, line in enumerate(text.split(b"\n"), start=1):
+        if line.strip():
+            yield _record_or_error(line, number)
+
+
+def decode_json_array(text: bytes) -> Iterator[AcceptanceRecord | RecordError]:
+    """Like decode_json_lines for a JSON array; `line` is then the 1-based place in the array.
+
+    Raises RecordError when the text is not a JSON array at all.
+    """
+    try:
+        items = _decode_raw_array(text)
+    except msgspec.DecodeError as error:
+        raise RecordError(f"not a valid JSON array of records ({error})") from None
+    for number, item in enumerate(items, start=1):
+        yield _record_or_error(bytes(item), number)
+
+
+def _record_or_error(text: bytes, number: int) -> AcceptanceRecord | RecordError:
+    try:
+        return decode_record(text, line=number)
+    except RecordError as error:
+        return error
+
+
+def check_record(record: AcceptanceRecord, *, line: int | None = None) -> None:
+    """Checks what a schema cannot say. Raises RecordError."""
+
+    def refuse(field: str, detail: str) -> None:
+        raise RecordError(detail, field=field, line=line)
+
+    if record.accepted > record.drafted:
+        refuse("accepted", f"{record.accepted} is more than drafted ({record.drafted}); at most drafted")
+    if record.emitted > record.accepted + record.steps:
+        refuse(
+            "emitted",
+            f"{record.emitted} is more than accepted + steps ({record.accepted + record.steps}): "
+            "each step emits its accepted tokens and at most one bonus token",
+        )
+    if record.ended_at < record.started_at:
+        refuse(
+            "ended_at",
+            f"{record.ended_at.isoformat()} is before started_at ({record.started_at.isoformat()})",
+        )
+    for name in ("temperature", "time_to_first_token_seconds", "time_per_output_token_seconds"):
+        value = getattr(record, name)
+        if value is not None and not math.isfinite(value):
+            refuse(name, f"{value} is not a finite number")
+    for name in ("server", "target", "draft", "draft_version", "method", "segment", "session"):
+        value = getattr(record, name)
+        if value is not None and "\x00" in value:
+            refuse(name, "holds a NUL character, which no text field may hold")
+    _check_positions(record, line)
+
+
+def _check_positions(record: AcceptanceRecord, line: int | None) -> None:
+    drafted, accepted = record.drafted_per_position, record.accepted_per_position
+    if drafted is not None and sum(drafted) > record.drafted:
+        raise RecordError(
+            f"adds up to {sum(drafted)}, more than drafted ({record.drafted})",
+            field="drafted_per_position",
+            line=line,
+        )
+    if accepted is None:
+        return
+    if sum(accepted) > record.accepted:
+        raise RecordError(
+            f"adds up to {sum(accepted)}, more than accepted ({record.accepted})",
+            field="accepted_per_position",
+            line=line,
+        )
+    if drafted is not None and len(drafted) != len(accepted):
+        raise RecordError(
+            f"has {len(accepted)} positions, drafted_per_position has {len(drafted)}; they must agree",
+            field="accepted_per_position",
+            line=line,
+        )
+    for position, count in enumerate(accepted):
+        most = drafted[position] if drafted is not None else record.steps
+        if count > most:
+            raise RecordError(
+                f"position {position} accepted {count} of {most} drafted",
+                field="accepted_per_position",
+                line=line,
+            )
+
+
+def check_clock(record: AcceptanceRecord, now: datetime, *, line: int | None = None) -> None:
+    """Refuses a record from the future (by more than FUTURE_TOLERANCE). Raises RecordError."""
+    if record.ended_at > now + FUTURE_TOLERANCE:
+        raise RecordError(
+            f"{record.ended_at.isoformat()} is in the future (this clock: {now.isoformat()}); "
+            "check the sender's clock and time zone",
+            field="ended_at",
+            line=line,
+        )
+
+
+def _readable(message: str, line: int | None) -> RecordError:
+    if found := _UNKNOWN.search(message):
+        return RecordError("unknown field; see the record's schema in the README", field=found[1], line=line)
+    if found := _MISSING.search(message):
+        return RecordError("missing; this field is required", field=found[1], line=line)
+    if found := _PATH.fullmatch(message):
+        detail = found[1].replace("`", "")
+        return RecordError(detail[:1].lower() + detail[1:], field=found[2] or None, line=line)
+    return RecordError(message, line=line)

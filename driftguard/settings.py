@@ -1,0 +1,228 @@
+"""Every setting of the sidecar, from the environment and one TOML file.
+
+Environment: `DRIFTGUARD_` + the name in capitals, with `__` between levels, for example
+`DRIFTGUARD_CAPTURE__ENABLED=true`.
+The file: the path in `DRIFTGUARD_CONFIG`, or `--config`. The environment wins over the file.
+Unknown keys are refused by name, in both.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+PREFIX = "DRIFTGUARD_"
+CONFIG_VARIABLE = "DRIFTGUARD_CONFIG"
+RESERVED_VARIABLES = frozenset({CONFIG_VARIABLE, "DRIFTGUARD_API_KEY"})
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class IngestSettings(_Group):
+    max_batch_records: PositiveInt = Field(
+        5_000, description="Records in one POST; more is refused with 413."
+    )
+    max_batch_bytes: PositiveInt = Field(
+        16_000_000, description="Bytes in one POST; more is refused with 413."
+    )
+    max_queued_records: PositiveInt = Field(
+        100_000, description="Records waiting for the database; more is refused with 429 and Retry-After."
+    )
+
+
+class RetentionSettings(_Group):
+    records_days: PositiveInt = Field(30, description="Days to keep records; older partitions are dropped.")
+    rollups_days: PositiveInt = Field(400, description="Days to keep one-minute rollups.")
+    captures_days: PositiveInt = Field(7, description="Days to keep captured token ids.")
+    partitions_ahead: PositiveInt = Field(7, description="Daily partitions created ahead of today.")
+
+
+class DetectionSettings(_Group):
+    false_alarm_days: PositiveFloat = Field(
+        90.0, description="One false page per stream in this many days, at the stream's measured traffic."
+    )
+    false_alarm_minimum_requests: PositiveFloat = Field(
+        100_000.0, description="The expected number of requests to a false alarm is never set below this."
+    )
+    minimum_drop: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.05,
+        description="Smallest drop in acceptance rate worth finding; sets the size of the reference period.",
+    )
+    ignore: Fraction = Field(0.01, description="Changes of acceptance smaller than this are never reported.")
+
+
+class CaptureSettings(_Group):
+    enabled: bool = Field(False, description="Keep token ids of sampled requests, for retraining.")
+    max_requests_per_segment: PositiveInt = Field(
+        4_000, description="Newest captured requests kept per stream and segment."
+    )
+
+
+class EngineSettings(_Group):
+    server: str = Field(description="The server's name as its records carry it.")
+    admin_url: str = Field(description="Base URL of the built-in engine, for example http://127.0.0.1:8100.")
+    api_key: SecretStr | None = Field(None, description="Key for the engine's admin calls, if it needs one.")
+
+
+class RetrainingSettings(_Group):
+    automatic: bool = Field(True, description="Start a retraining when an incident calls for it.")
+    minimum_requests: PositiveInt = Field(
+        128, description="Captured requests below which retraining is refused."
+    )
+    aim_requests: PositiveInt = Field(
+        512, description="Captured requests of the changed segments to wait for."
+    )
+    wait_seconds: PositiveFloat = Field(
+        3_600.0, description="Longest wait for aim_requests; then minimum_requests suffice."
+    )
+    steps: PositiveInt = Field(150, description="Optimiser steps of one distillation.")
+    threads: PositiveInt = Field(2, description="CPU threads of the training process.")
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.2, description="Part of the captured traffic kept from training, for the gate."
+    )
+    maximum_regression: Fraction = Field(
+        0.02, description="Largest loss of acceptance in any segment that the gate lets pass."
+    )
+    minimum_gain: Fraction = Field(
+        0.02, description="Smallest gain of acceptance in the changed segments that the gate asks for."
+    )
+    keep_candidates: PositiveInt = Field(
+        5, description="Draft directories kept; older unused ones are removed."
+    )
+    seed: int = Field(0, description="Seed of the distillation.")
+
+
+class AlertingSettings(_Group):
+    alertmanager_urls: list[str] = Field(
+        default_factory=list, description="Alertmanager peers; alerts are posted to every one."
+    )
+    webhook_urls: list[str] = Field(
+        default_factory=list, description="URLs that receive each incident as JSON."
+    )
+    external_url: str | None = Field(
+        None, description="Address under which people reach this sidecar; used in links of alerts."
+    )
+
+
+class SettingsError(ValueError):
+    """{key}: {what is wrong and what would be right}"""
+
+
+class Settings(BaseSettings):
+    """All settings of the sidecar. `driftguard settings` prints them."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
+
+    database_url: SecretStr | None = Field(
+        None, description="PostgreSQL URL; without one the embedded server runs in data_dir."
+    )
+    data_dir: Path = Field(
+        Path("~/.local/share/driftguard"), description="Embedded database, candidates, spool files."
+    )
+    host: str = Field("127.0.0.1", description="Address to bind; any other than loopback needs an API key.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8200, description="Port of the sidecar.")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug to error.")
+    engines: list[EngineSettings] = Field(default_factory=list, description="Engines that accept new drafts.")
+    ingest: IngestSettings = Field(default_factory=IngestSettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
+    detection: DetectionSettings = Field(default_factory=DetectionSettings)
+    capture: CaptureSettings = Field(default_factory=CaptureSettings)
+    retraining: RetrainingSettings = Field(default_factory=RetrainingSettings)
+    alerting: AlertingSettings = Field(default_factory=AlertingSettings)
+
+    @property
+    def data_directory(self) -> Path:
+        return self.data_dir.expanduser().resolve()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        del dotenv_settings, file_secret_settings
+        file = os.environ.get(CONFIG_VARIABLE)
+        toml = TomlConfigSettingsSource(settings_cls, toml_file=file) if file else None
+        return (init_settings, env_settings, *([toml] if toml else []))
+
+
+def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
+    """Reads overrides (command line), then the environment, then the TOML file; the first that says wins.
+
+    Raises SettingsError: an unreadable file, an unknown key, or a value that does not fit; each by name.
+    """
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = str(config)
+    _check_file()
+    unknown = sorted(_unknown_variables())
+    if unknown:
+        raise SettingsError(f"{', '.join(unknown)}: no such setting; `driftguard settings` lists them all")
+    try:
+        return Settings(**{key: value for key, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        raise SettingsError("; ".join(_readable(item) for item in error.errors())) from None
+
+
+def _check_file() -> None:
+    path = os.environ.get(CONFIG_VARIABLE)
+    if not path:
+        return
+    try:
+        tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML ({error})") from None
+
+
+def _unknown_variables() -> Iterator[str]:
+    for name in os.environ:
+        if name.startswith(PREFIX) and name not in RESERVED_VARIABLES:
+            top = name.removeprefix(PREFIX).split("__")[0].lower()
+            if top not in Settings.model_fields:
+                yield name
+
+
+def _readable(error: Any) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"{key}: no such setting; `driftguard settings` lists them all"
+    return f"{key}: {error['msg'][:1].lower()}{error['msg'][1:]}, not {error['input']!r}"
+
+
+def describe_settings(
+    group: type[BaseModel] = Settings, prefix: str = ""
+) -> Iterator[tuple[str, object, str]]:
+    """Yields (dotted name, default, meaning) of every setting."""
+    for name, field in group.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from describe_settings(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field.get_default(call_default_factory=True), field.description or ""
