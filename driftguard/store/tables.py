@@ -1,0 +1,279 @@
+"""Every table, as SQLAlchemy 2.1 mapped classes. Times are UTC; all SQL that uses them lives in this package."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    Text,
+    UniqueConstraint,
+    Uuid,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+ACCEPTANCE_BUCKETS = 20  # histogram of per-request acceptance rate in rollups, width 1/20
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {  # noqa: RUF012 (SQLAlchemy reads this name)
+        datetime: DateTime(timezone=True),
+        str: Text,
+        int: BigInteger,
+        float: Double,
+        UUID: Uuid,
+        bytes: LargeBinary,
+        dict[str, Any]: JSONB,
+        list[dict[str, Any]]: JSONB,
+        list[int]: ARRAY(BigInteger),
+    }
+
+
+class Stream(Base):
+    """(server, target, draft version, method): what one detector watches."""
+
+    __tablename__ = "streams"
+    __table_args__ = (UniqueConstraint("server", "target", "draft_version", "method", name="uq_streams_key"),)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    server: Mapped[str]
+    target: Mapped[str]
+    draft: Mapped[str]
+    draft_version: Mapped[str]
+    method: Mapped[str]
+    first_seen_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]
+    records_in_other: Mapped[int] = mapped_column(default=0, server_default="0")
+
+
+class Segment(Base):
+    """A bounded label of the traffic inside a stream; at most 64, the rest are stored as 'other'."""
+
+    __tablename__ = "segments"
+
+    stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True)
+    segment: Mapped[str] = mapped_column(primary_key=True)
+    first_seen_at: Mapped[datetime]
+
+
+class Record(Base):
+    """One AcceptanceRecord. Partitioned by the day of ended_at; `seq` rises in commit order."""
+
+    __tablename__ = "records"
+    __table_args__ = (
+        CheckConstraint("accepted <= drafted", name="ck_records_accepted"),
+        CheckConstraint("emitted <= accepted + steps", name="ck_records_emitted"),
+        Index("ix_records_seq", "seq"),
+        Index("ix_records_stream_ended_at", "stream_id", "ended_at"),
+        {"postgresql_partition_by": "RANGE (ended_at)"},
+    )
+
+    record_id: Mapped[UUID] = mapped_column(primary_key=True)
+    ended_at: Mapped[datetime] = mapped_column(primary_key=True)
+    seq: Mapped[int]
+    stream_id: Mapped[int]
+    kind: Mapped[str]
+    started_at: Mapped[datetime]
+    segment: Mapped[str]
+    session: Mapped[str | None]
+    steps: Mapped[int]
+    drafted: Mapped[int]
+    accepted: Mapped[int]
+    emitted: Mapped[int]
+    drafted_per_position: Mapped[list[int] | None]
+    accepted_per_position: Mapped[list[int] | None]
+    num_speculative_tokens: Mapped[int | None] = mapped_column(Integer)
+    acceptance_rule: Mapped[str]
+    temperature: Mapped[float | None]
+    prompt_tokens: Mapped[int | None]
+    output_tokens: Mapped[int | None]
+    time_to_first_token_seconds: Mapped[float | None]
+    time_per_output_token_seconds: Mapped[float | None]
+    concurrency: Mapped[int | None]
+    fidelity: Mapped[str]
+
+
+class Rollup(Base):
+    """One minute of one segment. acceptance_buckets counts requests by accepted/drafted in steps of 1/20."""
+
+    __tablename__ = "rollups_1m"
+
+    minute: Mapped[datetime] = mapped_column(primary_key=True)
+    stream_id: Mapped[int] = mapped_column(primary_key=True)
+    segment: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    records: Mapped[int]
+    steps: Mapped[int]
+    drafted: Mapped[int]
+    accepted: Mapped[int]
+    emitted: Mapped[int]
+    output_tokens: Mapped[int]
+    acceptance_buckets: Mapped[list[int]]
+    time_per_output_token_sum: Mapped[float]
+    time_per_output_token_count: Mapped[int]
+    time_to_first_token_sum: Mapped[float]
+    time_to_first_token_count: Mapped[int]
+
+
+class FoldPosition(Base):
+    """The seq up to which a named reader has folded; written in one transaction with what it derived."""
+
+    __tablename__ = "fold_positions"
+
+    reader: Mapped[str] = mapped_column(primary_key=True)
+    seq: Mapped[int]
+
+
+class DetectorState(Base):
+    __tablename__ = "detector_states"
+
+    stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True)
+    state: Mapped[bytes]
+    summary: Mapped[dict[str, Any]]  # what the status shows, so that reading it needs no unpacking
+    updated_at: Mapped[datetime]
+
+
+class Incident(Base):
+    __tablename__ = "incidents"
+    __table_args__ = (
+        Index("ix_incidents_opened_at", "opened_at"),
+        Index(
+            "uq_incidents_one_open_per_direction",
+            "stream_id",
+            "direction",
+            unique=True,
+            postgresql_where="state <> 'resolved'",
+        ),
+    )
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"))
+    direction: Mapped[str]  # down | up
+    state: Mapped[str]  # open | acknowledged | mitigating | resolved
+    severity: Mapped[str]  # critical | warning | info
+    opened_at: Mapped[datetime]
+    opened_seq: Mapped[int]
+    change_point_seq: Mapped[int]
+    change_point_at: Mapped[datetime]
+    interval_start_at: Mapped[datetime]
+    interval_end_at: Mapped[datetime]
+    acceptance_before: Mapped[float]
+    acceptance_after: Mapped[float]
+    tokens_per_second_before: Mapped[float | None]  # per request: 1 / time per output token
+    tokens_per_second_after: Mapped[float | None]
+    segments: Mapped[list[dict[str, Any]]]
+    evidence: Mapped[dict[str, Any]]
+    resolved_at: Mapped[datetime | None]
+    resolution: Mapped[str | None]
+
+
+class IncidentTransition(Base):
+    __tablename__ = "incident_transitions"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    incident_id: Mapped[UUID] = mapped_column(ForeignKey("incidents.id", ondelete="CASCADE"), index=True)
+    from_state: Mapped[str | None]
+    to_state: Mapped[str]
+    reason: Mapped[str]
+    at: Mapped[datetime]
+
+
+class Notification(Base):
+    """One message to one destination about one incident; unique, so that nothing pages twice."""
+
+    __tablename__ = "notifications"
+    __table_args__ = (UniqueConstraint("incident_id", "destination", "event", name="uq_notifications_once"),)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    incident_id: Mapped[UUID] = mapped_column(ForeignKey("incidents.id", ondelete="CASCADE"))
+    destination: Mapped[str]
+    event: Mapped[str]  # firing | resolved
+    created_at: Mapped[datetime]
+    delivered_at: Mapped[datetime | None]
+    attempts: Mapped[int] = mapped_column(default=0, server_default="0")
+    last_error: Mapped[str | None]
+
+
+class Capture(Base):
+    """Token ids of one sampled request, kept for retraining within its retention time."""
+
+    __tablename__ = "captures"
+    __table_args__ = (Index("ix_captures_pick", "server", "target", "segment", "captured_at"),)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    record_id: Mapped[UUID] = mapped_column(unique=True)
+    server: Mapped[str]
+    target: Mapped[str]
+    draft_version: Mapped[str]
+    segment: Mapped[str]
+    captured_at: Mapped[datetime]
+    prompt_token_ids: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+    output_token_ids: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+
+
+class Draft(Base):
+    """A draft that DriftGuard knows: one seen in records, or a candidate that it trained."""
+
+    __tablename__ = "drafts"
+    __table_args__ = (UniqueConstraint("server", "target", "version", name="uq_drafts_version"),)
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    server: Mapped[str]
+    target: Mapped[str]
+    version: Mapped[str]
+    name: Mapped[str]
+    method: Mapped[str]
+    directory: Mapped[str | None]
+    parent_version: Mapped[str | None]
+    state: Mapped[str]  # candidate | rejected | in_service | retired | rolled_back
+    created_at: Mapped[datetime]
+    promoted_at: Mapped[datetime | None]
+    retired_at: Mapped[datetime | None]
+    retrain_run_id: Mapped[UUID | None] = mapped_column(ForeignKey("retrain_runs.id", ondelete="SET NULL"))
+
+
+class RetrainRun(Base):
+    __tablename__ = "retrain_runs"
+    __table_args__ = (Index("ix_retrain_runs_started_at", "started_at"),)
+
+    id: Mapped[UUID] = mapped_column(primary_key=True)
+    server: Mapped[str]
+    target: Mapped[str]
+    incident_id: Mapped[UUID | None] = mapped_column(ForeignKey("incidents.id", ondelete="SET NULL"))
+    trigger: Mapped[str]  # incident | nightly | manual
+    # collecting | training | evaluating | promoting | watching (running)
+    # promoted | rejected | nothing_to_do | failed | rolled_back (ended)
+    state: Mapped[str]
+    reason: Mapped[str | None]
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    parent_version: Mapped[str | None]
+    candidate_version: Mapped[str | None]
+    progress: Mapped[dict[str, Any] | None]  # {"step", "steps", "loss", "acceptance"} while training
+    numbers: Mapped[
+        dict[str, Any] | None
+    ]  # the gate's decision with what it was made on; the watch's numbers
+
+
+class ApiKey(Base):
+    """A key is shown once and stored as a SHA-256 digest."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[int] = mapped_column(Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    digest: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime]
+    revoked_at: Mapped[datetime | None]
