@@ -1,0 +1,71 @@
+"""How one engine is set up. Imports nothing of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Drafter = Literal["draft_model", "ngram", "none"]
+Device = Literal["cpu", "cuda"]
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class InvalidConfig(ValueError):
+    """{field}: {what was given and what would be right}"""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Every choice of one engine; checked when made, InvalidConfig names the field.
+
+    target, draft: local directories or hub names; draft is needed by the drafter "draft_model" only.
+    max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
+    together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
+    num_speculative_tokens: K where a request does not say. max_speculative_tokens: the largest K it may ask for.
+    ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
+    threads: torch's CPU threads; None leaves torch's own choice.
+    state_dir: where the draft in service is remembered over restarts; None forgets it.
+    """
+
+    target: str
+    draft: str | None = None
+    drafter: Drafter = "draft_model"
+    dtype: str = "float32"
+    device: Device = "cpu"
+    max_batch: int = 8
+    max_length: int = 2048
+    num_speculative_tokens: int = 4
+    max_speculative_tokens: int = 16
+    max_waiting: int = 1024
+    prefill_chunk_tokens: int = 128
+    ngram_min_tokens: int = 2
+    ngram_max_tokens: int = 4
+    threads: int | None = None
+    speculation: bool = True
+    state_dir: Path | None = None
+    server_name: str = "engine"
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "num_speculative_tokens", "max_speculative_tokens", "max_waiting"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("prefill_chunk_tokens", "ngram_min_tokens"):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("max_length", self.max_length, 2)
+        _at_least("ngram_max_tokens", self.ngram_max_tokens, self.ngram_min_tokens)
+        _at_least("max_speculative_tokens", self.max_speculative_tokens, self.num_speculative_tokens)
+        if self.threads is not None:
+            _at_least("threads", self.threads, 1)
+        if self.dtype not in DTYPES:
+            raise InvalidConfig(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.device not in ("cpu", "cuda"):
+            raise InvalidConfig(f"device: {self.device!r} is not one of cpu, cuda")
+        if self.drafter not in ("draft_model", "ngram", "none"):
+            raise InvalidConfig(f"drafter: {self.drafter!r} is not one of draft_model, ngram, none")
+        if self.drafter == "draft_model" and not self.draft:
+            raise InvalidConfig("draft: missing; the drafter 'draft_model' needs a draft directory or hub name")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidConfig(f"{name}: {value!r} is not a whole number of at least {least}")
