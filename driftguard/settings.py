@@ -167,9 +167,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         del dotenv_settings, file_secret_settings
-        file = os.environ.get(CONFIG_VARIABLE)
-        toml = TomlConfigSettingsSource(settings_cls, toml_file=file) if file else None
-        return (init_settings, env_settings, *([toml] if toml else []))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
@@ -177,24 +175,25 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
 
     Raises SettingsError: an unreadable file, an unknown key, or a value that does not fit; each by name.
     """
+    config = config or (Path(named) if (named := os.environ.get(CONFIG_VARIABLE)) else None)
     if config is not None:
-        os.environ[CONFIG_VARIABLE] = str(config)
-    _check_file()
+        _check_file(config)
     unknown = sorted(_unknown_variables())
     if unknown:
         raise SettingsError(f"{', '.join(unknown)}: no such setting; `driftguard settings` lists them all")
+
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(toml_file=config)
+
     try:
-        return Settings(**{key: value for key, value in overrides.items() if value is not None})
+        return FromFile(**{key: value for key, value in overrides.items() if value is not None})
     except ValidationError as error:
         raise SettingsError("; ".join(_readable(item) for item in error.errors())) from None
 
 
-def _check_file() -> None:
-    path = os.environ.get(CONFIG_VARIABLE)
-    if not path:
-        return
+def _check_file(path: Path) -> None:
     try:
-        tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

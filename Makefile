@@ -1,0 +1,40 @@
+# Each target works on a fresh clone: it makes .venv and installs what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint check bench models clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "DriftGuard needs Python 3.11 to 3.13, this is %d.%d; name another one: make PYTHON=python3.12 ..." % v)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (torch is large, this takes a minute or a few)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+demo: setup
+	@$(BIN)/driftguard demo $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test
+
+bench: setup
+	$(BIN)/python -m tests.benchmarks.run
+	$(BIN)/python -m engine.bench.run
+
+models: setup
+	$(BIN)/python -m driftguard_training make-models --output engine/driftguard_engine/bundled --seed 0
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache

@@ -1,0 +1,69 @@
+"""Settings: the order of sources, and that unknown keys are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from driftguard.settings import CONFIG_VARIABLE, SettingsError, describe_settings, load_settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_VARIABLE, "")
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(
+        tmp_path / "d.toml", "port = 1\nhost = '127.0.0.3'\n[capture]\nmax_requests_per_segment = 5\n"
+    )
+    monkeypatch.setenv("DRIFTGUARD_PORT", "2")
+    monkeypatch.setenv("DRIFTGUARD_CAPTURE__ENABLED", "true")
+    settings = load_settings(file)
+    assert (settings.port, settings.host) == (2, "127.0.0.3")
+    assert (settings.capture.enabled, settings.capture.max_requests_per_segment) == (True, 5)
+    assert load_settings(file, port=3).port == 3
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("prot = 1", "prot: no such setting"),
+        ("[capture]\nenable = true", "capture.enable: no such setting"),
+        ("port = 70000", "port: input should be less than or equal to 65535, not 70000"),
+        ("port = ", "not valid TOML"),
+        ("[[engines]]\nserver = 'a'", "engines.0.admin_url"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, toml: str, words: str) -> None:
+    with pytest.raises(SettingsError) as refusal:
+        load_settings(write(tmp_path / "d.toml", toml))
+    assert words in str(refusal.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_settings(tmp_path / "none.toml")
+
+
+def test_an_unknown_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRIFTGUARD_CAPTRUE__ENABLED", "true")
+    with pytest.raises(SettingsError, match="DRIFTGUARD_CAPTRUE__ENABLED: no such setting"):
+        load_settings()
+
+
+def test_secrets_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRIFTGUARD_DATABASE_URL", "postgresql://user:hunter2@db/x")
+    assert "hunter2" not in repr(load_settings())
+
+
+def test_every_setting_says_what_it_means() -> None:
+    described = list(describe_settings())
+    assert len(described) > 25
+    assert [name for name, _, meaning in described if not meaning] == []
