@@ -1,0 +1,96 @@
+"""States of an incident and the legal transitions between them. Pure.
+
+open: nobody has looked; acknowledged: somebody has; mitigating: a retraining or a rollback is under way;
+resolved: over, for ever. A new drift of the same stream is a new incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+
+from driftguard.errors import BadInput, Conflict
+
+State = Literal["open", "acknowledged", "mitigating", "resolved"]
+Severity = Literal["critical", "warning", "info"]
+Direction = Literal["down", "up"]
+
+# A mitigation that fails returns to open, so that a person is asked again, or to acknowledged if one was.
+LEGAL: Final[Mapping[str, tuple[State, ...]]] = {
+    "open": ("acknowledged", "mitigating", "resolved"),
+    "acknowledged": ("mitigating", "resolved"),
+    "mitigating": ("open", "acknowledged", "resolved"),
+    "resolved": (),
+}
+STATES: Final[tuple[State, ...]] = ("open", "acknowledged", "mitigating", "resolved")
+CRITICAL_SLOWDOWN: Final = 0.20  # one fifth fewer tokens per second
+
+
+class IllegalTransition(Conflict):
+    """An incident that is {from} cannot become {to}; from {from} the legal next states are {legal}."""
+
+    title = "Illegal transition"
+
+    def __init__(self, from_state: str, to_state: str) -> None:
+        legal = ", ".join(LEGAL.get(from_state, ())) or "none"
+        super().__init__(
+            f"an incident that is {from_state} cannot become {to_state}; "
+            f"from {from_state} the legal next states are: {legal}",
+            from_state=from_state,
+            to_state=to_state,
+            legal=list(LEGAL.get(from_state, ())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One step of an incident's life; `from_state` is None when it opens."""
+
+    from_state: State | None
+    to_state: State
+    reason: str
+    at: datetime
+
+
+def transition(from_state: State | None, to_state: State, reason: str, at: datetime) -> Transition:
+    """The step from one state to another. Raises IllegalTransition, or BadInput for an empty reason.
+
+    An incident begins as open: `from_state` None allows that and nothing else.
+    """
+    if not reason.strip():
+        raise BadInput("reason: is empty; say why the incident changes", field="reason")
+    legal = ("open",) if from_state is None else LEGAL[from_state]
+    if to_state not in legal:
+        raise IllegalTransition(from_state or "new", to_state)
+    return Transition(from_state, to_state, reason.strip(), at)
+
+
+def severity(direction: Direction, slowdown: float | None) -> Severity:
+    """`slowdown`: the part of the tokens per second that was lost, measured or by formula; None if unknown."""
+    if direction == "up":
+        return "info"
+    return "critical" if slowdown is not None and slowdown >= CRITICAL_SLOWDOWN else "warning"
+
+
+def emitted_per_step(acceptance: float, num_speculative_tokens: float) -> float:
+    """Expected tokens per step, (1 - a^(K+1)) / (1 - a), if every position is accepted alike and
+    independently (Leviathan, Kalman, Matias 2023, eq. 1)."""
+    if acceptance >= 1.0:
+        return num_speculative_tokens + 1.0
+    return float((1.0 - acceptance ** (num_speculative_tokens + 1.0)) / (1.0 - acceptance))
+
+
+def formula_slowdown(before: float, after: float, num_speculative_tokens: float) -> float:
+    """Part of the tokens per second lost when acceptance goes from before to after and a step costs the same."""
+    return 1.0 - emitted_per_step(after, num_speculative_tokens) / emitted_per_step(
+        before, num_speculative_tokens
+    )
+
+
+def measured_slowdown(before: float | None, after: float | None) -> float | None:
+    """The same from measured tokens per second; None unless both were measured."""
+    if before is None or after is None or before <= 0.0:
+        return None
+    return 1.0 - after / before

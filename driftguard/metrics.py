@@ -1,0 +1,172 @@
+"""Every Prometheus metric of the sidecar. Labels are bounded: never a request, a user or a session.
+
+One `Metrics` per process (and per test), handed to whoever counts. Ratios are left to the reader: counters
+are exported, `rate(accepted) / rate(drafted)` is a ratio of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from driftguard.records import StreamKey
+
+CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+VERDICTS: Final = ("insufficient_data", "in_control", "degraded", "improved", "drafting_stopped", "replaced")
+
+STREAM = ("server", "target", "draft_version", "method")
+TRAFFIC = (*STREAM, "segment", "kind")
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Counts(Protocol):
+    """Counts of records of one stream, segment and kind."""
+
+    records: int
+    steps: int
+    drafted: int
+    accepted: int
+    emitted: int
+
+
+class Metrics:
+    """The metrics and their registry. Attributes are the metrics; methods set what belongs together."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._declare_traffic()
+        self._declare_ingest()
+        self._declare_detection()
+        self._declare_notifications()
+        self._declare_retraining()
+
+    def _declare_traffic(self) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"driftguard_{name}", text, TRAFFIC, registry=self.registry)
+
+        self.records = counter("records", "Acceptance records folded by the detector.")
+        self.steps = counter("steps", "Verification steps in the folded records.")
+        self.draft_tokens = counter("draft_tokens", "Draft tokens offered to the target.")
+        self.accepted_tokens = counter("accepted_tokens", "Draft tokens that the target accepted.")
+        self.emitted_tokens = counter("emitted_tokens", "Tokens emitted: accepted plus bonus tokens.")
+
+    def _declare_ingest(self) -> None:
+        self.ingest_records = Counter(
+            "driftguard_ingest_records",
+            "Records that arrived over HTTP, by what became of them.",
+            ["outcome"],  # accepted | duplicate | refused | rejected_queue_full
+            registry=self.registry,
+        )
+        self.ingest_queued_records = Gauge(
+            "driftguard_ingest_queued_records",
+            "Records waiting for the database.",
+            registry=self.registry,
+        )
+        self.ingest_commit_seconds = Histogram(
+            "driftguard_ingest_commit_seconds",
+            "Time from arrival of a batch to its commit.",
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+            registry=self.registry,
+        )
+        self.captures = Counter(
+            "driftguard_captures",
+            "Captured requests by what became of them.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.database_up = Gauge(
+            "driftguard_database_up", "1 if the last use of the database worked.", registry=self.registry
+        )
+
+    def _declare_detection(self) -> None:
+        self.fold_lag_records = Gauge(
+            "driftguard_fold_lag_records", "Stored records not yet folded.", registry=self.registry
+        )
+        self.fold_failures = Counter(
+            "driftguard_fold_failures",
+            "Batches whose fold failed and was rolled back.",
+            registry=self.registry,
+        )
+        self.incidents_open = Gauge(
+            "driftguard_incidents_open",
+            "Incidents that are not resolved.",
+            ["severity", "direction"],
+            registry=self.registry,
+        )
+        self.stream_verdict = Gauge(
+            "driftguard_stream_verdict",
+            "1 for the stream's present verdict, 0 for every other.",
+            [*STREAM, "verdict"],
+            registry=self.registry,
+        )
+        self.baseline_ratio = Gauge(
+            "driftguard_acceptance_baseline_ratio",
+            "Acceptance rate of the segment while it was in control.",
+            [*STREAM, "segment"],
+            registry=self.registry,
+        )
+
+    def _declare_notifications(self) -> None:
+        self.notifications = Counter(
+            "driftguard_notifications",
+            "Attempts to deliver a notification, by kind of destination and outcome.",
+            [
+                "destination",
+                "event",
+                "outcome",
+            ],  # alertmanager | webhook; firing | resolved; delivered | failed
+            registry=self.registry,
+        )
+        self.notifications_undelivered = Gauge(
+            "driftguard_notifications_undelivered",
+            "Notifications that no destination has taken yet.",
+            registry=self.registry,
+        )
+
+    def _declare_retraining(self) -> None:
+        self.retrain_runs = Counter(
+            "driftguard_retrain_runs",
+            "Ended retraining runs by outcome.",
+            ["server", "target", "outcome"],
+            registry=self.registry,
+        )
+        self.retrain_last_success = Gauge(
+            "driftguard_retrain_last_success_timestamp_seconds",
+            "When a retraining last ended as it should: promoted, or nothing to do.",
+            ["server", "target"],
+            registry=self.registry,
+        )
+
+    def count_traffic(self, stream: StreamKey, segment: str, kind: str, counts: Counts) -> None:
+        labels = (stream.server, stream.target, stream.draft_version, stream.method, segment, kind)
+        self.records.labels(*labels).inc(counts.records)
+        self.steps.labels(*labels).inc(counts.steps)
+        self.draft_tokens.labels(*labels).inc(counts.drafted)
+        self.accepted_tokens.labels(*labels).inc(counts.accepted)
+        self.emitted_tokens.labels(*labels).inc(counts.emitted)
+
+    def set_verdict(self, stream: StreamKey, verdict: str, baselines: Mapping[str, float]) -> None:
+        labels = (stream.server, stream.target, stream.draft_version, stream.method)
+        for name in VERDICTS:
+            self.stream_verdict.labels(*labels, name).set(1.0 if name == verdict else 0.0)
+        for segment, acceptance in baselines.items():
+            self.baseline_ratio.labels(*labels, segment).set(acceptance)
+
+    def set_open_incidents(self, counts: Iterable[tuple[str, str, int]]) -> None:
+        """`counts`: (severity, direction, how many) of the incidents that are not resolved."""
+        for severity, direction in (("critical", "down"), ("warning", "down"), ("info", "up")):
+            self.incidents_open.labels(severity, direction).set(0)
+        for severity, direction, count in counts:
+            self.incidents_open.labels(severity, direction).set(count)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)
