@@ -68,7 +68,7 @@ def transition(from_state: State | None, to_state: State, reason: str, at: datet
 
 
 def severity(direction: Direction, slowdown: float | None) -> Severity:
-    """`slowdown`: the part of the tokens per second that was lost, measured or by formula; None if unknown."""
+    """`slowdown`: the part of the tokens per second lost, measured or by formula; None if unknown."""
     if direction == "up":
         return "info"
     return "critical" if slowdown is not None and slowdown >= CRITICAL_SLOWDOWN else "warning"
@@ -83,7 +83,7 @@ def emitted_per_step(acceptance: float, num_speculative_tokens: float) -> float:
 
 
 def formula_slowdown(before: float, after: float, num_speculative_tokens: float) -> float:
-    """Part of the tokens per second lost when acceptance goes from before to after and a step costs the same."""
+    """Part of the tokens per second lost when acceptance changes and a step costs the same."""
     return 1.0 - emitted_per_step(after, num_speculative_tokens) / emitted_per_step(
         before, num_speculative_tokens
     )

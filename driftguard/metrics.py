@@ -17,7 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 from driftguard.records import StreamKey
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-VERDICTS: Final = ("insufficient_data", "in_control", "degraded", "improved", "drafting_stopped", "replaced")
+VERDICTS: Final = ("insufficient_data", "steady", "degraded", "improved", "drafting_stopped", "replaced")
 
 STREAM = ("server", "target", "draft_version", "method")
 TRAFFIC = (*STREAM, "segment", "kind")

@@ -1,0 +1,159 @@
+"""Incidents and their transitions. Every change of state is a row with its reason and time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+from uuid import UUID
+
+from sqlalchemy import func, select, text, tuple_
+from sqlalchemy.orm import Session
+
+from driftguard.errors import NotFound
+from driftguard.incidents import State, transition
+from driftguard.store.tables import Incident, IncidentTransition, Stream
+
+# A resolution is announced where the incident itself was announced, and nowhere else. This holds whoever
+# resolves it (the detector, a person, the promotion watch), because every resolution passes through move().
+_ANNOUNCE_RESOLUTION = text(
+    """
+    INSERT INTO notifications (incident_id, destination, event, created_at)
+    SELECT incident_id, destination, 'resolved', :at FROM notifications
+    WHERE incident_id = :incident_id AND event = 'firing'
+    ON CONFLICT DO NOTHING
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last incident of the page before: newest first, by (opened_at, id)."""
+
+    opened_at: datetime
+    id: UUID
+
+
+def open_incident(session: Session, incident: Incident, reason: str) -> None:
+    """Stores a new incident, in state open, with its first transition."""
+    step = transition(None, "open", reason, incident.opened_at)
+    incident.state = step.to_state
+    session.add(incident)
+    session.flush()
+    _add_transition(session, incident.id, step.from_state, step.to_state, step.reason, step.at)
+
+
+def move(session: Session, incident_id: UUID, to_state: State, reason: str, at: datetime) -> Incident:
+    """Changes the state of one incident. Raises NotFound, IllegalTransition, BadInput (empty reason)."""
+    incident = session.scalar(select(Incident).where(Incident.id == incident_id).with_for_update())
+    if incident is None:
+        raise NotFound(f"there is no incident {incident_id}")
+    step = transition(cast("State", incident.state), to_state, reason, at)
+    incident.state = step.to_state
+    if step.to_state == "resolved":
+        incident.resolved_at, incident.resolution = step.at, step.reason
+        session.execute(_ANNOUNCE_RESOLUTION, {"incident_id": incident_id, "at": at})
+    session.flush()
+    _add_transition(session, incident_id, step.from_state, step.to_state, step.reason, step.at)
+    return incident
+
+
+def _add_transition(
+    session: Session, incident_id: UUID, from_state: str | None, to_state: str, reason: str, at: datetime
+) -> None:
+    session.add(
+        IncidentTransition(
+            incident_id=incident_id, from_state=from_state, to_state=to_state, reason=reason, at=at
+        )
+    )
+    session.flush()
+
+
+def find(session: Session, incident_id: UUID) -> tuple[Incident, Stream]:
+    """One incident with its stream. Raises NotFound."""
+    row = session.execute(
+        select(Incident, Stream)
+        .join(Stream, Stream.id == Incident.stream_id)
+        .where(Incident.id == incident_id)
+    ).one_or_none()
+    if row is None:
+        raise NotFound(f"there is no incident {incident_id}")
+    return row[0], row[1]
+
+
+def unresolved_of(session: Session, stream_id: int, direction: str | None = None) -> list[Incident]:
+    """Incidents of a stream that are not resolved: at most one per direction."""
+    query = select(Incident).where(Incident.stream_id == stream_id, Incident.state != "resolved")
+    if direction is not None:
+        query = query.where(Incident.direction == direction)
+    return list(session.scalars(query))
+
+
+def page(
+    session: Session,
+    *,
+    limit: int,
+    cursor: Cursor | None = None,
+    state: str | None = None,
+    stream_id: int | None = None,
+) -> list[tuple[Incident, Stream]]:
+    """Newest first, at most `limit`, after the cursor. `state` "unresolved" means any but resolved."""
+    query = select(Incident, Stream).join(Stream, Stream.id == Incident.stream_id)
+    if cursor is not None:
+        query = query.where(tuple_(Incident.opened_at, Incident.id) < (cursor.opened_at, cursor.id))
+    if state == "unresolved":
+        query = query.where(Incident.state != "resolved")
+    elif state is not None:
+        query = query.where(Incident.state == state)
+    if stream_id is not None:
+        query = query.where(Incident.stream_id == stream_id)
+    query = query.order_by(Incident.opened_at.desc(), Incident.id.desc()).limit(limit)
+    return [(incident, stream) for incident, stream in session.execute(query)]
+
+
+def transitions(session: Session, incident_id: UUID) -> Sequence[IncidentTransition]:
+    """Oldest first."""
+    return session.scalars(
+        select(IncidentTransition)
+        .where(IncidentTransition.incident_id == incident_id)
+        .order_by(IncidentTransition.id)
+    ).all()
+
+
+def unresolved_counts(session: Session) -> list[tuple[str, str, int]]:
+    """(severity, direction, how many) of the incidents that are not resolved."""
+    rows = session.execute(
+        select(Incident.severity, Incident.direction, func.count())
+        .where(Incident.state != "resolved")
+        .group_by(Incident.severity, Incident.direction)
+    )
+    return [(severity, direction, count) for severity, direction, count in rows]
+
+
+def in_window(session: Session, stream_ids: Sequence[int], since: datetime) -> list[Incident]:
+    """Incidents of these streams whose change point or opening lies at or after `since`, oldest first."""
+    return list(
+        session.scalars(
+            select(Incident)
+            .where(Incident.stream_id.in_(stream_ids), Incident.opened_at >= since)
+            .order_by(Incident.opened_at)
+        )
+    )
+
+
+def alerting(session: Session, resolved_since: datetime, peer: str) -> list[tuple[Incident, Stream]]:
+    """What an Alertmanager peer has to hear: pages that are not over, pages resolved after `resolved_since`,
+    and older resolutions that the peer has not taken yet."""
+    pending: Any = text(
+        "incidents.id IN (SELECT incident_id FROM notifications "
+        "WHERE destination = :peer AND event = 'resolved' AND delivered_at IS NULL)"
+    ).bindparams(peer=peer)
+    query = (
+        select(Incident, Stream)
+        .join(Stream, Stream.id == Incident.stream_id)
+        .where(Incident.severity != "info")
+        .where((Incident.state != "resolved") | (Incident.resolved_at >= resolved_since) | pending)
+        .order_by(Incident.opened_at, Incident.id)
+    )
+    return [(incident, stream) for incident, stream in session.execute(query)]
