@@ -1,4 +1,4 @@
-"""Every table, as SQLAlchemy 2.1 mapped classes. Times are UTC; all SQL that uses them lives in this package."""
+"""Every table, as SQLAlchemy 2.1 mapped classes. Times are UTC."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
+    Sequence,
     Text,
     UniqueConstraint,
     Uuid,
@@ -39,6 +40,9 @@ class Base(DeclarativeBase):
         list[dict[str, Any]]: JSONB,
         list[int]: ARRAY(BigInteger),
     }
+
+
+RECORDS_SEQ = Sequence("records_seq", metadata=Base.metadata)  # drawn under the ingest lock only
 
 
 class Stream(Base):

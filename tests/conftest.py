@@ -1,0 +1,66 @@
+"""A real PostgreSQL for every test that asks for one: the embedded server, and a fresh database per test."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from driftguard.store.database import Database, parse_url, upgrade
+from driftguard.store.embedded import start_embedded
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """URL of a server for this test run. Not under pytest's own directory, whose permissions change."""
+    directory = Path(tempfile.mkdtemp(prefix="driftguard-test-"))
+    try:
+        with start_embedded(directory) as url:
+            yield url
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres_server: str) -> str:
+    """Name of a database with the newest schema and no connections: the others are copies of it."""
+    upgrade(create_database(postgres_server, "driftguard_template"))
+    return "driftguard_template"
+
+
+@pytest.fixture
+def database_url(postgres_server: str, template_database: str) -> Iterator[str]:
+    """URL of a fresh database with the newest schema."""
+    yield from fresh_database(postgres_server, template=template_database)
+
+
+@pytest.fixture
+def empty_database_url(postgres_server: str) -> Iterator[str]:
+    """URL of a fresh database with no schema at all."""
+    yield from fresh_database(postgres_server)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    """A fresh, migrated, open database."""
+    opened = Database.open(database_url)
+    yield opened
+    opened.close()
+
+
+def fresh_database(server_url: str, template: str = "template1") -> Iterator[str]:
+    name = f"test_{uuid4().hex}"
+    yield create_database(server_url, name, template)
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def create_database(server_url: str, name: str, template: str = "template1") -> str:
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    return parse_url(server_url).set(database=name).render_as_string(hide_password=False)
