@@ -1,0 +1,92 @@
+"""The engine's admin API: what is in service, load a draft, activate it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+
+from driftguard.errors import DriftGuardError
+from driftguard.settings import EngineSettings
+
+_TIMEOUT_SECONDS = 60.0  # loading a large draft takes time
+
+
+class EngineRefused(DriftGuardError):
+    """The engine's admin API cannot be reached, or refuses; the message says which address and why."""
+
+    status = 502
+    title = "Engine refused"
+
+
+class EngineDraft(msgspec.Struct, frozen=True):
+    """A draft that the engine has loaded. directory is None where there is no model (n-gram lookup)."""
+
+    name: str
+    version: str
+    method: str
+    directory: str | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What the engine serves now. Unknown members are left for later versions."""
+
+    server: str
+    target: str
+    target_directory: str | None
+    draft: EngineDraft
+    num_speculative_tokens: int
+    drafts: list[EngineDraft] = []
+
+
+Answer = TypeVar("Answer", EngineDraft, EngineInfo)
+
+
+class EngineAdmin:
+    """Calls of one engine. Every method raises EngineRefused."""
+
+    def __init__(self, engine: EngineSettings) -> None:
+        self._url = engine.admin_url.rstrip("/")
+        key = engine.api_key.get_secret_value() if engine.api_key else None
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    def info(self) -> EngineInfo:
+        return _decode(self._call("GET", "/admin/info"), EngineInfo)
+
+    def load(self, directory: Path, version: str) -> EngineDraft:
+        """Loads a draft beside the one in service; loading it again changes nothing."""
+        body = {"directory": str(directory), "version": version}
+        return _decode(self._call("POST", "/admin/drafts", body), EngineDraft)
+
+    def activate(self, version: str) -> EngineDraft:
+        """Puts a loaded draft into service; doing it again changes nothing."""
+        return _decode(self._call("POST", f"/admin/drafts/{version}/activate"), EngineDraft)
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        try:
+            answer = httpx.request(
+                method, self._url + path, json=body, headers=self._headers, timeout=_TIMEOUT_SECONDS
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EngineRefused(f"the engine at {self._url} cannot be reached: {error}") from error
+        if not answer.is_success:
+            raise EngineRefused(
+                f"the engine at {self._url} answered {path} with {answer.status_code}: {_detail(answer)}"
+            )
+        return answer.content
+
+
+def _decode(content: bytes, kind: type[Answer]) -> Answer:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise EngineRefused(f"not an answer of a DriftGuard engine: {error}") from error
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(msgspec.json.decode(answer.content, type=dict[str, Any])["detail"])
+    except (msgspec.DecodeError, KeyError):
+        return answer.text[:200]

@@ -1,0 +1,137 @@
+"""What a retraining does with the captured traffic: is it enough, what to learn, what to hold out.
+
+Groups, and how they are named in the files of the training:
+
+    changed:<segment>   captured since the change point in a segment whose acceptance changed
+    older:<segment>     everything else: before the change point, or in a segment that did not change
+
+The held-out part is chosen by a hash of the record's id, so that a request stays on its side of the
+split in every later run: no candidate is ever judged on what it, or its parent, has learned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+MINIMUM_HELD_OUT = 10  # requests of the changed traffic; fewer cannot show a gain
+MAXIMUM_HELD_OUT = 400  # per group; more only costs the gate time
+MAXIMUM_TRAINING = 4_096  # newest requests of the changed traffic; 150 steps of 12 read fewer
+_HASH_RANGE = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRequest:
+    """One captured request without its token ids. `key` is what the split hashes: the record's id."""
+
+    key: str
+    segment: str
+    captured_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an incident says: these segments changed at this moment, and it is open since then."""
+
+    segments: frozenset[str]
+    change_point_at: datetime
+    opened_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRules:
+    """See RetrainingSettings; the same names and units."""
+
+    minimum_requests: int
+    aim_requests: int
+    wait: timedelta
+    heldout_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which captured requests go where, by key, and the group that each belongs to."""
+
+    train: Sequence[str]
+    replay: Sequence[str]
+    held_out: Sequence[str]
+    groups: Mapping[str, str]  # key -> "changed:<segment>" or "older:<segment>"
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToDo:
+    """No retraining now, and why. `waits_for_traffic`: the same question later has another answer."""
+
+    reason: str
+    waits_for_traffic: bool = False
+
+
+def plan(
+    captured: Iterable[CapturedRequest], change: Change | None, rules: PlanRules, now: datetime
+) -> Plan | NothingToDo:
+    """Without a change (a forced run, or a traffic file) all captured traffic counts as changed."""
+    newest_first = sorted(captured, key=lambda request: (request.captured_at, request.key), reverse=True)
+    groups = {request.key: _group(request, change) for request in newest_first}
+    changed = [request.key for request in newest_first if groups[request.key].startswith("changed:")]
+    if refusal := _too_little(len(changed), change, rules, now):
+        return refusal
+    held_out = [key for key in groups if is_held_out(key, rules.heldout_fraction)]
+    held_out_changed = sum(groups[key].startswith("changed:") for key in held_out)
+    if held_out_changed < MINIMUM_HELD_OUT:
+        return NothingToDo(
+            f"only {held_out_changed} of {len(changed)} captured requests are held out for the gate, "
+            f"{MINIMUM_HELD_OUT} needed; capture more, or raise retraining.heldout_fraction",
+            waits_for_traffic=change is not None,
+        )
+    aside = set(held_out)
+    return Plan(
+        train=[key for key in changed if key not in aside][:MAXIMUM_TRAINING],
+        replay=[key for key in groups if key not in aside and groups[key].startswith("older:")],
+        held_out=_newest_of_each_group(held_out, groups),
+        groups=groups,
+    )
+
+
+def is_held_out(key: str, fraction: float) -> bool:
+    """The same answer for the same key, for ever; true for about `fraction` of all keys."""
+    digest = hashlib.sha256(key.encode()).digest()
+    return int.from_bytes(digest[:8]) < fraction * _HASH_RANGE
+
+
+def _group(request: CapturedRequest, change: Change | None) -> str:
+    is_changed = change is None or (
+        request.segment in change.segments and request.captured_at >= change.change_point_at
+    )
+    return f"{'changed' if is_changed else 'older'}:{request.segment}"
+
+
+def _too_little(found: int, change: Change | None, rules: PlanRules, now: datetime) -> NothingToDo | None:
+    since = " since the change" if change else ""
+    if found < rules.minimum_requests:
+        return NothingToDo(
+            f"only {found} captured requests{since}, {rules.minimum_requests} needed",
+            waits_for_traffic=change is not None,
+        )
+    if change is None or found >= rules.aim_requests:
+        return None
+    deadline = change.opened_at + rules.wait
+    if now >= deadline:
+        return None
+    return NothingToDo(
+        f"{found} captured requests since the change; waiting for {rules.aim_requests}, "
+        f"at the latest until {deadline:%Y-%m-%d %H:%M:%S} UTC",
+        waits_for_traffic=True,
+    )
+
+
+def _newest_of_each_group(keys: Iterable[str], groups: Mapping[str, str]) -> list[str]:
+    taken: dict[str, int] = {}
+    chosen = []
+    for key in keys:
+        group = groups[key]
+        taken[group] = taken.get(group, 0) + 1
+        if taken[group] <= MAXIMUM_HELD_OUT:
+            chosen.append(key)
+    return chosen

@@ -1,0 +1,35 @@
+"""python -m driftguard.retraining.tether COMMAND...: runs a command that never outlives its starter.
+
+The starter holds the other end of stdin and never writes to it. When the starter dies, however it dies,
+the kernel closes that end, and the whole process group of this process (made with start_new_session) is
+killed. A pipe works on every POSIX system; a parent-death signal is Linux only, and is tied to a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+
+def _kill_group_at_end_of_input() -> None:
+    while os.read(0, 4096):
+        pass
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def main() -> int:
+    """The command's exit code (128 + signal where one ended it)."""
+    if os.getpgid(0) != os.getpid():
+        print("error: the tether must lead its own process group (start_new_session)", file=sys.stderr)
+        return 2
+    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+    threading.Thread(target=_kill_group_at_end_of_input, daemon=True).start()
+    code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

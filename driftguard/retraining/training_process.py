@@ -1,0 +1,169 @@
+"""The training subprocess: distil and evaluate, with progress lines, and never outliving this process."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from driftguard.errors import DriftGuardError
+
+_POLL_SECONDS = 0.25  # how soon a wish to stop is noticed
+_TERMINATE_SECONDS = 5.0
+_ERROR_CHARACTERS = 500
+
+
+class TrainingFailed(DriftGuardError):
+    """The training process ended with an error; the message has its last line."""
+
+    title = "Training failed"
+
+
+class TrainingStopped(DriftGuardError):
+    """The training was stopped on request, before it was done."""
+
+    title = "Training stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    """One distillation: directories and files of the training process, see its --help."""
+
+    target: Path
+    draft: Path
+    train: Path
+    replay: Path | None
+    output: Path
+    steps: int
+    seed: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Scoring of `drafts`, all on the same traffic. `temperature` is what the traffic was sampled at."""
+
+    target: Path
+    drafts: Sequence[Path]
+    traffic: Path
+    num_speculative_tokens: int
+    temperature: float
+    threads: int
+
+
+def distil(
+    order: Distillation,
+    log: Path,
+    on_progress: Callable[[dict[str, Any]], None],
+    should_stop: Callable[[], bool],
+) -> str:
+    """Trains a candidate into `order.output`; returns its version. Raises TrainingFailed, TrainingStopped."""
+    # The plan has decided that the traffic suffices; part of it is held out, so the training's own
+    # minimum, counted on the rest, would refuse what the setting allows.
+    arguments = ["distill", "--minimum-requests", "1"]
+    arguments += ["--target", str(order.target), "--draft", str(order.draft)]
+    arguments += ["--train", str(order.train), "--output", str(order.output)]
+    if order.replay is not None:
+        arguments += ["--replay", str(order.replay)]
+    arguments += ["--steps", str(order.steps), "--seed", str(order.seed), "--threads", str(order.threads)]
+    version = None
+    for event in _run(arguments, log, should_stop):
+        if event.get("event") == "done":
+            version = str(event["version"])
+        elif event.get("event") == "progress":
+            on_progress(event)
+    if version is None or not order.output.is_dir():
+        raise TrainingFailed(f"the training ended without a candidate; its log was: {_tail(log)}")
+    return version
+
+
+def evaluate(order: Evaluation, log: Path, should_stop: Callable[[], bool]) -> dict[str, Any]:
+    """The measurements of all drafts, as the training process prints them. Raises as `distil`."""
+    arguments = ["evaluate", "--target", str(order.target), "--traffic", str(order.traffic)]
+    for draft in order.drafts:
+        arguments += ["--draft", str(draft)]
+    arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
+    arguments += ["--temperature", str(order.temperature), "--threads", str(order.threads)]
+    events = list(_run(arguments, log, should_stop))
+    if len(events) != 1 or "drafts" not in events[0]:
+        raise TrainingFailed(f"the evaluation printed no measurements; its log was: {_tail(log)}")
+    return events[0]
+
+
+def _run(arguments: Sequence[str], log: Path, should_stop: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+    """Yields each JSON object that the process prints. Raises TrainingFailed when it does not end with 0."""
+    with log.open("ab") as errors, _tethered(arguments, errors.fileno()) as process:
+        for line in _lines(process, should_stop):
+            if line.strip():
+                yield _decode(line)
+        code = process.wait()
+    if code:
+        raise TrainingFailed(f"the training process ended with code {code}: {_tail(log)}")
+
+
+@contextmanager
+def _tethered(arguments: Sequence[str], errors: int) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "driftguard.retraining.tether"]
+    command += [sys.executable, "-m", "driftguard_training", *arguments]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Nothing of the group is left when this returns."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(_TERMINATE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _lines(process: subprocess.Popen[bytes], should_stop: Callable[[], bool]) -> Iterator[bytes]:
+    output = process.stdout
+    if output is None:
+        raise ValueError("the process was started without a pipe for its output")
+    pending = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while True:
+            if should_stop():
+                raise TrainingStopped("stopped on request")
+            if not selector.select(_POLL_SECONDS):
+                continue
+            block = os.read(output.fileno(), 65536)
+            if not block:
+                break
+            *lines, pending = (pending + block).split(b"\n")
+            yield from lines
+    yield pending
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise TrainingFailed(f"the training process printed {line[:80]!r}, not a JSON object") from error
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1][-_ERROR_CHARACTERS:] if lines else "(empty)"

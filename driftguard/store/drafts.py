@@ -1,0 +1,160 @@
+"""Drafts: which one is in service, which were candidates, and which directories may go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, func, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from driftguard.store.tables import Draft
+
+DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_back"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last draft of the page before: newest first, by (created_at, id)."""
+
+    created_at: datetime
+    id: int
+
+
+def find(session: Session, server: str, target: str, version: str) -> Draft | None:
+    return session.scalar(select(Draft).where(*_is(server, target), Draft.version == version))
+
+
+def in_service(session: Session, server: str, target: str) -> Draft | None:
+    """The draft that the database believes to be in service; the engine has the last word."""
+    return session.scalar(select(Draft).where(*_is(server, target), Draft.state == "in_service"))
+
+
+def add_candidate(
+    session: Session,
+    *,
+    server: str,
+    target: str,
+    version: str,
+    directory: str,
+    parent_version: str,
+    run_id: UUID,
+    at: datetime,
+) -> None:
+    """Stores a candidate. The same weights again (training is deterministic) become a candidate again."""
+    values = {
+        "name": version,
+        "method": "draft_model",
+        "directory": directory,
+        "parent_version": parent_version,
+        "state": "candidate",
+        "created_at": at,
+        "retrain_run_id": run_id,
+    }
+    statement = insert(Draft).values(server=server, target=target, version=version, **values)
+    session.execute(statement.on_conflict_do_update(constraint="uq_drafts_version", set_=values))
+
+
+def put_in_service(
+    session: Session,
+    *,
+    server: str,
+    target: str,
+    version: str,
+    name: str,
+    method: str,
+    directory: str | None,
+    at: datetime,
+    former: DraftState = "retired",
+) -> None:
+    """Records that the engine serves this version now; whatever was in service becomes `former`.
+
+    Recording what is recorded already changes nothing, so it can be repeated after a crash.
+    """
+    session.execute(
+        update(Draft)
+        .where(*_is(server, target), Draft.state == "in_service", Draft.version != version)
+        .values(state=former, retired_at=at)
+    )
+    statement = insert(Draft).values(
+        server=server,
+        target=target,
+        version=version,
+        name=name,
+        method=method,
+        directory=directory,
+        state="in_service",
+        created_at=at,
+        promoted_at=at,
+    )
+    statement = statement.on_conflict_do_update(
+        constraint="uq_drafts_version",
+        set_={
+            "name": name,
+            "method": method,
+            "directory": directory,
+            "state": "in_service",
+            "promoted_at": at,
+            "retired_at": None,
+        },
+        where=Draft.state != "in_service",
+    )
+    session.execute(statement)
+
+
+def reject(session: Session, server: str, target: str, version: str, at: datetime) -> None:
+    """The gate refused this candidate."""
+    session.execute(
+        update(Draft)
+        .where(*_is(server, target), Draft.version == version, Draft.state == "candidate")
+        .values(state="rejected", retired_at=at)
+    )
+
+
+def removable(session: Session, server: str, target: str, keep: int) -> list[Draft]:
+    """Drafts trained here whose directories may go: all but the newest `keep`, never the one in service,
+    nor its parent, to which a rollback returns."""
+    serving = in_service(session, server, target)
+    needed = {serving.version, serving.parent_version} if serving else set()
+    trained = session.scalars(
+        select(Draft)
+        .where(*_is(server, target), Draft.directory.is_not(None), Draft.retrain_run_id.is_not(None))
+        .order_by(Draft.created_at.desc(), Draft.id.desc())
+    ).all()
+    return [draft for draft in trained[keep:] if draft.version not in needed]
+
+
+def forget_directory(session: Session, directory: str) -> None:
+    session.execute(update(Draft).where(Draft.directory == directory).values(directory=None))
+
+
+def uses_of_directory(session: Session, directory: str) -> int:
+    """How many drafts live in this directory: equal weights of two servers share one."""
+    return session.scalar(select(func.count()).where(Draft.directory == directory)) or 0
+
+
+def page(
+    session: Session,
+    *,
+    limit: int,
+    cursor: Cursor | None = None,
+    state: str | None = None,
+    server: str | None = None,
+) -> Sequence[Draft]:
+    """Newest first, at most `limit`, after the cursor."""
+    query = select(Draft)
+    if cursor is not None:
+        query = query.where(tuple_(Draft.created_at, Draft.id) < (cursor.created_at, cursor.id))
+    if state is not None:
+        query = query.where(Draft.state == state)
+    if server is not None:
+        query = query.where(Draft.server == server)
+    return session.scalars(query.order_by(Draft.created_at.desc(), Draft.id.desc()).limit(limit)).all()
+
+
+def _is(server: str, target: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return Draft.server == server, Draft.target == target

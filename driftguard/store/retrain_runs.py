@@ -1,0 +1,233 @@
+"""Retraining runs, and the lock that lets only one run per (server, target) be under way.
+
+States: collecting -> training -> evaluating -> promoting -> watching are running; promoted, rejected,
+nothing_to_do, failed and rolled_back are endings. A watching run holds no lock: its watch is part of the
+detector's fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from sqlalchemy import Connection, func, select, text, tuple_, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from driftguard.errors import DatabaseUnavailable
+from driftguard.store.database import Database
+from driftguard.store.tables import RetrainRun
+
+RunState = Literal[
+    "collecting",
+    "training",
+    "evaluating",
+    "promoting",
+    "watching",
+    "promoted",
+    "rejected",
+    "nothing_to_do",
+    "failed",
+    "rolled_back",
+]
+LOCKED_STATES = ("collecting", "training", "evaluating", "promoting")  # only while its process holds the lock
+ENDED_STATES = ("promoted", "rejected", "nothing_to_do", "failed", "rolled_back")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The last run of the page before: newest first, by (started_at, id)."""
+
+    started_at: datetime
+    id: UUID
+
+
+class RunLock:
+    """The lock of one running retraining; gone at the moment its process or its connection dies."""
+
+    def __init__(self, connection: Connection, key: str) -> None:
+        self._connection = connection
+        self._key = key
+
+    def check(self) -> None:
+        """Raises DatabaseUnavailable when the lock was lost with its connection."""
+        try:
+            held = self._connection.scalar(_HELD, {"key": self._key})
+        except DBAPIError as error:
+            raise DatabaseUnavailable(f"the connection that held the lock is gone: {error.orig}") from error
+        if not held:
+            raise DatabaseUnavailable("the lock of this retraining is gone: the connection was replaced")
+
+
+_TRY_LOCK = text("SELECT pg_try_advisory_lock(hashtextextended(:key, 0))")
+_UNLOCK = text("SELECT pg_advisory_unlock(hashtextextended(:key, 0))")
+_HELD = text(
+    """
+    SELECT EXISTS (
+        SELECT FROM pg_locks
+        WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()
+          AND ((classid::bigint << 32) | objid::bigint) = hashtextextended(:key, 0)
+    )
+    """
+)
+
+
+@contextmanager
+def try_lock(database: Database, server: str, target: str) -> Iterator[RunLock | None]:
+    """None when another process or thread holds the lock of this (server, target).
+
+    A session-level advisory lock on a connection of its own, so a connection pooler between this process
+    and the database must pool sessions, not transactions.
+    """
+    key = f"driftguard retraining {server} / {target}"
+    with database.engine.connect() as pooled:
+        connection = pooled.execution_options(isolation_level="AUTOCOMMIT")
+        if not connection.scalar(_TRY_LOCK, {"key": key}):
+            yield None
+            return
+        try:
+            yield RunLock(connection, key)
+        finally:
+            _release(connection, key)
+
+
+def _release(connection: Connection, key: str) -> None:
+    try:
+        connection.execute(_UNLOCK, {"key": key})
+    except DBAPIError:
+        connection.invalidate()  # the server released the lock when the connection broke
+
+
+def is_running(session: Session, server: str, target: str) -> bool:
+    """Whether some process runs a retraining of this pair now; a killed one does not count."""
+    key = f"driftguard retraining {server} / {target}"
+    return bool(session.scalar(_ANYONE_HOLDS, {"key": key}))
+
+
+_ANYONE_HOLDS = text(
+    """
+    SELECT EXISTS (
+        SELECT FROM pg_locks
+        WHERE locktype = 'advisory' AND granted
+          AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND ((classid::bigint << 32) | objid::bigint) = hashtextextended(:key, 0)
+    )
+    """
+)
+
+
+def begin(session: Session, run: RetrainRun) -> None:
+    session.add(run)
+    session.flush()
+
+
+def advance(session: Session, run_id: UUID, state: RunState, **values: Any) -> None:
+    """Moves a run to its next running state; `values` are columns that are known by then."""
+    session.execute(
+        update(RetrainRun).where(RetrainRun.id == run_id).values(state=state, progress=None, **values)
+    )
+
+
+def set_progress(session: Session, run_id: UUID, progress: dict[str, Any]) -> None:
+    session.execute(update(RetrainRun).where(RetrainRun.id == run_id).values(progress=progress))
+
+
+def end(session: Session, run_id: UUID, state: RunState, reason: str, at: datetime, **values: Any) -> None:
+    session.execute(
+        update(RetrainRun)
+        .where(RetrainRun.id == run_id)
+        .values(state=state, reason=reason, ended_at=at, progress=None, **values)
+    )
+
+
+def store_nothing_to_do(session: Session, run: RetrainRun) -> UUID:
+    """Stores a run that found nothing to do. In a row of such runs for the same incident there is one row,
+    the latest: a run that waits for traffic asks every minute."""
+    last = latest(session, run.server, run.target)
+    if last is not None and last.state == "nothing_to_do" and last.incident_id == run.incident_id:
+        last.reason, last.ended_at, last.trigger = run.reason, run.ended_at, run.trigger
+        session.flush()
+        return last.id
+    begin(session, run)
+    return run.id
+
+
+def find(session: Session, run_id: UUID) -> RetrainRun | None:
+    return session.get(RetrainRun, run_id)
+
+
+def latest(session: Session, server: str, target: str) -> RetrainRun | None:
+    return session.scalar(
+        select(RetrainRun)
+        .where(RetrainRun.server == server, RetrainRun.target == target)
+        .order_by(RetrainRun.started_at.desc(), RetrainRun.id.desc())
+        .limit(1)
+    )
+
+
+def in_states(session: Session, server: str, target: str, states: Sequence[str]) -> list[RetrainRun]:
+    """Oldest first."""
+    return list(
+        session.scalars(
+            select(RetrainRun)
+            .where(RetrainRun.server == server, RetrainRun.target == target, RetrainRun.state.in_(states))
+            .order_by(RetrainRun.started_at, RetrainRun.id)
+        )
+    )
+
+
+def watching(session: Session, server: str, target: str, draft_version: str) -> RetrainRun | None:
+    """The run whose promoted draft is being watched, locked for this unit of work."""
+    return session.scalar(
+        select(RetrainRun)
+        .where(
+            RetrainRun.server == server,
+            RetrainRun.target == target,
+            RetrainRun.candidate_version == draft_version,
+            RetrainRun.state == "watching",
+        )
+        .with_for_update()
+    )
+
+
+def ended_ids(session: Session, run_ids: Sequence[UUID]) -> set[UUID]:
+    """Which of these runs are over, so that their files may go."""
+    return set(
+        session.scalars(
+            select(RetrainRun.id).where(RetrainRun.id.in_(run_ids), RetrainRun.state.in_(ENDED_STATES))
+        )
+    )
+
+
+def last_success_at(session: Session) -> list[tuple[str, str, datetime]]:
+    """(server, target, when) of the latest run that ended as it should: promoted, or nothing to do."""
+    rows = session.execute(
+        select(
+            RetrainRun.server,
+            RetrainRun.target,
+            func.max(func.coalesce(RetrainRun.ended_at, RetrainRun.started_at)),
+        )
+        .where(RetrainRun.state.in_(("watching", "promoted", "nothing_to_do")))
+        .group_by(RetrainRun.server, RetrainRun.target)
+    )
+    return [(server, target, at) for server, target, at in rows]
+
+
+def page(
+    session: Session, *, limit: int, cursor: Cursor | None = None, state: str | None = None
+) -> Sequence[RetrainRun]:
+    """Newest first, at most `limit`, after the cursor. `state` "running" means any that has not ended."""
+    query = select(RetrainRun)
+    if cursor is not None:
+        query = query.where(tuple_(RetrainRun.started_at, RetrainRun.id) < (cursor.started_at, cursor.id))
+    if state == "running":
+        query = query.where(RetrainRun.state.not_in(ENDED_STATES))
+    elif state is not None:
+        query = query.where(RetrainRun.state == state)
+    return session.scalars(
+        query.order_by(RetrainRun.started_at.desc(), RetrainRun.id.desc()).limit(limit)
+    ).all()
