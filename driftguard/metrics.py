@@ -95,6 +95,11 @@ class Metrics:
             "Batches whose fold failed and was rolled back.",
             registry=self.registry,
         )
+        self.detector_states_lost = Counter(
+            "driftguard_detector_states_lost",
+            "Stored detector states that could not be read, so that their streams began anew.",
+            registry=self.registry,
+        )
         self.incidents_open = Gauge(
             "driftguard_incidents_open",
             "Incidents that are not resolved.",

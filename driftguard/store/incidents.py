@@ -83,8 +83,9 @@ def find(session: Session, incident_id: UUID) -> tuple[Incident, Stream]:
 
 
 def unresolved_of(session: Session, stream_id: int, direction: str | None = None) -> list[Incident]:
-    """Incidents of a stream that are not resolved: at most one per direction."""
+    """Incidents of a stream that are not resolved, locked: at most one per direction."""
     query = select(Incident).where(Incident.stream_id == stream_id, Incident.state != "resolved")
+    query = query.with_for_update()
     if direction is not None:
         query = query.where(Incident.direction == direction)
     return list(session.scalars(query))

@@ -1,0 +1,84 @@
+"""What is said about an incident: one sentence for people, one document for machines."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from driftguard.store.tables import Incident, Stream
+
+
+def permalink(external_url: str, incident_id: UUID) -> str:
+    return f"{external_url.rstrip('/')}/incidents/{incident_id}"
+
+
+def clock(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def cost_percent(incident: Incident) -> float | None:
+    """Tokens per second lost, in percent: measured where it could be, else by formula; negative is a gain."""
+    for name in ("slowdown_measured", "slowdown_formula"):
+        value = incident.evidence.get(name)
+        if value is not None:
+            return round(100.0 * float(value), 1)
+    return None
+
+
+def summary(incident: Incident, stream: Stream) -> str:
+    """Since when, where, how bad and what it costs, in one sentence."""
+    verb = "fell" if incident.direction == "down" else "rose"
+    names = ", ".join(segment["segment"] for segment in incident.segments[:3])
+    more = len(incident.segments) - 3
+    where = names + (f" and {more} more" if more > 0 else "")
+    text = (
+        f"Acceptance of draft {stream.draft_version} ({stream.method}) on {stream.server} {verb} from "
+        f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f} since "
+        f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
+    )
+    return f"{text}{_cost(incident)}."
+
+
+def _cost(incident: Incident) -> str:
+    percent = cost_percent(incident)
+    if percent is None:
+        return ""
+    measured = incident.evidence.get("slowdown_measured") is not None
+    change = "slower" if percent >= 0 else "faster"
+    return f"; about {abs(percent):.0f}% {change} ({'measured' if measured else 'by formula'})"
+
+
+def document(incident: Incident, stream: Stream, event: str, external_url: str) -> dict[str, Any]:
+    """The body of a webhook: every fact of the incident."""
+    return {
+        "event": event,
+        "url": permalink(external_url, incident.id),
+        "summary": summary(incident, stream),
+        "stream": {
+            "id": stream.id,
+            "server": stream.server,
+            "target": stream.target,
+            "draft": stream.draft,
+            "draft_version": stream.draft_version,
+            "method": stream.method,
+        },
+        "incident": {
+            "id": str(incident.id),
+            "state": incident.state,
+            "direction": incident.direction,
+            "severity": incident.severity,
+            "opened_at": incident.opened_at.isoformat(),
+            "since": incident.change_point_at.isoformat(),
+            "since_interval": [incident.interval_start_at.isoformat(), incident.interval_end_at.isoformat()],
+            "acceptance_before": incident.acceptance_before,
+            "acceptance_after": incident.acceptance_after,
+            "tokens_per_second_before": incident.tokens_per_second_before,
+            "tokens_per_second_after": incident.tokens_per_second_after,
+            "cost_percent": cost_percent(incident),
+            "segments": incident.segments,
+            "evidence": incident.evidence,
+            "resolved_at": incident.resolved_at.isoformat() if incident.resolved_at else None,
+            "resolution": incident.resolution,
+        },
+    }

@@ -1,0 +1,122 @@
+"""From a finding to an incident: where, since when, how bad, what it costs, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+import msgspec
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.detection import Acceptance, DriftClosed, DriftOpened
+from driftguard.incidents import formula_slowdown, measured_slowdown, severity
+from driftguard.store import incidents, notifications, speeds
+from driftguard.store.speeds import Speed
+from driftguard.store.tables import Incident, Stream
+
+# Makes an incident's id from what it is about: the same fold gives the same id.
+_NAMESPACE: Final = UUID("5f2c1f1c-6f0e-4d0c-9a4b-6f5d3c1e7a90")
+log = structlog.get_logger(__name__)
+
+
+def open_from(
+    session: Session, stream: Stream, finding: DriftOpened, destinations: Sequence[str], now: datetime
+) -> None:
+    """Stores the incident and, if it is a page, one notification per destination."""
+    if known := incidents.unresolved_of(session, stream.id, finding.direction):
+        log.warning("drift found again; its incident is still open", incident=str(known[0].id))
+        return
+    incident = _incident(session, stream, finding, now)
+    incidents.open_incident(session, incident, _reason(finding))
+    if incident.severity != "info":
+        notifications.announce(session, incident.id, destinations, "firing", now)
+    log.warning(
+        "incident opened",
+        incident=str(incident.id),
+        stream=stream.id,
+        severity=incident.severity,
+        since=incident.change_point_at.isoformat(),
+        segments=[segment["segment"] for segment in incident.segments],
+    )
+
+
+def closing_reason(finding: DriftClosed) -> str:
+    """Why the detector says that it is over, in words."""
+    names = ", ".join(change.segment for change in finding.segments)
+    if finding.reason == "no_traffic":
+        return f"the changed segments ({names}) send no traffic any more"
+    now = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
+    return f"acceptance is back at its baseline: {now}"
+
+
+def _reason(finding: DriftOpened) -> str:
+    verb = "fell" if finding.direction == "down" else "rose"
+    return (
+        f"acceptance {verb} from {finding.before.rate:.2f} to {finding.after.rate:.2f}; "
+        f"found {finding.requests_to_alarm} requests after the change"
+    )
+
+
+def _incident(session: Session, stream: Stream, finding: DriftOpened, now: datetime) -> Incident:
+    changed_at = datetime.fromtimestamp(finding.change_point_at, UTC)
+    times = speeds.ended_at(session, stream.id, set(finding.interval))
+    before, after = speeds.around(
+        session,
+        stream.id,
+        [change.segment for change in finding.segments],
+        change_point=finding.change_point,
+        newest=finding.ordinal,
+        newest_ended_at=datetime.fromtimestamp(finding.ended_at, UTC),
+    )
+    evidence = _evidence(finding, before, after)
+    slowdowns = [evidence["slowdown_measured"], evidence["slowdown_formula"]]
+    worst = max((value for value in slowdowns if value is not None), default=None)
+    return Incident(
+        id=uuid5(_NAMESPACE, f"{stream.id}/{finding.direction}/{finding.ordinal}"),
+        stream_id=stream.id,
+        direction=finding.direction,
+        severity=severity(finding.direction, worst),
+        opened_at=now,
+        opened_seq=finding.ordinal,
+        change_point_seq=finding.change_point,
+        change_point_at=changed_at,
+        interval_start_at=times.get(finding.interval[0], changed_at),
+        interval_end_at=times.get(finding.interval[1], changed_at),
+        acceptance_before=finding.before.rate,
+        acceptance_after=finding.after.rate,
+        tokens_per_second_before=before.tokens_per_second,
+        tokens_per_second_after=after.tokens_per_second,
+        segments=[msgspec.to_builtins(change) for change in finding.segments],
+        evidence=evidence,
+    )
+
+
+def _evidence(finding: DriftOpened, before: Speed, after: Speed) -> dict[str, Any]:
+    """What the statement rests on, so that a reader can check it."""
+    k = before.num_speculative_tokens or after.num_speculative_tokens
+    weights = [change.after.requests for change in finding.segments]
+    changed = (
+        _weighted([change.before for change in finding.segments], weights),
+        _weighted([change.after for change in finding.segments], weights),
+    )
+    return {
+        "evidence": finding.evidence,
+        "false_alarm_every": finding.false_alarm_every,
+        "requests_to_alarm": finding.requests_to_alarm,
+        "interval": list(finding.interval),
+        "interval_level": finding.interval_level,
+        "before": msgspec.to_builtins(finding.before),
+        "after": msgspec.to_builtins(finding.after),
+        "slowdown_measured": measured_slowdown(before.tokens_per_second, after.tokens_per_second),
+        "slowdown_formula": formula_slowdown(*changed, k) if k else None,
+        "num_speculative_tokens": k,
+    }
+
+
+def _weighted(sides: Sequence[Acceptance], weights: Sequence[int]) -> float:
+    """One rate for both sides from the same mix of segments, so that only acceptance differs."""
+    total = sum(weights)
+    return sum(side.rate * weight for side, weight in zip(sides, weights, strict=True)) / total

@@ -1,0 +1,257 @@
+"""From stored records to incidents: read, fold, decide, store; all in one transaction per batch.
+
+    records behind the position -> fold per stream -> findings -> incidents, transitions, notifications
+                                        |
+                                        +-> detector states and the new position
+
+What is committed is exactly what folding every record once, in seq order, gives: a process that dies at any
+moment leaves either all of a batch or nothing of it. Processes that share a database take turns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard import incident_opening
+from driftguard.detection import (
+    DetectorConfig,
+    Direction,
+    DriftClosed,
+    DriftOpened,
+    Finding,
+    ObservationBatch,
+    StreamState,
+    UnreadableState,
+    describe,
+    end_incident,
+    fold,
+)
+from driftguard.detection.state import DIRECTIONS
+from driftguard.errors import DatabaseUnavailable
+from driftguard.metrics import Metrics
+from driftguard.records import StreamKey
+from driftguard.store import detector_states, incidents, streams
+from driftguard.store.database import Database
+from driftguard.store.records import StoredRecord, read_after
+from driftguard.store.tables import Stream
+
+BATCH_RECORDS = 5_000
+IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
+PAUSE_SECONDS = 0.25  # shortest, unless a batch was full: bounds how often a state is written
+STATES_IN_MEMORY = 128  # a state is up to 0.3 MB
+MAX_BACKOFF_SECONDS = 10.0
+
+AfterFold = Callable[[Session, Stream, Sequence[StoredRecord], Sequence[Finding]], None]
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Counts:
+    records: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+
+
+class Pipeline:
+    """The detector loop. `after_fold` callables run inside the transaction, once per stream and batch,
+    with the stream's records (probes too) and findings; what they raise rolls the batch back."""
+
+    def __init__(
+        self,
+        database: Database,
+        config: DetectorConfig,
+        metrics: Metrics,
+        *,
+        destinations: Sequence[str] = (),
+        after_fold: Sequence[AfterFold] = (),
+        batch_records: int = BATCH_RECORDS,
+    ) -> None:
+        self._database = database
+        self._config = config
+        self._metrics = metrics
+        self._destinations = tuple(destinations)
+        self._after_fold = tuple(after_fold)
+        self._batch_records = batch_records
+        self._states: OrderedDict[int, StreamState] = OrderedDict()
+        self._position = -1  # of the states in memory
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="detector", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the batch at hand."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def wake(self) -> None:
+        """There are new records. Called from the ingest thread after a commit; returns at once."""
+        self._wake.set()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                folded = self.fold_batch()
+            except Exception as error:  # noqa: BLE001 (the loop outlives any failure; nothing was committed)
+                failures += 1
+                self._report(error)
+                self._stopping.wait(min(0.5 * 2.0 ** min(failures, 6), MAX_BACKOFF_SECONDS))
+                continue
+            failures = 0
+            if folded < self._batch_records:
+                self._stopping.wait(PAUSE_SECONDS)
+                self._wake.wait(IDLE_SECONDS)
+
+    def _report(self, error: Exception) -> None:
+        self._states.clear()
+        self._metrics.fold_failures.inc()
+        if isinstance(error, DatabaseUnavailable):
+            log.warning("the fold waits for the database", error=str(error))
+        else:
+            log.exception("the fold failed and will be tried again", position=self._position)
+
+    def fold_batch(self) -> int:
+        """Folds the next records, at most one batch. Returns how many; 0 means that all are folded."""
+        with self._database.session() as session:
+            detector_states.lock_fold(session)
+            position = detector_states.position(session)
+            if position != self._position:  # the first batch of this process, or another process folded
+                self._states.clear()
+                self._position = position
+            records = read_after(session, position, limit=self._batch_records)
+            if not records:
+                return 0
+            found = streams_by_id(session, {record.stream_id for record in records})
+            changed = self._fold_streams(session, records, found)
+            stored = {stream_id: (state.to_bytes(), _summary(state)) for stream_id, state in changed.items()}
+            detector_states.store(session, stored, datetime.now(UTC))
+            detector_states.set_position(session, records[-1].seq)
+        self._remember(changed, records[-1].seq)
+        self._count(records, found)
+        return len(records)
+
+    def _fold_streams(
+        self, session: Session, records: Sequence[StoredRecord], found: dict[int, Stream]
+    ) -> dict[int, StreamState]:
+        by_stream: dict[int, list[StoredRecord]] = defaultdict(list)
+        for record in records:
+            by_stream[record.stream_id].append(record)
+        self._load(session, [stream_id for stream_id in by_stream if stream_id not in self._states])
+        changed = {}
+        for stream_id, items in sorted(by_stream.items()):
+            stream = found[stream_id]
+            state = self._without_ended_incidents(session, stream_id, self._states[stream_id])
+            state, findings = fold(self._config, state, _observations(items))
+            for finding in findings:
+                self._apply(session, stream, finding)
+            for hook in self._after_fold:
+                hook(session, stream, items, findings)
+            changed[stream_id] = state
+        return changed
+
+    def _apply(self, session: Session, stream: Stream, finding: Finding) -> None:
+        now = datetime.now(UTC)
+        if isinstance(finding, DriftOpened):
+            incident_opening.open_from(session, stream, finding, self._destinations, now)
+        elif isinstance(finding, DriftClosed):
+            for incident in incidents.unresolved_of(session, stream.id, finding.direction):
+                incidents.move(
+                    session, incident.id, "resolved", incident_opening.closing_reason(finding), now
+                )
+        else:
+            log.info("baseline ready", stream=stream.id, segment=finding.segment, requests=finding.requests)
+
+    def _without_ended_incidents(self, session: Session, stream_id: int, state: StreamState) -> StreamState:
+        """An incident that a person or the watch has resolved is over for the detector too."""
+        open_directions: list[Direction] = [
+            direction for direction, incident in zip(DIRECTIONS, state.incidents, strict=True) if incident
+        ]
+        if not open_directions:
+            return state
+        unresolved = {incident.direction for incident in incidents.unresolved_of(session, stream_id)}
+        for direction in open_directions:
+            if direction not in unresolved:
+                state = end_incident(state, direction)
+        return state
+
+    def _load(self, session: Session, stream_ids: Sequence[int]) -> None:
+        stored = detector_states.load(session, stream_ids)
+        for stream_id in stream_ids:
+            self._states[stream_id] = self._decode(session, stream_id, stored.get(stream_id))
+
+    def _decode(self, session: Session, stream_id: int, data: bytes | None) -> StreamState:
+        if data is None:
+            return StreamState()
+        try:
+            return StreamState.from_bytes(data)
+        except UnreadableState as error:
+            log.error(
+                "a detector state cannot be read; this stream begins anew", stream=stream_id, error=error
+            )
+            self._metrics.detector_states_lost.inc()
+            reason = f"the detector's state could not be read ({error}); the baseline is learnt anew"
+            for incident in incidents.unresolved_of(session, stream_id):
+                incidents.move(session, incident.id, "resolved", reason, datetime.now(UTC))
+            return StreamState()
+
+    def _remember(self, changed: dict[int, StreamState], position: int) -> None:
+        self._position = position
+        for stream_id, state in changed.items():
+            self._states[stream_id] = state
+            self._states.move_to_end(stream_id)
+        while len(self._states) > STATES_IN_MEMORY:
+            self._states.popitem(last=False)
+
+    def _count(self, records: Sequence[StoredRecord], found: dict[int, Stream]) -> None:
+        totals: dict[tuple[int, str, str], _Counts] = defaultdict(_Counts)
+        for record in records:
+            counts = totals[record.stream_id, record.segment, record.kind]
+            counts.records += 1
+            counts.steps += record.steps
+            counts.drafted += record.drafted
+            counts.accepted += record.accepted
+            counts.emitted += record.emitted
+        for (stream_id, segment, kind), counts in totals.items():
+            self._metrics.count_traffic(stream_key(found[stream_id]), segment, kind, counts)
+
+
+def stream_key(stream: Stream) -> StreamKey:
+    return StreamKey(stream.server, stream.target, stream.draft_version, stream.method)
+
+
+def streams_by_id(session: Session, stream_ids: set[int]) -> dict[int, Stream]:
+    return {stream.id: stream for stream in streams.all_streams(session) if stream.id in stream_ids}
+
+
+def _observations(records: Sequence[StoredRecord]) -> ObservationBatch:
+    """Canary probes are no traffic: they are not folded."""
+    traffic = [record for record in records if record.kind != "probe"]
+    return ObservationBatch.of(
+        [record.seq for record in traffic],
+        [record.segment for record in traffic],
+        [record.drafted for record in traffic],
+        [record.accepted for record in traffic],
+        [record.ended_at.timestamp() for record in traffic],
+    )
+
+
+def _summary(state: StreamState) -> dict[str, Any]:
+    summary: dict[str, Any] = msgspec.to_builtins(describe(state))
+    return summary
