@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Literal
+from typing import Any
 
 from alembic import context
 from sqlalchemy import Connection
@@ -16,11 +16,7 @@ from driftguard.store.tables import Base
 _NOT_OURS = re.compile(r"records_\d{8}|procrastinate_.*|idx_procrastinate_.*")
 
 
-def include_name(
-    name: str | None,
-    kind: Literal["schema", "table", "column", "index", "unique_constraint", "foreign_key_constraint"],
-    _parents: Any,
-) -> bool:
+def include_name(name: str | None, kind: str, _parents: Any) -> bool:
     return kind != "table" or name is None or _NOT_OURS.fullmatch(name) is None
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg import Connection as PsycopgConnection
+import psycopg
 from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -21,6 +21,14 @@ POOL_SIZE = 5
 POOL_OVERFLOW = 10
 POOL_TIMEOUT_SECONDS = 10
 POOL_RECYCLE_SECONDS = 1_800
+# psycopg's own errors come from COPY, which bypasses SQLAlchemy.
+_UNREACHABLE = (
+    OperationalError,
+    InterfaceError,
+    PoolTimeout,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+)
 _SCHEMES = ("postgres", "postgresql", "postgresql+psycopg")
 
 
@@ -81,7 +89,7 @@ class Database:
     def _reachable(self) -> Iterator[None]:
         try:
             yield
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
+        except _UNREACHABLE as error:
             raise DatabaseUnavailable(f"{self.place}: {_reason(error)}") from error
 
 
@@ -98,7 +106,7 @@ def upgrade(url: str) -> None:
 
 
 def parse_url(url: str) -> URL:
-    """Accepts postgres://, postgresql:// and postgresql+psycopg://. Raises BadSettings; never shows the URL."""
+    """Accepts postgres://, postgresql://, postgresql+psycopg://. Raises BadSettings; never shows the URL."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -113,7 +121,7 @@ def parse_url(url: str) -> URL:
     return parsed
 
 
-def _prepare_connection(connection: PsycopgConnection[Any], _record: object) -> None:
+def _prepare_connection(connection: psycopg.Connection[Any], _record: object) -> None:
     # A statement instead of the `options` start-up parameter, which connection poolers refuse.
     connection.autocommit = True
     connection.execute("SET TIME ZONE 'UTC'")

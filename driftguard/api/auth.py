@@ -1,0 +1,52 @@
+"""Who may write, administrate and read captured text.
+
+On a loopback address everybody on the machine may. On any other address a caller needs an API key:
+`Authorization: Bearer KEY`, made by `driftguard keys create`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
+
+from driftguard.api.context import Context, get_context
+from driftguard.errors import BadSettings, Unauthorized
+from driftguard.store import keys
+
+
+def is_loopback(host: str) -> bool:
+    """True for 127.0.0.0/8, ::1 and `localhost`; any other name may resolve to anything."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def refuse_open_bind(host: str, *, has_keys: bool) -> None:
+    """Called at start. Raises BadSettings when `host` is reachable by others and there is no API key."""
+    if not is_loopback(host) and not has_keys:
+        raise BadSettings(
+            f"host: {host} is reachable by other machines and there is no API key yet; "
+            "make one with `driftguard keys create NAME`, or bind to 127.0.0.1"
+        )
+
+
+async def require_key(request: Request) -> None:
+    """FastAPI dependency of writes, admin calls and captured text. Raises Unauthorized."""
+    context = get_context(request)
+    if is_loopback(context.settings.host):
+        return
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthorized("this call needs an API key: Authorization: Bearer KEY")
+    if not await run_in_threadpool(_is_known, context, key.strip()):
+        raise Unauthorized("this API key is unknown or revoked")
+
+
+def _is_known(context: Context, key: str) -> bool:
+    with context.database.session() as session:
+        return keys.is_valid(session, key)

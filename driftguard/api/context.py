@@ -1,0 +1,27 @@
+"""What every router works with; the composition root stores it at `app.state.context`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from driftguard.api.ingest_queue import IngestQueue
+from driftguard.settings import Settings
+from driftguard.store.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts of a running sidecar that requests need."""
+
+    settings: Settings
+    database: Database
+    ingest: IngestQueue
+
+
+def get_context(request: Request) -> Context:
+    """FastAPI dependency: the Context of the app that serves this request."""
+    context = request.app.state.context
+    assert isinstance(context, Context)  # noqa: S101 (set by the composition root before the first request)
+    return context

@@ -1,0 +1,99 @@
+"""POST /api/v1/records: acceptance records in, acknowledged after they are committed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from driftguard.api.auth import require_key
+from driftguard.api.body import is_json, read_body, split_items
+from driftguard.api.context import Context, get_context
+from driftguard.api.problems import MalformedBody, record_errors
+from driftguard.errors import BadInput, TooLarge
+from driftguard.records import AcceptanceRecord, RecordError, check_clock, decode_record
+from driftguard.settings import Settings
+from driftguard.store.partitions import oldest_kept
+
+router = APIRouter(tags=["ingest"])
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "description": "AcceptanceRecords as JSON Lines or as a JSON array; gzip is understood.",
+        "content": {
+            "application/x-ndjson": {"schema": {"type": "string"}},
+            "application/json": {"schema": {"type": "array", "items": {"type": "object"}}},
+        },
+    }
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedBatch:
+    """The lines that are good, and why the others are refused."""
+
+    records: list[AcceptanceRecord]
+    errors: list[RecordError]
+
+
+@router.post("/api/v1/records", dependencies=[Depends(require_key)], openapi_extra=_BODY)
+async def post_records(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
+    """Stores the good records of a batch; sending one again is harmless.
+
+    200 `{"accepted", "duplicates"}`. When lines are refused: 422 with `accepted`, `duplicates` (the good
+    lines are stored), `errors` (at most 100, each with line, field and detail) and `errors_total`.
+    """
+    body = await read_body(request, max_bytes=context.settings.ingest.max_batch_bytes)
+    content_type = request.headers.get("content-type", "")
+    batch = await run_in_threadpool(parse_batch, body, content_type, context.settings, datetime.now(UTC))
+    result = await asyncio.wrap_future(context.ingest.submit(batch.records))
+    counts = {"accepted": result.accepted, "duplicates": result.duplicates}
+    if batch.errors:
+        raise BadInput(
+            f"{len(batch.errors)} of {len(batch.errors) + len(batch.records)} records are refused; "
+            f"first: {batch.errors[0]}",
+            **counts,
+            **record_errors(batch.errors),
+        )
+    return Response(msgspec.json.encode(counts), media_type="application/json")
+
+
+def parse_batch(body: bytes, content_type: str, settings: Settings, now: datetime) -> ParsedBatch:
+    """Checks every record of a body. Raises MalformedBody (no JSON at all), TooLarge (too many records)."""
+    batch = ParsedBatch([], [])
+    most = settings.ingest.max_batch_records
+    oldest = oldest_kept(now, settings.retention)
+    first = b""
+    for count, (number, text) in enumerate(split_items(body, content_type), start=1):
+        if count > most:
+            raise TooLarge(f"more than {most} records in one batch; send smaller ones", max_records=most)
+        first = first or text
+        try:
+            record = decode_record(text, line=number)
+            check_clock(record, now, line=number)
+            _check_retention(record, oldest, settings, number)
+        except RecordError as error:
+            batch.errors.append(error)
+        else:
+            batch.records.append(record)
+    if batch.errors and not batch.records and not is_json(first):
+        raise MalformedBody(
+            f"the body is not JSON; send one record per line (JSON Lines) or a JSON array ({batch.errors[0]})"
+        )
+    return batch
+
+
+def _check_retention(record: AcceptanceRecord, oldest: datetime, settings: Settings, line: int) -> None:
+    if record.ended_at < oldest:
+        raise RecordError(
+            f"{record.ended_at.isoformat()} is older than the {settings.retention.records_days} days that "
+            "records are kept (retention.records_days)",
+            field="ended_at",
+            line=line,
+        )

@@ -1,0 +1,165 @@
+"""Between the HTTP endpoint and the database: a bounded queue and the one thread that writes.
+
+What waits is written together in one transaction, so that many small batches cost one commit; a batch is
+acknowledged only after its commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import structlog
+from psycopg import DataError
+
+from driftguard.errors import BadInput, Busy, DatabaseUnavailable
+from driftguard.records import AcceptanceRecord
+from driftguard.store.database import Database
+from driftguard.store.records import BatchResult, insert_batches
+from driftguard.store.streams import StreamRegistry
+
+MAX_RECORDS_PER_TRANSACTION = 20_000
+RETRY_AFTER_SECONDS = 1
+FIRST_BACKOFF_SECONDS = 0.1
+MAX_BACKOFF_SECONDS = 5.0
+_log = structlog.get_logger(__name__)
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class _Submission:
+    records: Sequence[AcceptanceRecord]
+    future: Future[BatchResult] = field(default_factory=Future)
+
+
+class IngestQueue:
+    """Accepts batches from any thread; one thread of its own writes them.
+
+    `on_commit` is called on the writer's thread after each commit that stored something new: it must
+    return at once.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        max_queued_records: int,
+        on_commit: Callable[[], None] = _nothing,
+    ) -> None:
+        self._database = database
+        self._max_queued_records = max_queued_records
+        self._on_commit = on_commit
+        self._waiting: deque[_Submission] = deque()
+        self._changed = threading.Condition()
+        self._unacknowledged = 0  # records waiting or in the transaction that is being written
+        self._stopping = False
+        self._backoff_seconds = 0.0
+        self._registry = StreamRegistry()
+        self._thread = threading.Thread(target=self._write_until_stopped, name="ingest-writer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Writes what waits, then ends the thread. Later submissions get DatabaseUnavailable."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records that wait or are being written."""
+        return self._unacknowledged
+
+    def submit(self, records: Sequence[AcceptanceRecord]) -> Future[BatchResult]:
+        """Queues a batch; the future ends after the commit.
+
+        Raises Busy when the queue is full, DatabaseUnavailable when the sidecar is stopping. The future
+        raises DatabaseUnavailable when the transaction failed: nothing of the batch is acknowledged then.
+        """
+        submission = _Submission(records)
+        if not records:
+            submission.future.set_result(BatchResult(accepted=0, duplicates=0))
+            return submission.future
+        with self._changed:
+            if self._stopping:
+                raise DatabaseUnavailable("the sidecar is stopping; send the batch again later")
+            # An empty queue takes any batch: otherwise one larger than the limit could never pass.
+            if self._unacknowledged and self._unacknowledged + len(records) > self._max_queued_records:
+                raise Busy(
+                    f"{self._unacknowledged} records wait for the database and "
+                    f"{self._max_queued_records} is the limit; send the batch again later",
+                    retry_after_seconds=RETRY_AFTER_SECONDS,
+                )
+            self._waiting.append(submission)
+            self._unacknowledged += len(records)
+            self._changed.notify()
+        return submission.future
+
+    def _write_until_stopped(self) -> None:
+        while group := self._next_group():
+            self._write(group)
+            with self._changed:
+                self._unacknowledged -= sum(len(submission.records) for submission in group)
+                if self._backoff_seconds:
+                    self._changed.wait_for(lambda: self._stopping, timeout=self._backoff_seconds)
+
+    def _next_group(self) -> list[_Submission]:
+        """Waits for work; an empty list means that the queue was stopped and is drained."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._stopping)
+            group: list[_Submission] = []
+            records = 0
+            while self._waiting and (not group or records < MAX_RECORDS_PER_TRANSACTION):
+                submission = self._waiting.popleft()
+                records += len(submission.records)
+                group.append(submission)
+            return group
+
+    def _write(self, group: list[_Submission]) -> None:
+        # A request that went away while it waited is dropped: it was never acknowledged.
+        wanted = [submission for submission in group if submission.future.set_running_or_notify_cancel()]
+        if wanted:
+            self._store(wanted)
+
+    def _store(self, group: list[_Submission]) -> None:
+        try:
+            with self._database.session() as session:
+                results = insert_batches(
+                    session, [item.records for item in group], self._registry, datetime.now(UTC)
+                )
+        except Exception as error:  # noqa: BLE001 (the thread outlives any failure, and tells every waiter)
+            self._registry = StreamRegistry()
+            self._handle_failure(group, error)
+            return
+        self._backoff_seconds = 0.0
+        for submission, result in zip(group, results, strict=True):
+            submission.future.set_result(result)
+        if any(result.accepted for result in results):
+            self._on_commit()
+
+    def _handle_failure(self, group: list[_Submission], error: Exception) -> None:
+        if isinstance(error, DataError) and len(group) > 1:
+            # One batch holds a value that the database refuses; the others must not fail with it.
+            for submission in group:
+                self._store([submission])
+            return
+        if isinstance(error, DataError):
+            error = BadInput(f"the database refuses a value in this batch: {error}")
+        elif isinstance(error, DatabaseUnavailable):
+            doubled = max(FIRST_BACKOFF_SECONDS, 2 * self._backoff_seconds)
+            self._backoff_seconds = min(doubled, MAX_BACKOFF_SECONDS)
+            _log.warning("ingest_database_unavailable", detail=error.detail, wait=self._backoff_seconds)
+        else:
+            _log.error("ingest_failed", exc_info=error)
+        for submission in group:
+            submission.future.set_exception(error)

@@ -1,0 +1,106 @@
+"""Every error leaves as RFC 9457 problem+json: what was wrong, named, and nothing of the inside."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from driftguard.errors import Busy, DriftGuardError, Unauthorized
+from driftguard.records import RecordError
+
+_log = structlog.get_logger(__name__)
+
+
+class MalformedBody(DriftGuardError):
+    """The body is not what its content type says: not JSON, broken gzip, empty."""
+
+    status = 400
+    title = "Malformed body"
+
+
+class UnsupportedEncoding(DriftGuardError):
+    """The Content-Encoding is not one that is understood here."""
+
+    status = 415
+    title = "Unsupported content encoding"
+
+
+def problem_response(
+    status: int,
+    detail: str,
+    *,
+    title: str | None = None,
+    headers: dict[str, str] | None = None,
+    **members: object,
+) -> Response:
+    """A problem document (RFC 9457 §3); `members` are its extension members."""
+    body = {
+        "type": "about:blank",
+        "title": title or HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        **members,
+    }
+    return Response(
+        msgspec.json.encode(body), status_code=status, headers=headers, media_type="application/problem+json"
+    )
+
+
+def record_errors(errors: list[RecordError], *, listed: int = 100) -> dict[str, object]:
+    """The members `errors` (the first `listed`, each with line, field and detail) and `errors_total`."""
+    shown = [{"line": e.line, "field": e.field, "detail": e.detail} for e in errors[:listed]]
+    return {"errors": shown, "errors_total": len(errors)}
+
+
+def install_problem_handlers(app: FastAPI) -> None:
+    """Makes every error of `app` a problem document."""
+    app.add_exception_handler(DriftGuardError, _known)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+async def _known(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, DriftGuardError)  # noqa: S101 (registered for this class only)
+    headers = None
+    if isinstance(error, Busy):
+        headers = {"Retry-After": str(error.retry_after_seconds)}
+    if isinstance(error, Unauthorized):
+        headers = {"WWW-Authenticate": 'Bearer realm="driftguard"'}
+    if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        _log.error("request_failed", title=error.title, detail=error.detail)
+    return problem_response(error.status, error.detail, title=error.title, headers=headers, **error.members)
+
+
+async def _invalid(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 (registered for this class only)
+    errors = [
+        {
+            "in": str(item["loc"][0]),
+            "field": ".".join(str(part) for part in item["loc"][1:]) or None,
+            "detail": str(item["msg"]),
+        }
+        for item in error.errors()
+    ]
+    detail = "; ".join(f"{item['field'] or item['in']}: {item['detail']}" for item in errors)
+    return problem_response(422, detail, title="Bad input", errors=errors)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 (registered for this class only)
+    detail = str(error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
+        detail = f"{request.url.path}: there is nothing here"
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        detail = f"{request.url.path} does not take {request.method}"
+    return problem_response(error.status_code, detail, headers=dict(error.headers or {}))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    _log.error("unexpected_error", method=request.method, path=request.url.path, exc_info=error)
+    return problem_response(500, "an unexpected error; the sidecar's log has it", title="Internal error")

@@ -1,0 +1,65 @@
+"""API keys: shown once, stored as SHA-256 digests (a key is 32 random bytes, so no salt or stretching)."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from datetime import UTC, datetime
+
+from sqlalchemy import exists, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from driftguard.errors import BadInput, Conflict, NotFound
+from driftguard.store.tables import ApiKey
+
+PREFIX = "dg_"
+_RANDOM_BYTES = 32
+_MAX_NAME = 100
+
+
+def create_key(session: Session, name: str) -> str:
+    """Makes a key and returns it; it cannot be shown again. Raises BadInput, Conflict (the name is taken)."""
+    if not name.strip() or len(name) > _MAX_NAME or not name.isprintable():
+        raise BadInput(f"name: {name!r} does not fit; 1 to {_MAX_NAME} printable characters")
+    key = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    added = session.execute(
+        insert(ApiKey)
+        .values(name=name, digest=_digest(key), created_at=datetime.now(UTC))
+        .on_conflict_do_nothing(index_elements=["name"])
+        .returning(ApiKey.id)
+    )
+    if added.first() is None:
+        raise Conflict(f"there is a key named {name!r} already; names are never used again")
+    return key
+
+
+def revoke_key(session: Session, name: str) -> None:
+    """The key stops working at once. Raises NotFound."""
+    revoked = session.execute(
+        update(ApiKey)
+        .where(ApiKey.name == name, ApiKey.revoked_at.is_(None))
+        .values(revoked_at=datetime.now(UTC))
+        .returning(ApiKey.id)
+    )
+    if revoked.first() is None:
+        raise NotFound(f"there is no working key named {name!r}; `driftguard keys list` shows them")
+
+
+def list_keys(session: Session) -> list[ApiKey]:
+    """All keys, revoked ones too, oldest first."""
+    return list(session.scalars(select(ApiKey).order_by(ApiKey.id)))
+
+
+def has_keys(session: Session) -> bool:
+    """True when at least one key works."""
+    return bool(session.scalar(select(exists().where(ApiKey.revoked_at.is_(None)))))
+
+
+def is_valid(session: Session, key: str) -> bool:
+    working = exists().where(ApiKey.digest == _digest(key), ApiKey.revoked_at.is_(None))
+    return bool(session.scalar(select(working)))
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

@@ -1,0 +1,119 @@
+"""Acceptance records: written in batches by binary COPY, read in the order of `seq`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from psycopg import Connection as PsycopgConnection
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from driftguard.records import AcceptanceRecord
+from driftguard.store.partitions import ensure_days, take_ingest_lock
+from driftguard.store.record_sql import CREATE_STAGE, INSERT_FRESH, STAGE_COPY, STAGE_TYPES
+from driftguard.store.streams import StreamRegistry, touch
+from driftguard.store.tables import Record
+
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What became of one batch: accepted records are new, duplicates were stored before."""
+
+    accepted: int
+    duplicates: int
+
+
+class StoredRecord(NamedTuple):
+    """What the detector reads of one record."""
+
+    seq: int
+    stream_id: int
+    segment: str
+    session: str | None
+    kind: str
+    fidelity: str
+    ended_at: datetime
+    steps: int
+    drafted: int
+    accepted: int
+    emitted: int
+    num_speculative_tokens: int | None
+    acceptance_rule: str
+    time_per_output_token_seconds: float | None
+
+
+def insert_batches(
+    session: Session,
+    batches: Sequence[Sequence[AcceptanceRecord]],
+    registry: StreamRegistry,
+    now: datetime,
+) -> list[BatchResult]:
+    """Stores the records that are new, updates their rollups and streams; one result per batch.
+
+    A record_id is stored once: a second record with the same id that ended within a day of the first is a
+    duplicate, whatever else it says. `seq` rises in commit order, and inside the transaction in the order
+    given. The caller checked clock and retention.
+    """
+    take_ingest_lock(session)
+    records = [record for batch in batches for record in batch]
+    registry.register(session, records, now)
+    days = {record.ended_at.astimezone(UTC).date() for record in records}
+    ensure_days(session, days)
+    driver = _driver(session)
+    _copy_to_stage(driver, batches, registry)
+    window = {"first": min(days) - _DAY, "end": max(days) + 2 * _DAY}
+    accepted = [0] * len(batches)
+    # Not prepared: a plan made for an empty staging table must not outlive it.
+    stored = driver.execute(INSERT_FRESH, window, prepare=False)
+    for batch, stream_id, count, in_other, last_seen_at in stored:
+        accepted[batch] += count
+        touch(session, stream_id, last_seen_at=last_seen_at, in_other=in_other)
+    return [BatchResult(new, len(batch) - new) for batch, new in zip(batches, accepted, strict=True)]
+
+
+def _copy_to_stage(
+    driver: PsycopgConnection[Any], batches: Sequence[Sequence[AcceptanceRecord]], registry: StreamRegistry
+) -> None:
+    driver.execute(CREATE_STAGE)
+    streams = registry.streams
+    with driver.cursor() as cursor, cursor.copy(STAGE_COPY) as copy:
+        copy.set_types(STAGE_TYPES)
+        ordinal = 0
+        for number, batch in enumerate(batches):
+            for r in batch:
+                stream = streams[r.stream_key]
+                segment = stream.place(r.segment)
+                copy.write_row(
+                    (
+                        number, ordinal, segment != r.segment, r.record_id, r.ended_at, stream.id, r.kind,
+                        r.started_at, segment, r.session, r.steps, r.drafted, r.accepted, r.emitted,
+                        r.drafted_per_position, r.accepted_per_position, r.num_speculative_tokens,
+                        r.acceptance_rule, r.temperature, r.prompt_tokens, r.output_tokens,
+                        r.time_to_first_token_seconds, r.time_per_output_token_seconds, r.concurrency,
+                        r.fidelity,
+                    )
+                )  # fmt: skip
+                ordinal += 1
+
+
+def read_after(session: Session, seq: int, *, limit: int) -> list[StoredRecord]:
+    """The next records after `seq`, in order; fewer than `limit` means that there are no more yet."""
+    columns = [getattr(Record, name) for name in StoredRecord._fields]
+    rows = session.execute(select(*columns).where(Record.seq > seq).order_by(Record.seq).limit(limit))
+    return [StoredRecord(*row) for row in rows]
+
+
+def newest_seq(session: Session) -> int:
+    """The seq of the newest committed record, 0 when there is none."""
+    return session.scalar(select(func.max(Record.seq))) or 0
+
+
+def _driver(session: Session) -> PsycopgConnection[Any]:
+    connection = session.connection().connection.driver_connection
+    assert isinstance(connection, PsycopgConnection)  # noqa: S101 (Database opens nothing else)
+    return connection
