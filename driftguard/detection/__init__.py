@@ -1,0 +1,52 @@
+"""Finds changes of acceptance with a stated false-alarm rate. Pure: no database, clock or network.
+
+    state = StreamState()
+    state, findings = fold(DetectorConfig(), state, batch)
+
+One state per stream; a new draft version is a new stream, so it begins with a new baseline.
+"""
+
+from driftguard.detection.codec import UnreadableState
+from driftguard.detection.config import DetectorConfig
+from driftguard.detection.findings import (
+    Acceptance,
+    BaselineReady,
+    CloseReason,
+    Direction,
+    DriftClosed,
+    DriftOpened,
+    Finding,
+    Scope,
+    SegmentChange,
+    SegmentSummary,
+    SegmentVerdict,
+    StreamSummary,
+    Verdict,
+)
+from driftguard.detection.fold import end_incident, fold
+from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.state import StreamState
+from driftguard.detection.summary import describe
+
+__all__ = [
+    "Acceptance",
+    "BaselineReady",
+    "CloseReason",
+    "DetectorConfig",
+    "Direction",
+    "DriftClosed",
+    "DriftOpened",
+    "Finding",
+    "ObservationBatch",
+    "Scope",
+    "SegmentChange",
+    "SegmentSummary",
+    "SegmentVerdict",
+    "StreamState",
+    "StreamSummary",
+    "UnreadableState",
+    "Verdict",
+    "describe",
+    "end_incident",
+    "fold",
+]

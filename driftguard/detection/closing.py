@@ -1,0 +1,48 @@
+"""From a decided recovery to what is said about it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from driftguard.detection.acceptance import acceptance_of
+from driftguard.detection.baseline import Baselines, reference_acceptance
+from driftguard.detection.change_point import locate
+from driftguard.detection.columns import Columns
+from driftguard.detection.findings import DriftClosed, SegmentChange
+from driftguard.detection.recovery import RECOVERED
+from driftguard.detection.state import DIRECTIONS, OpenIncident, StreamState
+
+
+def closed(
+    state: StreamState, base: Baselines, rows: Columns, incident: OpenIncident, direction: int
+) -> DriftClosed:
+    """At the request that decided the last recovery test, the last of `rows` (the history as columns)."""
+    changes = (
+        _back(state, base, rows, incident, place, direction) for place in range(len(incident.segments))
+    )
+    return DriftClosed(
+        direction=DIRECTIONS[direction],
+        ordinal=state.ordinal,
+        ended_at=rows.ended_at(-1),
+        opened_ordinal=incident.opened_ordinal,
+        change_point=incident.change_point,
+        reason="recovered" if (incident.outcome == RECOVERED).any() else "no_traffic",
+        segments=tuple(change for change in changes if change is not None),
+    )
+
+
+def _back(
+    state: StreamState, base: Baselines, rows: Columns, incident: OpenIncident, place: int, direction: int
+) -> SegmentChange | None:
+    """The segment's acceptance since it came back past the midpoint; None where it sent nothing since."""
+    code = int(incident.segments[place])
+    own = rows[np.flatnonzero((rows.segment == code) & (rows.ordinal > incident.opened_ordinal))]
+    if len(own) == 0:
+        return None
+    midpoint = np.full(len(own), incident.midpoint[place])
+    variance = np.full(len(own), base.variance[code])
+    begun = locate(own.x, midpoint, variance, rise=direction == 0).point
+    after = acceptance_of(own.drafted[begun:], own.accepted[begun:])
+    return SegmentChange(
+        state.names[code], reference_acceptance(state.reference[code]), after, float(incident.evidence[place])
+    )

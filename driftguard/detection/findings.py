@@ -1,0 +1,115 @@
+"""What the detector says: findings (events at one observation) and a summary (the state now)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["down", "up"]
+Scope = Literal["segments", "stream"]
+Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafting_stopped"]
+SegmentVerdict = Literal["insufficient_data", "steady", "degraded", "improved"]
+CloseReason = Literal["recovered", "no_traffic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Acceptance rate (sum of accepted / sum of drafted) of some requests, with a 95% interval."""
+
+    rate: float
+    low: float
+    high: float
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineReady:
+    """A segment's reference period is complete; from the next request on it is watched."""
+
+    segment: str
+    ordinal: int
+    ended_at: float  # seconds since 1970 UTC, of the last request of the reference period
+    since: float  # seconds since 1970 UTC, of its first request
+    requests: int
+    acceptance: Acceptance
+    mean_per_request: float  # of accepted / drafted per request: what the bets are about
+    standard_deviation: float  # of accepted / drafted between requests
+    fall_below: float  # safe baselines: means per request between these two are no change
+    rise_above: float
+    false_alarm_every: float  # A in use for the stream, requests
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentChange:
+    """One segment's acceptance before (reference period) and after (since the change point)."""
+
+    segment: str
+    before: Acceptance
+    after: Acceptance
+    evidence: float  # the segment's own sum M_c, to be compared with A
+
+
+@dataclass(frozen=True, slots=True)
+class DriftOpened:
+    """The stream's acceptance changed. `change_point` and `interval` are ordinals of observations."""
+
+    direction: Direction
+    scope: Scope  # "segments": each named segment has its own evidence; "stream": only all of them together
+    ordinal: int
+    ended_at: float  # seconds since 1970 UTC, of the request that raised the alarm
+    change_point: int
+    change_point_at: float  # seconds since 1970 UTC
+    interval: tuple[int, int]  # ordinals, both ends included
+    interval_level: float
+    segments: tuple[SegmentChange, ...]  # strongest evidence first, never empty
+    before: Acceptance  # stream: what the traffic since the change point accepted at the baselines
+    after: Acceptance  # stream: since the change point
+    evidence: float  # at least false_alarm_every
+    false_alarm_every: float  # A in use, requests
+    requests_to_alarm: int  # requests of watched segments from the change point to the alarm
+
+
+@dataclass(frozen=True, slots=True)
+class DriftClosed:
+    """The change is over. "no_traffic": the changed segments sent nothing for a whole history."""
+
+    direction: Direction
+    ordinal: int
+    ended_at: float  # seconds since 1970 UTC
+    opened_ordinal: int
+    change_point: int
+    reason: CloseReason
+    segments: tuple[SegmentChange, ...]  # after: since the recovery began
+
+
+Finding = BaselineReady | DriftOpened | DriftClosed
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSummary:
+    """One segment now."""
+
+    segment: str
+    verdict: SegmentVerdict
+    requests: int  # with drafted tokens, all time
+    requests_needed: int  # at least so many more until it is watched; 0 once it is
+    baseline: Acceptance | None  # None until the reference period is complete
+    recent: Acceptance | None  # since the change point while an incident names it, else its newest requests
+    mean_per_request: float | None
+    standard_deviation: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSummary:
+    """One stream now. `since`: change point of the open incident, else the start of the verdict's data."""
+
+    verdict: Verdict
+    since: float | None  # seconds since 1970 UTC
+    ordinal: int  # of the last observation folded, -1 before the first
+    requests: int  # all observations, drafted or not
+    undrafted: int  # observations without a drafted token: counted, never evidence
+    requests_per_day: float  # measured over the reference period; 0 until then
+    false_alarm_every: float  # A in use, requests
+    change_point: int | None  # of the open incident
+    acceptance: Acceptance | None  # newest requests of all segments
+    segments: tuple[SegmentSummary, ...]  # in order of first appearance

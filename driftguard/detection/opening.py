@@ -1,0 +1,159 @@
+"""From an alarm to what is said about it: when, which segments, how bad."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.acceptance import acceptance_of
+from driftguard.detection.baseline import Baselines, reference_acceptance
+from driftguard.detection.bets import DOWN, UP, Floats, mean_over_bets
+from driftguard.detection.change_point import INTERVAL_LEVEL, Located, locate
+from driftguard.detection.columns import Columns
+from driftguard.detection.evidence import ranked
+from driftguard.detection.findings import Acceptance, DriftOpened, SegmentChange
+from driftguard.detection.recovery import untested
+from driftguard.detection.state import DIRECTIONS, Ints, OpenIncident, StreamState
+
+SMALLEST_GAP = 0.002  # between before and after, so that a recovery test always has a direction
+
+
+@dataclass(frozen=True, slots=True)
+class _Alarm:
+    """What the questions below share: the watched requests that could be the cause."""
+
+    state: StreamState
+    base: Baselines
+    rise: bool
+    evidence: Floats  # [C] M_c
+    rows: Columns
+    threshold: float
+
+
+def open_incident(
+    state: StreamState, base: Baselines, rows: Columns, direction: int, total: float, threshold: float
+) -> tuple[OpenIncident, DriftOpened]:
+    """At the request that raised the alarm, which is the last of `rows` (the history as columns).
+
+    The change point is looked for among the requests of the named segments when one of them carries
+    more evidence than the stream, else among all. Where no segment reaches M_(k) >= A/k the stream
+    as a whole raised the alarm: the segments then listed are those whose mean since the change point
+    lies beyond their safe baseline, which is a description and not a test.
+    """
+    evidence = mean_over_bets(state.segment_evidence[:, (DOWN, UP)[direction]])
+    stream_evidence = float(mean_over_bets(state.stream_evidence[(DOWN, UP)[direction]]))
+    since = np.maximum(state.evidence_since[direction], state.ready_ordinal)[rows.segment]
+    counted = rows[np.flatnonzero(state.ready[rows.segment] & (rows.ordinal > since))]
+    alarm = _Alarm(state, base, direction == 1, evidence, counted, threshold)
+    named = ranked(evidence, threshold)
+    pool = named if named and evidence.max() >= stream_evidence else range(len(state.names))
+    change_point, change_point_ms, interval = _when(alarm, list(pool))
+    after = counted[np.flatnonzero(counted.ordinal >= change_point)]
+    present = set(after.segment.tolist())
+    named = [code for code in named if code in present]
+    changed = named or _beyond_baseline(alarm, after)
+    incident = OpenIncident(
+        state.ordinal,
+        change_point,
+        change_point_ms,
+        np.array(changed, dtype=np.uint8),
+        evidence[changed],
+        *_tests(alarm, after, changed, common=not named),
+    )
+    return incident, DriftOpened(
+        direction=DIRECTIONS[direction],
+        scope="segments" if named else "stream",
+        ordinal=state.ordinal,
+        ended_at=rows.ended_at(-1),
+        change_point=change_point,
+        change_point_at=change_point_ms / 1000.0,
+        interval=interval,
+        interval_level=INTERVAL_LEVEL,
+        segments=tuple(_change(alarm, after, code) for code in changed),
+        before=_at_baseline(state, after),
+        after=acceptance_of(after.drafted, after.accepted),
+        evidence=total,
+        false_alarm_every=threshold,
+        requests_to_alarm=len(after),
+    )
+
+
+def _when(alarm: _Alarm, pool: list[int]) -> tuple[int, int, tuple[int, int]]:
+    """(ordinal, milliseconds, interval of ordinals) of the change point.
+
+    The interval begins right after the last request of the pool that it leaves out: the change may
+    have happened between the two.
+    """
+    rows = alarm.rows[np.flatnonzero(np.isin(alarm.rows.segment, pool))]
+    mean, variance = alarm.base.mean[rows.segment], alarm.base.variance[rows.segment]
+    at: Located = locate(rows.x, mean, variance, rise=alarm.rise)
+    first = rows.ordinal[at.first - 1] + 1 if at.first else rows.ordinal[0]
+    return int(rows.ordinal[at.point]), int(rows.ended_ms[at.point]), (int(first), int(rows.ordinal[at.last]))
+
+
+def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:
+    """Segments whose mean after the change lies beyond their safe baseline; at least the strongest."""
+    present = sorted(set(after.segment.tolist()), key=lambda code: (-alarm.evidence[code], code))
+    means = {code: after.x[after.segment == code].mean() for code in present}
+    base = alarm.base
+    beyond = [
+        code
+        for code in present
+        if (means[code] > base.rise_above[code] if alarm.rise else means[code] < base.fall_below[code])
+    ]
+    return beyond or present[:1]
+
+
+def _tests(
+    alarm: _Alarm, after: Columns, changed: list[int], *, common: bool
+) -> tuple[Floats, Ints, Floats, Ints, Ints, Ints]:
+    """(midpoint, test) of the changed segments, then the empty recovery tests (see OpenIncident)."""
+    sign = 1.0 if alarm.rise else -1.0
+    own = [after.segment == code for code in changed]
+    if common:
+        own = [np.logical_or.reduce(own)] * len(changed)
+    gaps = [sign * float((after.x - alarm.base.mean[after.segment])[rows].mean()) for rows in own]
+    midpoint = alarm.base.mean[changed] + sign * np.maximum(gaps, SMALLEST_GAP) / 2.0
+    test = np.zeros(len(changed), dtype=np.int64) if common else np.arange(len(changed))
+    now = int(alarm.state.drafted_requests.sum())
+    return np.clip(midpoint, 0.0, 1.0), test, *untested(1 if common else len(changed), now)
+
+
+def _change(alarm: _Alarm, after: Columns, code: int) -> SegmentChange:
+    own = after.segment == code
+    before = reference_acceptance(alarm.state.reference[code])
+    return SegmentChange(
+        alarm.state.names[code],
+        before,
+        acceptance_of(after.drafted[own], after.accepted[own]),
+        float(alarm.evidence[code]),
+    )
+
+
+def _at_baseline(state: StreamState, after: Columns) -> Acceptance:
+    """What the traffic after the change would have accepted at the baselines (same mix of drafted tokens).
+
+    A plain mean over earlier traffic would move with the mix alone. The interval adds the squared
+    half widths of the segments' intervals, weighted by their shares squared.
+    """
+    rate, squares, requests = 0.0, 0.0, 0
+    total = float(after.drafted.astype(np.float64).sum())
+    for code in sorted(set(after.segment.tolist())):
+        share = float(after.drafted[after.segment == code].astype(np.float64).sum()) / total
+        before = reference_acceptance(state.reference[code])
+        rate += share * before.rate
+        squares += (share * (before.high - before.low) / 2.0) ** 2
+        requests += before.requests
+    half = math.sqrt(squares)
+    return Acceptance(min(rate, 1.0), max(rate - half, 0.0), min(rate + half, 1.0), requests)
+
+
+def history_rows(state: StreamState) -> Columns:
+    """The state's history as columns."""
+    past = state.history
+    place: NDArray[np.intp] = np.arange(len(past))
+    x = past.accepted / past.drafted
+    return Columns(place, past.ordinal, past.ended_ms, past.drafted, past.accepted, past.segment, x)

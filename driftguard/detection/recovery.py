@@ -1,0 +1,98 @@
+"""Is a reported change over? A test that each changed segment has come back past the midpoint.
+
+For a fall, the null says that the segment's acceptance per request still lies at or below the
+midpoint between before and after. Bets that it lies above are e = 1 + lambda (x - midpoint); a share
+w_t = 1 / (t (t + 1)) of one unit of wealth is put on bets that begin at the segment's t-th request
+after the alarm: W_t = (W_{t-1} + w_t) e_t, averaged over the ten bets of `bets.py`. Recovered when the
+average reaches 1 / RECOVERY_LEVEL.
+
+Assumptions: E[x | past] <= midpoint while it has not recovered; nothing else about x.
+Guarantee: the shares sum to 1, so W is at most a mixture of nonnegative supermartingales from 1, and
+the probability that an unrecovered segment is ever called recovered is at most RECOVERY_LEVEL
+(Ville's inequality). An incident closes when every changed segment has recovered, so the level holds
+for it without correction (the rejections are intersected). The price of the shares is a delay that
+grows with twice the logarithm of the incident's length.
+Paper: Ramdas, Grunwald, Vovk, Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference".
+
+A rise is the mirror image. A segment that sends nothing while the stream sends a whole history of
+requests no longer holds the incident open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.baseline import Baselines
+from driftguard.detection.bets import BETS, Floats, factors, mean_over_bets, run_sums, stakes
+from driftguard.detection.columns import Columns
+from driftguard.detection.state import Ints, OpenIncident
+
+RECOVERY_LEVEL = 0.01
+WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test
+
+
+@dataclass(frozen=True, slots=True)
+class TestRun:
+    """One recovery test over the T requests of a step: its n requests and the wealth after each."""
+
+    places: NDArray[np.intp]  # [n] among the T
+    path: Floats  # [n, BETS]
+
+    def first_decided(self) -> int | None:
+        """Place among the T requests at which the test is decided, if it is."""
+        decided = mean_over_bets(self.path) >= 1.0 / RECOVERY_LEVEL
+        return int(self.places[decided.argmax()]) if decided.any() else None
+
+
+def run_tests(incident: OpenIncident, base: Baselines, rows: Columns, *, fall: bool) -> dict[int, TestRun]:
+    """Every undecided test of the incident over the requests of a step."""
+    test_of = np.full(len(base.mean), -1)
+    test_of[incident.segments] = incident.test
+    midpoint_of = np.zeros(len(base.mean))
+    midpoint_of[incident.segments] = incident.midpoint
+    tests = test_of[rows.segment]
+    runs = {}
+    for test in np.flatnonzero(incident.outcome == WAITING):
+        places = np.flatnonzero(tests == test)
+        segment = rows.segment[places]
+        x, midpoint, variance = rows.x[places], midpoint_of[segment], base.variance[segment]
+        stake = stakes(1.0 - midpoint if fall else midpoint, variance)
+        times = np.arange(1, len(x) + 1, dtype=np.float64) + incident.seen[test]
+        shares = 1.0 / (times * (times + 1.0))
+        bets = factors(x, midpoint, stake, rise=fall)
+        runs[int(test)] = TestRun(places, run_sums(incident.wealth[test], bets, shares.tolist()))
+    return runs
+
+
+def keep_tests(
+    incident: OpenIncident, runs: dict[int, TestRun], stop: int, before: int, history: int
+) -> OpenIncident:
+    """The incident after the first `stop` requests of the step, which follow `before` earlier ones."""
+    wealth, seen = incident.wealth.copy(), incident.seen.copy()
+    last_seen, outcome = incident.last_seen.copy(), incident.outcome.copy()
+    for test, run in runs.items():
+        done = int(np.searchsorted(run.places, stop))
+        if done:
+            wealth[test] = run.path[done - 1]
+            seen[test] += done
+            last_seen[test] = before + run.places[done - 1] + 1
+        if run.first_decided() == stop - 1:
+            outcome[test] = RECOVERED
+        elif before + stop - last_seen[test] >= history:
+            outcome[test] = SILENT
+    return replace(incident, wealth=wealth, seen=seen, last_seen=last_seen, outcome=outcome)
+
+
+def requests_until_silent(incident: OpenIncident, before: int, history: int) -> int:
+    """How many requests from now the next undecided test may be called silent; at least 1."""
+    waiting = incident.last_seen[incident.outcome == WAITING]
+    return int(waiting.min()) + history - before
+
+
+def untested(tests: int, now: int) -> tuple[Floats, Ints, Ints, Ints]:
+    """(wealth [K, BETS], seen [K], last_seen [K], outcome [K]) of tests that have not begun."""
+    zero = np.zeros(tests, dtype=np.int64)
+    return np.zeros((tests, BETS)), zero, zero + now, zero + WAITING
