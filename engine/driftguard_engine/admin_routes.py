@@ -1,0 +1,53 @@
+"""Which draft serves, loading another, putting it into service, switching speculation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Depends
+
+from driftguard_engine.api_schemas import DraftBody, SpeculationBody
+from driftguard_engine.auth import require_admin_key
+from driftguard_engine.service import Service, TheService
+
+router = APIRouter(prefix="/admin", dependencies=[Depends(require_admin_key)])
+
+
+@router.get("/info")
+def info(service: TheService) -> dict[str, Any]:
+    return _info(service)
+
+
+@router.post("/drafts", status_code=201)
+def load_draft(body: DraftBody, service: TheService) -> dict[str, Any]:
+    """Loads a draft directory, not yet in service. Runs in a worker thread: decoding goes on meanwhile."""
+    return asdict(service.engine.load_draft(body.directory, body.version))
+
+
+@router.post("/drafts/{version}/activate")
+def activate(version: str, service: TheService) -> dict[str, Any]:
+    """New requests use this draft; each running request keeps the one it began with."""
+    return asdict(service.engine.swap_draft(version))
+
+
+@router.post("/speculation")
+def set_speculation(body: SpeculationBody, service: TheService) -> dict[str, Any]:
+    service.engine.set_speculation(body.enabled)
+    return _info(service)
+
+
+def _info(service: Service) -> dict[str, Any]:
+    engine = service.engine
+    return {
+        "server": engine.config.server_name,
+        "target": engine.target_name,
+        "target_directory": engine.target_directory,
+        "draft": asdict(engine.draft),
+        "drafts": [asdict(draft) for draft in engine.drafts],
+        "speculation": engine.speculation,
+        "num_speculative_tokens": engine.config.num_speculative_tokens,
+        "running": engine.running,
+        "waiting": engine.waiting,
+        "verify_backend": engine.backend,
+    }

@@ -1,0 +1,120 @@
+"""Request bodies -> the engine's Requests: encoding of prompts, chat templates, seeds, traffic headers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from jinja2 import TemplateError
+
+from driftguard_engine.api_schemas import ChatBody, CompletionBody
+from driftguard_engine.core import InvalidRequest, Request, SamplingParams
+
+SEGMENT_HEADER = "X-DriftGuard-Segment"
+SESSION_HEADER = "X-DriftGuard-Session"
+MAX_LABEL_LENGTH = 256
+MAX_SEQUENCES = 128
+SEED_RANGE = 2**63
+
+
+class ModelNotFound(InvalidRequest):
+    """model: no such model; names the one that is served"""
+
+    status = 404
+    code = "model_not_found"
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Raises ModelNotFound. A request that names no model gets the only one."""
+    if asked is not None and asked != served:
+        raise ModelNotFound(
+            f"model: there is no model {asked!r}; this server serves {served!r}", field="model"
+        )
+
+
+def encode_prompts(tokenizer: Any, body: CompletionBody) -> list[list[int]]:
+    """Token ids per prompt; texts get the tokenizer's special tokens, given ids are taken as they are."""
+    return [
+        tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in body.prompts()
+    ]
+
+
+def encode_chat(tokenizer: Any, body: ChatBody) -> list[int]:
+    """The chat template's text as token ids. Raises InvalidRequest: no template, or refused by it."""
+    if not tokenizer.chat_template:
+        raise InvalidRequest(
+            "messages: the model's tokenizer has no chat template; use /v1/completions", field="messages"
+        )
+    messages = [message.for_template() for message in body.messages]
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except TemplateError as error:
+        raise InvalidRequest(
+            f"messages: the model's chat template refuses them: {error}", field="messages"
+        ) from None
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)  # the template wrote them itself
+    return ids
+
+
+def sampling_params(body: CompletionBody | ChatBody, max_tokens: int) -> SamplingParams:
+    """seed: drawn at random when the body gives none."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_k=max(0, body.top_k),
+        top_p=body.top_p,
+        seed=secrets.randbelow(SEED_RANGE) if body.seed is None else body.seed,
+        stop=tuple(body.stop),
+        num_speculative_tokens=body.num_speculative_tokens,
+        ignore_eos=body.ignore_eos,
+    )
+
+
+def make_requests(
+    response_id: str, prompts: Sequence[list[int]], n: int, params: SamplingParams, headers: Mapping[str, str]
+) -> list[Request]:
+    """One Request per choice, prompt by prompt. Choice j of every prompt samples with seed + j.
+
+    So a prompt's choices do not depend on the prompts beside it. Raises InvalidRequest.
+    """
+    if len(prompts) * n > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"prompt: {len(prompts)} prompts with n = {n} are {len(prompts) * n} sequences; "
+            f"at most {MAX_SEQUENCES} fit in one request",
+            field="prompt",
+        )
+    arrived_at = datetime.now(UTC)
+    segment = _label(headers, SEGMENT_HEADER) or "default"
+    session = _label(headers, SESSION_HEADER)
+    requests: list[Request] = []
+    for prompt in prompts:
+        for choice in range(n):
+            requests.append(
+                Request(
+                    request_id=f"{response_id}-{len(requests)}",
+                    prompt_token_ids=tuple(prompt),
+                    params=replace(params, seed=(params.seed + choice) % SEED_RANGE),
+                    arrived_at=arrived_at,
+                    segment=segment,
+                    session=session,
+                )
+            )
+    return requests
+
+
+def _label(headers: Mapping[str, str], name: str) -> str | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    try:
+        text = value.encode("latin-1").decode()  # HTTP headers are bytes; we read them as UTF-8
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{name}: not valid UTF-8", field=name) from None
+    if not 1 <= len(text) <= MAX_LABEL_LENGTH:
+        raise InvalidRequest(
+            f"{name}: has {len(text)} characters, must have 1 to {MAX_LABEL_LENGTH}", field=name
+        )
+    return text

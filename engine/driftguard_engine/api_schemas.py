@@ -1,0 +1,236 @@
+"""The request bodies. OpenAI's fields, vLLM's names for the extensions, everything else refused by name.
+
+A null means the default, as in OpenAI's API. A field that this engine does not implement is accepted only
+with the value under which it has no effect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+MAX_CHOICES = 16
+MAX_STOP_SEQUENCES = 4
+DEFAULT_COMPLETION_TOKENS = 16
+NOT_TEXT = "holds a lone surrogate, which is not text"
+
+
+def _only(*accepted: object) -> AfterValidator:
+    """For a field that is not implemented: the values under which it has no effect."""
+
+    def check(value: object) -> object:
+        if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted):
+            return value
+        alternative = f" or give {json.dumps(accepted[0])}" if accepted else ""
+        raise ValueError(f"is not supported; leave it out{alternative}")
+
+    return AfterValidator(check)
+
+
+def _must_be(rule: str) -> WrapValidator:
+    """One message for a union, instead of one per member."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if any(item["msg"].endswith(NOT_TEXT) for item in error.errors(include_url=False)):
+                raise ValueError(NOT_TEXT) from None
+            raise ValueError(f"must be {rule}") from None
+
+    return WrapValidator(check)
+
+
+def _text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(NOT_TEXT) from None
+    return value
+
+
+def _not_empty(value: Any) -> Any:
+    if value == []:
+        raise ValueError("must not be an empty list")
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Unsupported = Annotated[Any, _only()]
+OnlyFalse = Annotated[Any, _only(False)]
+OnlyZero = Annotated[Any, _only(0)]
+OnlyEmptyText = Annotated[Any, _only("")]
+OnlyEmptyList = Annotated[Any, _only([])]
+OnlyEmptyObject = Annotated[Any, _only({})]
+OnlyTextModality = Annotated[Any, _only(["text"])]
+OnlyTextFormat = Annotated[Any, _only({"type": "text"})]
+OnlyNoTool = Annotated[Any, _only("none", "auto")]
+
+Text = Annotated[str, AfterValidator(_text)]
+Prompt = Annotated[
+    Text | list[Text] | list[int] | list[list[int]],
+    _must_be("a string, a list of strings, a list of token ids, or a list of lists of token ids"),
+    AfterValidator(_not_empty),
+]
+StopText = Annotated[Text, Field(min_length=1)]
+Stop = Annotated[list[StopText], BeforeValidator(_as_list), Field(max_length=MAX_STOP_SEQUENCES)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if value is not None}
+
+
+class StreamOptions(_Body):
+    include_usage: bool = False
+    include_obfuscation: OnlyFalse = None
+
+
+class _Generation(_Body):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    stop: Stop = Field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    # vLLM's extensions
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    ignore_eos: bool = False
+    num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
+
+    # labels that never change an answer
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+    # not implemented
+    frequency_penalty: OnlyZero = None
+    presence_penalty: OnlyZero = None
+    logit_bias: OnlyEmptyObject = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> _Generation:
+        if self.stream_options is not None and not self.stream:
+            raise FieldError("stream_options", "is allowed only with stream true")
+        return self
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionBody(_Generation):
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=1)] = DEFAULT_COMPLETION_TOKENS
+    best_of: int | None = None
+    echo: OnlyFalse = None
+    logprobs: OnlyFalse = None
+    suffix: OnlyEmptyText = None
+
+    @model_validator(mode="after")
+    def _best_of_is_n(self) -> CompletionBody:
+        if self.best_of not in (None, self.n):
+            raise FieldError("best_of", "is not supported; leave it out or give the value of n")
+        return self
+
+    def prompts(self) -> Sequence[str | list[int]]:
+        """One entry per prompt, each a text or its token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
+
+
+class TextPart(_Body):
+    type: Literal["text"]
+    text: Text
+
+
+class Message(_Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[
+        Text | list[TextPart], _must_be('a string or a list of parts {"type": "text", "text": "..."}')
+    ] = ""
+    name: Text | None = None
+
+    def for_template(self) -> dict[str, str]:
+        content = self.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        name = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": text, **name}
+
+
+class ChatBody(_Generation):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    audio: Unsupported = None
+    functions: OnlyEmptyList = None
+    function_call: OnlyNoTool = None
+    logprobs: OnlyFalse = None
+    modalities: OnlyTextModality = None
+    parallel_tool_calls: bool | None = None
+    response_format: OnlyTextFormat = None
+    store: OnlyFalse = None
+    tools: OnlyEmptyList = None
+    tool_choice: OnlyNoTool = None
+    top_logprobs: OnlyZero = None
+
+    @model_validator(mode="after")
+    def _one_maximum(self) -> ChatBody:
+        if None not in (self.max_tokens, self.max_completion_tokens):
+            raise FieldError(
+                "max_tokens", "is the older name of max_completion_tokens; give only one of the two"
+            )
+        return self
+
+
+class DraftBody(_Body):
+    """POST /admin/drafts"""
+
+    directory: Annotated[str, Field(min_length=1)]
+    version: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+
+class SpeculationBody(_Body):
+    """POST /admin/speculation"""
+
+    enabled: bool
+
+
+class FieldError(ValueError):
+    """{field}: {what is wrong and what would be right}; for checks over several fields"""
+
+    def __init__(self, field: str, detail: str) -> None:
+        super().__init__(detail)
+        self.field = field

@@ -1,0 +1,58 @@
+"""Who may call /admin: anyone on a loopback bind without a key; with a key, who presents it as Bearer."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from hashlib import sha256
+from ipaddress import ip_address
+
+from fastapi import HTTPException, Request
+
+from driftguard_engine.service import TheService
+
+KEY_VARIABLE = "DRIFTGUARD_API_KEY"
+
+
+class KeyMissing(Exception):
+    """host {host}: any address other than loopback needs an API key for /admin; set DRIFTGUARD_API_KEY"""
+
+
+class InvalidKeyHash(ValueError):
+    """api_key_hash: must be the 64 hex digits of a SHA-256"""
+
+
+def hash_of(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def choose_key_hash(host: str, key: str | None, key_hash: str | None) -> str | None:
+    """The hash that /admin checks, or None when no key is needed. Raises KeyMissing, InvalidKeyHash."""
+    if key_hash is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", key_hash):
+        raise InvalidKeyHash("api_key_hash: must be the 64 hex digits of a SHA-256 (sha256sum of the key)")
+    chosen = key_hash.lower() if key_hash else hash_of(key) if key else None
+    if chosen is None and not is_loopback(host):
+        raise KeyMissing(
+            f"host {host}: any address other than loopback needs an API key for /admin; "
+            f"set {KEY_VARIABLE} (or --api-key-hash), or bind 127.0.0.1"
+        )
+    return chosen
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def require_admin_key(request: Request, service: TheService) -> None:
+    """A FastAPI dependency. Raises 401."""
+    if service.admin_key_hash is None:
+        return
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    # The hash has a fixed length and no structure, so comparing it tells nothing about the key.
+    if scheme.lower() != "bearer" or not hmac.compare_digest(hash_of(key.strip()), service.admin_key_hash):
+        raise HTTPException(
+            401, "an API key is needed: Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"}
+        )

@@ -1,0 +1,179 @@
+"""Every Prometheus metric of the engine. Labels are bounded: draft version, position, finish reason, code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from driftguard_engine.core import FinishedRequest
+from driftguard_engine.engine import Engine
+from driftguard_engine.telemetry import Telemetry
+
+PREFIX = "driftguard_engine"
+FIRST_TOKEN_BUCKETS_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+PER_TOKEN_BUCKETS_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+REQUEST_BUCKETS_SECONDS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
+
+
+class Metrics:
+    """Counts finished requests; everything else is read from the engine when scraped."""
+
+    def __init__(self, engine: Engine, telemetry: Telemetry) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_EngineState(engine))
+        self._registry.register(_TelemetryState(telemetry))
+        self._draft_tokens = self._counter("draft_tokens", "Draft tokens offered to the target.")
+        self._accepted_tokens = self._counter("accepted_tokens", "Draft tokens that the target accepted.")
+        self._emitted_tokens = self._counter(
+            "emitted_tokens", "Tokens that verification emitted: accepted ones and one bonus per step."
+        )
+        self._steps = self._counter("steps", "Verifications, counted per request.")
+        self._position_draft_tokens = self._counter(
+            "position_draft_tokens", "Draft tokens offered at this position (from 0) of a step.", "position"
+        )
+        self._position_accepted_tokens = self._counter(
+            "position_accepted_tokens",
+            "Draft tokens accepted at this position (from 0) of a step.",
+            "position",
+        )
+        self._requests = Counter(
+            f"{PREFIX}_requests", "Requests that left the engine.", ["finish_reason"], registry=self._registry
+        )
+        self._refused = Counter(
+            f"{PREFIX}_refused_requests",
+            "HTTP requests refused, by error code.",
+            ["code"],
+            registry=self._registry,
+        )
+        self._prompt_tokens = Counter(
+            f"{PREFIX}_prompt_tokens",
+            "Prompt tokens of requests that left the engine.",
+            registry=self._registry,
+        )
+        self._output_tokens = Counter(
+            f"{PREFIX}_output_tokens",
+            "Output tokens of requests that left the engine.",
+            registry=self._registry,
+        )
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds",
+            "Seconds from the request's arrival to its first token.",
+            FIRST_TOKEN_BUCKETS_SECONDS,
+        )
+        self._per_token = self._histogram(
+            "time_per_output_token_seconds",
+            "Mean seconds per output token after the first, per request.",
+            PER_TOKEN_BUCKETS_SECONDS,
+        )
+        self._latency = self._histogram(
+            "request_latency_seconds",
+            "Seconds from the request's arrival to its end.",
+            REQUEST_BUCKETS_SECONDS,
+        )
+
+    def finished(self, finished: FinishedRequest) -> None:
+        """Adds one request that left the engine."""
+        counts, version = finished.counts, finished.draft.version
+        self._requests.labels(finished.finish_reason).inc()
+        self._prompt_tokens.inc(len(finished.request.prompt_token_ids))
+        self._output_tokens.inc(len(finished.output_token_ids))
+        self._draft_tokens.labels(version).inc(counts.drafted)
+        self._accepted_tokens.labels(version).inc(counts.accepted)
+        self._emitted_tokens.labels(version).inc(counts.emitted)
+        self._steps.labels(version).inc(counts.steps)
+        for position, drafted in enumerate(counts.drafted_per_position):
+            self._position_draft_tokens.labels(version, position).inc(drafted)
+        for position, accepted in enumerate(counts.accepted_per_position):
+            self._position_accepted_tokens.labels(version, position).inc(accepted)
+        if finished.time_to_first_token_seconds is not None:
+            self._first_token.observe(finished.time_to_first_token_seconds)
+        if finished.time_per_output_token_seconds is not None:
+            self._per_token.observe(finished.time_per_output_token_seconds)
+        self._latency.observe((finished.ended_at - finished.request.arrived_at).total_seconds())
+
+    def refused(self, code: str) -> None:
+        self._refused.labels(code).inc()
+
+    def text(self) -> bytes:
+        """The Prometheus text format, version 0.0.4."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"{PREFIX}_{name}", meaning, ["draft_version", *labels], registry=self._registry)
+
+    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{PREFIX}_{name}", meaning, buckets=buckets, registry=self._registry)
+
+
+class _EngineState(Collector):
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        engine, draft = self._engine, self._engine.draft
+        info = InfoMetricFamily(PREFIX, "What serves: target, draft in service, verify backend.")
+        info.add_metric(
+            [],
+            {
+                "server": engine.config.server_name,
+                "target": engine.target_name,
+                "draft": draft.name,
+                "draft_version": draft.version,
+                "method": draft.method,
+                "verify_backend": engine.backend,
+            },
+        )
+        yield info
+        yield GaugeMetricFamily(f"{PREFIX}_running_requests", "Requests in a slot.", value=engine.running)
+        yield GaugeMetricFamily(
+            f"{PREFIX}_waiting_requests", "Requests queued for a slot.", value=engine.waiting
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_speculation_enabled", "1 while requests may speculate.", value=int(engine.speculation)
+        )
+
+
+class _TelemetryState(Collector):
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._telemetry.state
+        for kind, counts in (("records", state.records), ("captures", state.captures)):
+            for name, meaning, value in (
+                ("sent", "that the sidecar has answered for", counts.sent),
+                ("refused", "that the sidecar refused for good", counts.refused),
+                ("dropped", "lost for want of room or of a sidecar", counts.dropped),
+                ("failed_attempts", "batches that have to be sent again", counts.failed_attempts),
+            ):
+                yield CounterMetricFamily(
+                    f"{PREFIX}_telemetry_{kind}_{name}", f"Telemetry {kind} {meaning}.", value=value
+                )
+        yield CounterMetricFamily(
+            f"{PREFIX}_telemetry_records_spooled",
+            "Telemetry records written to the spool on disk.",
+            value=state.spooled_records,
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_telemetry_waiting_records",
+            "Records not yet answered for.",
+            value=state.waiting_records,
+        )
+        yield GaugeMetricFamily(
+            f"{PREFIX}_telemetry_spool_bytes",
+            "Bytes of records waiting in the spool.",
+            value=state.spool_bytes,
+        )

@@ -1,0 +1,157 @@
+"""OpenAI's API: completions, chat completions, models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from uuid import uuid4
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.concurrency import run_in_threadpool
+
+from driftguard_engine.api_requests import (
+    check_model,
+    encode_chat,
+    encode_prompts,
+    make_requests,
+    sampling_params,
+)
+from driftguard_engine.api_schemas import ChatBody, CompletionBody
+from driftguard_engine.core import EngineError, FinishedRequest, RequestOutput
+from driftguard_engine.http_errors import openai_error
+from driftguard_engine.openai_bodies import (
+    Json,
+    ResponseHead,
+    first_chat_chunk,
+    text_chunk,
+    usage_chunk,
+    usage_of,
+    whole_response,
+)
+from driftguard_engine.runner import EngineUnavailable, Submission
+from driftguard_engine.service import Service, TheService
+from driftguard_engine.sse import DONE, ClientGone, EventStream, event, unless_disconnected
+
+router = APIRouter(prefix="/v1")
+CLIENT_CLOSED_REQUEST = 499  # nginx's code for logs; the client that would read it has gone
+
+
+class GenerationFailed(EngineError):
+    """The engine ended the request with an error."""
+
+    code = "generation_failed"
+
+
+@router.post("/completions", response_model=None)
+async def completions(body: CompletionBody, request: Request, service: TheService) -> Response:
+    check_model(body.model, service.engine.target_name)
+    prompts = await run_in_threadpool(encode_prompts, service.engine.tokenizer, body)
+    return await _answer(request, service, body, prompts, body.max_tokens)
+
+
+@router.post("/chat/completions", response_model=None)
+async def chat_completions(body: ChatBody, request: Request, service: TheService) -> Response:
+    check_model(body.model, service.engine.target_name)
+    prompt = await run_in_threadpool(encode_chat, service.engine.tokenizer, body)
+    room = max(1, service.engine.max_length - len(prompt))  # a prompt without room is refused by the engine
+    return await _answer(
+        request, service, body, [prompt], body.max_completion_tokens or body.max_tokens or room
+    )
+
+
+@router.get("/models")
+async def models(service: TheService) -> Json:
+    return {"object": "list", "data": [_model(service)]}
+
+
+@router.get("/models/{model:path}")
+async def model(model: str, service: TheService) -> Json:
+    check_model(model, service.engine.target_name)
+    return _model(service)
+
+
+def _model(service: Service) -> Json:
+    return {
+        "id": service.engine.target_name,
+        "object": "model",
+        "created": service.started_at,
+        "owned_by": "driftguard",
+        "max_model_len": service.engine.max_length,
+    }
+
+
+async def _answer(
+    request: Request,
+    service: Service,
+    body: CompletionBody | ChatBody,
+    prompts: Sequence[list[int]],
+    max_tokens: int,
+) -> Response:
+    is_chat = isinstance(body, ChatBody)
+    response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid4().hex}"
+    head = ResponseHead(response_id, int(time.time()), service.engine.target_name, is_chat)
+    params = sampling_params(body, max_tokens)
+    requests = make_requests(response_id, prompts, body.n, params, request.headers)
+    submission = service.runner.submit(requests)
+    order = {one.request_id: index for index, one in enumerate(requests)}
+    lengths = [len(prompt) for prompt in prompts]
+    if body.stream:
+        return EventStream(_events(submission, head, order, lengths, body.includes_usage), owner=submission)
+    with submission:
+        try:
+            finished = await unless_disconnected(request.receive, _finished(submission, order))
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return JSONResponse(whole_response(head, finished, usage_of(lengths, finished)))
+
+
+async def _finished(submission: Submission, order: dict[str, int]) -> list[FinishedRequest]:
+    finished: dict[int, FinishedRequest] = {}
+    async for output in submission.outputs():
+        if output.finished is not None:
+            finished[order[output.request_id]] = _checked(output.finished)
+    return [finished[index] for index in sorted(finished)]
+
+
+def _checked(finished: FinishedRequest) -> FinishedRequest:
+    """Raises GenerationFailed, EngineUnavailable for a request that did not end by itself."""
+    if finished.finish_reason == "error":
+        raise GenerationFailed(f"the engine failed on this request: {finished.error}")
+    if finished.finish_reason == "abort":
+        raise EngineUnavailable("the request was aborted: the server is shutting down")
+    return finished
+
+
+async def _events(
+    submission: Submission, head: ResponseHead, order: dict[str, int], lengths: list[int], with_usage: bool
+) -> AsyncIterator[bytes]:
+    extra: dict[str, Any] = {"usage": None} if with_usage else {}
+    finished: dict[int, FinishedRequest] = {}
+    try:
+        if head.is_chat:
+            for index in range(len(order)):
+                yield event(first_chat_chunk(head, index) | extra)
+        async for output in submission.outputs():
+            if chunk := _output_chunk(head, order[output.request_id], output, finished):
+                yield event(chunk | extra)
+    except EngineError as error:
+        yield event(openai_error(error.status, error.detail, error.field, error.code))
+        return
+    if with_usage:
+        in_order = [finished[index] for index in sorted(finished)]
+        yield event(usage_chunk(head, in_order, usage_of(lengths, in_order)))
+    yield DONE
+
+
+def _output_chunk(
+    head: ResponseHead, index: int, output: RequestOutput, finished: dict[int, FinishedRequest]
+) -> Json | None:
+    reason = None
+    if output.finished is not None:
+        finished[index] = _checked(output.finished)
+        reason = output.finished.finish_reason
+    if not output.text and reason is None:
+        return None
+    return text_chunk(head, index, output.text, reason)

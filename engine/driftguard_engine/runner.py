@@ -1,0 +1,178 @@
+"""Runs the engine in one thread and hands what it emits to the event loop.
+
+One queue per HTTP request: its sequences (several prompts, n > 1) share it. Everything but `_step_forever`
+runs in the event loop, so no lock is needed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+
+import structlog
+
+from driftguard_engine.core import EngineError, FinishedRequest, Request, RequestOutput
+from driftguard_engine.engine import Engine
+
+log = structlog.get_logger("driftguard_engine.runner")
+
+IDLE_WAIT_SECONDS = 0.2  # how soon a stop is noticed while there is nothing to do
+STOP_LIMIT_SECONDS = 10.0
+
+
+class EngineUnavailable(EngineError):
+    """The engine thread has failed, or the server is shutting down."""
+
+    status = 503
+    code = "engine_unavailable"
+
+
+class Submission:
+    """The sequences of one HTTP request in the engine; leaving the `with` block aborts what still runs."""
+
+    def __init__(self, runner: EngineRunner, requests: Sequence[Request]) -> None:
+        self._runner = runner
+        self._pending = {request.request_id for request in requests}
+        self._queue: asyncio.Queue[RequestOutput | EngineUnavailable] = asyncio.Queue()
+
+    def __enter__(self) -> Submission:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._runner.release(self._pending)
+
+    def put(self, item: RequestOutput | EngineUnavailable) -> None:
+        self._queue.put_nowait(item)
+
+    async def outputs(self) -> AsyncIterator[RequestOutput]:
+        """Each step's output until every sequence has finished. Raises EngineUnavailable."""
+        while self._pending:
+            item = await self._queue.get()
+            if isinstance(item, EngineUnavailable):
+                raise item
+            if item.finished is not None:
+                self._pending.discard(item.request_id)
+            yield item
+
+
+class EngineRunner:
+    """on_finished: called in the engine thread for each request that leaves; must not block or raise.
+    on_step: called in the event loop with what a step finished. on_failure: when the engine thread has died.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        on_finished: Callable[[FinishedRequest], None],
+        on_finished_in_loop: Callable[[FinishedRequest], None],
+        on_failure: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._on_finished = on_finished
+        self._on_finished_in_loop = on_finished_in_loop
+        self._on_failure = on_failure
+        self._submissions: dict[str, Submission] = {}
+        self._idle = asyncio.Event()  # set while _submissions is empty
+        self._idle.set()
+        self._draining = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._step_forever, name="engine", daemon=True)
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Starts the engine thread; call it in the event loop that will await the outputs."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request]) -> Submission:
+        """Queues all of them or none. Raises InvalidRequest, EngineBusy, EngineUnavailable."""
+        self._check_available()
+        submission = Submission(self, requests)
+        for index, request in enumerate(requests):
+            try:
+                self._engine.submit(request)
+            except EngineError:
+                self.release({queued.request_id for queued in requests[:index]})
+                raise
+            self._submissions[request.request_id] = submission
+            self._idle.clear()
+        return submission
+
+    def release(self, request_ids: set[str]) -> None:
+        """Aborts these requests; what they still emit goes nowhere, but their records are kept."""
+        for request_id in request_ids:
+            self._forget(request_id)
+            self._engine.abort(request_id)
+
+    async def drain(self, limit_seconds: float) -> None:
+        """Takes no new request; lets the running ones finish, and aborts them after the limit."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(limit_seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("aborting requests: the shutdown limit is over", requests=len(self._submissions))
+        for request_id in list(self._submissions):
+            self._engine.abort(request_id)
+
+    async def stop(self) -> None:
+        """Ends the engine thread once it has no work left, so that every request leaves its record."""
+        self._stopping.set()
+        await asyncio.to_thread(self._thread.join, STOP_LIMIT_SECONDS)
+        if self._thread.is_alive():
+            log.error("the engine thread does not stop; its last records may be missing")
+
+    def _forget(self, request_id: str) -> None:
+        self._submissions.pop(request_id, None)
+        if not self._submissions:
+            self._idle.set()
+
+    def _check_available(self) -> None:
+        if self.failure is not None:
+            raise EngineUnavailable(f"the engine has failed ({self.failure}); the server is going down")
+        if self._draining:
+            raise EngineUnavailable("the server is shutting down")
+
+    def _step_forever(self) -> None:
+        try:
+            while True:
+                if self._engine.has_work():
+                    self._step()
+                elif self._stopping.is_set():
+                    return
+                else:
+                    self._engine.wait_for_work(IDLE_WAIT_SECONDS)
+        except BaseException as error:
+            log.exception("the engine thread has failed")
+            self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _step(self) -> None:
+        outputs = self._engine.step()
+        for output in outputs:
+            if output.finished is not None:
+                self._on_finished(output.finished)
+        if outputs:
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            submission = self._submissions.get(output.request_id)
+            if output.finished is not None:
+                self._forget(output.request_id)
+                self._on_finished_in_loop(output.finished)
+            if submission is not None:
+                submission.put(output)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        unavailable = EngineUnavailable(f"the engine has failed ({error}); the request is lost")
+        for submission in set(self._submissions.values()):
+            submission.put(unavailable)
+        self._submissions.clear()
+        self._idle.set()
+        self._on_failure()

@@ -1,0 +1,184 @@
+"""The engine's HTTP server: wiring, start, drain, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from driftguard_engine import admin_routes, openai_routes
+from driftguard_engine.engine import Engine
+from driftguard_engine.http_errors import install_error_handlers
+from driftguard_engine.metrics import Metrics
+from driftguard_engine.runner import EngineRunner
+from driftguard_engine.service import Service, TheService
+from driftguard_engine.telemetry import Telemetry
+
+log = structlog.get_logger("driftguard_engine.server")
+
+MAX_BODY_BYTES = 16_000_000
+FAILURE_GRACE_SECONDS = 1.0  # a dead engine answers 503 this long, so that a load balancer sees why
+CANCEL_AFTER_SECONDS = 5.0  # after the shutdown limit: for answers that nobody reads
+
+
+class AddressInUse(Exception):
+    """{host}:{port}: cannot listen there ({why})"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    host: str = "127.0.0.1"
+    port: int = 8100
+    admin_key_hash: str | None = None
+    shutdown_limit_seconds: float = 30.0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Takes the address before models load, so that a port in use is said at once. Raises AddressInUse."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise _address_in_use(host, port, error) from error
+    return listener
+
+
+def serve(engine: Engine, telemetry: Telemetry, listener: socket.socket, options: ServeOptions) -> int:
+    """Serves until SIGTERM or SIGINT, or until the engine fails. Returns the exit code: 0, or 1 on failure.
+
+    Raises AddressInUse when another process came to listen on the address first.
+    """
+    server = EngineServer(engine, telemetry, options)
+    # uvicorn raises the signal again after its clean shutdown; it must not change the exit code then.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    try:
+        server.run(sockets=[listener])
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise _address_in_use(options.host, options.port, error) from error
+    return 1 if server.runner.failure is not None else 0
+
+
+class EngineServer(uvicorn.Server):
+    def __init__(self, engine: Engine, telemetry: Telemetry, options: ServeOptions) -> None:
+        self._options = options
+        self._engine = engine
+        metrics = Metrics(engine, telemetry)
+        self.runner = EngineRunner(
+            engine,
+            on_finished=telemetry.finished,
+            on_finished_in_loop=metrics.finished,
+            on_failure=self._exit_soon,
+        )
+        service = Service(engine, self.runner, metrics, int(time.time()), options.admin_key_hash)
+        limit = int(options.shutdown_limit_seconds + CANCEL_AFTER_SECONDS)
+        super().__init__(
+            uvicorn.Config(
+                create_app(service, telemetry),
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=limit,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            target, draft = self._engine.target_name, self._engine.draft
+            print(
+                f"engine ready on http://{shown}:{port} target={target} draft={draft.name} "
+                f"draft_version={draft.version} method={draft.method}",
+                flush=True,
+            )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log.info("shutting down", limit_seconds=self._options.shutdown_limit_seconds)
+        drain = asyncio.create_task(self.runner.drain(self._options.shutdown_limit_seconds))
+        await super().shutdown(sockets)
+        await drain
+
+    def _exit_soon(self) -> None:
+        asyncio.get_running_loop().call_later(FAILURE_GRACE_SECONDS, self._exit_now)
+
+    def _exit_now(self) -> None:
+        self.should_exit = True
+
+
+def create_app(service: Service, telemetry: Telemetry) -> FastAPI:
+    """The ASGI application. Its lifespan starts and ends the engine thread and telemetry."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        telemetry.start()
+        service.runner.start()
+        yield
+        await service.runner.stop()
+        await asyncio.to_thread(telemetry.close)
+
+    app = FastAPI(title="DriftGuard engine", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.add_middleware(_BodyLimit)
+    install_error_handlers(app, service.metrics.refused)
+    app.include_router(openai_routes.router)
+    app.include_router(admin_routes.router)
+    app.get("/health")(health)
+    app.get("/metrics", response_class=Response)(prometheus_metrics)
+    return app
+
+
+async def health(service: TheService) -> JSONResponse:
+    """200 while the engine thread lives, else 503."""
+    failure = service.runner.failure
+    if failure is None:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "failed", "detail": f"the engine thread has failed: {failure}"}, 503)
+
+
+async def prometheus_metrics(service: TheService) -> Response:
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+class _BodyLimit:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, _limited(receive) if scope["type"] == "http" else receive, send)
+
+
+def _limited(receive: Receive) -> Receive:
+    size_bytes = 0
+
+    async def limited() -> Message:
+        nonlocal size_bytes
+        message = await receive()
+        size_bytes += len(message.get("body", b""))
+        if size_bytes > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+        return message
+
+    return limited
+
+
+def _address_in_use(host: str, port: int, error: OSError) -> AddressInUse:
+    why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    return AddressInUse(f"{host}:{port}: cannot listen there: {why}")
