@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.detection import Acceptance, DriftClosed, DriftOpened
+from driftguard.detection import DriftClosed, DriftOpened
 from driftguard.incidents import formula_slowdown, measured_slowdown, severity
 from driftguard.store import incidents, notifications, speeds
 from driftguard.store.speeds import Speed
@@ -54,8 +54,9 @@ def closing_reason(finding: DriftClosed) -> str:
 
 def _reason(finding: DriftOpened) -> str:
     verb = "fell" if finding.direction == "down" else "rose"
+    before, after = _changed_acceptance(finding)
     return (
-        f"acceptance {verb} from {finding.before.rate:.2f} to {finding.after.rate:.2f}; "
+        f"acceptance {verb} from {before:.2f} to {after:.2f}; "
         f"found {finding.requests_to_alarm} requests after the change"
     )
 
@@ -71,7 +72,8 @@ def _incident(session: Session, stream: Stream, finding: DriftOpened, now: datet
         newest=finding.ordinal,
         newest_ended_at=datetime.fromtimestamp(finding.ended_at, UTC),
     )
-    evidence = _evidence(finding, before, after)
+    acceptances = _changed_acceptance(finding)
+    evidence = _evidence(finding, acceptances, before, after)
     slowdowns = [evidence["slowdown_measured"], evidence["slowdown_formula"]]
     worst = max((value for value in slowdowns if value is not None), default=None)
     return Incident(
@@ -85,8 +87,8 @@ def _incident(session: Session, stream: Stream, finding: DriftOpened, now: datet
         change_point_at=changed_at,
         interval_start_at=times.get(finding.interval[0], changed_at),
         interval_end_at=times.get(finding.interval[1], changed_at),
-        acceptance_before=finding.before.rate,
-        acceptance_after=finding.after.rate,
+        acceptance_before=acceptances[0],
+        acceptance_after=acceptances[1],
         tokens_per_second_before=before.tokens_per_second,
         tokens_per_second_after=after.tokens_per_second,
         segments=[msgspec.to_builtins(change) for change in finding.segments],
@@ -94,29 +96,30 @@ def _incident(session: Session, stream: Stream, finding: DriftOpened, now: datet
     )
 
 
-def _evidence(finding: DriftOpened, before: Speed, after: Speed) -> dict[str, Any]:
-    """What the statement rests on, so that a reader can check it."""
+def _evidence(
+    finding: DriftOpened, acceptances: tuple[float, float], before: Speed, after: Speed
+) -> dict[str, Any]:
+    """What the statement rests on, so that a reader can check it. Slowdowns are of the changed segments."""
     k = before.num_speculative_tokens or after.num_speculative_tokens
-    weights = [change.after.requests for change in finding.segments]
-    changed = (
-        _weighted([change.before for change in finding.segments], weights),
-        _weighted([change.after for change in finding.segments], weights),
-    )
     return {
         "evidence": finding.evidence,
         "false_alarm_every": finding.false_alarm_every,
         "requests_to_alarm": finding.requests_to_alarm,
         "interval": list(finding.interval),
         "interval_level": finding.interval_level,
-        "before": msgspec.to_builtins(finding.before),
-        "after": msgspec.to_builtins(finding.after),
+        "stream_before": msgspec.to_builtins(finding.before),
+        "stream_after": msgspec.to_builtins(finding.after),
         "slowdown_measured": measured_slowdown(before.tokens_per_second, after.tokens_per_second),
-        "slowdown_formula": formula_slowdown(*changed, k) if k else None,
+        "slowdown_formula": formula_slowdown(*acceptances, k) if k else None,
         "num_speculative_tokens": k,
     }
 
 
-def _weighted(sides: Sequence[Acceptance], weights: Sequence[int]) -> float:
-    """One rate for both sides from the same mix of segments, so that only acceptance differs."""
-    total = sum(weights)
-    return sum(side.rate * weight for side, weight in zip(sides, weights, strict=True)) / total
+def _changed_acceptance(finding: DriftOpened) -> tuple[float, float]:
+    """Acceptance of the changed segments before and after, both in the mix of segments after the change,
+    so that only acceptance differs."""
+    total = sum(change.after.requests for change in finding.segments)
+    return (
+        sum(change.before.rate * change.after.requests for change in finding.segments) / total,
+        sum(change.after.rate * change.after.requests for change in finding.segments) / total,
+    )

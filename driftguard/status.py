@@ -1,0 +1,210 @@
+"""One verdict per stream, with the numbers it rests on and one sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+import msgspec
+from sqlalchemy.orm import Session
+
+from driftguard.alerting.message import clock, cost_percent
+from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
+from driftguard.store import detector_states, status, streams
+from driftguard.store.tables import Incident, RetrainRun, Stream
+
+IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
+_WORST_FIRST: Final = ("degraded", "drafting_stopped", "improved", "insufficient_data", "steady", "replaced")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """One stream now. Acceptances are over the watched segments, both sides in today's mix."""
+
+    stream: Stream
+    verdict: str
+    text: str
+    since: datetime | None
+    in_service: bool
+    draft_in_service: str
+    now: Acceptance | None
+    baseline: Acceptance | None
+    tokens_per_second_now: float | None
+    tokens_per_second_baseline: float | None
+    cost_percent: float | None  # of the tokens per second, while degraded
+    sample_size: int  # requests folded
+    requests_missing: int  # until the first segment is watched
+    incident_id: UUID | None
+    last_retrain: RetrainRun | None
+    segments: Sequence[SegmentSummary]
+
+
+def gather(session: Session, now: datetime) -> list[StreamStatus]:
+    """Every stream, the worst of those in service first."""
+    facts = _Facts(
+        now=now,
+        streams=streams.all_streams(session),
+        summaries={
+            stream_id: msgspec.convert(summary, StreamSummary)
+            for stream_id, summary in detector_states.summaries(session).items()
+        },
+        incidents=status.unresolved_incidents(session),
+        speeds=status.speeds(session, now),
+        drafts=status.drafts_in_service(session),
+        retrains=status.last_retrains(session),
+    )
+    found = [_status(stream, facts) for stream in facts.streams]
+    return sorted(
+        found, key=lambda item: (_WORST_FIRST.index(item.verdict), -item.stream.last_seen_at.timestamp())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    now: datetime
+    streams: Sequence[Stream]
+    summaries: dict[int, StreamSummary]
+    incidents: dict[int, dict[str, Incident]]
+    speeds: dict[int, dict[str, status.SegmentSpeed]]
+    drafts: dict[tuple[str, str], str]
+    retrains: dict[tuple[str, str], RetrainRun]
+
+
+def _status(stream: Stream, facts: _Facts) -> StreamStatus:
+    place = (stream.server, stream.target)
+    newest = max(
+        (other for other in facts.streams if (other.server, other.target) == place),
+        key=lambda other: other.last_seen_at,
+    )
+    in_service = newest.last_seen_at - stream.last_seen_at <= IN_SERVICE_WITHIN
+    if place in facts.drafts and stream.method != "none":
+        in_service = in_service and facts.drafts[place] == stream.draft_version
+    summary = facts.summaries.get(stream.id)
+    verdict, incident = _verdict(summary, facts.incidents.get(stream.id, {}), in_service=in_service)
+    now, baseline = _acceptances(summary)
+    speeds = facts.speeds.get(stream.id, {})
+    now_speed, baseline_speed = _speeds(speeds, incident if verdict == "degraded" else None)
+    found = StreamStatus(
+        stream=stream,
+        verdict=verdict,
+        text="",
+        since=_since(summary, incident),
+        in_service=in_service,
+        draft_in_service=facts.drafts.get(place, newest.draft_version),
+        now=now,
+        baseline=baseline,
+        tokens_per_second_now=now_speed,
+        tokens_per_second_baseline=baseline_speed,
+        cost_percent=cost_percent(incident) if verdict == "degraded" and incident else None,
+        sample_size=summary.requests if summary else 0,
+        requests_missing=_missing(summary),
+        incident_id=incident.id if incident else None,
+        last_retrain=facts.retrains.get(place),
+        segments=summary.segments if summary else (),
+    )
+    return _with_text(found, incident)
+
+
+def _verdict(
+    summary: StreamSummary | None, incidents: dict[str, Incident], *, in_service: bool
+) -> tuple[str, Incident | None]:
+    """The verdict, and the incident it stands on. An incident that a person resolved is over at once."""
+    if not in_service:
+        return "replaced", None
+    for verdict, direction in (("degraded", "down"), ("improved", "up")):
+        if direction in incidents:
+            return verdict, incidents[direction]
+    if summary is None:
+        return "insufficient_data", None
+    return ("steady" if summary.verdict in ("degraded", "improved") else summary.verdict), None
+
+
+def _since(summary: StreamSummary | None, incident: Incident | None) -> datetime | None:
+    if incident is not None:
+        return incident.change_point_at
+    if summary is None or summary.since is None:
+        return None
+    return datetime.fromtimestamp(summary.since, UTC)
+
+
+def _missing(summary: StreamSummary | None) -> int:
+    return min((segment.requests_needed for segment in summary.segments), default=0) if summary else 0
+
+
+def _acceptances(summary: StreamSummary | None) -> tuple[Acceptance | None, Acceptance | None]:
+    if summary is None:
+        return None, None
+    pairs = [(item.recent, item.baseline) for item in summary.segments if item.recent and item.baseline]
+    requests = sum(recent.requests for recent, _ in pairs)
+    if not requests:
+        return summary.acceptance, None
+    weights = [recent.requests / requests for recent, _ in pairs]
+    now = _mixed([recent for recent, _ in pairs], weights)
+    return now, _mixed([baseline for _, baseline in pairs], weights)
+
+
+def _mixed(parts: Sequence[Acceptance], weights: Sequence[float]) -> Acceptance:
+    """Rates in one mix of segments; the half-widths of independent intervals add in squares."""
+    rate = sum(part.rate * weight for part, weight in zip(parts, weights, strict=True))
+    squares = sum(
+        (weight * (part.high - part.low) / 2) ** 2 for part, weight in zip(parts, weights, strict=True)
+    )
+    half = float(squares**0.5)
+    return Acceptance(
+        rate, max(0.0, rate - half), min(1.0, rate + half), sum(part.requests for part in parts)
+    )
+
+
+def _speeds(
+    speeds: dict[str, status.SegmentSpeed], incident: Incident | None
+) -> tuple[float | None, float | None]:
+    """Tokens per second now and before; during an incident of the segments that it names."""
+    if incident is None:
+        return _rate([item.recent for item in speeds.values()]), _rate(
+            [item.earlier for item in speeds.values()]
+        )
+    named = {segment["segment"] for segment in incident.segments}
+    now = _rate([item.recent for segment, item in speeds.items() if segment in named])
+    return now or incident.tokens_per_second_after, incident.tokens_per_second_before
+
+
+def _rate(parts: Sequence[status.Speed]) -> float | None:
+    requests, seconds = sum(part.requests for part in parts), sum(part.seconds for part in parts)
+    return requests / seconds if seconds > 0 else None
+
+
+def _with_text(found: StreamStatus, incident: Incident | None) -> StreamStatus:
+    return replace(found, text=_sentence(found, incident))
+
+
+def _sentence(found: StreamStatus, incident: Incident | None) -> str:
+    if found.verdict == "replaced":
+        return f"No longer in service: {found.stream.server} runs draft {found.draft_in_service}."
+    if incident is not None:
+        return _incident_sentence(incident)
+    if found.verdict == "drafting_stopped":
+        return "Drafting has stopped: the newest requests carried no draft tokens."
+    if found.verdict == "insufficient_data":
+        more = f"; at least {found.requests_missing} more are needed" if found.requests_missing else ""
+        return f"Insufficient data: {found.sample_size} requests so far{more} before a change could be told."
+    rates = f"acceptance {found.now.rate:.2f}" if found.now else "acceptance not known"
+    return f"Steady: {rates}" + (f", baseline {found.baseline.rate:.2f}." if found.baseline else ".")
+
+
+def _incident_sentence(incident: Incident) -> str:
+    names = ", ".join(segment["segment"] for segment in incident.segments[:3])
+    more = f" and {len(incident.segments) - 3} more" if len(incident.segments) > 3 else ""
+    word, verb = ("Degraded", "fell") if incident.direction == "down" else ("Improved", "rose")
+    percent = cost_percent(incident)
+    cost = (
+        f", about {percent:.0f}% slower" if incident.direction == "down" and percent and percent > 0 else ""
+    )
+    doing = {"acknowledged": " Acknowledged.", "mitigating": " A new draft is being made."}
+    return (
+        f"{word} since {clock(incident.change_point_at)}: acceptance in {names}{more} {verb} from "
+        f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}{cost}."
+        f"{doing.get(incident.state, '')}"
+    )

@@ -1,0 +1,78 @@
+"""Acceptance over time, with what happened: for charts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from driftguard.store.tables import Draft, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Counts of one stream and segment over one stretch of time."""
+
+    stream_id: int
+    segment: str
+    at: datetime
+    requests: int
+    drafted: int
+    accepted: int
+
+
+_FINE_BINS = text(
+    """
+    SELECT stream_id, segment,
+           date_bin(make_interval(secs => :seconds), ended_at, 'epoch'::timestamptz) AS at,
+           count(*) AS requests, sum(drafted) AS drafted, sum(accepted) AS accepted
+    FROM records WHERE stream_id = ANY(:streams) AND kind <> 'probe'
+      AND ended_at >= :since AND ended_at < :until
+    GROUP BY 1, 2, 3 ORDER BY 3
+    """
+)
+_MINUTE_BINS = text(
+    """
+    SELECT stream_id, segment,
+           date_bin(make_interval(secs => :seconds), minute, 'epoch'::timestamptz) AS at,
+           sum(records) AS requests, sum(drafted) AS drafted, sum(accepted) AS accepted
+    FROM rollups_1m WHERE stream_id = ANY(:streams) AND kind <> 'probe'
+      AND minute >= :since AND minute < :until
+    GROUP BY 1, 2, 3 ORDER BY 3
+    """
+)
+
+
+def bins(
+    session: Session, stream_ids: Sequence[int], since: datetime, until: datetime, bin_seconds: int
+) -> list[Bin]:
+    """In order of time. Below a minute they come from the records, else from the one-minute rollups."""
+    rows = session.execute(
+        _FINE_BINS if bin_seconds < 60 else _MINUTE_BINS,
+        {"streams": list(stream_ids), "since": since, "until": until, "seconds": bin_seconds},
+    )
+    return [_bin(row) for row in rows]
+
+
+def _bin(row: Any) -> Bin:
+    return Bin(row.stream_id, row.segment, row.at, int(row.requests), int(row.drafted), int(row.accepted))
+
+
+def siblings(session: Session, stream: Stream) -> list[Stream]:
+    """Streams of the same server and target, this one among them: earlier and later drafts."""
+    query = select(Stream).where(Stream.server == stream.server, Stream.target == stream.target)
+    return list(session.scalars(query.order_by(Stream.id)))
+
+
+def promotions(session: Session, server: str, target: str, since: datetime) -> list[Draft]:
+    """Drafts that were put into service there, oldest first."""
+    query = (
+        select(Draft)
+        .where(Draft.server == server, Draft.target == target, Draft.promoted_at >= since)
+        .order_by(Draft.promoted_at)
+    )
+    return list(session.scalars(query))

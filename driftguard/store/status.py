@@ -1,0 +1,80 @@
+"""What the status shows beyond the detectors' summaries: speeds, drafts in service, the last retraining."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from driftguard.store.tables import Draft, Incident, RetrainRun, Rollup, Stream
+
+RECENT = timedelta(minutes=5)
+EARLIER = timedelta(hours=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Requests with a measured time per output token, and the sum of those times in seconds."""
+
+    requests: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpeed:
+    """The last five minutes, and the two hours before them."""
+
+    recent: Speed
+    earlier: Speed
+
+
+def speeds(session: Session, now: datetime) -> dict[int, dict[str, SegmentSpeed]]:
+    """stream id -> segment -> speeds."""
+    edge = now - RECENT
+    count, seconds = Rollup.time_per_output_token_count, Rollup.time_per_output_token_sum
+    recent, earlier = Rollup.minute >= edge, Rollup.minute < edge
+    query = (
+        select(
+            Rollup.stream_id,
+            Rollup.segment,
+            func.coalesce(func.sum(count).filter(recent), 0),
+            func.coalesce(func.sum(seconds).filter(recent), 0),
+            func.coalesce(func.sum(count).filter(earlier), 0),
+            func.coalesce(func.sum(seconds).filter(earlier), 0),
+        )
+        .where(Rollup.minute >= edge - EARLIER, Rollup.kind != "probe")
+        .group_by(Rollup.stream_id, Rollup.segment)
+    )
+    found: dict[int, dict[str, SegmentSpeed]] = defaultdict(dict)
+    for stream_id, segment, *sums in session.execute(query):
+        now_count, now_seconds, then_count, then_seconds = sums
+        found[stream_id][segment] = SegmentSpeed(
+            Speed(int(now_count), float(now_seconds)), Speed(int(then_count), float(then_seconds))
+        )
+    return found
+
+
+def drafts_in_service(session: Session) -> dict[tuple[str, str], str]:
+    """(server, target) -> version of the draft that was put into service there."""
+    query = select(Draft.server, Draft.target, Draft.version).where(Draft.state == "in_service")
+    return {(row.server, row.target): row.version for row in session.execute(query)}
+
+
+def last_retrains(session: Session) -> dict[tuple[str, str], RetrainRun]:
+    """(server, target) -> its newest retraining run."""
+    query = (
+        select(RetrainRun)
+        .distinct(RetrainRun.server, RetrainRun.target)
+        .order_by(RetrainRun.server, RetrainRun.target, RetrainRun.started_at.desc())
+    )
+    return {(run.server, run.target): run for run in session.scalars(query)}
+
+
+def unresolved_incidents(session: Session) -> dict[int, dict[str, Incident]]:
+    """stream id -> direction -> incident."""
+    found: dict[int, dict[str, Incident]] = defaultdict(dict)
+    for incident in session.scalars(select(Incident).where(Incident.state != "resolved")):
+        found[incident.stream_id][incident.direction] = incident
+    return found
