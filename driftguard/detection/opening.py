@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from driftguard.detection.acceptance import acceptance_of
 from driftguard.detection.baseline import Baselines, reference_acceptance
 from driftguard.detection.bets import DOWN, UP, Floats, mean_over_bets
-from driftguard.detection.change_point import INTERVAL_LEVEL, Located, locate
+from driftguard.detection.change_point import INTERVAL_LEVEL, locate
 from driftguard.detection.columns import Columns
 from driftguard.detection.evidence import ranked
 from driftguard.detection.findings import Acceptance, DriftOpened, SegmentChange
@@ -88,8 +88,8 @@ def _when(alarm: _Alarm, pool: list[int]) -> tuple[int, int, tuple[int, int]]:
     have happened between the two.
     """
     rows = alarm.rows[np.flatnonzero(np.isin(alarm.rows.segment, pool))]
-    mean, variance = alarm.base.mean[rows.segment], alarm.base.variance[rows.segment]
-    at: Located = locate(rows.x, mean, variance, rise=alarm.rise)
+    boundary = alarm.base.rise_above if alarm.rise else alarm.base.fall_below
+    at = locate(rows.x, boundary[rows.segment], alarm.base.variance[rows.segment], rise=alarm.rise)
     first = rows.ordinal[at.first - 1] + 1 if at.first else rows.ordinal[0]
     return int(rows.ordinal[at.point]), int(rows.ended_ms[at.point]), (int(first), int(rows.ordinal[at.last]))
 

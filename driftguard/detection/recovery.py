@@ -2,16 +2,16 @@
 
 For a fall, the null says that the segment's acceptance per request still lies at or below the
 midpoint between before and after. Bets that it lies above are e = 1 + lambda (x - midpoint); a share
-w_t = 1 / (t (t + 1)) of one unit of wealth is put on bets that begin at the segment's t-th request
-after the alarm: W_t = (W_{t-1} + w_t) e_t, averaged over the ten bets of `bets.py`. Recovered when the
-average reaches 1 / RECOVERY_LEVEL.
+w_t = 1 / (2.11 (t + 1) ln^2(t + 1)) of one unit of wealth is put on bets that begin at the segment's
+t-th request after the alarm: W_t = (W_{t-1} + w_t) e_t, averaged over the ten bets of `bets.py`.
+Recovered when the average reaches 1 / RECOVERY_LEVEL.
 
 Assumptions: E[x | past] <= midpoint while it has not recovered; nothing else about x.
-Guarantee: the shares sum to 1, so W is at most a mixture of nonnegative supermartingales from 1, and
+Guarantee: the shares sum to less than 1, so W is at most a mixture of nonnegative supermartingales from 1, and
 the probability that an unrecovered segment is ever called recovered is at most RECOVERY_LEVEL
 (Ville's inequality). An incident closes when every changed segment has recovered, so the level holds
 for it without correction (the rejections are intersected). The price of the shares is a delay that
-grows with twice the logarithm of the incident's length.
+grows with the logarithm of the incident's length.
 Paper: Ramdas, Grunwald, Vovk, Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference".
 
 A rise is the mirror image. A segment that sends nothing while the stream sends a whole history of
@@ -20,7 +20,9 @@ requests no longer holds the incident open.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,11 +62,15 @@ def run_tests(incident: OpenIncident, base: Baselines, rows: Columns, *, fall: b
         segment = rows.segment[places]
         x, midpoint, variance = rows.x[places], midpoint_of[segment], base.variance[segment]
         stake = stakes(1.0 - midpoint if fall else midpoint, variance)
-        times = np.arange(1, len(x) + 1, dtype=np.float64) + incident.seen[test]
-        shares = 1.0 / (times * (times + 1.0))
         bets = factors(x, midpoint, stake, rise=fall)
-        runs[int(test)] = TestRun(places, run_sums(incident.wealth[test], bets, shares.tolist()))
+        shares = map(_share, count(int(incident.seen[test]) + 1))
+        runs[int(test)] = TestRun(places, run_sums(incident.wealth[test], bets, shares))
     return runs
+
+
+def _share(request: int) -> float:
+    """w_t; the sum of 1 / (n ln^2 n) over n >= 2 is 2.1097."""
+    return 1.0 / (2.11 * (request + 1) * math.log(request + 1) ** 2)
 
 
 def keep_tests(

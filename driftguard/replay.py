@@ -1,0 +1,289 @@
+"""Runs records from files through the detector, without a database: `driftguard replay`.
+
+Records are numbered over all the input: the N-th line that is not blank is record N, whether it is
+good, bad or a probe. With one file without blank lines, `sed -n Np FILE` shows the record that an
+event names. The files are read in the order given, `-` is standard input, and each stream's records
+must be in the order in which they ended.
+
+A line that is not a record is reported with its file, line and field and skipped; the exit code is
+then 2. Probes are counted and hold no evidence; a window is one observation.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+import msgspec
+
+from driftguard.detection import (
+    Acceptance,
+    BaselineReady,
+    DetectorConfig,
+    DriftClosed,
+    DriftOpened,
+    Finding,
+    ObservationBatch,
+    SegmentChange,
+    StreamState,
+    describe,
+    fold,
+)
+from driftguard.records import AcceptanceRecord, RecordError, StreamKey, decode_record
+
+STANDARD_INPUT = Path("-")
+CHUNK_RECORDS = 5_000
+MAX_LISTED_PROBLEMS = 100
+
+
+@dataclass(slots=True)
+class Watched:
+    """One stream of the replay: its detector's state and the draft's name as first seen."""
+
+    key: StreamKey
+    draft: str
+    state: StreamState = field(default_factory=StreamState)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayEvent:
+    """A finding and the stream that it is about."""
+
+    watched: Watched
+    finding: Finding
+
+
+@dataclass(slots=True)
+class Replay:
+    """A replay under way: feed it numbered records, ask it for its streams at the end."""
+
+    config: DetectorConfig
+    streams: dict[StreamKey, Watched] = field(default_factory=dict)
+    records: int = 0
+    probes: int = 0
+
+    def feed(self, numbered: Iterable[tuple[int, AcceptanceRecord]]) -> Iterator[ReplayEvent]:
+        """Yields the events in the order of the records, chunk by chunk."""
+        rest = iter(numbered)
+        while chunk := list(islice(rest, CHUNK_RECORDS)):
+            yield from self._chunk(chunk)
+
+    def _chunk(self, chunk: list[tuple[int, AcceptanceRecord]]) -> list[ReplayEvent]:
+        of_stream: dict[StreamKey, list[tuple[int, AcceptanceRecord]]] = {}
+        for number, record in chunk:
+            self.records += 1
+            if record.kind == "probe":
+                self.probes += 1
+            else:
+                of_stream.setdefault(record.stream_key, []).append((number, record))
+        events: list[ReplayEvent] = []
+        for key, numbered in of_stream.items():
+            numbers, records = zip(*numbered, strict=True)
+            watched = self.streams.setdefault(key, Watched(key, records[0].draft))
+            batch = ObservationBatch.from_records(numbers, records)
+            watched.state, findings = fold(self.config, watched.state, batch)
+            events += [ReplayEvent(watched, finding) for finding in findings]
+        return sorted(events, key=lambda event: event.finding.ordinal)
+
+
+@dataclass(slots=True)
+class Reader:
+    """Numbers the lines of the files; says on `err` which are no records, and counts those."""
+
+    err: TextIO
+    lines: int = 0
+    problems: int = 0
+
+    def read(self, files: list[Path]) -> Iterator[tuple[int, AcceptanceRecord]]:
+        return chain.from_iterable(map(self._file, files))
+
+    def _file(self, path: Path) -> Iterator[tuple[int, AcceptanceRecord]]:
+        try:
+            if path == STANDARD_INPUT:
+                yield from self._lines("standard input", sys.stdin.buffer)
+            else:
+                with path.open("rb") as file:
+                    yield from self._lines(str(path), file)
+        except OSError as error:
+            self._problem(f"{path}: cannot be read ({error.strerror})")
+
+    def _lines(self, name: str, file: BinaryIO) -> Iterator[tuple[int, AcceptanceRecord]]:
+        for line, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            self.lines += 1
+            try:
+                record = decode_record(text, line=line)
+            except RecordError as error:
+                self._problem(f"{name}: {error}")
+            else:
+                yield self.lines, record
+
+    def _problem(self, text: str) -> None:
+        self.problems += 1
+        if self.problems <= MAX_LISTED_PROBLEMS:
+            print(text, file=self.err)
+        elif self.problems == MAX_LISTED_PROBLEMS + 1:
+            print(f"more than {MAX_LISTED_PROBLEMS} problems; the rest are only counted", file=self.err)
+
+
+def replay(records: Iterable[AcceptanceRecord], config: DetectorConfig) -> Iterator[ReplayEvent]:
+    """The events of records that are numbered from 1 in their order."""
+    return Replay(config).feed(enumerate(records, start=1))
+
+
+def run_replay(
+    files: list[Path],
+    *,
+    json: bool,
+    false_alarm_every: float,
+    minimum_drop: float,
+    out: TextIO,
+    err: TextIO,
+) -> int:
+    """What `driftguard replay` does; returns its exit code: 0, or 2 when something could not be read.
+
+    `json`: one JSON object per event and nothing else on `out`; otherwise text, with a summary at the
+    end. Raises BadSettings when a number is out of its range.
+    """
+    config = DetectorConfig(false_alarm_every=false_alarm_every, minimum_drop=minimum_drop)
+    running, reader = Replay(config), Reader(err)
+    for event in running.feed(reader.read(files)):
+        print(msgspec.json.encode(event_json(event)).decode() if json else event_text(event), file=out)
+    if not json:
+        print("\n".join(_summary(running)), file=out)
+    if reader.problems:
+        print(f"{reader.problems} of {reader.lines} lines or files could not be read", file=err)
+    return 2 if reader.problems else 0
+
+
+def event_json(event: ReplayEvent) -> dict[str, Any]:
+    """The event as `--json` prints it. Rates are ratios of sums; record numbers as in this module's text."""
+    finding, key = event.finding, event.watched.key
+    stream = {
+        "server": key.server,
+        "target": key.target,
+        "draft": event.watched.draft,
+        "draft_version": key.draft_version,
+        "method": key.method,
+    }
+    common = {"stream": stream, "record": finding.ordinal, "ended_at": _time(finding.ended_at)}
+    match finding:
+        case BaselineReady():
+            return {"event": "baseline_ready", **common, **_baseline_json(finding)}
+        case DriftOpened():
+            return {"event": "incident_opened", **common, **_opened_json(finding)}
+        case DriftClosed():
+            return {"event": "incident_closed", **common, **_closed_json(finding)}
+
+
+def _baseline_json(finding: BaselineReady) -> dict[str, Any]:
+    return {
+        "segment": finding.segment,
+        "since": _time(finding.since),
+        "requests": finding.requests,
+        **_acceptance_json("acceptance", finding.acceptance),
+        "mean_per_request": finding.mean_per_request,
+        "standard_deviation_per_request": finding.standard_deviation,
+        "false_alarm_every": finding.false_alarm_every,
+    }
+
+
+def _opened_json(finding: DriftOpened) -> dict[str, Any]:
+    return {
+        "direction": finding.direction,
+        "scope": finding.scope,
+        "change_point": finding.change_point,
+        "change_point_at": _time(finding.change_point_at),
+        "interval": list(finding.interval),
+        "interval_level": finding.interval_level,
+        "segments": [_change_json(change) for change in finding.segments],
+        **_acceptance_json("before", finding.before),
+        **_acceptance_json("after", finding.after),
+        "requests_to_alarm": finding.requests_to_alarm,
+        "evidence": finding.evidence,
+        "false_alarm_every": finding.false_alarm_every,
+    }
+
+
+def _closed_json(finding: DriftClosed) -> dict[str, Any]:
+    return {
+        "direction": finding.direction,
+        "reason": finding.reason,
+        "opened_record": finding.opened_ordinal,
+        "change_point": finding.change_point,
+        "segments": [_change_json(change) for change in finding.segments],
+    }
+
+
+def _change_json(change: SegmentChange) -> dict[str, Any]:
+    return {
+        "segment": change.segment,
+        **_acceptance_json("before", change.before),
+        **_acceptance_json("after", change.after),
+        "evidence": change.evidence,
+    }
+
+
+def _acceptance_json(name: str, acceptance: Acceptance) -> dict[str, Any]:
+    return {
+        name: acceptance.rate,
+        f"{name}_interval": [acceptance.low, acceptance.high],
+        f"{name}_requests": acceptance.requests,
+    }
+
+
+def event_text(event: ReplayEvent) -> str:
+    """The event for a reader at a terminal."""
+    finding = event.finding
+    head = f"record {finding.ordinal}, {_time(finding.ended_at)}, {_stream_text(event.watched)}:"
+    match finding:
+        case BaselineReady():
+            watched = f"{finding.acceptance.rate:.3f} over {finding.requests} requests"
+            return f"{head} segment {finding.segment} is watched from here; acceptance {watched}"
+        case DriftOpened():
+            first, last = finding.interval
+            when = (
+                f"since record {finding.change_point} ({first} to {last}), {_time(finding.change_point_at)}"
+            )
+            what = {"down": "acceptance fell", "up": "acceptance rose"}[finding.direction]
+            lines = [f"{head} {what} {when}", *map(_change_text, finding.segments)]
+            return "\n".join(lines)
+        case DriftClosed():
+            why = {"recovered": "is back", "no_traffic": "has no traffic left in the changed segments"}
+            lines = [f"{head} acceptance {why[finding.reason]}; reported at record {finding.opened_ordinal}"]
+            return "\n".join([*lines, *map(_change_text, finding.segments)])
+
+
+def _change_text(change: SegmentChange) -> str:
+    after = change.after
+    interval = f"{after.low:.3f} to {after.high:.3f}, {after.requests} requests"
+    return f"    segment {change.segment}: {change.before.rate:.3f} -> {after.rate:.3f} ({interval})"
+
+
+def _summary(running: Replay) -> Iterator[str]:
+    yield f"{running.records} records, {running.probes} of them probes, {len(running.streams)} streams"
+    for watched in running.streams.values():
+        summary = describe(running.config, watched.state)
+        yield f"{_stream_text(watched)}: {summary.verdict.replace('_', ' ')}"
+        for segment in summary.segments:
+            recent = f"{segment.recent.rate:.3f}" if segment.recent else "none"
+            if segment.baseline is None:
+                told = f"at least {segment.requests_needed} more requests needed, acceptance {recent}"
+            else:
+                told = f"{segment.verdict}, acceptance {segment.baseline.rate:.3f} at first, now {recent}"
+            yield f"    segment {segment.segment}: {segment.requests} requests, {told}"
+
+
+def _stream_text(watched: Watched) -> str:
+    key = watched.key
+    return f"{key.server} {key.target} with {watched.draft} ({key.draft_version}, {key.method})"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
