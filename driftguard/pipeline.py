@@ -15,7 +15,6 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 import structlog
@@ -140,8 +139,7 @@ class Pipeline:
                 return 0
             found = streams_by_id(session, {record.stream_id for record in records})
             changed = self._fold_streams(session, records, found)
-            stored = {stream_id: (state.to_bytes(), _summary(state)) for stream_id, state in changed.items()}
-            detector_states.store(session, stored, datetime.now(UTC))
+            self._store(session, changed)
             detector_states.set_position(session, records[-1].seq)
         self._remember(changed, records[-1].seq)
         self._count(records, found)
@@ -190,6 +188,13 @@ class Pipeline:
             if direction not in unresolved:
                 state = end_incident(state, direction)
         return state
+
+    def _store(self, session: Session, changed: dict[int, StreamState]) -> None:
+        rows = {
+            stream_id: (state.to_bytes(), msgspec.to_builtins(describe(self._config, state)))
+            for stream_id, state in changed.items()
+        }
+        detector_states.store(session, rows, datetime.now(UTC))
 
     def _load(self, session: Session, stream_ids: Sequence[int]) -> None:
         stored = detector_states.load(session, stream_ids)
@@ -250,8 +255,3 @@ def _observations(records: Sequence[StoredRecord]) -> ObservationBatch:
         [record.accepted for record in traffic],
         [record.ended_at.timestamp() for record in traffic],
     )
-
-
-def _summary(state: StreamState) -> dict[str, Any]:
-    summary: dict[str, Any] = msgspec.to_builtins(describe(state))
-    return summary

@@ -114,6 +114,8 @@ def _verdict(
     """The verdict, and the incident it stands on. An incident that a person resolved is over at once."""
     if not in_service:
         return "replaced", None
+    if summary is not None and summary.verdict == "drafting_stopped":
+        return "drafting_stopped", incidents.get("down")
     for verdict, direction in (("degraded", "down"), ("improved", "up")):
         if direction in incidents:
             return verdict, incidents[direction]
@@ -183,10 +185,12 @@ def _with_text(found: StreamStatus, incident: Incident | None) -> StreamStatus:
 def _sentence(found: StreamStatus, incident: Incident | None) -> str:
     if found.verdict == "replaced":
         return f"No longer in service: {found.stream.server} runs draft {found.draft_in_service}."
-    if incident is not None:
-        return _incident_sentence(incident)
     if found.verdict == "drafting_stopped":
         return "Drafting has stopped: the newest requests carried no draft tokens."
+    if incident is not None:
+        return _incident_sentence(incident)
+    if found.stream.method == "none":
+        return "Requests without speculation: there is no acceptance to watch."
     if found.verdict == "insufficient_data":
         more = f"; at least {found.requests_missing} more are needed" if found.requests_missing else ""
         return f"Insufficient data: {found.sample_size} requests so far{more} before a change could be told."

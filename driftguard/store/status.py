@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from driftguard.store.tables import Draft, Incident, RetrainRun, Rollup, Stream
+from driftguard.store.tables import Draft, Incident, RetrainRun, Rollup
 
 RECENT = timedelta(minutes=5)
 EARLIER = timedelta(hours=2)

@@ -1,0 +1,214 @@
+"""Shapes of the answers about status and incidents."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from driftguard.alerting.message import cost_percent, summary
+from driftguard.detection import Acceptance, SegmentSummary
+from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Stream
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+
+class Rate(_Model):
+    """Acceptance rate: sum of accepted / sum of drafted, with a 95% interval."""
+
+    rate: float = Field(examples=[0.74])
+    low: float = Field(examples=[0.72])
+    high: float = Field(examples=[0.76])
+    requests: int = Field(examples=[200])
+
+    @classmethod
+    def of(cls, acceptance: Acceptance | None) -> Rate | None:
+        return cls.model_validate(acceptance) if acceptance else None
+
+
+class NowAndBaseline(_Model):
+    now: Rate | None = Field(description="Newest requests of the watched segments.")
+    baseline: Rate | None = Field(description="The same segments while they were in control, in today's mix.")
+
+
+class TokensPerSecond(_Model):
+    """Per request while decoding: requests / sum of their times per output token."""
+
+    now: float | None = Field(description="Last five minutes.", examples=[41.2])
+    baseline: float | None = Field(
+        description="Before the change while degraded, else the two hours before.", examples=[52.8]
+    )
+    cost_percent: float | None = Field(
+        description="Part lost to the drift; null unless degraded.", examples=[22.0]
+    )
+
+
+class SegmentStatus(_Model):
+    segment: str = Field(examples=["german"])
+    verdict: Literal["insufficient_data", "steady", "degraded", "improved"]
+    requests: int
+    requests_needed: int = Field(description="At least so many more until the segment is watched.")
+    now: Rate | None
+    baseline: Rate | None
+
+    @classmethod
+    def of(cls, item: SegmentSummary) -> SegmentStatus:
+        return cls(
+            segment=item.segment,
+            verdict=item.verdict,
+            requests=item.requests,
+            requests_needed=item.requests_needed,
+            now=Rate.of(item.recent),
+            baseline=Rate.of(item.baseline),
+        )
+
+
+class StreamInfo(_Model):
+    """A stream: (server, target, draft version, method)."""
+
+    id: int
+    server: str = Field(examples=["chat-eu-1"])
+    target: str
+    draft: str
+    draft_version: str = Field(examples=["3f9c01d2ab44"])
+    method: str = Field(examples=["draft_model"])
+
+
+class LastRetrain(_Model):
+    id: UUID
+    state: str = Field(examples=["promoted"])
+    trigger: str
+    reason: str | None
+    started_at: datetime
+    ended_at: datetime | None
+    candidate_version: str | None
+
+    @classmethod
+    def of(cls, run: RetrainRun | None) -> LastRetrain | None:
+        return cls.model_validate(run) if run else None
+
+
+class StreamStatusModel(StreamInfo):
+    verdict: Literal["insufficient_data", "steady", "degraded", "improved", "drafting_stopped", "replaced"]
+    text: str = Field(
+        description="The verdict in one sentence.", examples=["Steady: acceptance 0.74, baseline 0.75."]
+    )
+    since: datetime | None
+    in_service: bool
+    draft_in_service: str
+    acceptance: NowAndBaseline
+    tokens_per_second: TokensPerSecond
+    sample_size: int = Field(description="Requests folded by the detector.")
+    requests_missing: int = Field(description="At least so many until the first segment is watched.")
+    incident_id: UUID | None
+    last_retrain: LastRetrain | None
+    segments: list[SegmentStatus]
+    first_seen_at: datetime
+    last_seen_at: datetime
+    records_in_other: int = Field(description="Records whose segment was beyond the limit of 64.")
+
+
+class StatusAnswer(_Model):
+    generated_at: datetime
+    unfolded_records: int = Field(description="Stored records that the detector has not read yet.")
+    streams: list[StreamStatusModel] = Field(description="The worst in service first.")
+
+
+class IncidentModel(_Model):
+    id: UUID
+    stream: StreamInfo
+    state: Literal["open", "acknowledged", "mitigating", "resolved"]
+    direction: Literal["down", "up"]
+    severity: Literal["critical", "warning", "info"]
+    summary: str
+    opened_at: datetime
+    since: datetime = Field(description="When acceptance changed, by the change point's record.")
+    since_interval: tuple[datetime, datetime]
+    acceptance_before: float = Field(description="Of the changed segments.", examples=[0.74])
+    acceptance_after: float = Field(examples=[0.58])
+    tokens_per_second_before: float | None
+    tokens_per_second_after: float | None
+    cost_percent: float | None
+    segments: list[dict[str, Any]] = Field(description="Changed segments, strongest evidence first.")
+    evidence: dict[str, Any]
+    resolved_at: datetime | None
+    resolution: str | None
+
+    @classmethod
+    def of(cls, incident: Incident, stream: Stream) -> IncidentModel:
+        return cls.model_validate(_facts(incident, stream))
+
+
+class TransitionModel(_Model):
+    from_state: str | None
+    to_state: str
+    reason: str
+    at: datetime
+
+
+class NotificationModel(_Model):
+    destination: str
+    event: str
+    created_at: datetime
+    delivered_at: datetime | None
+    attempts: int
+    last_error: str | None
+
+    @classmethod
+    def of(cls, row: Notification) -> NotificationModel:
+        kind, _, url = row.destination.partition(":")
+        return cls(
+            destination=f"{kind}:{_without_secrets(url)}",
+            event=row.event,
+            created_at=row.created_at,
+            delivered_at=row.delivered_at,
+            attempts=row.attempts,
+            last_error=row.last_error.replace(url, _without_secrets(url)) if row.last_error else None,
+        )
+
+
+class IncidentDetail(IncidentModel):
+    transitions: list[TransitionModel]
+    notifications: list[NotificationModel]
+
+    @classmethod
+    def with_history(
+        cls,
+        incident: Incident,
+        stream: Stream,
+        transitions: list[IncidentTransition],
+        notifications: list[Notification],
+    ) -> IncidentDetail:
+        return cls(
+            **_facts(incident, stream),
+            transitions=[TransitionModel.model_validate(item) for item in transitions],
+            notifications=[NotificationModel.of(item) for item in notifications],
+        )
+
+
+class IncidentPage(_Model):
+    incidents: list[IncidentModel]
+    next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
+
+
+def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
+    names = ("id", "state", "direction", "severity", "opened_at", "acceptance_before", "acceptance_after")
+    more = ("tokens_per_second_before", "tokens_per_second_after", "segments", "evidence", "resolved_at")
+    return {
+        **{name: getattr(incident, name) for name in (*names, *more, "resolution")},
+        "stream": StreamInfo.model_validate(stream),
+        "summary": summary(incident, stream),
+        "since": incident.change_point_at,
+        "since_interval": (incident.interval_start_at, incident.interval_end_at),
+        "cost_percent": cost_percent(incident),
+    }
+
+
+def _without_secrets(url: str) -> str:
+    """Scheme and host: the path of a webhook is often its password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.split('/', 1)[0].rsplit('@', 1)[-1]}"
