@@ -102,7 +102,7 @@ def decode_record(text: bytes | str, *, line: int | None = None) -> AcceptanceRe
     try:
         record = _decode(text)
     except msgspec.ValidationError as error:
-        raise _readable(str(error), line) from None
+        raise readable_error(str(error), line) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordError(f"not valid JSON ({error})", line=line) from None
     check_record(record, line=line)
@@ -217,7 +217,8 @@ def check_clock(record: AcceptanceRecord, now: datetime, *, line: int | None = N
         )
 
 
-def _readable(message: str, line: int | None) -> RecordError:
+def readable_error(message: str, line: int | None) -> RecordError:
+    """msgspec's message as a RecordError that names the field."""
     if found := _UNKNOWN.search(message):
         return RecordError("unknown field; see the record's schema in the README", field=found[1], line=line)
     if found := _MISSING.search(message):

@@ -13,7 +13,17 @@ from fastapi.concurrency import run_in_threadpool
 
 from driftguard.api.context import Context, get_context
 from driftguard.errors import BadSettings, Unauthorized
-from driftguard.store import keys
+from driftguard.store.keys import create_key, has_keys, is_valid, list_keys, revoke_key
+
+__all__ = [
+    "create_key",
+    "has_keys",
+    "is_loopback",
+    "list_keys",
+    "refuse_open_bind",
+    "require_key",
+    "revoke_key",
+]
 
 
 def is_loopback(host: str) -> bool:
@@ -49,4 +59,4 @@ async def require_key(request: Request) -> None:
 
 def _is_known(context: Context, key: str) -> bool:
     with context.database.session() as session:
-        return keys.is_valid(session, key)
+        return is_valid(session, key)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fastapi import Request
 
 from driftguard.api.ingest_queue import IngestQueue
+from driftguard.metrics import Metrics
 from driftguard.settings import Settings
 from driftguard.store.database import Database
 
@@ -18,6 +19,7 @@ class Context:
     settings: Settings
     database: Database
     ingest: IngestQueue
+    metrics: Metrics
 
 
 def get_context(request: Request) -> Context:

@@ -52,7 +52,12 @@ async def post_records(request: Request, context: Annotated[Context, Depends(get
     body = await read_body(request, max_bytes=context.settings.ingest.max_batch_bytes)
     content_type = request.headers.get("content-type", "")
     batch = await run_in_threadpool(parse_batch, body, content_type, context.settings, datetime.now(UTC))
-    result = await asyncio.wrap_future(context.ingest.submit(batch.records))
+    metrics = context.metrics
+    metrics.ingest_records.labels("refused").inc(len(batch.errors))
+    with metrics.ingest_commit_seconds.time():
+        result = await asyncio.wrap_future(context.ingest.submit(batch.records))
+    metrics.ingest_records.labels("accepted").inc(result.accepted)
+    metrics.ingest_records.labels("duplicate").inc(result.duplicates)
     counts = {"accepted": result.accepted, "duplicates": result.duplicates}
     if batch.errors:
         raise BadInput(

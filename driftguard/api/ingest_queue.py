@@ -17,6 +17,7 @@ import structlog
 from psycopg import DataError
 
 from driftguard.errors import BadInput, Busy, DatabaseUnavailable
+from driftguard.metrics import Metrics
 from driftguard.records import AcceptanceRecord
 from driftguard.store.database import Database
 from driftguard.store.records import BatchResult, insert_batches
@@ -51,10 +52,12 @@ class IngestQueue:
         database: Database,
         *,
         max_queued_records: int,
+        metrics: Metrics,
         on_commit: Callable[[], None] = _nothing,
     ) -> None:
         self._database = database
         self._max_queued_records = max_queued_records
+        self._metrics = metrics
         self._on_commit = on_commit
         self._waiting: deque[_Submission] = deque()
         self._changed = threading.Condition()
@@ -62,6 +65,7 @@ class IngestQueue:
         self._stopping = False
         self._backoff_seconds = 0.0
         self._registry = StreamRegistry()
+        metrics.ingest_queued_records.set_function(lambda: self._unacknowledged)
         self._thread = threading.Thread(target=self._write_until_stopped, name="ingest-writer", daemon=True)
 
     def start(self) -> None:
@@ -95,6 +99,7 @@ class IngestQueue:
                 raise DatabaseUnavailable("the sidecar is stopping; send the batch again later")
             # An empty queue takes any batch: otherwise one larger than the limit could never pass.
             if self._unacknowledged and self._unacknowledged + len(records) > self._max_queued_records:
+                self._metrics.ingest_records.labels("rejected_queue_full").inc(len(records))
                 raise Busy(
                     f"{self._unacknowledged} records wait for the database and "
                     f"{self._max_queued_records} is the limit; send the batch again later",
@@ -142,6 +147,7 @@ class IngestQueue:
             self._handle_failure(group, error)
             return
         self._backoff_seconds = 0.0
+        self._metrics.database_up.set(1)
         for submission, result in zip(group, results, strict=True):
             submission.future.set_result(result)
         if any(result.accepted for result in results):
@@ -158,6 +164,7 @@ class IngestQueue:
         elif isinstance(error, DatabaseUnavailable):
             doubled = max(FIRST_BACKOFF_SECONDS, 2 * self._backoff_seconds)
             self._backoff_seconds = min(doubled, MAX_BACKOFF_SECONDS)
+            self._metrics.database_up.set(0)
             _log.warning("ingest_database_unavailable", detail=error.detail, wait=self._backoff_seconds)
         else:
             _log.error("ingest_failed", exc_info=error)

@@ -80,6 +80,11 @@ class Database:
         self.engine.dispose()
 
     @property
+    def libpq_url(self) -> str:
+        """The URL for libpq and psycopg themselves, with the password."""
+        return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+    @property
     def place(self) -> str:
         """Where the database is, for messages; never the password."""
         host = self.url.host or self.url.query.get("host") or "the local socket"

@@ -1,0 +1,142 @@
+"""POST and GET /api/v1/captures: token ids of sampled requests, in and out as JSON Lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+from pydantic import AwareDatetime
+
+from driftguard.api.auth import require_key
+from driftguard.api.body import read_body, split_items
+from driftguard.api.context import Context, get_context
+from driftguard.api.problems import record_errors
+from driftguard.errors import BadInput, Forbidden, TooLarge
+from driftguard.records import FUTURE_TOLERANCE, RecordError, readable_error
+from driftguard.settings import Settings
+from driftguard.store.captures import (
+    CapturedRequest,
+    CaptureFilter,
+    insert_captures,
+    read_captures,
+    to_wire,
+)
+from driftguard.store.database import Database
+
+router = APIRouter(tags=["captures"], dependencies=[Depends(require_key)])
+_JSON_LINES = "application/x-ndjson"
+_PAGE = 500
+_decode = msgspec.json.Decoder(CapturedRequest).decode
+_encode = msgspec.json.Encoder().encode
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "description": "Captured requests as JSON Lines or as a JSON array; gzip is understood.",
+        "content": {_JSON_LINES: {"schema": {"type": "string"}}},
+    }
+}
+
+
+@router.post("/api/v1/captures", openapi_extra=_BODY)
+async def post_captures(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
+    """Stores captured requests; 403 while capture is off (`capture.enabled`).
+
+    Answers as POST /api/v1/records does: good lines are stored even when others are refused.
+    """
+    settings = context.settings
+    if not settings.capture.enabled:
+        raise Forbidden("capture is off; set capture.enabled to keep token ids of sampled requests")
+    body = await read_body(request, max_bytes=settings.ingest.max_batch_bytes)
+    content_type = request.headers.get("content-type", "")
+    good, errors = await run_in_threadpool(parse_captures, body, content_type, settings, datetime.now(UTC))
+    accepted = await run_in_threadpool(_store, context, good)
+    counts = {"accepted": accepted, "duplicates": len(good) - accepted}
+    for outcome, count in (
+        ("accepted", accepted),
+        ("duplicate", counts["duplicates"]),
+        ("refused", len(errors)),
+    ):
+        context.metrics.captures.labels(outcome).inc(count)
+    if errors:
+        raise BadInput(
+            f"{len(errors)} of {len(errors) + len(good)} captures are refused; first: {errors[0]}",
+            **counts,
+            **record_errors(errors),
+        )
+    return Response(_encode(counts), media_type="application/json")
+
+
+@router.get("/api/v1/captures", response_class=StreamingResponse)
+def get_captures(
+    context: Annotated[Context, Depends(get_context)],
+    server: str | None = None,
+    target: str | None = None,
+    segment: Annotated[list[str] | None, Query()] = None,
+    since: AwareDatetime | None = None,
+) -> StreamingResponse:
+    """Exports captured requests, in the order of arrival, as JSON Lines."""
+    wanted = CaptureFilter(server, target, segment or (), since)
+    return StreamingResponse(_lines(context.database, wanted), media_type=_JSON_LINES)
+
+
+def parse_captures(
+    body: bytes, content_type: str, settings: Settings, now: datetime
+) -> tuple[list[CapturedRequest], list[RecordError]]:
+    """The good captures, and why the others are refused. Raises MalformedBody, TooLarge."""
+    good: list[CapturedRequest] = []
+    errors: list[RecordError] = []
+    most = settings.ingest.max_batch_records
+    oldest = now - timedelta(days=settings.retention.captures_days)
+    for count, (number, text) in enumerate(split_items(body, content_type), start=1):
+        if count > most:
+            raise TooLarge(f"more than {most} captures in one batch; send smaller ones", max_records=most)
+        try:
+            good.append(_decode_capture(text, number, oldest, now))
+        except RecordError as error:
+            errors.append(error)
+    return good, errors
+
+
+def _decode_capture(text: bytes, line: int, oldest: datetime, now: datetime) -> CapturedRequest:
+    try:
+        capture = _decode(text)
+    except msgspec.ValidationError as error:
+        raise readable_error(str(error), line) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordError(f"not valid JSON ({error})", line=line) from None
+    for name in ("server", "target", "draft_version", "segment"):
+        if "\x00" in getattr(capture, name):
+            raise RecordError("holds a NUL character, which no text field may hold", field=name, line=line)
+    if not oldest <= capture.captured_at <= now + FUTURE_TOLERANCE:
+        raise RecordError(
+            f"{capture.captured_at.isoformat()} is not between {oldest.isoformat()} "
+            f"(retention.captures_days) and now ({now.isoformat()})",
+            field="captured_at",
+            line=line,
+        )
+    return capture
+
+
+def _store(context: Context, captured: list[CapturedRequest]) -> int:
+    with context.database.session() as session:
+        return insert_captures(
+            session, captured, max_per_segment=context.settings.capture.max_requests_per_segment
+        )
+
+
+def _lines(database: Database, wanted: CaptureFilter) -> Iterator[bytes]:
+    # Page by page, each in a transaction of its own: a slow reader must not hold one open.
+    after_id = 0
+    while True:
+        with database.session() as session:
+            page = read_captures(session, wanted, after_id=after_id, limit=_PAGE)
+        yield b"".join(_encode(to_wire(capture)) + b"\n" for capture in page)
+        if len(page) < _PAGE:
+            return
+        after_id = page[-1].id

@@ -1,0 +1,46 @@
+"""The smallest app that takes records: uvicorn's factory for the ingest benchmark and the crash test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+from fastapi import FastAPI
+
+from driftguard.api import captures, ingest
+from driftguard.api.context import Context
+from driftguard.api.ingest_queue import IngestQueue
+from driftguard.api.problems import install_problem_handlers
+from driftguard.metrics import Metrics
+from driftguard.settings import Settings, load_settings
+from driftguard.store.database import Database
+from driftguard.store.partitions import maintain
+
+
+def create_app() -> FastAPI:
+    """Settings come from the environment, the database from DRIFTGUARD_DATABASE_URL."""
+    return ingest_app(load_settings(), os.environ["DRIFTGUARD_DATABASE_URL"])
+
+
+def ingest_app(settings: Settings, url: str) -> FastAPI:
+    database = Database.open(url)
+    metrics = Metrics()
+    queue = IngestQueue(database, max_queued_records=settings.ingest.max_queued_records, metrics=metrics)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        with database.session() as session:
+            maintain(session, datetime.now(UTC), settings.retention)
+        queue.start()
+        yield
+        queue.stop()
+        database.close()
+
+    app = FastAPI(lifespan=lifespan)
+    app.state.context = Context(settings=settings, database=database, ingest=queue, metrics=metrics)
+    app.include_router(ingest.router)
+    app.include_router(captures.router)
+    install_problem_handlers(app)
+    return app
