@@ -29,7 +29,7 @@ class Shaping:
     def greedy(self) -> Tensor:
         return self.temperature < GREEDY_BELOW
 
-    def rows(self, index: Tensor) -> Shaping:
+    def rows(self, index: Tensor | slice) -> Shaping:
         return Shaping(self.temperature[index], self.top_k[index], self.top_p[index])
 
 
@@ -63,9 +63,8 @@ def distribution(logits: Tensor, shaping: Shaping) -> Distribution:
     weights = _weights(logits, logits.amax(-1, keepdim=True), shaping.temperature)
     narrows = ((shaping.top_k > 0) & (shaping.top_k < logits.shape[-1])) | (shaping.top_p < 1)
     if bool(narrows.any()):
-        index = narrows.nonzero().squeeze(1)
-        dropped = ~_kept(logits[index], shaping.rows(index))
-        weights[index] = weights[index].masked_fill_(dropped, 0)
+        chosen = slice(None) if bool(narrows.all()) else narrows.nonzero().squeeze(1)
+        weights[chosen] *= _kept(logits[chosen], shaping.rows(chosen))
     return Distribution(weights, _tile_sums(weights).cumsum(-1)[..., -1])
 
 

@@ -1,0 +1,197 @@
+"""What verification must do, worked out by hand: exact laws by enumeration, and the checkers that compare.
+
+Nothing here shares code with the engine, except that drafts are drawn by whatever sampler is tested.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from driftguard_engine.verify import VerifyResult, sample_draft, verify_chain
+
+ALPHA = 1e-4  # chance that a correct verifier fails one check; seeds are fixed, so it fails always or never
+Verifier = Callable[..., VerifyResult]
+Sampler = Callable[..., Tensor]
+Law = dict[tuple[int, ...], float]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A draft and a target whose next token depends on the one before, on a small vocabulary."""
+
+    target: Tensor  # [K+1, V, V]: logits at step i after token x (at step 0 after token 0)
+    draft: Tensor  # [K, V, V]
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    @property
+    def drafted(self) -> int:
+        return len(self.draft)
+
+    @property
+    def size(self) -> int:
+        return self.target.shape[-1]
+
+
+def scenario(
+    size: int, drafted: int, seed: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+) -> Scenario:
+    random = torch.Generator().manual_seed(seed)
+    target = 1.2 * torch.randn(drafted + 1, size, size, generator=random)
+    draft = target[:-1] + torch.randn(drafted, size, size, generator=random)
+    return Scenario(target, draft, temperature, top_k, top_p)
+
+
+def law_of(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
+    """Temperature, then top-k, then top-p, as one would write it on paper. Equal logits: lower id first."""
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    if temperature == 0:
+        return [float(token == order[0]) for token in range(len(logits))]
+    weight = [math.exp((logit - logits[order[0]]) / temperature) for logit in logits]
+    if 0 < top_k < len(logits):
+        order = order[:top_k]
+    if top_p < 1:
+        total = math.fsum(weight[token] for token in order)
+        before = [math.fsum(weight[token] for token in order[:place]) for place in range(len(order))]
+        order = [token for token, held in zip(order, before, strict=True) if held == 0 or held < top_p * total]
+    total = math.fsum(weight[token] for token in order)
+    return [weight[token] / total if token in order else 0.0 for token in range(len(logits))]
+
+
+def exact_law(case: Scenario, length: int) -> Law:
+    """P(emitted tokens) when `length` drafts are offered. How many were accepted follows from their number.
+
+    Token y after accepted x_1..x_a has probability prod min(p, q)(x_i) times (p - q)+(y), or times p(y)
+    after the last draft: (p - q)+ sums to exactly the probability of a rejection.
+    """
+    p, q = (
+        [[law_of(row.tolist(), case.temperature, case.top_k, case.top_p) for row in step] for step in table]
+        for table in (case.target, case.draft)
+    )
+    law: Law = {}
+    for accepted in range(length + 1):
+        for prefix in itertools.product(range(case.size), repeat=accepted):
+            chance, before = 1.0, 0
+            for step, token in enumerate(prefix):
+                chance *= min(p[step][before][token], q[step][before][token])
+                before = token
+            for token in range(case.size):
+                own = p[accepted][before][token]
+                if accepted < length:
+                    own = max(own - q[accepted][before][token], 0.0)
+                law[(*prefix, token)] = chance * own
+    assert math.isclose(math.fsum(law.values()), 1, abs_tol=1e-9)
+    return law
+
+
+def draw(
+    case: Scenario,
+    rows: int,
+    seed: Tensor,
+    position: Tensor,
+    lengths: Tensor | None = None,
+    verify: Verifier = verify_chain,
+    sample: Sampler = sample_draft,
+) -> VerifyResult:
+    """Draft and verify `rows` times, drafting with the same seeds and positions as verifying."""
+    shaping = (
+        torch.full((rows,), case.temperature),
+        torch.full((rows,), case.top_k),
+        torch.full((rows,), case.top_p, dtype=torch.float64),
+    )
+    token = torch.zeros(rows, dtype=torch.int64)
+    target_logits, draft_logits, tokens = [case.target[0, token]], [], []
+    for step in range(case.drafted):
+        draft_logits.append(case.draft[step, token])
+        token = sample(draft_logits[-1], *shaping, seed, position + step)
+        tokens.append(token)
+        target_logits.append(case.target[step + 1, token])
+    lengths = torch.full((rows,), case.drafted) if lengths is None else lengths
+    return verify(
+        torch.stack(target_logits, 1),
+        torch.stack(draft_logits, 1),
+        torch.stack(tokens, 1),
+        lengths,
+        *shaping,
+        seed,
+        position,
+    )
+
+
+def counts_of(result: VerifyResult) -> dict[tuple[int, ...], int]:
+    """How often each run of tokens was emitted; refuses results that contradict themselves."""
+    assert torch.equal(result.emitted, result.accepted + 1)
+    assert torch.equal((result.tokens >= 0).sum(1), result.emitted)
+    runs, counts = result.tokens.unique(dim=0, return_counts=True)
+    return {
+        tuple(token for token in run if token >= 0): count
+        for run, count in zip(runs.tolist(), counts.tolist(), strict=True)
+    }
+
+
+def assert_law(counts: dict[tuple[int, ...], int], law: Law, context: str) -> None:
+    """Chi-square goodness of fit; cells that expect fewer than ten are taken together.
+
+    Fails on p < ALPHA, and on any outcome that the law rules out.
+    """
+    impossible = [run for run in counts if law.get(run, 0.0) == 0.0]
+    assert not impossible, f"{context}: the law rules out {impossible[:5]}"
+    total = sum(counts.values())
+    observed = np.array([counts.get(run, 0) for run in law], dtype=float)
+    expected = np.array(list(law.values())) * total
+    rare = expected < 10
+    if expected[rare].sum() >= 10:
+        observed = np.append(observed[~rare], observed[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    else:  # too little to test on its own: it joins the smallest of the others
+        smallest = np.flatnonzero(~rare)[np.argmin(expected[~rare])]
+        observed[smallest] += observed[rare].sum()
+        expected[smallest] += expected[rare].sum()
+        observed, expected = observed[~rare], expected[~rare]
+    if len(observed) == 1:  # one outcome is certain, and only it was seen
+        return
+    fit = stats.chisquare(observed, expected * (total / expected.sum()))
+    assert fit.pvalue > ALPHA, f"{context}: chi-square {fit.statistic:.1f} on {len(observed) - 1} df, p={fit.pvalue:.2g}"
+
+
+def assert_lossless(
+    case: Scenario, *, rows: int, seed: int, verify: Verifier = verify_chain, sample: Sampler = sample_draft
+) -> None:
+    """The joint law of (accepted, tokens), and the first token's against the target's own, over `rows` draws.
+
+    Half of the rows differ by seed alone, half by position alone.
+    """
+    half = rows // 2
+    one = torch.ones(half, dtype=torch.int64)
+    index = torch.arange(half)
+    seeds = torch.cat((index + (seed << 32), one * seed))
+    positions = torch.cat((one * 17, index * (case.drafted + 1)))
+    result = draw(case, len(seeds), seeds, positions, verify=verify, sample=sample)
+    context = f"seed {seed}, {rows} rows"
+    assert_law(counts_of(result), exact_law(case, case.drafted), f"joint law, {context}")
+
+    first = result.tokens[:, 0].bincount(minlength=case.size).tolist()
+    p = law_of(case.target[0, 0].tolist(), case.temperature, case.top_k, case.top_p)
+    counted = {(token,): count for token, count in enumerate(first) if count}
+    assert_law(counted, {(token,): chance for token, chance in enumerate(p)}, f"first token, {context}")
+
+
+LawsFromLogits = Callable[[Tensor, float], Tensor]
+
+
+def assert_precise(laws: LawsFromLogits, *, seed: int) -> None:
+    """Probabilities of [B, V] logits at a temperature agree with the softmax in float64, token by token."""
+    logits = 3 * torch.randn(4, 5000, generator=torch.Generator().manual_seed(seed))
+    for temperature in (1.0, 0.7):
+        exact = (logits.double() / temperature).softmax(-1)
+        error = float(((laws(logits, temperature).double() - exact).abs() / exact).max())
+        assert error < 1e-5, f"relative error {error:.2g} at temperature {temperature}, seed {seed}"
