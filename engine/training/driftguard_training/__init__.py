@@ -1,0 +1,1 @@
+"""Making, distilling and evaluating draft models. `corpus` needs the standard library only."""

@@ -1,0 +1,148 @@
+"""python -m driftguard_training distill | evaluate | make-models (see --help of each)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from driftguard_training.acceptance import LOSSES
+from driftguard_training.errors import TrainingRefused
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0; 2 for a refusal, explained in one line on stderr (as argparse does)."""
+    parsed = _parser().parse_args(arguments)
+    import torch  # here, so that --help does not wait for it
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if parsed.threads is not None:
+        torch.set_num_threads(parsed.threads)
+    try:
+        {"distill": _distill, "evaluate": _evaluate, "make-models": _make_models}[parsed.command](parsed)
+    except TrainingRefused as refusal:
+        print(f"error: {refusal}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _distill(parsed: argparse.Namespace) -> None:
+    from driftguard_training.distill import DistillSettings, distill
+
+    distill(
+        DistillSettings(
+            target=parsed.target,
+            draft=parsed.draft,
+            train=parsed.train,
+            replay=parsed.replay,
+            output=parsed.output,
+            steps=parsed.steps,
+            seed=parsed.seed,
+            learning_rate=parsed.learning_rate,
+            loss=parsed.loss,
+            batch_requests=parsed.batch_requests,
+            minimum_requests=parsed.minimum_requests,
+        ),
+        _print_json,
+    )
+
+
+def _evaluate(parsed: argparse.Namespace) -> None:
+    from driftguard_training.evaluate import EvaluateSettings, evaluate
+
+    settings = EvaluateSettings(
+        parsed.target, tuple(parsed.draft), parsed.traffic, parsed.num_speculative_tokens, parsed.temperature
+    )
+    _print_json(evaluate(settings))
+
+
+def _make_models(parsed: argparse.Namespace) -> None:
+    from driftguard_training.make_models import make_models
+
+    make_models(parsed.output, parsed.seed)
+
+
+def _print_json(event: dict[str, object]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m driftguard_training", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_distill(commands.add_parser("distill", help="retrain a draft on captured traffic"))
+    _add_evaluate(commands.add_parser("evaluate", help="score drafts on logged target output"))
+    make = commands.add_parser("make-models", help="make the bundled tokenizer, target and draft")
+    make.add_argument("--output", type=Path, required=True, help="directory for target/ and draft/")
+    make.add_argument("--seed", type=_whole(0), default=0)
+    for command in commands.choices.values():
+        command.add_argument("--threads", type=_whole(1), help="CPU threads (default: torch's choice)")
+    return parser
+
+
+def _add_distill(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Progress is one JSON object per line on stdout. Traffic: JSON Lines of " + _TRAFFIC
+    parser.add_argument("--target", type=Path, required=True, help="directory of the target")
+    parser.add_argument("--draft", type=Path, required=True, help="directory of the draft to start from")
+    parser.add_argument("--train", type=Path, required=True, help="captured traffic to learn")
+    parser.add_argument("--replay", type=Path, help="older traffic, a quarter of every batch")
+    parser.add_argument("--output", type=Path, required=True, help="new directory for the candidate")
+    parser.add_argument("--steps", type=_whole(1), default=150)
+    parser.add_argument("--seed", type=_whole(0), default=0)
+    parser.add_argument("--learning-rate", type=_positive, default=2e-3)
+    parser.add_argument("--loss", choices=LOSSES, default="nla", help="lk-hybrid for a cold start")
+    parser.add_argument("--batch-requests", type=_whole(1), default=16)
+    parser.add_argument("--minimum-requests", type=_whole(1), default=128, help="refuse below (default 128)")
+
+
+def _add_evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Prints one JSON object. Traffic: JSON Lines of " + _TRAFFIC
+    parser.add_argument("--target", type=Path, required=True, help="directory of the target")
+    parser.add_argument("--draft", type=Path, required=True, action="append", help="may be repeated")
+    parser.add_argument("--traffic", type=Path, required=True, help="logged target output")
+    parser.add_argument("--num-speculative-tokens", type=_whole(1), default=4, help="draft K")
+    parser.add_argument("--temperature", type=_not_negative, default=1.0, help="0 is greedy")
+
+
+_TRAFFIC = '{"segment": str, "prompt_token_ids": [int], "output_token_ids": [int]}'
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least {least}")
+        return value
+
+    return parse
+
+
+def _not_negative(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 0")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""Distil the draft in service on captured traffic, so that the target accepts more of its guesses."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from driftguard_training.acceptance import Loss, distillation_loss
+from driftguard_training.errors import TooLittleTraffic
+from driftguard_training.model_directories import (
+    LoadedModel,
+    check_fit,
+    check_output,
+    load_model,
+    model_version,
+    save_model,
+)
+from driftguard_training.pretraining import Schedule, adamw, apply_gradient
+from driftguard_training.teacher import Teacher, output_logits
+from driftguard_training.traffic import TrafficRequest, read_traffic
+
+MINIMUM_REQUESTS = 128  # with 16 requests the draft became worse than it was
+_REPLAY_SHARE = 0.25
+_WARMUP_STEPS = 10
+_REPORT_EVERY_STEPS = 10
+
+Emit = Callable[[dict[str, object]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DistillSettings:
+    """One distillation. `batch_requests` includes the replayed quarter."""
+
+    target: Path
+    draft: Path
+    train: Path
+    output: Path
+    replay: Path | None = None
+    steps: int = 150
+    seed: int = 0
+    learning_rate: float = 2e-3
+    loss: Loss = "nla"
+    batch_requests: int = 16
+    minimum_requests: int = MINIMUM_REQUESTS
+
+
+def distill(settings: DistillSettings, emit: Emit) -> None:
+    """Write the candidate to `settings.output`; report progress, and at last "done", through `emit`.
+
+    Only output positions count in the loss: the target never answers for the prompt.
+
+    Raises:
+        TrainingRefused: bad models, bad or too little traffic, or an output that exists. Nothing is written.
+    """
+    started = time.monotonic()
+    check_output(settings.output)
+    target, draft = load_model(settings.target, "target"), load_model(settings.draft, "draft")
+    check_fit(target, draft)
+    train, replay = _read(settings, target, draft)
+    acceptance = _optimise(settings, target, draft, batches(train, replay, settings), emit)
+    facts: dict[str, object] = {
+        "parent": model_version(settings.draft),
+        "target": settings.target.name,
+        "loss": settings.loss,
+        "steps": settings.steps,
+        "seed": settings.seed,
+        "learning_rate": settings.learning_rate,
+        "batch_requests": settings.batch_requests,
+        "train_requests": len(train),
+        "replay_requests": len(replay),
+        "training_acceptance": acceptance,
+    }
+    version = save_model(settings.output, draft.model, draft.tokenizer, draft.dtype, facts)
+    seconds = round(time.monotonic() - started, 3)
+    emit({"event": "done", "output": str(settings.output), "version": version, "seconds": seconds, **facts})
+
+
+def batches(
+    train: Sequence[TrafficRequest], replay: Sequence[TrafficRequest], settings: DistillSettings
+) -> Iterator[list[TrafficRequest]]:
+    """Endless batches: whole shuffled passes over `train`, a quarter of each batch from `replay` if given."""
+    generator = random.Random(settings.seed)
+    replayed = round(settings.batch_requests * _REPLAY_SHARE) if replay else 0
+    fresh, older = _passes(train, generator), _passes(replay, generator)
+    while True:
+        batch = list(itertools.islice(fresh, settings.batch_requests - replayed))
+        yield batch + list(itertools.islice(older, replayed))
+
+
+def _passes(requests: Sequence[TrafficRequest], generator: random.Random) -> Iterator[TrafficRequest]:
+    while requests:
+        yield from generator.sample(requests, len(requests))
+
+
+def _read(
+    settings: DistillSettings, target: LoadedModel, draft: LoadedModel
+) -> tuple[list[TrafficRequest], list[TrafficRequest]]:
+    context = min(target.context_tokens, draft.context_tokens)
+    train = read_traffic(settings.train, target.vocabulary, context)
+    if len(train) < settings.minimum_requests:
+        raise TooLittleTraffic(
+            f"{settings.train} has {len(train)} requests; distillation needs at least "
+            f"{settings.minimum_requests}, fewer can make a draft worse"
+        )
+    replay = read_traffic(settings.replay, target.vocabulary, context) if settings.replay else []
+    return train, replay
+
+
+def _optimise(
+    settings: DistillSettings,
+    target: LoadedModel,
+    draft: LoadedModel,
+    data: Iterator[list[TrafficRequest]],
+    emit: Emit,
+) -> float:
+    """Train the draft in place; returns the mean acceptance probability of the last reported steps."""
+    torch.manual_seed(settings.seed)  # for drafts with dropout
+    teacher, optimizer = Teacher(target.model), adamw(draft.model)
+    schedule = Schedule(settings.steps, settings.learning_rate, _WARMUP_STEPS)
+    draft.model.train()
+    recent: list[float] = []
+    for step, batch in zip(range(settings.steps), data, strict=False):
+        p = torch.cat(teacher.probabilities(batch))  # [N, V], N output positions of the batch
+        logits = torch.cat(output_logits(draft.model, batch))  # [N, V]
+        loss, accepted = distillation_loss(p, logits, settings.loss)
+        apply_gradient(draft.model, optimizer, loss, schedule.at(step))
+        recent = [*recent, accepted.mean().item()][-_REPORT_EVERY_STEPS:]
+        if (step + 1) % _REPORT_EVERY_STEPS == 0 or step + 1 == settings.steps:
+            emit(_progress(step + 1, settings.steps, loss.item(), recent))
+    draft.model.eval()  # type: ignore[no-untyped-call]
+    return round(sum(recent) / len(recent), 4)
+
+
+def _progress(step: int, steps: int, loss: float, recent: list[float]) -> dict[str, object]:
+    acceptance = round(sum(recent) / len(recent), 4)
+    return {
+        "event": "progress",
+        "step": step,
+        "steps": steps,
+        "loss": round(loss, 4),
+        "acceptance": acceptance,
+    }

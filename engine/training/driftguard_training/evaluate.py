@@ -1,0 +1,143 @@
+"""Score drafts on logged target output by teacher forcing: no live traffic is needed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from driftguard_training.acceptance import acceptance_probability, distribution
+from driftguard_training.model_directories import LoadedModel, check_fit, load_model
+from driftguard_training.teacher import output_logits
+from driftguard_training.traffic import TrafficRequest, read_traffic
+
+_BATCH_REQUESTS = 8
+_TIMED_REPEATS = 30
+_TIMED_WARMUP = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateSettings:
+    """`num_speculative_tokens` is K; `temperature` is the one that the traffic was sampled at."""
+
+    target: Path
+    drafts: tuple[Path, ...]
+    traffic: Path
+    num_speculative_tokens: int = 4
+    temperature: float = 1.0
+
+
+def evaluate(settings: EvaluateSettings) -> dict[str, object]:
+    """Acceptance and cost of every draft on the same requests.
+
+    Per segment, "per_request" lists the mean acceptance probability of each request, in the order of the
+    file and the same for every draft, so that a gate can compare them in pairs; "acceptance" is the mean
+    over positions. Times are seconds, the median of repeats with one request in flight.
+
+    Raises:
+        TrainingRefused: bad models or bad traffic.
+    """
+    target = load_model(settings.target, "target")
+    drafts = [load_model(directory, "draft") for directory in settings.drafts]
+    for draft in drafts:
+        check_fit(target, draft)
+    context = min(model.context_tokens for model in [target, *drafts])
+    requests = read_traffic(settings.traffic, target.vocabulary, context)
+    accepted = acceptance_of_positions(target, drafts, requests, settings.temperature)
+    return {
+        "num_speculative_tokens": settings.num_speculative_tokens,
+        "temperature": settings.temperature,
+        "seconds_per_target_step": seconds_per_call(target.model, settings.num_speculative_tokens + 1),
+        "drafts": [
+            {
+                "directory": str(draft.directory),
+                "seconds_per_draft_token": seconds_per_call(draft.model, 1),
+                "segments": _segments(requests, rates, settings.num_speculative_tokens),
+            }
+            for draft, rates in zip(drafts, accepted, strict=True)
+        ],
+    }
+
+
+@torch.no_grad()
+def acceptance_of_positions(
+    target: LoadedModel, drafts: Sequence[LoadedModel], requests: Sequence[TrafficRequest], temperature: float
+) -> list[list[torch.Tensor]]:
+    """Per draft, per request: acceptance probability of every output position, [outputs]."""
+    accepted: list[list[torch.Tensor]] = [[] for _ in drafts]
+    for start in range(0, len(requests), _BATCH_REQUESTS):
+        batch = requests[start : start + _BATCH_REQUESTS]
+        p = [distribution(logits, temperature) for logits in output_logits(target.model, batch)]
+        for draft, rates in zip(drafts, accepted, strict=True):
+            q = [distribution(logits, temperature) for logits in output_logits(draft.model, batch)]
+            rates += [acceptance_probability(*pair) for pair in zip(p, q, strict=True)]
+    return accepted
+
+
+def expected_steps(rates: Sequence[float], num_speculative_tokens: int) -> float:
+    """Expected verification steps to emit len(rates) tokens, given the acceptance of each position.
+
+    A step that starts at position t accepts k < K tokens and emits k + 1 with probability
+    a_t ... a_{t+k-1} (1 - a_{t+k}), or K + 1 with probability a_t ... a_{t+K-1}. starts[t] is the
+    probability that some step starts at t; the expected number of steps is their sum. Drafts beyond the
+    end of the output are not counted, as in the engine.
+    """
+    starts = [1.0] + [0.0] * len(rates)
+    for position in range(len(rates)):
+        survives = starts[position]
+        for offset in range(num_speculative_tokens):
+            if position + offset >= len(rates):
+                break
+            rate = rates[position + offset]
+            starts[position + offset + 1] += survives * (1 - rate)
+            survives *= rate
+        else:
+            starts[min(position + num_speculative_tokens + 1, len(rates))] += survives
+    return sum(starts[: len(rates)])
+
+
+@torch.no_grad()
+def seconds_per_call(model: PreTrainedModel, tokens_per_call: int) -> float:
+    """Median seconds of one forward pass over `tokens_per_call` new tokens, continuing a short context."""
+    cache = DynamicCache(config=model.config)
+    tokens = torch.ones(1, tokens_per_call, dtype=torch.long)
+    fits = model.config.max_position_embeddings // tokens_per_call
+    seconds = []
+    for _ in range(min(_TIMED_WARMUP + _TIMED_REPEATS, fits)):
+        started = time.perf_counter()
+        model(input_ids=tokens, past_key_values=cache, use_cache=True)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[_TIMED_WARMUP:] or seconds)
+
+
+def _segments(
+    requests: Sequence[TrafficRequest], rates: Sequence[torch.Tensor], num_speculative_tokens: int
+) -> list[dict[str, object]]:
+    segments = sorted({request.segment for request in requests})
+    return [
+        {
+            "segment": segment,
+            **_segment(
+                [r for request, r in zip(requests, rates, strict=True) if request.segment == segment],
+                num_speculative_tokens,
+            ),
+        }
+        for segment in segments
+    ]
+
+
+def _segment(rates: Sequence[torch.Tensor], num_speculative_tokens: int) -> dict[str, object]:
+    positions = sum(len(rate) for rate in rates)
+    steps = sum(expected_steps(rate.tolist(), num_speculative_tokens) for rate in rates)
+    return {
+        "requests": len(rates),
+        "positions": positions,
+        "acceptance": sum(rate.sum().item() for rate in rates) / positions,
+        "expected_emitted_per_step": positions / steps,
+        "per_request": [rate.mean().item() for rate in rates],
+    }

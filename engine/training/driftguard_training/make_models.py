@@ -1,0 +1,185 @@
+"""Make the bundled tokenizer, target and draft from text that comes with Python and torch.
+
+The target learns every domain of the corpus; the draft is distilled from the target on two of them, so
+that traffic from the third is a real drift. Interrupted, it resumes. The same seed, text, thread count
+and processor give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from driftguard_training import corpus
+from driftguard_training.acceptance import distillation_loss
+from driftguard_training.model_directories import load_model, save_model
+from driftguard_training.pretraining import Schedule, train
+from driftguard_training.streams import TokenStreams, batch, continuations, token_streams
+from driftguard_training.tokenization import train_tokenizer
+
+_TARGET_SHARES = {"python": 0.38, "prose": 0.22, "headers": 0.40}
+_DRAFT_SHARES = {"python": 0.60, "prose": 0.40}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Dimensions of one Llama model; all multiples of 16, the size of a matrix tile."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    head: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides the bytes of the models, besides the seed and the text."""
+
+    vocabulary: int = 2048
+    context: int = 1024
+    target: Shape = Shape(layers=10, hidden=192, intermediate=544)
+    draft: Shape = Shape(layers=1, hidden=128, intermediate=320)
+    rows: int = 16
+    length: int = 256
+    target_steps: int = 2400
+    draft_steps: int = 1500
+    # The last tenth of the steps sees whole contexts: positions never trained on would be noise.
+    long_share: float = 0.1
+    # The draft must follow what the target says, not only what people wrote: half of its rows are these.
+    continuations: int = 2048
+
+
+def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
+    """Write output/target and output/draft (bf16 safetensors, plain transformers directories)."""
+    work = output.with_name(f".{output.name}-work")
+    texts = [text for name in corpus.domains() for text in corpus.documents(name, "train")]
+    tokenizer = train_tokenizer(texts, recipe.vocabulary, recipe.context)
+    streams = token_streams(tokenizer, corpus.domains(), "train")
+    if not (work / "target").exists():
+        target = new_model(recipe.target, recipe, tokenizer, seed)
+        train_target(target, streams, recipe, seed, work)
+        _save(work / "target", target, tokenizer, recipe, seed, streams)
+    if not (work / "draft").exists():
+        # What ships is the target rounded to bf16, so that is what the draft learns.
+        rounded = load_model(work / "target", "target").model
+        draft = new_model(recipe.draft, recipe, tokenizer, seed + 1)
+        train_draft(draft, rounded, streams, recipe, seed, work)
+        _save(work / "draft", draft, tokenizer, recipe, seed, streams)
+    for name in ("target", "draft"):
+        shutil.rmtree(output / name, ignore_errors=True)
+        shutil.copytree(work / name, output / name)
+    shutil.rmtree(work)
+
+
+def new_model(
+    shape: Shape, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int
+) -> LlamaForCausalLM:
+    """A randomly initialised Llama with tied embeddings."""
+    torch.manual_seed(seed)
+    heads = shape.hidden // shape.head
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=shape.head,
+        max_position_embeddings=recipe.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
+    )
+    return LlamaForCausalLM(config)
+
+
+def train_target(
+    model: LlamaForCausalLM, streams: TokenStreams, recipe: Recipe, seed: int, work: Path
+) -> None:
+    """Next-token cross-entropy on all domains, in bf16 autocast."""
+
+    def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        rows, length = _rows_and_length(recipe, step, recipe.target_steps)
+        tokens = batch(streams, _TARGET_SHARES, rows, length, seed, step)  # [rows, length]
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=tokens).logits  # [rows, length, V]
+        loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+        return loss, {"loss": loss.item()}
+
+    schedule = Schedule(recipe.target_steps, learning_rate=2e-3, warmup_steps=min(100, recipe.target_steps))
+    train(model, loss_at, schedule, work / "target.checkpoint", "target")
+
+
+def train_draft(
+    model: LlamaForCausalLM,
+    target: PreTrainedModel,
+    streams: TokenStreams,
+    recipe: Recipe,
+    seed: int,
+    work: Path,
+) -> None:
+    """Distil on text and on the target's own continuations of it: LK-hybrid while cold, then NLA."""
+    print(f"draft: the target continues {recipe.continuations} texts", flush=True)
+    spoken = continuations(target, streams, _DRAFT_SHARES, recipe.continuations, recipe.length, seed)
+    sources = {**streams, **spoken}
+    shares = {name: 0.5 * share for name, share in _DRAFT_SHARES.items()}
+    shares |= dict.fromkeys(spoken, 0.5 / len(spoken))
+
+    def loss_at(step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        rows, length = _rows_and_length(recipe, step, recipe.draft_steps)
+        tokens = batch(sources, shares, rows, length, seed + 1, step)  # [rows, length]
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad():
+                p = torch.softmax(target(input_ids=tokens).logits.flatten(0, 1).float(), dim=-1)
+            logits = model(input_ids=tokens).logits.flatten(0, 1).float()  # [rows x length, V]
+        cold = step < recipe.draft_steps // 3
+        loss, accepted = distillation_loss(p, logits, "lk-hybrid" if cold else "nla")
+        return loss, {"loss": loss.item(), "acceptance": accepted.mean().item()}
+
+    schedule = Schedule(recipe.draft_steps, learning_rate=4e-3, warmup_steps=min(100, recipe.draft_steps))
+    train(model, loss_at, schedule, work / "draft.checkpoint", "draft")
+
+
+def _rows_and_length(recipe: Recipe, step: int, steps: int) -> tuple[int, int]:
+    """Batches of about the same number of tokens; whole contexts at the end."""
+    length = recipe.context if step >= steps * (1 - recipe.long_share) else recipe.length
+    return max(1, recipe.rows * recipe.length // length), length
+
+
+def _save(
+    directory: Path,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: Recipe,
+    seed: int,
+    streams: Mapping[str, torch.Tensor],
+) -> None:
+    facts: dict[str, object] = {
+        "parent": None,
+        "seed": seed,
+        "recipe": asdict(recipe),
+        "tokens": {name: len(stream) for name, stream in streams.items()},
+    }
+    save_model(directory, model, tokenizer, torch.bfloat16, facts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="directory for target/ and draft/")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    make_models(arguments.output, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

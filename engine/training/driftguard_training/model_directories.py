@@ -1,0 +1,136 @@
+"""Loading and saving plain transformers directories; safetensors only, never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from driftguard_training.errors import BadModelDirectory, ModelsDoNotFit, OutputExists
+
+PROVENANCE_FILE = "driftguard_training.json"
+_PICKLED_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal LM in float32 with its tokenizer; `dtype` is what the directory stores."""
+
+    directory: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    dtype: torch.dtype
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.model.config.vocab_size)
+
+    @property
+    def context_tokens(self) -> int:
+        return int(self.model.config.max_position_embeddings)
+
+
+def load_model(directory: Path, role: str) -> LoadedModel:
+    """Load for CPU work in float32. `role` (target or draft) is for the error message.
+
+    Raises:
+        BadModelDirectory: missing, incomplete, unreadable, or with pickled weights in it.
+    """
+    check_model_directory(directory, role)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype="auto", use_safetensors=True, local_files_only=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise BadModelDirectory(f"{role} directory {directory}: cannot be loaded: {error}") from error
+    stored = model.dtype
+    return LoadedModel(directory, model.float().eval(), tokenizer, stored)
+
+
+def check_model_directory(directory: Path, role: str) -> None:
+    """Raise BadModelDirectory unless `directory` looks like a transformers directory without pickles."""
+    problem = None
+    if not directory.is_dir():
+        problem = "no such directory"
+    elif pickled := sorted(p.name for p in directory.iterdir() if p.suffix in _PICKLED_SUFFIXES):
+        problem = f"holds pickled weights ({pickled[0]}), which can run code; only safetensors are read"
+    elif not (directory / "config.json").is_file():
+        problem = "has no config.json; a transformers model directory is needed"
+    elif not list(directory.glob("*.safetensors")):
+        problem = "has no *.safetensors file"
+    if problem:
+        raise BadModelDirectory(f"{role} directory {directory}: {problem}")
+
+
+def check_fit(target: LoadedModel, draft: LoadedModel) -> None:
+    """Raise ModelsDoNotFit unless both read and write the same token ids."""
+    problem = None
+    if target.tokenizer.get_vocab() != draft.tokenizer.get_vocab():
+        problem = "their tokenizers differ; both need the same token ids"
+    elif target.vocabulary != draft.vocabulary:
+        problem = f"vocab_size is {draft.vocabulary}, the target's is {target.vocabulary}"
+    if problem:
+        raise ModelsDoNotFit(
+            f"The draft in {draft.directory} does not fit the target in {target.directory}: {problem}"
+        )
+
+
+def check_output(output: Path) -> None:
+    """Raise OutputExists early, before any time is spent on training."""
+    if output.exists():
+        raise OutputExists(f"--output {output} already exists; name a new directory")
+
+
+def save_model(
+    output: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    provenance: Mapping[str, object],
+) -> str:
+    """Write the directory at once or not at all; returns its version (weights' hash, 12 hex digits).
+
+    The files are written beside `output` and renamed, so a reader never sees half a model. What a killed
+    run left beside it is removed by the next one.
+    """
+    check_output(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial_prefix = f".{output.name}.partial-"
+    for leftover in output.parent.glob(f"{partial_prefix}*"):
+        shutil.rmtree(leftover)
+    partial = Path(tempfile.mkdtemp(prefix=partial_prefix, dir=output.parent))
+    partial.chmod(0o755)  # mkdtemp makes it private; the engine may run as another user
+    cast("Any", model).to(dtype).save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    version = _weights_hash(partial)
+    facts = {"version": version, **provenance}
+    (partial / PROVENANCE_FILE).write_text(json.dumps(facts, indent=2) + "\n")
+    partial.replace(output)
+    return version
+
+
+def model_version(directory: Path) -> str:
+    """The version that the engine reports for this directory: as recorded, else the weights' hash."""
+    provenance = directory / PROVENANCE_FILE
+    if provenance.is_file():
+        return str(json.loads(provenance.read_text())["version"])
+    return _weights_hash(directory)
+
+
+def _weights_hash(directory: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(directory.glob("*.safetensors")):  # several when sharded
+        with path.open("rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()[:12]

@@ -1,0 +1,61 @@
+"""What the target and a draft say about logged requests, by teacher forcing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from driftguard_training.traffic import TrafficRequest
+
+_CACHE_BYTES = 2**30
+
+
+def output_logits(model: PreTrainedModel, requests: Sequence[TrafficRequest]) -> list[torch.Tensor]:
+    """Per request the logits [outputs, V] that predict each of its output tokens.
+
+    Rows are padded on the right, where a causal model's earlier positions cannot see it.
+    """
+    longest = max(len(request.token_ids) for request in requests)
+    tokens = torch.zeros(len(requests), longest, dtype=torch.long)  # [B, T]
+    for row, request in enumerate(requests):
+        tokens[row, : len(request.token_ids)] = torch.tensor(request.token_ids)
+    logits = model(input_ids=tokens, use_cache=False).logits.float()  # [B, T, V]
+    return [
+        logits[row, len(request.prompt_token_ids) - 1 : len(request.token_ids) - 1]
+        for row, request in enumerate(requests)
+    ]
+
+
+class Teacher:
+    """The target's probabilities over logged outputs.
+
+    The target never changes during distillation, so each request is forwarded once and kept, in half
+    precision, up to 1 GiB; beyond that it is forwarded again each time.
+    """
+
+    def __init__(self, target: PreTrainedModel) -> None:
+        self._target = target
+        self._kept: dict[int, torch.Tensor] = {}
+        self._kept_bytes = 0
+
+    @torch.no_grad()
+    def probabilities(self, requests: Sequence[TrafficRequest]) -> list[torch.Tensor]:
+        """Per request [outputs, V] at temperature 1."""
+        missing = [request for request in requests if id(request) not in self._kept]
+        fresh = dict(zip(map(id, missing), self._forward(missing), strict=True))
+        for key, probabilities in fresh.items():
+            half = probabilities.half()
+            if self._kept_bytes + half.nbytes <= _CACHE_BYTES:
+                self._kept[key] = half
+                self._kept_bytes += half.nbytes
+        return [
+            fresh[id(request)] if id(request) in fresh else self._kept[id(request)].float()
+            for request in requests
+        ]
+
+    def _forward(self, requests: Sequence[TrafficRequest]) -> list[torch.Tensor]:
+        if not requests:
+            return []
+        return [torch.softmax(logits, dim=-1) for logits in output_logits(self._target, requests)]

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from driftguard_training.__main__ import main
+from driftguard_training.distill import DistillSettings, batches
+from driftguard_training.evaluate import EvaluateSettings, evaluate
+from driftguard_training.model_directories import load_model
+from driftguard_training.traffic import TrafficRequest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.training.conftest import Pair
+from tests.training.small_models import save_directory, small_model, small_tokenizer
+
+
+def _distill_arguments(pair: Pair, output: Path, *more: str) -> list[str]:
+    return [
+        "distill", "--target", str(pair.target), "--draft", str(pair.draft), "--train", str(pair.train),
+        "--output", str(output), "--steps", "60", "--threads", "1", "--batch-requests", "8", *more,
+    ]  # fmt: skip
+
+
+def _acceptance(pair: Pair, *drafts: Path) -> list[float]:
+    report = evaluate(EvaluateSettings(pair.target, drafts, pair.heldout))
+    return [draft["segments"][0]["acceptance"] for draft in report["drafts"]]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("loss", ["nla", "lk-hybrid", "forward-kl"])
+def test_distillation_raises_acceptance_on_heldout_traffic(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], loss: str
+) -> None:
+    output = tmp_path / "candidates" / "one"
+    arguments = _distill_arguments(pair, output, "--loss", loss, "--learning-rate", "0.02")
+    assert main([*arguments, "--replay", str(pair.train)]) == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    before, after = _acceptance(pair, pair.draft, output)
+    assert after > before + 0.1
+    assert [event["event"] for event in events] == ["progress"] * 6 + ["done"]
+    assert [event["step"] for event in events[:-1]] == [10, 20, 30, 40, 50, 60]
+    assert events[-1]["output"] == str(output)
+    provenance = json.loads((output / "driftguard_training.json").read_text())
+    assert provenance["version"] == events[-1]["version"]
+    assert provenance["parent"] == load_version(pair.draft)
+    assert (provenance["loss"], provenance["steps"], provenance["train_requests"]) == (loss, 60, 160)
+
+
+def load_version(directory: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256((directory / "model.safetensors").read_bytes()).hexdigest()[:12]
+
+
+def test_the_candidate_is_a_plain_directory_and_the_same_seed_gives_the_same_bytes(
+    pair: Pair, tmp_path: Path
+) -> None:
+    outputs = [tmp_path / name for name in ("a", "b", "other-seed")]
+    for output, seed in zip(outputs, ("5", "5", "6"), strict=True):
+        assert main([*_distill_arguments(pair, output), "--steps", "3", "--seed", seed]) == 0
+    weights = [(output / "model.safetensors").read_bytes() for output in outputs]
+    assert weights[0] == weights[1] != weights[2]
+    candidate = AutoModelForCausalLM.from_pretrained(outputs[0], dtype="auto")
+    assert candidate.dtype == load_model(pair.draft, "draft").dtype
+    assert AutoTokenizer.from_pretrained(outputs[0]).get_vocab() == small_tokenizer().get_vocab()
+    assert not [p for p in outputs[0].iterdir() if p.suffix not in (".json", ".safetensors")]
+
+
+def test_a_quarter_of_every_batch_is_replay_and_every_request_is_seen() -> None:
+    train = [TrafficRequest("new", [1], [index]) for index in range(24)]
+    replay = [TrafficRequest("old", [2], [index]) for index in range(8)]
+    settings = DistillSettings(Path(), Path(), Path(), Path(), batch_requests=16)
+    made = batches(train, replay, settings)
+    first = [next(made), next(made)]
+    for batch in first:
+        assert sorted(request.segment for request in batch) == ["new"] * 12 + ["old"] * 4
+    for requests in (train, replay):  # two batches are exactly one pass over each
+        seen = [request for batch in first for request in batch if request in requests]
+        assert sorted(seen, key=requests.index) == requests
+    assert {request.segment for request in next(batches(train, [], settings))} == {"new"}
+
+
+_KILL_WHILE_WRITING = """
+import os, signal, sys
+from transformers import PreTrainedTokenizerFast
+PreTrainedTokenizerFast.save_pretrained = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+from driftguard_training.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_killed_while_training_or_writing_leaves_no_candidate(pair: Pair, tmp_path: Path) -> None:
+    output = tmp_path / "candidates" / "one"
+    command = [sys.executable, "-m", "driftguard_training", *_distill_arguments(pair, output)]
+    with subprocess.Popen([*command, "--steps", "100000"], stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        assert json.loads(training.stdout.readline())["event"] == "progress"
+        training.kill()
+    assert not output.exists()
+
+    arguments = [*_distill_arguments(pair, output), "--steps", "2"]
+    writing = subprocess.run([sys.executable, "-c", _KILL_WHILE_WRITING, *arguments], check=False)
+    assert writing.returncode == -signal.SIGKILL
+    assert not output.exists()
+
+    assert main(arguments) == 0
+    assert [path.name for path in output.parent.iterdir()] == ["one"]
+
+
+def _edited(pair: Pair, path: Path, line: int, **fields: object) -> Path:
+    lines = [json.loads(text) for text in pair.train.read_text().splitlines()]
+    lines[line - 1] = {key: value for key, value in {**lines[line - 1], **fields}.items() if value != "gone"}
+    path.write_text("\n".join(json.dumps(record) for record in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"segment": "gone"}, "Object missing required field `segment`"),
+        ({"text": "hello"}, "Object contains unknown field `text`"),
+        ({"output_token_ids": [1, "2"]}, "Expected `int`, got `str` - at `$.output_token_ids[1]`"),
+        ({"output_token_ids": []}, "output_token_ids is empty; at least one token id is needed"),
+        ({"prompt_token_ids": [1, 32]}, "prompt_token_ids[1] is 32; token ids are 0 to 31"),
+        ({"prompt_token_ids": [-1]}, "prompt_token_ids[0] is -1; token ids are 0 to 31"),
+        ({"prompt_token_ids": [1] * 60}, "prompt and output are 70 tokens; the models' context is 64"),
+    ],
+)
+def test_bad_traffic_is_refused_by_line_and_field(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, object], problem: str
+) -> None:
+    traffic = _edited(pair, tmp_path / "bad.jsonl", 7, **fields)
+    for flag in ("--train", "--replay"):
+        assert main(_distill_arguments(pair, tmp_path / "out", flag, str(traffic))) == 2
+        assert capsys.readouterr().err == f"error: {traffic}, line 7: {problem}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_lines_that_are_not_json_are_refused(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traffic = tmp_path / "bad.jsonl"
+    traffic.write_text(pair.train.read_text() + '{"segment": "a", \n')
+    assert main(_distill_arguments(pair, tmp_path / "out", "--train", str(traffic))) == 2
+    assert capsys.readouterr().err.startswith(f"error: {traffic}, line 161: Input data was truncated")
+
+
+def test_too_little_traffic_is_refused(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traffic = tmp_path / "little.jsonl"
+    traffic.write_text("".join(pair.train.read_text().splitlines(keepends=True)[:127]))
+    assert main(_distill_arguments(pair, tmp_path / "out", "--train", str(traffic))) == 2
+    assert capsys.readouterr().err == (
+        f"error: {traffic} has 127 requests; distillation needs at least 128, fewer can make a draft worse\n"
+    )
+    allowed = ("--minimum-requests", "127", "--steps", "1")
+    assert main(_distill_arguments(pair, tmp_path / "out", "--train", str(traffic), *allowed)) == 0
+
+
+def test_models_that_cannot_be_used_are_refused(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pickled = save_directory(tmp_path / "pickled", small_model(2))
+    (pickled / "pytorch_model.bin").write_bytes(b"pickle")
+    foreign = save_directory(tmp_path / "foreign", small_model(2), small_tokenizer(prefix="x"))
+    wider = save_directory(tmp_path / "wider", small_model(2, vocabulary=48), small_tokenizer())
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    unfit = f"does not fit the target in {pair.target}: "
+    for draft, message in {
+        tmp_path / "nowhere": f"draft directory {tmp_path / 'nowhere'}: no such directory",
+        empty: f"draft directory {empty}: has no config.json; a transformers model directory is needed",
+        pickled: f"draft directory {pickled}: holds pickled weights (pytorch_model.bin), which can run code; "
+        "only safetensors are read",
+        foreign: f"The draft in {foreign} {unfit}their tokenizers differ; both need the same token ids",
+        wider: f"The draft in {wider} {unfit}vocab_size is 48, the target's is 32",
+    }.items():
+        for arguments in (
+            _distill_arguments(pair, tmp_path / "out", "--draft", str(draft)),
+            ["evaluate", "--target", str(pair.target), "--draft", str(draft), "--traffic", str(pair.heldout)],
+        ):
+            assert main(arguments) == 2
+            assert capsys.readouterr().err == f"error: {message}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_existing_output_is_never_overwritten(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "kept").touch()
+    assert main(_distill_arguments(pair, tmp_path / "out")) == 2
+    error = f"error: --output {tmp_path / 'out'} already exists; name a new directory\n"
+    assert capsys.readouterr().err == error
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--steps", "0"], "argument --steps: '0' is not a whole number of at least 1"),
+        (["--learning-rate", "nan"], "argument --learning-rate: 'nan' is not a number above 0"),
+        (["--threads", "two"], "argument --threads: 'two' is not a whole number of at least 1"),
+        (["--loss", "mse"], "argument --loss: invalid choice: 'mse'"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(_distill_arguments(pair, tmp_path / "out", *arguments))
+    assert stopped.value.code == 2
+    assert problem in capsys.readouterr().err
