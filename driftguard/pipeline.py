@@ -11,6 +11,7 @@ moment leaves either all of a batch or nothing of it. Processes that share a dat
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import incident_opening
+from driftguard import gauges, incident_opening
 from driftguard.detection import (
     DetectorConfig,
     Direction,
@@ -45,6 +46,7 @@ from driftguard.store.tables import Stream
 
 BATCH_RECORDS = 5_000
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
+GAUGES_SECONDS = 5.0
 PAUSE_SECONDS = 0.25  # shortest, unless a batch was full: bounds how often a state is written
 STATES_IN_MEMORY = 128  # a state is up to 0.3 MB
 MAX_BACKOFF_SECONDS = 10.0
@@ -84,6 +86,7 @@ class Pipeline:
         self._batch_records = batch_records
         self._states: OrderedDict[int, StreamState] = OrderedDict()
         self._position = -1  # of the states in memory
+        self._gauges_due = 0.0  # monotonic seconds
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="detector", daemon=True)
@@ -108,12 +111,14 @@ class Pipeline:
             self._wake.clear()
             try:
                 folded = self.fold_batch()
+                self._refresh_gauges()
             except Exception as error:  # noqa: BLE001 (the loop outlives any failure; nothing was committed)
                 failures += 1
                 self._report(error)
                 self._stopping.wait(min(0.5 * 2.0 ** min(failures, 6), MAX_BACKOFF_SECONDS))
                 continue
             failures = 0
+            self._metrics.database_up.set(1)
             if folded < self._batch_records:
                 self._stopping.wait(PAUSE_SECONDS)
                 self._wake.wait(IDLE_SECONDS)
@@ -122,9 +127,16 @@ class Pipeline:
         self._states.clear()
         self._metrics.fold_failures.inc()
         if isinstance(error, DatabaseUnavailable):
+            self._metrics.database_up.set(0)
             log.warning("the fold waits for the database", error=str(error))
         else:
             log.exception("the fold failed and will be tried again", position=self._position)
+
+    def _refresh_gauges(self) -> None:
+        if time.monotonic() >= self._gauges_due:
+            with self._database.session() as session:
+                gauges.refresh(session, self._metrics, datetime.now(UTC))
+            self._gauges_due = time.monotonic() + GAUGES_SECONDS
 
     def fold_batch(self) -> int:
         """Folds the next records, at most one batch. Returns how many; 0 means that all are folded."""

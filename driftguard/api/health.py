@@ -1,0 +1,55 @@
+"""/healthz: the process answers. /readyz: it can do its work. /metrics: what Prometheus scrapes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Response
+from pydantic import BaseModel, Field
+
+from driftguard.api.context import Context, get_context
+from driftguard.errors import DriftGuardError
+from driftguard.metrics import CONTENT_TYPE
+from driftguard.store import detector_states
+
+router = APIRouter(tags=["health"])
+
+MAX_FOLD_LAG_RECORDS: Final = 1_000_000  # about a minute of the detector's work
+
+
+class FoldBehind(DriftGuardError):
+    """The detector is {lag} records behind; it is ready below {MAX_FOLD_LAG_RECORDS}."""
+
+    status = 503
+    title = "Detector behind"
+
+
+class Health(BaseModel):
+    status: str = Field(examples=["ok"])
+
+
+class Readiness(BaseModel):
+    status: str = Field(examples=["ready"])
+    database: str = Field(examples=["reachable, schema up to date"])
+    fold_lag_records: int = Field(description="Stored records not yet read by the detector.", examples=[0])
+
+
+@router.get("/healthz")
+def healthz() -> Health:
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses={503: {"description": "problem+json that says what is missing"}})
+def readyz(context: Annotated[Context, Depends(get_context)]) -> Readiness:
+    """503 while the database is unreachable or its schema does not fit, or the detector is far behind."""
+    context.database.check_schema()
+    with context.database.session() as session:
+        lag = detector_states.unfolded(session)
+    if lag > MAX_FOLD_LAG_RECORDS:
+        raise FoldBehind(f"the detector is {lag} records behind; it is ready below {MAX_FOLD_LAG_RECORDS}")
+    return Readiness(status="ready", database="reachable, schema up to date", fold_lag_records=lag)
+
+
+@router.get("/metrics", response_class=Response)
+def metrics(context: Annotated[Context, Depends(get_context)]) -> Response:
+    return Response(context.metrics.exposition(), media_type=CONTENT_TYPE)

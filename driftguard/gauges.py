@@ -1,0 +1,23 @@
+"""Gauges that mirror the database, set by the detector's thread so that a scrape never waits for it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from driftguard.metrics import Metrics
+from driftguard.records import StreamKey
+from driftguard.status import gather
+from driftguard.store import detector_states, incidents, notifications
+
+
+def refresh(session: Session, metrics: Metrics, now: datetime) -> None:
+    metrics.fold_lag_records.set(detector_states.unfolded(session))
+    metrics.set_open_incidents(incidents.unresolved_counts(session))
+    metrics.notifications_undelivered.set(notifications.count_undelivered(session))
+    for item in gather(session, now):
+        stream = item.stream
+        key = StreamKey(stream.server, stream.target, stream.draft_version, stream.method)
+        baselines = {part.segment: part.baseline.rate for part in item.segments if part.baseline}
+        metrics.set_verdict(key, item.verdict, baselines)
