@@ -128,6 +128,8 @@ class IncidentModel(_Model):
     opened_at: datetime
     since: datetime = Field(description="When acceptance changed, by the change point's record.")
     since_interval: tuple[datetime, datetime]
+    change_point_record: int = Field(description="Running number of the first record after the change.")
+    opened_record: int = Field(description="Running number of the record at which the detector was sure.")
     acceptance_before: float = Field(description="Of the changed segments.", examples=[0.74])
     acceptance_after: float = Field(examples=[0.58])
     tokens_per_second_before: float | None
@@ -204,6 +206,8 @@ def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
         "summary": summary(incident, stream),
         "since": incident.change_point_at,
         "since_interval": (incident.interval_start_at, incident.interval_end_at),
+        "change_point_record": incident.change_point_seq,
+        "opened_record": incident.opened_seq,
         "cost_percent": cost_percent(incident),
     }
 

@@ -1,0 +1,5 @@
+"""`python -m driftguard` is the command line."""
+
+from driftguard.cli import main
+
+main()

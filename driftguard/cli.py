@@ -1,0 +1,205 @@
+"""The command line: `driftguard COMMAND`. Each command imports what it needs, so that --help stays fast."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from driftguard.errors import DriftGuardError
+from driftguard.settings import SettingsError, describe_settings, load_settings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Watches the acceptance of speculative decoding, pages when it drifts, and retrains the draft.",
+)
+database_commands = typer.Typer(no_args_is_help=True, help="Create or update the database's tables.")
+key_commands = typer.Typer(no_args_is_help=True, help="API keys, needed when binding to more than loopback.")
+app.add_typer(database_commands, name="db")
+app.add_typer(key_commands, name="keys")
+
+Config = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with settings.", envvar="DRIFTGUARD_CONFIG")
+]
+Server = Annotated[str, typer.Option(help="Address of the sidecar.")]
+DEFAULT_SIDECAR = "http://127.0.0.1:8200"
+
+
+@app.command()
+def serve(
+    config: Config = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to bind (default 8200).")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Directory of the embedded database and candidates.")
+    ] = None,
+) -> None:
+    """Run the sidecar: ingest, detection, incidents, alerts, retraining, status page."""
+    from driftguard.serve import run_sidecar
+
+    run_sidecar(load_settings(config, host=host, port=port, data_dir=data_dir))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def engine(context: typer.Context) -> None:
+    """Run the built-in speculative engine (needs the [engine] extra; --help lists its options)."""
+    if find_spec("torch") is None or find_spec("driftguard_engine") is None:
+        raise DriftGuardError("the engine is not installed; run: pip install 'driftguard[engine]'")
+    os.execv(sys.executable, [sys.executable, "-m", "driftguard_engine", *context.args])
+
+
+@app.command()
+def demo(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the facts of every stage to this file.")
+    ] = None,
+    alertmanager: Annotated[
+        str | None, typer.Option(help="Page through this Alertmanager instead of the local webhook receiver.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Stay up at the end, with the status page.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
+    log_dir: Annotated[Path | None, typer.Option(help="Keep the logs of engine and sidecar here.")] = None,
+) -> None:
+    """Show the whole loop on this machine: traffic, drift, page, retraining, recovery (about 4 minutes)."""
+    from driftguard.demo.run import DemoOptions, run_demo
+
+    options = DemoOptions(
+        json_file=json_file, alertmanager_url=alertmanager, keep=keep, seed=seed, log_directory=log_dir
+    )
+    raise typer.Exit(run_demo(options))
+
+
+@app.command()
+def retrain(
+    config: Config = None,
+    server: Annotated[str | None, typer.Option(help="Server whose draft to retrain (default: all).")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Retrain even when no incident calls for it.")
+    ] = False,
+) -> None:
+    """Retrain, gate and promote once; for cron or a timer.
+
+    Exit code: 0 promoted, 3 nothing to do, 4 rejected by the gate, 1 failed. The reason is printed.
+    """
+    from driftguard.serve import run_retraining
+
+    raise typer.Exit(run_retraining(load_settings(config), server=server, force=force))
+
+
+@app.command()
+def status(
+    sidecar: Server = DEFAULT_SIDECAR,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the API's answer as it is.")] = False,
+) -> None:
+    """One line per stream: verdict, acceptance now against the baseline, cost, draft in service."""
+    from driftguard.status_view import print_status
+
+    print_status(sidecar, as_json=as_json, api_key=os.environ.get("DRIFTGUARD_API_KEY"))
+
+
+@app.command()
+def replay(
+    files: Annotated[
+        list[Path], typer.Argument(help="JSON Lines files of records, in order; - is standard input.")
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line instead of text.")
+    ] = False,
+    false_alarm_every: Annotated[
+        float, typer.Option(help="Expected number of requests to a false alarm, per stream.")
+    ] = 100_000.0,
+    minimum_drop: Annotated[
+        float, typer.Option(help="Smallest drop of acceptance worth finding; sets the reference period.")
+    ] = 0.05,
+) -> None:
+    """Run recorded traffic through the detector, without a database, and print what it finds."""
+    from driftguard.replay import run_replay
+
+    code = run_replay(
+        files,
+        json=as_json,
+        false_alarm_every=false_alarm_every,
+        minimum_drop=minimum_drop,
+        out=sys.stdout,
+        err=sys.stderr,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def settings(config: Config = None) -> None:
+    """List every setting with its value, its default and its meaning."""
+    from rich.console import Console
+    from rich.table import Table
+
+    loaded: Any = load_settings(config)
+    table = Table(
+        "setting", "value", "default", "meaning", title="Settings (DRIFTGUARD_<SETTING>, __ between levels)"
+    )
+    for name, default, meaning in describe_settings():
+        value = loaded
+        for part in name.split("."):
+            value = getattr(value, part)
+        table.add_row(name, "(default)" if value == default else str(value), str(default), meaning)
+    Console().print(table)
+
+
+@database_commands.command("upgrade")
+def database_upgrade(config: Config = None) -> None:
+    """Bring the database's tables to this version's."""
+    from driftguard.serve import upgrade_database
+
+    typer.echo(f"database at revision {upgrade_database(load_settings(config))}")
+
+
+@key_commands.command("create")
+def key_create(
+    name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None
+) -> None:
+    """Make a key and print it once; only its hash is stored."""
+    from driftguard.api.auth import create_key
+    from driftguard.serve import open_database
+
+    with open_database(load_settings(config)) as database, database.session() as session:
+        typer.echo(create_key(session, name))
+
+
+@key_commands.command("list")
+def key_list(config: Config = None) -> None:
+    """Names of the keys, since when, and whether revoked."""
+    from driftguard.api.auth import list_keys
+    from driftguard.serve import open_database
+
+    with open_database(load_settings(config)) as database, database.session() as session:
+        for key in list_keys(session):
+            state = f"revoked {key.revoked_at:%Y-%m-%d %H:%M}" if key.revoked_at else "active"
+            typer.echo(f"{key.name}\tcreated {key.created_at:%Y-%m-%d %H:%M}\t{state}")
+
+
+@key_commands.command("revoke")
+def key_revoke(name: str, config: Config = None) -> None:
+    """Refuse this key from now on."""
+    from driftguard.api.auth import revoke_key
+    from driftguard.serve import open_database
+
+    with open_database(load_settings(config)) as database, database.session() as session:
+        revoke_key(session, name)
+    typer.echo(f"revoked {name}")
+
+
+def main() -> NoReturn:
+    """Runs the command; a refusal is one line on standard error and an exit code."""
+    try:
+        app(standalone_mode=True)
+    except (DriftGuardError, SettingsError) as error:
+        print(f"driftguard: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 2))
+    sys.exit(0)

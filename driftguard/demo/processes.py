@@ -1,0 +1,82 @@
+"""The engine and the sidecar of the demo, as the processes that a user would start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from driftguard.errors import DriftGuardError
+
+STOP_SECONDS = 15.0
+
+
+class DemoFailed(DriftGuardError):
+    """A stage of the demo did not happen; the message says which and why."""
+
+
+@dataclass(slots=True)
+class Process:
+    """One child with its log file."""
+
+    name: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(cls, name: str, arguments: list[str], log: Path, variables: Mapping[str, str]) -> Process:
+        with log.open("ab") as out:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **variables},
+                start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops them in order
+            )
+        return cls(name, popen, log)
+
+    def wait_ready(self, url: str, seconds: float) -> None:
+        """Polls `url` until it answers 200. Raises DemoFailed with the end of the log."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.popen.poll() is not None:
+                raise DemoFailed(
+                    f"the {self.name} ended with code {self.popen.returncode}:\n{self.log_tail()}"
+                )
+            try:
+                if httpx.get(url, timeout=2.0).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass  # not listening yet
+            time.sleep(0.1)
+        raise DemoFailed(f"the {self.name} was not ready after {seconds:.0f} s:\n{self.log_tail()}")
+
+    def stop(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGTERM)
+        try:
+            self.popen.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait()
+
+    def log_tail(self, lines: int = 15) -> str:
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,160 @@
+"""`driftguard demo`: starts engine and sidecar as a user would, plays the story, and stops them again."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from driftguard.demo import stages
+from driftguard.demo.processes import DemoFailed, Process, free_port
+from driftguard.demo.receiver import Receiver
+from driftguard.demo.report import summary_table, write_json
+from driftguard.demo.sidecar_client import SidecarClient
+from driftguard.demo.stages import Facts, Loop
+from driftguard.demo.traffic import Load, Traffic
+from driftguard.demo.view import Screen, Stage
+
+SERVER = "demo"
+START_SECONDS = 90.0
+
+STORY: tuple[tuple[str, str, Callable[[Loop, Stage], dict[str, Any]]], ...] = (
+    ("without_speculation", "Speed without speculation", stages.without_speculation),
+    ("baseline", "Known traffic: learn the baseline", stages.baseline),
+    ("mix_shift", "Shift the mix of known traffic", stages.mix_shift),
+    ("drift", "Shift 'code' to text the draft does not know", stages.drift),
+    ("page", "Page", stages.page),
+    ("retrain", "Retrain, gate, promote", stages.retrain),
+    ("recovery", "Recover, close the incident", stages.recovery),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    json_file: Path | None
+    alertmanager_url: str | None
+    keep: bool
+    seed: int
+    log_directory: Path | None
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Plays the demo; 0 when every stage happened, 1 otherwise (and says which did not)."""
+    console = Console()
+    facts = Facts(seed=options.seed)
+    with ExitStack() as stack:
+        directory = options.log_directory or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            _play(options, console, facts, directory, stack)
+        except (DemoFailed, httpx.HTTPError) as error:
+            console.print(f"[bold red]The demo did not get through:[/] {error}", highlight=False)
+        except KeyboardInterrupt:
+            console.print("stopped")
+        finally:
+            if options.json_file:
+                write_json(facts, options.json_file)
+        return 0 if facts.happened else 1
+
+
+def _play(options: DemoOptions, console: Console, facts: Facts, directory: Path, stack: ExitStack) -> None:
+    screen = Screen(console)
+    with screen.running():
+        with screen.stage("start", "Start engine and sidecar") as stage:
+            loop = _start(options, screen, facts, directory, stack)
+            stage.note = f"status page: {loop.sidecar.base_url}/"
+        facts.stages["start"] = {"seconds": stage.seconds}
+        for name, title, play in STORY:
+            with screen.stage(name, title) as stage:
+                facts.stages[name] = play(loop, stage)
+            facts.stages[name]["seconds"] = stage.seconds
+            _refuse_failures(loop)
+    loop.traffic.stop()
+    facts.happened = True
+    console.print(summary_table(facts))
+    console.print(
+        f"{facts.requests} requests, {facts.failed_requests} failed, the draft was swapped under traffic"
+    )
+    if options.keep:
+        _stay(console, loop)
+
+
+def _refuse_failures(loop: Loop) -> None:
+    failed = [answer for answer in loop.traffic.answers if answer.error]
+    loop.facts.requests, loop.facts.failed_requests = len(loop.traffic.answers), len(failed)
+    if failed:
+        raise DemoFailed(f"{len(failed)} requests failed; the first: {failed[0].error}")
+
+
+def _start(options: DemoOptions, screen: Screen, facts: Facts, directory: Path, stack: ExitStack) -> Loop:
+    receiver = None if options.alertmanager_url else Receiver()
+    if receiver is not None:
+        stack.callback(receiver.close)
+    engine_url = f"http://127.0.0.1:{free_port()}"
+    sidecar_url = f"http://127.0.0.1:{free_port()}"
+    traffic = Traffic(engine_url, Load(stages.EVEN_MIX, stages.KNOWN), options.seed)
+    sidecar = _start_sidecar(options, receiver, engine_url, sidecar_url, directory)
+    stack.callback(sidecar.stop)
+    engine = _start_engine(engine_url, sidecar_url, directory)
+    stack.callback(engine.stop)
+    traffic.prepare(("python", "prose", "headers"))
+    stack.callback(traffic.stop)
+    engine.wait_ready(f"{engine_url}/health", START_SECONDS)
+    sidecar.wait_ready(f"{sidecar_url}/readyz", START_SECONDS)
+    screen.traffic = traffic
+    screen.state = "running"
+    return Loop(
+        screen, traffic, SidecarClient(sidecar_url, SERVER), receiver, options.alertmanager_url, facts
+    )
+
+
+def _start_sidecar(
+    options: DemoOptions, receiver: Receiver | None, engine_url: str, sidecar_url: str, directory: Path
+) -> Process:
+    """The demo's own choices: a reference period of minutes instead of days, and capture switched on."""
+    config = directory / "driftguard.toml"
+    alertmanagers = [options.alertmanager_url] if options.alertmanager_url else []
+    config.write_text(
+        f"""
+data_dir = "{directory / "data"}"
+[[engines]]
+server = "{SERVER}"
+admin_url = "{engine_url}"
+[capture]
+enabled = true
+[detection]
+minimum_drop = 0.08
+[retraining]
+aim_requests = 256
+[alerting]
+external_url = "{sidecar_url}"
+webhook_urls = {[receiver.url] if receiver else []}
+alertmanager_urls = {alertmanagers}
+""",
+        encoding="utf-8",
+    )
+    port = sidecar_url.rsplit(":", 1)[1]
+    arguments = ["driftguard", "serve", "--config", str(config), "--port", port]
+    return Process.start("sidecar", arguments, directory / "sidecar.log", {})
+
+
+def _start_engine(engine_url: str, sidecar_url: str, directory: Path) -> Process:
+    arguments = [
+        *("driftguard_engine", "--port", engine_url.rsplit(":", 1)[1], "--server-name", SERVER),
+        *("--sidecar", sidecar_url, "--spool-dir", str(directory / "spool")),
+        *("--state-dir", str(directory / "engine"), "--capture-fraction", "1.0"),
+    ]
+    return Process.start("engine", arguments, directory / "engine.log", {})
+
+
+def _stay(console: Console, loop: Loop) -> None:
+    console.print(f"Status page: {loop.sidecar.base_url}/   (Ctrl-C ends the demo)")
+    while True:
+        time.sleep(1.0)

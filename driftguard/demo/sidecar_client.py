@@ -1,0 +1,57 @@
+"""The sidecar as the demo sees it: its public API, nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from driftguard.demo.processes import DemoFailed
+
+T = TypeVar("T")
+POLL_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class SidecarClient:
+    """`server` names the engine of the demo in the records."""
+
+    base_url: str
+    server: str
+
+    def _get(self, path: str) -> dict[str, Any]:
+        answer = httpx.get(self.base_url + path, timeout=10.0)
+        answer.raise_for_status()
+        body: dict[str, Any] = answer.json()
+        return body
+
+    def stream_in_service(self) -> dict[str, Any] | None:
+        """The stream of the draft in service, once records of it have arrived."""
+        streams: list[dict[str, Any]] = self._get("/api/v1/status")["streams"]
+        drafting = [stream for stream in streams if stream["in_service"] and stream["method"] != "none"]
+        return drafting[0] if drafting else None
+
+    def incidents(self, direction: str | None = None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._get("/api/v1/incidents")["incidents"]
+        return [incident for incident in found if direction in (None, incident["direction"])]
+
+    def incident(self, incident_id: str) -> dict[str, Any]:
+        return self._get(f"/api/v1/incidents/{incident_id}")
+
+    def newest_run(self) -> dict[str, Any] | None:
+        runs: list[dict[str, Any]] = self._get("/api/v1/retrain-runs")["runs"]
+        return runs[0] if runs else None
+
+
+def wait_for(what: str, seconds: float, look: Callable[[], T | None]) -> T:
+    """Polls `look` until it gives something. Raises DemoFailed naming what did not happen in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = look()
+        if found is not None:
+            return found
+        time.sleep(POLL_SECONDS)
+    raise DemoFailed(f"{what} did not happen within {seconds:.0f} s")

@@ -1,0 +1,222 @@
+"""The story of the demo, stage by stage. Nothing here decides anything: it sends traffic, and reads what
+engine and sidecar say through their APIs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import httpx
+
+from driftguard.demo.processes import DemoFailed
+from driftguard.demo.receiver import Receiver
+from driftguard.demo.sidecar_client import SidecarClient, wait_for
+from driftguard.demo.traffic import Answer, Load, Traffic, acceptance_rate, tokens_per_second
+from driftguard.demo.view import Screen, Stage
+
+ROUTES = ("code", "docs")
+KNOWN = {"code": "python", "docs": "prose"}
+DRIFTED = {"code": "headers", "docs": "prose"}
+EVEN_MIX = {"code": 0.5, "docs": 0.5}
+SHIFTED_MIX = {"code": 0.85, "docs": 0.15}
+
+BASELINE_SECONDS = 120.0
+MIX_REQUESTS = 200
+INCIDENT_SECONDS = 60.0
+PAGE_SECONDS = 20.0
+RETRAIN_SECONDS = 180.0
+RECOVERY_SECONDS = 90.0
+REFERENCE_REQUESTS = 60  # without speculation
+MEASURED_REQUESTS = 160  # at the end
+BACKGROUND_PAUSE_SECONDS = 0.25  # between requests of one worker while the draft trains on the same cores
+
+
+@dataclass(slots=True)
+class Facts:
+    """Everything that the demo saw; `driftguard demo --json` writes it."""
+
+    seed: int
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    acceptance: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    tokens_per_second: dict[str, float | None] = field(default_factory=dict)
+    requests: int = 0
+    failed_requests: int = 0
+    happened: bool = False
+
+
+@dataclass(slots=True)
+class Loop:
+    """What the stages work with."""
+
+    screen: Screen
+    traffic: Traffic
+    sidecar: SidecarClient
+    receiver: Receiver | None
+    alertmanager_url: str | None
+    facts: Facts
+
+    def measure(self, name: str, answers: list[Answer]) -> None:
+        """Acceptance per route and tokens per second of these answers, under this name."""
+        self.facts.acceptance[name] = {
+            route: acceptance_rate([answer for answer in answers if answer.route == route])
+            for route in ROUTES
+        }
+        self.facts.tokens_per_second[name] = tokens_per_second(answers)
+
+    def wait_for_answers(self, count: int, seconds: float) -> list[Answer]:
+        """The next `count` answers from now on."""
+        start = len(self.traffic.answers)
+        wait_for(
+            f"{count} answers", seconds, lambda: True if len(self.traffic.answers) >= start + count else None
+        )
+        return self.traffic.answers[start : start + count]
+
+
+def without_speculation(loop: Loop, stage: Stage) -> dict[str, Any]:
+    """What the same engine does without a draft: the floor that drift approaches."""
+    loop.traffic.load = Load(EVEN_MIX, KNOWN, speculation=False)
+    loop.traffic.start()
+    answers = loop.wait_for_answers(REFERENCE_REQUESTS, 60.0)
+    loop.traffic.pause()
+    loop.measure("without speculation", answers)
+    stage.note = f"{loop.facts.tokens_per_second['without speculation'] or 0:.0f} tokens/s"
+    return {"requests": len(answers)}
+
+
+def baseline(loop: Loop, stage: Stage) -> dict[str, Any]:
+    """Traffic that the draft knows, until every route has a baseline."""
+    start = len(loop.traffic.answers)
+    loop.traffic.load = Load(EVEN_MIX, KNOWN)
+    loop.traffic.resume()
+
+    def ready() -> dict[str, Any] | None:
+        stream = loop.sidecar.stream_in_service()
+        verdicts = {item["segment"]: item["verdict"] for item in stream["segments"]} if stream else {}
+        stage.note = "  ".join(f"{route}: {verdicts.get(route, 'no data yet')}" for route in ROUTES)
+        return stream if stream and all(verdicts.get(route) == "steady" for route in ROUTES) else None
+
+    loop.screen.state = "learning the baseline"
+    stream = wait_for("a baseline of every route", BASELINE_SECONDS, ready)
+    answers = loop.traffic.answers[start:]
+    loop.measure("before", answers)
+    loop.screen.state = "steady"
+    stage.note = f"{len(answers)} requests, {loop.facts.tokens_per_second['before'] or 0:.0f} tokens/s"
+    return {"requests": len(answers), "draft_version": stream["draft_version"]}
+
+
+def mix_shift(loop: Loop, stage: Stage) -> dict[str, Any]:
+    """Another mix of the same routes: acceptance moves in the aggregate, and nothing may fire."""
+    loop.traffic.load = Load(SHIFTED_MIX, KNOWN)
+    answers = loop.wait_for_answers(MIX_REQUESTS, 60.0)
+    time.sleep(2.0)  # the last of them must have been folded before silence counts
+    incidents = loop.sidecar.incidents()
+    if incidents:
+        raise DemoFailed(f"a shift of the mix alone opened an incident: {incidents[0]['summary']}")
+    aggregate = acceptance_rate(answers)
+    stage.note = f"{len(answers)} requests, aggregate acceptance {aggregate or 0:.2f}: no incident"
+    return {"requests": len(answers), "incidents": 0, "aggregate_acceptance": aggregate}
+
+
+def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
+    """One route receives text that the draft has never seen; the detector has to notice by itself."""
+    loop.traffic.load = Load(EVEN_MIX, DRIFTED)
+    shifted_at, answered_before = time.time(), len(loop.traffic.answers)
+    loop.screen.state = "traffic has shifted; the detector does not know"
+    incident = wait_for(
+        "an incident", INCIDENT_SECONDS, lambda: next(iter(loop.sidecar.incidents("down")), None)
+    )
+    loop.screen.state = f"incident: {incident['summary']}"
+    segments = [segment["segment"] for segment in incident["segments"]]
+    delay = incident["opened_record"] - answered_before
+    since = datetime.fromisoformat(incident["since"]).timestamp()
+    stage.note = (
+        f"in {', '.join(segments)}, {delay} requests after the shift; "
+        f"change point {since - shifted_at:+.1f} s from the true moment"
+    )
+    if segments != ["code"]:
+        raise DemoFailed(f"the incident names {segments}, and 'code' alone has changed")
+    return {
+        "incident_id": incident["id"],
+        "true_shift_at": shifted_at,
+        "true_shift_after_requests": answered_before,
+        "delay_requests": delay,
+        "since": since,
+        "since_error_seconds": since - shifted_at,
+        "change_point_error_requests": incident["change_point_record"] - answered_before,
+        "summary": incident["summary"],
+        "segments": incident["segments"],
+    }
+
+
+def page(loop: Loop, stage: Stage) -> dict[str, Any]:
+    """The page has to reach the pager."""
+    if loop.alertmanager_url:
+        alert = wait_for("an alert in Alertmanager", PAGE_SECONDS, _alertmanager_alert(loop.alertmanager_url))
+        stage.note = f"Alertmanager holds {alert['labels']['alertname']}"
+        return {"through": loop.alertmanager_url, "summary": alert["annotations"]["summary"]}
+    receiver = loop.receiver
+    if receiver is None:
+        raise DemoFailed("neither a webhook receiver nor an Alertmanager was set up")
+    _, document = wait_for("a page", PAGE_SECONDS, lambda: next(iter(receiver.pages), None))
+    stage.note = document["summary"]
+    return {"through": "webhook", "summary": document["summary"], "url": document["url"]}
+
+
+def _alertmanager_alert(url: str) -> Callable[[], dict[str, Any] | None]:
+    def look() -> dict[str, Any] | None:
+        alerts = httpx.get(f"{url.rstrip('/')}/api/v2/alerts", timeout=5.0).json()
+        ours = [item for item in alerts if item["labels"].get("alertname") == "DriftGuardAcceptanceDrift"]
+        return ours[0] if ours else None
+
+    return look
+
+
+def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
+    """The sidecar collects, distils, gates and promotes; requests go on all the while."""
+    start = len(loop.traffic.answers)
+    degraded_until: list[int] = []
+
+    def ended() -> dict[str, Any] | None:
+        run = loop.sidecar.newest_run()
+        if run is None:
+            stage.note = f"collecting traffic: {len(loop.traffic.answers) - start} requests"
+            return None
+        if not degraded_until:  # from here on training shares the cores, so speed says nothing
+            degraded_until.append(len(loop.traffic.answers))
+            loop.traffic.pause_seconds = BACKGROUND_PAUSE_SECONDS
+        progress = run["progress"] or {}
+        step = (
+            f" {progress['step']} of {progress['steps']}" if run["state"] == "training" and progress else ""
+        )
+        stage.note = f"{run['state']}{step}"
+        loop.screen.state = f"retraining: {stage.note}"
+        if run["state"] in ("rejected", "failed", "nothing_to_do", "rolled_back"):
+            raise DemoFailed(f"the retraining ended as {run['state']}: {run['reason']}")
+        return run if run["state"] in ("watching", "promoted") else None
+
+    run = wait_for("a promotion", RETRAIN_SECONDS, ended)
+    loop.traffic.pause_seconds = 0.0
+    shifted = loop.facts.stages["drift"]["true_shift_after_requests"]
+    loop.measure("during", loop.traffic.answers[shifted : degraded_until[0]])
+    gate = run["numbers"]["gate"]
+    stage.note = f"draft {run['candidate_version']} promoted by the gate"
+    return {"run_id": run["id"], "candidate_version": run["candidate_version"], "gate": gate}
+
+
+def recovery(loop: Loop, stage: Stage) -> dict[str, Any]:
+    """The promoted draft is watched on live traffic; the incident closes when the numbers say so."""
+    incident_id = loop.facts.stages["drift"]["incident_id"]
+    loop.screen.state = "watching the promoted draft"
+
+    def resolved() -> dict[str, Any] | None:
+        incident = loop.sidecar.incident(incident_id)
+        return incident if incident["state"] == "resolved" else None
+
+    incident = wait_for("the end of the incident", RECOVERY_SECONDS, resolved)
+    loop.measure("after", loop.wait_for_answers(MEASURED_REQUESTS, 60.0))
+    loop.screen.state = "recovered; incident resolved"
+    stage.note = incident["resolution"]
+    return {"resolution": incident["resolution"], "transitions": incident["transitions"]}
