@@ -1,0 +1,75 @@
+"""Synthetic traffic: requests whose latent acceptance differs, in segments, with changes on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import numpy as np
+
+from driftguard.records import AcceptanceRecord
+from driftguard.store.database import Database
+from driftguard.store.records import insert_batches
+from driftguard.store.streams import StreamRegistry
+
+K = 4
+SECONDS_PER_STEP = 0.05
+
+
+class Traffic:
+    """Records one second apart, ending before now. `send` draws the next ones."""
+
+    def __init__(self, seed: int, start: datetime | None = None) -> None:
+        self._random = np.random.default_rng(seed)
+        self.clock = start or datetime.now(UTC) - timedelta(hours=2)
+
+    def draw(
+        self,
+        count: int,
+        rates: Mapping[str, float],
+        *,
+        draft_version: str = "v1",
+        kind: str = "request",
+        server: str = "chat",
+    ) -> list[AcceptanceRecord]:
+        """`rates`: mean acceptance per segment; the requests' own vary around it (sd 0.1)."""
+        segments = list(rates)
+        return [
+            self._one(segments[i % len(segments)], rates, draft_version, kind, server) for i in range(count)
+        ]
+
+    def _one(
+        self, segment: str, rates: Mapping[str, float], draft_version: str, kind: str, server: str
+    ) -> AcceptanceRecord:
+        rate = float(np.clip(self._random.normal(rates[segment], 0.1), 0.02, 0.98))
+        steps = int(self._random.integers(10, 40))
+        accepted = int(self._random.binomial(steps * K, rate))
+        emitted = accepted + steps
+        self.clock += timedelta(seconds=1)
+        return AcceptanceRecord(
+            record_id=UUID(bytes=self._random.bytes(16)),
+            kind=kind,  # type: ignore[arg-type]
+            started_at=self.clock - timedelta(milliseconds=500),
+            ended_at=self.clock,
+            server=server,
+            target="target",
+            draft="draft",
+            draft_version=draft_version,
+            method="draft_model",
+            steps=steps,
+            drafted=steps * K,
+            accepted=accepted,
+            emitted=emitted,
+            fidelity="request",
+            segment=segment,
+            num_speculative_tokens=K,
+            output_tokens=emitted,
+            time_per_output_token_seconds=SECONDS_PER_STEP * steps / emitted,
+        )
+
+
+def store(database: Database, records: Sequence[AcceptanceRecord]) -> None:
+    """As the ingest's writer does, in one transaction."""
+    with database.session() as session:
+        insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
