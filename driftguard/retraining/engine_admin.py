@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from driftguard.errors import DriftGuardError
-from driftguard.settings import EngineSettings
+from driftguard.errors import BadSettings, DriftGuardError
+from driftguard.settings import EngineSettings, Settings
 
 _TIMEOUT_SECONDS = 60.0  # loading a large draft takes time
 
@@ -39,6 +39,21 @@ class EngineInfo(msgspec.Struct, frozen=True):
     draft: EngineDraft
     num_speculative_tokens: int
     drafts: list[EngineDraft] = []
+
+
+def engine_of(settings: Settings, server: str | None) -> EngineSettings:
+    """The engine of this server; without a name the only one there is. Raises BadSettings."""
+    names = [engine.server for engine in settings.engines]
+    if not names:
+        raise BadSettings(
+            "engines: none is set, so no draft can be promoted; add [[engines]] with server and admin_url"
+        )
+    if server is None and len(names) > 1:
+        raise BadSettings(f"server: there are several engines, name one of {', '.join(names)}")
+    for engine in settings.engines:
+        if server in (None, engine.server):
+            return engine
+    raise BadSettings(f"server: {server!r} is not among the engines in the settings: {', '.join(names)}")
 
 
 Answer = TypeVar("Answer", EngineDraft, EngineInfo)

@@ -29,8 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
@@ -104,9 +103,6 @@ class Decision:
     untested: tuple[str, ...]  # groups with too few held-out requests for the no-regression test
     seconds_per_token: Mapping[str, float]
     rules: GateRules
-
-    def as_numbers(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def decide(groups: Sequence[GroupScores], costs: Costs, rules: GateRules) -> Decision:

@@ -34,6 +34,12 @@ def in_service(session: Session, server: str, target: str) -> Draft | None:
     return session.scalar(select(Draft).where(*_is(server, target), Draft.state == "in_service"))
 
 
+def in_service_of_server(session: Session, server: str) -> Draft | None:
+    """The same where the target is not known, for example because the engine does not answer."""
+    query = select(Draft).where(Draft.server == server, Draft.state == "in_service")
+    return session.scalar(query.order_by(Draft.promoted_at.desc().nulls_last()).limit(1))
+
+
 def add_candidate(
     session: Session,
     *,
@@ -128,8 +134,8 @@ def removable(session: Session, server: str, target: str, keep: int) -> list[Dra
     return [draft for draft in trained[keep:] if draft.version not in needed]
 
 
-def forget_directory(session: Session, directory: str) -> None:
-    session.execute(update(Draft).where(Draft.directory == directory).values(directory=None))
+def forget_directory(session: Session, draft_id: int) -> None:
+    session.execute(update(Draft).where(Draft.id == draft_id).values(directory=None))
 
 
 def uses_of_directory(session: Session, directory: str) -> int:

@@ -34,6 +34,7 @@ RunState = Literal[
     "failed",
     "rolled_back",
 ]
+Failure = Literal["rejected", "failed"]
 LOCKED_STATES = ("collecting", "training", "evaluating", "promoting")  # only while its process holds the lock
 ENDED_STATES = ("promoted", "rejected", "nothing_to_do", "failed", "rolled_back")
 
@@ -167,6 +168,22 @@ def latest(session: Session, server: str, target: str) -> RetrainRun | None:
         .order_by(RetrainRun.started_at.desc(), RetrainRun.id.desc())
         .limit(1)
     )
+
+
+def of_incident(session: Session, incident_id: UUID) -> list[RetrainRun]:
+    """Newest first."""
+    return list(
+        session.scalars(
+            select(RetrainRun)
+            .where(RetrainRun.incident_id == incident_id)
+            .order_by(RetrainRun.started_at.desc(), RetrainRun.id.desc())
+        )
+    )
+
+
+def unended(session: Session) -> list[RetrainRun]:
+    """Every run that has not ended, of all servers; whether its process lives is another question."""
+    return list(session.scalars(select(RetrainRun).where(RetrainRun.state.not_in(ENDED_STATES))))
 
 
 def in_states(session: Session, server: str, target: str, states: Sequence[str]) -> list[RetrainRun]:

@@ -1,0 +1,63 @@
+"""Drafts: in service, candidates, retired ones."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from driftguard.api.context import Context, get_context
+from driftguard.api.cursors import bad_cursor, decode_cursor, encode_cursor
+from driftguard.store import drafts
+from driftguard.store.drafts import Cursor, DraftState
+
+router = APIRouter(prefix="/api/v1/drafts", tags=["drafts"])
+
+
+class DraftModel(BaseModel):
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+    server: str
+    target: str
+    version: str = Field(examples=["3f9c01d2ab44"])
+    name: str
+    method: str
+    state: DraftState
+    parent_version: str | None = Field(description="The draft that it was trained from.")
+    directory: str | None = Field(description="Where it lies; null where unknown, or removed.")
+    created_at: datetime
+    promoted_at: datetime | None
+    retired_at: datetime | None
+    retrain_run_id: UUID | None = Field(description="The run that made it; null for a draft of yours.")
+
+
+class DraftPage(BaseModel):
+    drafts: list[DraftModel]
+    next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
+
+
+@router.get("")
+def list_drafts(
+    context: Annotated[Context, Depends(get_context)],
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.")] = None,
+    state: DraftState | None = None,
+    server: str | None = None,
+) -> DraftPage:
+    """Newest first."""
+    after = _cursor(cursor) if cursor else None
+    with context.database.session() as session:
+        rows = drafts.page(session, limit=limit + 1, cursor=after, state=state, server=server)
+    shown = rows[:limit]
+    more = encode_cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
+    return DraftPage(drafts=[DraftModel.model_validate(row) for row in shown], next_cursor=more)
+
+
+def _cursor(text: str) -> Cursor:
+    at, row_id = decode_cursor(text)
+    if not row_id.isdecimal():
+        raise bad_cursor()
+    return Cursor(at, int(row_id))

@@ -1,0 +1,108 @@
+"""Retraining runs: list, one, start one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, Protocol, cast
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from driftguard.api.auth import require_key
+from driftguard.api.context import Context, get_context
+from driftguard.api.cursors import bad_cursor, decode_cursor, encode_cursor
+from driftguard.errors import NotFound
+from driftguard.store import retrain_runs
+from driftguard.store.retrain_runs import Cursor, RunState
+
+router = APIRouter(prefix="/api/v1", tags=["retraining"])
+AnyContext = Annotated[Context, Depends(get_context)]
+
+
+class RequestRetraining(Protocol):
+    """RetrainingJobs.request with its app: `app.state.request_retraining`, set by the composition root."""
+
+    def __call__(self, server: str | None, *, force: bool) -> int: ...
+
+
+class RetrainBody(BaseModel):
+    """What to retrain."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"example": {"server": "chat-eu-1", "force": True}}
+    )
+    server: str | None = Field(None, description="May be left out when the settings name one engine.")
+    force: bool = Field(False, description="Also when no incident calls for it.")
+
+
+class JobModel(BaseModel):
+    job_id: int = Field(description="The queued job; its run appears under /api/v1/retrain-runs.")
+
+
+class RunModel(BaseModel):
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+    id: UUID
+    server: str
+    target: str
+    incident_id: UUID | None
+    trigger: str
+    state: RunState = Field(description="watching: promoted, and compared with what the old draft did.")
+    reason: str | None
+    started_at: datetime
+    ended_at: datetime | None
+    parent_version: str | None
+    candidate_version: str | None
+    progress: dict[str, Any] | None = Field(description="step, steps, loss and acceptance while it trains.")
+    numbers: dict[str, Any] | None = Field(
+        description="The gate's decision and the watch, with their numbers."
+    )
+
+
+class RunPage(BaseModel):
+    runs: list[RunModel]
+    next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
+
+
+@router.get("/retrain-runs")
+def list_runs(
+    context: AnyContext,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.")] = None,
+    state: Annotated[
+        RunState | Literal["running"] | None, Query(description="running: any that has not ended.")
+    ] = None,
+) -> RunPage:
+    """Newest first."""
+    after = _cursor(cursor) if cursor else None
+    with context.database.session() as session:
+        rows = retrain_runs.page(session, limit=limit + 1, cursor=after, state=state)
+    shown = rows[:limit]
+    more = encode_cursor(shown[-1].started_at, shown[-1].id) if len(rows) > limit else None
+    return RunPage(runs=[RunModel.model_validate(row) for row in shown], next_cursor=more)
+
+
+@router.get("/retrain-runs/{run_id}")
+def get_run(run_id: UUID, context: AnyContext) -> RunModel:
+    """One run."""
+    with context.database.session() as session:
+        run = retrain_runs.find(session, run_id)
+    if run is None:
+        raise NotFound(f"there is no retraining run {run_id}")
+    return RunModel.model_validate(run)
+
+
+@router.post("/retrain", status_code=202, dependencies=[Depends(require_key)])
+def retrain(body: RetrainBody, request: Request) -> JobModel:
+    """Queues a retraining. 409 while one of this server runs or waits."""
+    ask = cast("RequestRetraining", request.app.state.request_retraining)
+    return JobModel(job_id=ask(body.server, force=body.force))
+
+
+def _cursor(text: str) -> Cursor:
+    at, run_id = decode_cursor(text)
+    try:
+        return Cursor(at, UUID(run_id))
+    except ValueError:
+        raise bad_cursor() from None

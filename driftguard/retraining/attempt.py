@@ -1,0 +1,197 @@
+"""One attempt: collect, distil, evaluate, gate, promote. Its row ends with a reason whatever happens."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from driftguard.errors import DriftGuardError
+from driftguard.retraining import workspace
+from driftguard.retraining.call import Call
+from driftguard.retraining.engine_admin import EngineRefused
+from driftguard.retraining.evaluation import read_measurements
+from driftguard.retraining.gate import Decision, GateRules, decide
+from driftguard.retraining.job import Job, ProgressWriter, advance, begin, end
+from driftguard.retraining.outcome import Progress, RetrainOutcome
+from driftguard.retraining.plan import Plan
+from driftguard.retraining.settle import settle_locked
+from driftguard.retraining.traffic import Traffic, write_requests
+from driftguard.retraining.training_process import (
+    Distillation,
+    Evaluation,
+    TrainingFailed,
+    distil,
+    evaluate,
+)
+from driftguard.retraining.workspace import Workspace
+from driftguard.store import acceptance_levels, drafts, retrain_runs
+from driftguard.store.retrain_runs import RunLock
+
+_LOOK_BACK = timedelta(days=7)  # records that tell how the traffic is sampled
+log = structlog.get_logger(__name__)
+
+
+def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan) -> RetrainOutcome:
+    """Ends promoted, rejected or failed. Raises DatabaseUnavailable when not even that can be stored."""
+    run_id = begin(job, call.incident_id, len(planned.train))
+    files = workspace.create(job.settings.data_directory, run_id)
+    try:
+        version, decision, numbers = _make_and_judge(job, run_id, files, traffic, planned)
+        if not decision.promote:
+            return end(job, run_id, call.incident_id, "rejected", decision.reason, numbers)
+        lock.check()
+        _load(job, run_id, version)
+    except (DriftGuardError, SQLAlchemyError, OSError) as error:
+        return end(job, run_id, call.incident_id, "failed", _first_line(error))
+    finally:
+        workspace.remove(files)
+    return _activate(job, run_id, call, version, decision, numbers)
+
+
+def _make_and_judge(
+    job: Job, run_id: UUID, files: Workspace, traffic: Traffic, planned: Plan
+) -> tuple[str, Decision, dict[str, Any]]:
+    """The candidate's version, the gate's decision, and everything that it was made on."""
+    counts = _collect(job, files, traffic, planned)
+    version = _distil(job, run_id, files, has_replay=counts["replay"] > 0)
+    directory = workspace.draft_directory(job.settings.data_directory, version)
+    _store_candidate(job, run_id, version, directory)
+    workspace.keep_candidate(files, directory)
+    advance(job, run_id, "evaluating", f"scoring on {counts['held_out']} held-out requests")
+    measured = evaluate(_evaluation(job, files, directory), files.log, job.should_stop)
+    groups, costs = read_measurements(measured)
+    rules = job.settings.retraining
+    decision = decide(groups, costs, GateRules(rules.minimum_gain, rules.maximum_regression))
+    numbers = {
+        "requests": counts,
+        "temperature": measured["temperature"],
+        "costs": asdict(costs),
+        "gate": msgspec.to_builtins(decision),
+    }
+    _store_decision(job, run_id, version, decision, numbers)
+    return version, decision, numbers
+
+
+def _collect(job: Job, files: Workspace, traffic: Traffic, planned: Plan) -> dict[str, int]:
+    job.on_progress(Progress("collecting", f"{len(planned.train)} requests to learn from"))
+    parts = (
+        ("train", files.train, planned.train),
+        ("replay", files.replay, planned.replay),
+        ("held_out", files.held_out, planned.held_out),
+    )
+    return {name: write_requests(path, traffic.read(keys), planned.groups) for name, path, keys in parts}
+
+
+def _distil(job: Job, run_id: UUID, files: Workspace, *, has_replay: bool) -> str:
+    rules = job.settings.retraining
+    advance(job, run_id, "training", f"{rules.steps} steps from draft {job.info.draft.version}")
+    order = Distillation(
+        target=_directory(job.info.target_directory, "target"),
+        draft=_directory(job.info.draft.directory, "draft in service"),
+        train=files.train,
+        replay=files.replay if has_replay else None,
+        output=files.candidate,
+        steps=rules.steps,
+        seed=rules.seed,
+        threads=rules.threads,
+    )
+    return distil(order, files.log, ProgressWriter(job, run_id), job.should_stop)
+
+
+def _store_candidate(job: Job, run_id: UUID, version: str, directory: Path) -> None:
+    if version == job.info.draft.version:
+        raise TrainingFailed(f"the training changed nothing: the candidate equals draft {version}")
+    with job.database.session() as session:
+        drafts.add_candidate(
+            session,
+            server=job.info.server,
+            target=job.info.target,
+            version=version,
+            directory=str(directory),
+            parent_version=job.info.draft.version,
+            run_id=run_id,
+            at=datetime.now(UTC),
+        )
+
+
+def _evaluation(job: Job, files: Workspace, candidate: Path) -> Evaluation:
+    return Evaluation(
+        target=_directory(job.info.target_directory, "target"),
+        drafts=(_directory(job.info.draft.directory, "draft in service"), candidate),
+        traffic=files.held_out,
+        num_speculative_tokens=job.info.num_speculative_tokens,
+        temperature=_temperature(job),
+        threads=job.settings.retraining.threads,
+    )
+
+
+def _temperature(job: Job) -> float:
+    with job.database.session() as session:
+        temperature = acceptance_levels.usual_temperature(
+            session,
+            server=job.info.server,
+            target=job.info.target,
+            version=job.info.draft.version,
+            oldest=datetime.now(UTC) - _LOOK_BACK,
+        )
+    if temperature is None:
+        log.warning("no record tells the sampling temperature; the drafts are compared at 1.0")
+        return 1.0
+    return temperature
+
+
+def _store_decision(
+    job: Job, run_id: UUID, version: str, decision: Decision, numbers: dict[str, Any]
+) -> None:
+    """Before the engine hears of the candidate: whoever settles a killed run knows what it was about."""
+    with job.database.session() as session:
+        retrain_runs.advance(session, run_id, "evaluating", candidate_version=version, numbers=numbers)
+        if not decision.promote:
+            drafts.reject(session, job.info.server, job.info.target, version, datetime.now(UTC))
+
+
+def _load(job: Job, run_id: UUID, version: str) -> None:
+    advance(job, run_id, "promoting", f"loading draft {version}")
+    directory = workspace.draft_directory(job.settings.data_directory, version)
+    loaded = job.admin.load(directory, version)
+    if loaded.version != version:
+        raise EngineRefused(f"the engine loaded {directory} as version {loaded.version}, not {version}")
+
+
+def _activate(
+    job: Job, run_id: UUID, call: Call, version: str, decision: Decision, numbers: dict[str, Any]
+) -> RetrainOutcome:
+    try:
+        serving = job.admin.activate(version)
+    except EngineRefused as error:
+        log.warning("activation not confirmed; asking the engine", run=str(run_id), error=error.detail)
+        try:
+            serving = job.admin.info().draft  # the answer may be lost although the engine acted
+        except EngineRefused:
+            reason = f"{error.detail}; the next run finds out which draft is in service"
+            return RetrainOutcome("failed", reason, numbers, run_id)
+        if serving.version != version:
+            return end(job, run_id, call.incident_id, "failed", error.detail, numbers)
+    settle_locked(job.database, job.settings, job.admin, msgspec.structs.replace(job.info, draft=serving))
+    log.info("draft promoted", run=str(run_id), version=version, reason=decision.reason)
+    return RetrainOutcome("promoted", f"draft {version}: {decision.reason}", numbers, run_id)
+
+
+def _directory(directory: str | None, what: str) -> Path:
+    if directory is None or not Path(directory).is_dir():
+        raise TrainingFailed(
+            f"the {what} lies in {directory}, which cannot be read here; training needs the engine's "
+            "model directories on this machine, at the same paths"
+        )
+    return Path(directory)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

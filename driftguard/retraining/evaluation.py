@@ -1,0 +1,60 @@
+"""From what the training process measured to what the gate reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from driftguard.retraining.gate import Costs, GroupScores
+from driftguard.retraining.training_process import TrainingFailed
+
+
+class _Segment(msgspec.Struct, frozen=True):
+    segment: str
+    positions: int
+    expected_emitted_per_step: float
+    per_request: list[float]
+
+
+class _Draft(msgspec.Struct, frozen=True):
+    directory: str
+    seconds_per_draft_token: float
+    segments: list[_Segment]
+
+
+class _Measurements(msgspec.Struct, frozen=True):
+    num_speculative_tokens: int
+    seconds_per_target_step: float
+    drafts: list[_Draft]
+
+
+def read_measurements(measured: Mapping[str, Any]) -> tuple[list[GroupScores], Costs]:
+    """Of two drafts: the one in service first, then the candidate. Raises TrainingFailed."""
+    try:
+        found = msgspec.convert(measured, _Measurements)
+        parent, candidate = found.drafts
+        groups = [_scores(*pair) for pair in zip(parent.segments, candidate.segments, strict=True)]
+    except (msgspec.ValidationError, ValueError) as error:
+        raise TrainingFailed(f"the evaluation's measurements cannot be read: {error}") from error
+    return groups, Costs(
+        found.num_speculative_tokens,
+        found.seconds_per_target_step,
+        parent.seconds_per_draft_token,
+        candidate.seconds_per_draft_token,
+    )
+
+
+def _scores(parent: _Segment, candidate: _Segment) -> GroupScores:
+    if parent.segment != candidate.segment:
+        raise ValueError(f"the drafts were scored on different groups: {parent.segment}, {candidate.segment}")
+    return GroupScores(
+        group=parent.segment,
+        changed=parent.segment.startswith("changed:"),
+        parent=parent.per_request,
+        candidate=candidate.per_request,
+        positions=parent.positions,
+        parent_emitted_per_step=parent.expected_emitted_per_step,
+        candidate_emitted_per_step=candidate.expected_emitted_per_step,
+    )

@@ -1,0 +1,37 @@
+"""What a retraining writes into the life of its incident. Each change of state is a row with its reason."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+from sqlalchemy.orm import Session
+
+from driftguard.incidents import State
+from driftguard.store import incidents
+
+
+def begin_mitigation(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
+    """open or acknowledged -> mitigating. An incident that is over, or is being mitigated, stays as it is."""
+    if incident_id is not None:
+        incident, _ = incidents.find(session, incident_id)
+        if incident.state in ("open", "acknowledged"):
+            incidents.move(session, incident_id, "mitigating", reason, at)
+
+
+def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
+    """mitigating -> what it was before, open or acknowledged: the attempt has not helped."""
+    if incident_id is not None:
+        incident, _ = incidents.find(session, incident_id)
+        if incident.state == "mitigating":
+            before = [row.from_state for row in incidents.transitions(session, incident_id)][-1]
+            incidents.move(session, incident_id, cast("State", before), reason, at)
+
+
+def resolve(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
+    """-> resolved, unless it is over already."""
+    if incident_id is not None:
+        incident, _ = incidents.find(session, incident_id)
+        if incident.state != "resolved":
+            incidents.move(session, incident_id, "resolved", reason, at)

@@ -1,0 +1,111 @@
+"""What every step of one retraining needs, and the row that tells how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import structlog
+
+from driftguard.retraining import incident_notes
+from driftguard.retraining.engine_admin import EngineAdmin, EngineInfo
+from driftguard.retraining.outcome import Progress, RetrainOutcome, Stage, Trigger
+from driftguard.settings import Settings
+from driftguard.store import retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import RetrainRun
+
+_PROGRESS_SECONDS = 1.0  # shortest time between two stored lines of progress
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One retraining of the draft that `info` says is in service."""
+
+    database: Database
+    settings: Settings
+    admin: EngineAdmin
+    info: EngineInfo
+    trigger: Trigger
+    on_progress: Callable[[Progress], None]
+    should_stop: Callable[[], bool]
+
+
+def new_run(job: Job, incident_id: UUID | None, state: retrain_runs.RunState) -> RetrainRun:
+    """A row that is not stored yet."""
+    return RetrainRun(
+        id=uuid4(),
+        server=job.info.server,
+        target=job.info.target,
+        incident_id=incident_id,
+        trigger=job.trigger,
+        state=state,
+        reason=None,
+        started_at=datetime.now(UTC),
+        ended_at=None,
+        parent_version=job.info.draft.version,
+        candidate_version=None,
+        progress=None,
+        numbers=None,
+    )
+
+
+def begin(job: Job, incident_id: UUID | None, requests: int) -> UUID:
+    """Stores the run and tells its incident."""
+    run = new_run(job, incident_id, "collecting")
+    with job.database.session() as session:
+        retrain_runs.begin(session, run)
+        reason = f"retraining on {requests} captured requests (run {run.id})"
+        incident_notes.begin_mitigation(session, incident_id, reason, run.started_at)
+    log.info("retraining began", run=str(run.id), server=run.server, target=run.target, requests=requests)
+    return run.id
+
+
+def advance(job: Job, run_id: UUID, stage: Stage, detail: str) -> None:
+    with job.database.session() as session:
+        retrain_runs.advance(session, run_id, stage)
+    log.info("retraining", run=str(run_id), stage=stage, detail=detail)
+    job.on_progress(Progress(stage, detail))
+
+
+def end(
+    job: Job,
+    run_id: UUID,
+    incident_id: UUID | None,
+    state: retrain_runs.Failure,
+    reason: str,
+    numbers: Mapping[str, Any] | None = None,
+) -> RetrainOutcome:
+    """The run is over without a promotion: its incident is what it was before."""
+    now = datetime.now(UTC)
+    with job.database.session() as session:
+        retrain_runs.end(session, run_id, state, reason, now)
+        incident_notes.end_mitigation(session, incident_id, f"retraining {state}: {reason}", now)
+    log.warning("retraining ended", run=str(run_id), state=state, reason=reason)
+    return RetrainOutcome(state, reason, numbers, run_id)
+
+
+class ProgressWriter:
+    """Passes each line of the training's progress on, and stores at most one per second."""
+
+    def __init__(self, job: Job, run_id: UUID) -> None:
+        self._job = job
+        self._run_id = run_id
+        self._stored_at = float("-inf")
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        step, steps = event["step"], event["steps"]
+        self._job.on_progress(
+            Progress("training", f"step {step} of {steps}", step, steps, event["loss"], event["acceptance"])
+        )
+        now = time.monotonic()
+        if now - self._stored_at >= _PROGRESS_SECONDS or step == steps:
+            self._stored_at = now
+            progress = {name: event[name] for name in ("step", "steps", "loss", "acceptance")}
+            with self._job.database.session() as session:
+                retrain_runs.set_progress(session, self._run_id, progress)

@@ -1,0 +1,155 @@
+"""The background jobs: retrain one server, settle one server. Tables are the truth, jobs only reminders.
+
+`defer_due`, called every few seconds, looks what the tables ask for and queues it, at most one job of a
+kind per server. A lost job, a killed worker or an engine that does not answer therefore heal by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import procrastinate
+import structlog
+from procrastinate.exceptions import AlreadyEnqueued
+from sqlalchemy.orm import Session
+
+from driftguard.errors import Conflict, DriftGuardError
+from driftguard.retraining.due import PastRun, is_due
+from driftguard.retraining.engine_admin import engine_of
+from driftguard.retraining.outcome import Trigger
+from driftguard.retraining.promotion import from_numbers
+from driftguard.retraining.run import retrain
+from driftguard.retraining.settle import settle
+from driftguard.settings import Settings
+from driftguard.store import incidents, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import RetrainRun
+
+QUEUE: Final = "retraining"
+NAMESPACE: Final = "retraining"
+_INCIDENTS = 1_000
+log = structlog.get_logger(__name__)
+
+
+class RetrainingJobs:
+    """`blueprint` belongs into the procrastinate app, `defer_due` into a loop of the sidecar.
+
+    The worker of QUEUE should be one of its own: a job lasts as long as a training. `should_stop` ends a
+    running training soon, so that the sidecar can stop.
+    """
+
+    def __init__(
+        self, database: Database, settings: Settings, should_stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._should_stop = should_stop
+        self.blueprint = procrastinate.Blueprint()
+        self.blueprint.task(name="retrain", queue=QUEUE)(self.retrain)
+        self.blueprint.task(name="settle", queue=QUEUE)(self.settle)
+
+    def retrain(
+        self, server: str, trigger: Trigger, incident_id: str | None = None, force: bool = False
+    ) -> str:
+        """Runs one retraining; returns how it ended and why. A failure is a row, not an exception."""
+        outcome = retrain(
+            self._database,
+            self._settings,
+            server=server,
+            trigger=trigger,
+            incident_id=UUID(incident_id) if incident_id else None,
+            force=force,
+            should_stop=self._should_stop,
+        )
+        return f"{outcome.state}: {outcome.reason}"
+
+    def settle(self, server: str) -> None:
+        """Finishes what a killed run began, or rolls back; asked again later where that fails."""
+        try:
+            settle(self._database, self._settings, server)
+        except DriftGuardError as error:
+            log.warning("cannot settle yet", server=server, reason=error.detail)
+
+    def request(self, app: procrastinate.App, server: str | None, *, force: bool) -> int:
+        """Queues a retraining by hand; returns the job's id.
+
+        Raises BadSettings (no such engine), Conflict (one runs or waits already).
+        """
+        name = engine_of(self._settings, server).server
+        with self._database.session() as session:
+            running = [
+                run for run in retrain_runs.unended(session) if run.server == name and _lives(session, run)
+            ]
+        if running:
+            raise Conflict(f"a retraining of {name} is {running[0].state}", run_id=str(running[0].id))
+        job_id = defer_retraining(app, name, "manual", force=force)
+        if job_id is None:
+            raise Conflict(f"a retraining of {name} is queued already")
+        return job_id
+
+    def defer_due(self, app: procrastinate.App) -> None:
+        """Queues what is wanted: retrainings of unresolved falls, and settling where a run left something."""
+        with self._database.session() as session:
+            unsettled = set(self._unsettled(session))
+            due = list(self._due(session)) if self._settings.retraining.automatic else []
+        for server in sorted(unsettled & self._servers()):
+            _defer(app, "settle", {"server": server})
+        for server, incident_id in due:
+            defer_retraining(app, server, "incident", incident_id=incident_id)
+
+    def _servers(self) -> set[str]:
+        return {engine.server for engine in self._settings.engines}
+
+    def _unsettled(self, session: Session) -> Iterator[str]:
+        for run in retrain_runs.unended(session):
+            if run.state == "watching":
+                if from_numbers(run.numbers).verdict == "worse":
+                    yield run.server
+            elif not _lives(session, run):
+                yield run.server
+
+    def _due(self, session: Session) -> Iterator[tuple[str, UUID]]:
+        now = datetime.now(UTC)
+        wait = timedelta(seconds=self._settings.retraining.wait_seconds)
+        for incident, stream in incidents.page(session, limit=_INCIDENTS, state="unresolved"):
+            if incident.direction == "down" and stream.server in self._servers():
+                past = [
+                    PastRun(run.state, run.ended_at, _lives(session, run))
+                    for run in retrain_runs.of_incident(session, incident.id)
+                ]
+                if is_due(past, now, wait):
+                    yield stream.server, incident.id
+
+
+def defer_retraining(
+    app: procrastinate.App,
+    server: str,
+    trigger: Trigger,
+    *,
+    incident_id: UUID | None = None,
+    force: bool = False,
+) -> int | None:
+    """Queues a retraining; its job's id, or None when one of this server is queued already."""
+    incident = str(incident_id) if incident_id else None
+    return _defer(
+        app, "retrain", {"server": server, "trigger": trigger, "incident_id": incident, "force": force}
+    )
+
+
+def _defer(app: procrastinate.App, task: str, arguments: dict[str, Any]) -> int | None:
+    # No `lock`: procrastinate would keep it for a killed worker's job for ever. The advisory lock of
+    # retrain_runs, which dies with its process, keeps two runs apart.
+    job = app.configure_task(
+        f"{NAMESPACE}:{task}", queue=QUEUE, queueing_lock=f"{task} {arguments['server']}"
+    )
+    try:
+        return int(job.defer(**arguments))
+    except AlreadyEnqueued:
+        return None
+
+
+def _lives(session: Session, run: RetrainRun) -> bool:
+    return run.ended_at is None and retrain_runs.is_running(session, run.server, run.target)

@@ -1,0 +1,115 @@
+"""A promoted draft in the database: put into service, watched, and taken back.
+
+The engine acts first and the database follows (see settle.py), so nothing here calls the engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.retraining import incident_notes, watch
+from driftguard.retraining.engine_admin import EngineDraft
+from driftguard.retraining.watch import OldLevel, Watch
+from driftguard.store import acceptance_levels, drafts, incidents, retrain_runs
+from driftguard.store.acceptance_levels import AcceptanceLevel
+from driftguard.store.tables import RetrainRun
+
+_LOOK_BACK = timedelta(days=7)  # records of the old draft that say what it did
+log = structlog.get_logger(__name__)
+
+
+def follow_engine(session: Session, server: str, target: str, draft: EngineDraft, at: datetime) -> None:
+    """Records which draft the engine serves; what served before is retired."""
+    known = drafts.in_service(session, server, target)
+    if known is not None and known.version != draft.version:
+        log.info("draft in service changed", server=server, before=known.version, now=draft.version)
+    _put_in_service(session, server, target, draft, at, former="retired")
+
+
+def finish_promotion(
+    session: Session, run: RetrainRun, draft: EngineDraft, tolerance: float, at: datetime
+) -> None:
+    """The engine serves the run's candidate: it is in service, its parent retired, and the watch begins."""
+    levels = _old_levels(session, run, at)
+    follow_engine(session, run.server, run.target, draft, at)
+    numbers = {**(run.numbers or {}), "watch": to_numbers(watch.start(levels, tolerance))}
+    reason = (run.numbers or {}).get("gate", {}).get("reason", "passed the gate")
+    retrain_runs.advance(session, run.id, "watching", numbers=numbers, reason=reason)
+
+
+def finish_rollback(session: Session, run: RetrainRun, parent: EngineDraft, at: datetime) -> None:
+    """The engine serves the parent again: the candidate is rolled back and the incident as before."""
+    seen = from_numbers(run.numbers)
+    reason = (
+        f"draft {run.candidate_version} accepted less than the one before it, so {parent.version} serves "
+        f"again: {watch.describe(seen, changed_only=False)}"
+    )
+    _put_in_service(session, run.server, run.target, parent, at, former="rolled_back")
+    retrain_runs.end(session, run.id, "rolled_back", reason, at)
+    incident_notes.end_mitigation(session, run.incident_id, reason, at)
+    log.warning("draft rolled back", run=str(run.id), reason=reason)
+
+
+def to_numbers(state: Watch) -> dict[str, Any]:
+    """As plain JSON, for the run's row."""
+    numbers: dict[str, Any] = msgspec.to_builtins(state)
+    return numbers
+
+
+def from_numbers(numbers: Mapping[str, Any] | None) -> Watch:
+    """The watch of a run that has been promoted."""
+    return msgspec.convert((numbers or {})["watch"], Watch)
+
+
+def _put_in_service(
+    session: Session,
+    server: str,
+    target: str,
+    draft: EngineDraft,
+    at: datetime,
+    former: drafts.DraftState,
+) -> None:
+    drafts.put_in_service(
+        session,
+        server=server,
+        target=target,
+        version=draft.version,
+        name=draft.name,
+        method=draft.method,
+        directory=draft.directory,
+        at=at,
+        former=former,
+    )
+
+
+def _old_levels(session: Session, run: RetrainRun, at: datetime) -> list[OldLevel]:
+    """What the parent did: in the segments of the incident since the change point, elsewhere lately."""
+    changed: set[str] = set()
+    since = at - _LOOK_BACK
+    if run.incident_id is not None:
+        incident, _ = incidents.find(session, run.incident_id)
+        changed = {str(segment["segment"]) for segment in incident.segments}
+        since = incident.change_point_at
+    rows = acceptance_levels.levels(
+        session,
+        server=run.server,
+        target=run.target,
+        version=run.parent_version or "",
+        changed=changed,
+        since=since,
+        oldest=at - _LOOK_BACK,
+    )
+    return [_old_level(row, changed=row.segment in changed) for row in rows]
+
+
+def _old_level(row: AcceptanceLevel, *, changed: bool) -> OldLevel:
+    # n equal requests cannot exclude a spread of 1/n, as in the detector's reference period
+    error = math.sqrt(max(row.variance, 1 / row.requests) / row.requests)
+    return OldLevel(row.segment, changed, row.requests, row.mean, row.variance, error)

@@ -1,0 +1,159 @@
+"""One retraining, from captured traffic to a promoted draft: the nightly job and the incident's job alike.
+
+    ask the engine what it serves -> settle what a killed run left -> is there something to do?
+    -> collect -> distil -> evaluate on held-out traffic -> gate -> load and activate -> watch (see watch.py)
+
+Whatever happens before the engine activates the candidate leaves the draft in service as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import structlog
+
+from driftguard.retraining import workspace
+from driftguard.retraining.attempt import attempt
+from driftguard.retraining.call import what_calls_for_it
+from driftguard.retraining.engine_admin import (
+    EngineAdmin,
+    EngineDraft,
+    EngineInfo,
+    EngineRefused,
+    engine_of,
+)
+from driftguard.retraining.job import Job, new_run
+from driftguard.retraining.outcome import Progress, RetrainOutcome, Trigger
+from driftguard.retraining.plan import NothingToDo, PlanRules, plan
+from driftguard.retraining.settle import settle_locked
+from driftguard.retraining.traffic import Traffic, captured_traffic, traffic_of_file
+from driftguard.settings import Settings
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.retrain_runs import RunLock
+
+log = structlog.get_logger(__name__)
+
+
+def retrain(
+    database: Database,
+    settings: Settings,
+    *,
+    server: str | None = None,
+    target: str | None = None,
+    trigger: Trigger = "manual",
+    incident_id: UUID | None = None,
+    force: bool = False,
+    traffic: Path | None = None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> RetrainOutcome:
+    """Retrains the draft of one engine once, and says how it ended.
+
+    `server` may be left out when the settings name one engine. `force` retrains although no incident calls
+    for it, then on all captured traffic. `traffic`, a JSON Lines file of token ids, forces too, and is then
+    the only source, for learning and for the gate. `should_stop` is asked a few times per second while the
+    training process runs; a stopped run ends as failed.
+
+    Raises BadSettings (no such engine), BadInput (the traffic file), NotFound (the incident),
+    DatabaseUnavailable.
+    """
+    engine = engine_of(settings, server)
+    from_file = traffic_of_file(traffic) if traffic else None
+    admin = EngineAdmin(engine)
+
+    def job(info: EngineInfo) -> Job:
+        return Job(database, settings, admin, info, trigger, on_progress, should_stop)
+
+    try:
+        info = admin.info()
+        _check_names(info, engine.server, target)
+        with retrain_runs.try_lock(database, info.server, info.target) as lock:
+            if lock is None:
+                reason = f"a retraining of {info.server} / {info.target} is running already"
+                return RetrainOutcome("nothing_to_do", reason)
+            info = settle_locked(database, settings, admin, info)
+            outcome = _retrain(job(info), lock, incident_id, force=force, from_file=from_file)
+            workspace.remove_old_drafts(
+                database,
+                settings.data_directory,
+                info.server,
+                info.target,
+                settings.retraining.keep_candidates,
+            )
+            return outcome
+    except EngineRefused as error:
+        return _failed(job(_as_remembered(database, engine.server, target)), incident_id, error.detail)
+
+
+def _retrain(
+    job: Job, lock: RunLock, incident_id: UUID | None, *, force: bool, from_file: Traffic | None
+) -> RetrainOutcome:
+    with job.database.session() as session:
+        call = what_calls_for_it(session, job.info, incident_id, forced=force or from_file is not None)
+    if isinstance(call, NothingToDo):
+        return _nothing_to_do(job, incident_id, call)
+    traffic = from_file or captured_traffic(job.database, job.info.server, job.info.target)
+    change = None if from_file else call.change
+    planned = plan(traffic.requests, change, _plan_rules(job.settings), datetime.now(UTC))
+    if isinstance(planned, NothingToDo):
+        if from_file is None and not job.settings.capture.enabled:
+            planned = replace(planned, reason=f"{planned.reason}, and capture is off (capture.enabled)")
+        return _nothing_to_do(job, call.incident_id, planned)
+    return attempt(job, lock, call, traffic, planned)
+
+
+def _plan_rules(settings: Settings) -> PlanRules:
+    rules = settings.retraining
+    return PlanRules(
+        minimum_requests=rules.minimum_requests,
+        aim_requests=rules.aim_requests,
+        wait=timedelta(seconds=rules.wait_seconds),
+        heldout_fraction=rules.heldout_fraction,
+    )
+
+
+def _check_names(info: EngineInfo, server: str, target: str | None) -> None:
+    if info.server != server:
+        raise EngineRefused(
+            f"the engine calls itself {info.server!r}, the settings call it {server!r}: "
+            "its records would not be found; start it with --server-name, or change engines.server"
+        )
+    if target is not None and info.target != target:
+        raise EngineRefused(f"the engine {server} serves the target {info.target}, not {target}")
+
+
+def _nothing_to_do(job: Job, incident_id: UUID | None, nothing: NothingToDo) -> RetrainOutcome:
+    run = new_run(job, incident_id, "nothing_to_do")
+    run.reason, run.ended_at = nothing.reason, run.started_at
+    with job.database.session() as session:
+        run_id = retrain_runs.store_nothing_to_do(session, run)
+    log.info("nothing to retrain", server=run.server, target=run.target, reason=nothing.reason)
+    return RetrainOutcome(
+        "nothing_to_do", nothing.reason, None, run_id, waits_for_traffic=nothing.waits_for_traffic
+    )
+
+
+def _failed(job: Job, incident_id: UUID | None, reason: str) -> RetrainOutcome:
+    """Before there was anything to do: nothing has been touched."""
+    run = new_run(job, incident_id, "failed")
+    run.reason, run.ended_at, run.parent_version = reason, run.started_at, None
+    with job.database.session() as session:
+        retrain_runs.begin(session, run)
+    log.error("retraining failed", server=run.server, target=run.target, reason=reason)
+    return RetrainOutcome("failed", reason, None, run.id)
+
+
+def _as_remembered(database: Database, server: str, target: str | None) -> EngineInfo:
+    """What an engine that does not answer was serving, for the row that says that it does not."""
+    with database.session() as session:
+        known = drafts.in_service_of_server(session, server)
+    unknown = EngineDraft("unknown", "unknown", "none")
+    if known is None or target not in (None, known.target):
+        return EngineInfo(server, target or "unknown", None, unknown, 0)
+    draft = EngineDraft(known.name, known.version, known.method, known.directory)
+    return EngineInfo(server, known.target, None, draft, 0)

@@ -1,0 +1,103 @@
+"""Brings database and files to what the engine serves, whatever a killed run left behind.
+
+killed while                      found as                                   becomes
+collecting, training, evaluating  run unended, lock free                     failed ("interrupted")
+promoting, before the swap        run promoting, the parent in service       failed ("interrupted")
+promoting, after the swap         run promoting, the candidate in service    watching: the promotion counts
+rolling back, after the swap      run watching, verdict worse, parent in     rolled_back
+                                  service
+anything else in service          the engine was told so by somebody else    in service; a watch ends
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.errors import Conflict
+from driftguard.retraining import incident_notes, workspace
+from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineInfo, engine_of
+from driftguard.retraining.promotion import finish_promotion, finish_rollback, follow_engine, from_numbers
+from driftguard.settings import Settings
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import RetrainRun
+
+log = structlog.get_logger(__name__)
+
+
+def settle(database: Database, settings: Settings, server: str) -> None:
+    """Settles one server, rolling back where the watch says so.
+
+    Raises Conflict while a retraining runs there, EngineRefused, BadSettings (no such engine).
+    """
+    admin = EngineAdmin(engine_of(settings, server))
+    info = admin.info()
+    with retrain_runs.try_lock(database, info.server, info.target) as lock:
+        if lock is None:
+            raise Conflict(f"a retraining of {info.server} / {info.target} is running")
+        settle_locked(database, settings, admin, info)
+
+
+def settle_locked(database: Database, settings: Settings, admin: EngineAdmin, info: EngineInfo) -> EngineInfo:
+    """The same by the holder of the lock; returns what the engine serves now. Raises EngineRefused.
+
+    While speculation is off nobody can tell which draft would serve: all is left as it is.
+    """
+    if info.draft.method == "none":
+        log.warning("speculation is off; nothing is settled", server=info.server)
+        return info
+    if restored := _roll_back_if_worse(database, admin, info):
+        info = msgspec.structs.replace(info, draft=restored)
+    with database.session() as session:
+        now = datetime.now(UTC)
+        for run in retrain_runs.in_states(
+            session, info.server, info.target, (*retrain_runs.LOCKED_STATES, "watching")
+        ):
+            _settle_run(session, settings, run, info.draft, now)
+        follow_engine(session, info.server, info.target, info.draft, now)
+    workspace.remove_leftovers(database, settings.data_directory)
+    workspace.remove_old_drafts(
+        database, settings.data_directory, info.server, info.target, settings.retraining.keep_candidates
+    )
+    return info
+
+
+def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo) -> EngineDraft | None:
+    """The parent, if the engine was told to serve it again. It is loaded first where it is not."""
+    with database.session() as session:
+        run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
+        if run is None or from_numbers(run.numbers).verdict != "worse" or run.parent_version is None:
+            return None
+        parent = drafts.find(session, info.server, info.target, run.parent_version)
+        directory = parent.directory if parent else None
+    if directory is not None and all(draft.version != run.parent_version for draft in info.drafts):
+        admin.load(Path(directory), run.parent_version)
+    return admin.activate(run.parent_version)
+
+
+def _settle_run(
+    session: Session, settings: Settings, run: RetrainRun, serving: EngineDraft, now: datetime
+) -> None:
+    is_candidate = run.candidate_version == serving.version
+    if run.state == "promoting" and is_candidate:
+        finish_promotion(session, run, serving, settings.retraining.maximum_regression, now)
+    elif run.state != "watching":
+        reason = f"interrupted while {run.state}; draft {serving.version} is in service"
+        log.warning("interrupted retraining found", run=str(run.id), state=run.state)
+        retrain_runs.end(session, run.id, "failed", reason, now)
+        incident_notes.end_mitigation(session, run.incident_id, reason, now)
+    elif not is_candidate and _was_worse(run) and serving.version == run.parent_version:
+        finish_rollback(session, run, serving, now)
+    elif not is_candidate:
+        reason = f"promoted; no longer watched, because draft {serving.version} is in service now"
+        retrain_runs.end(session, run.id, "promoted", reason, now)
+        incident_notes.end_mitigation(session, run.incident_id, reason, now)
+
+
+def _was_worse(run: RetrainRun) -> bool:
+    return from_numbers(run.numbers).verdict == "worse"

@@ -1,0 +1,128 @@
+"""The traffic that a retraining learns from: what was captured, or a JSON Lines file of token ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from driftguard.errors import BadInput
+from driftguard.records import DEFAULT_SEGMENT
+from driftguard.retraining.plan import CapturedRequest
+from driftguard.store import captured_traffic as captures
+from driftguard.store.database import Database
+
+_ROWS_AT_ONCE = 200
+
+TokenIds = tuple[str, Sequence[int], Sequence[int]]  # key, prompt, output
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What there is, and how to read the token ids of some of it."""
+
+    requests: Sequence[CapturedRequest]
+    read: Callable[[Sequence[str]], Iterator[TokenIds]]
+
+
+def captured_traffic(database: Database, server: str, target: str) -> Traffic:
+    """Everything captured of this server and target, whichever draft served it: the target answered."""
+    with database.session() as session:
+        requests = [
+            CapturedRequest(str(row.record_id), row.segment, row.captured_at)
+            for row in captures.outline(session, server, target)
+        ]
+
+    def read(keys: Sequence[str]) -> Iterator[TokenIds]:
+        for start in range(0, len(keys), _ROWS_AT_ONCE):
+            with database.session() as session:
+                wanted = [UUID(key) for key in keys[start : start + _ROWS_AT_ONCE]]
+                for row in captures.token_ids(session, wanted):
+                    yield str(row.record_id), row.prompt_token_ids, row.output_token_ids
+
+    return Traffic(requests, read)
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of a traffic file; the members of a capture are understood, so that an export can be used."""
+
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    segment: str = DEFAULT_SEGMENT
+    record_id: UUID | None = None
+    server: str | None = None
+    target: str | None = None
+    draft_version: str | None = None
+    captured_at: datetime | None = None
+
+
+def traffic_of_file(path: Path) -> Traffic:
+    """Every request of the file; equal lines count once. Raises BadInput that names the line."""
+    lines = {_key(line): line for line in _lines(path)}
+    if not lines:
+        raise BadInput(f"{path}: no requests in the file; one JSON object per line is needed")
+    now = datetime.now(UTC)
+    requests = [CapturedRequest(key, line.segment, line.captured_at or now) for key, line in lines.items()]
+
+    def read(keys: Sequence[str]) -> Iterator[TokenIds]:
+        for key in keys:
+            yield key, lines[key].prompt_token_ids, lines[key].output_token_ids
+
+    return Traffic(requests, read)
+
+
+def write_requests(path: Path, rows: Iterable[TokenIds], groups: Mapping[str, str]) -> int:
+    """In the format of the training process; returns how many. A capture deleted meanwhile is left out."""
+    written = 0
+    encoder = msgspec.json.Encoder()
+    with path.open("wb") as file:
+        for key, prompt, output in rows:
+            line: dict[str, Any] = {
+                "segment": groups[key],
+                "prompt_token_ids": prompt,
+                "output_token_ids": output,
+            }
+            file.write(encoder.encode(line) + b"\n")
+            written += 1
+    return written
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    decoder = msgspec.json.Decoder(_Line)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from None
+    for number, text in enumerate(content.splitlines(), start=1):
+        if text.strip():
+            try:
+                line = decoder.decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise BadInput(f"{path}, line {number}: {error}", line=number) from None
+            yield _checked(path, number, line)
+
+
+def _checked(path: Path, number: int, line: _Line) -> _Line:
+    for field in ("prompt_token_ids", "output_token_ids"):
+        ids: list[int] = getattr(line, field)
+        if not ids or min(ids) < 0:
+            given = "empty" if not ids else f"holds {min(ids)}"
+            raise BadInput(
+                f"{path}, line {number}: {field} is {given}; at least one token id of 0 or more is needed",
+                line=number,
+                field=field,
+            )
+    return line
+
+
+def _key(line: _Line) -> str:
+    if line.record_id is not None:
+        return str(line.record_id)
+    text = msgspec.json.encode([line.segment, line.prompt_token_ids, line.output_token_ids])
+    return hashlib.sha256(text).hexdigest()

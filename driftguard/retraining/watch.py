@@ -1,0 +1,170 @@
+"""The watch over a promoted draft: does it accept more than the old draft did, or less? A pure fold.
+
+What the old draft did is known per segment from its own records: mean x = accepted / drafted per request,
+with a standard error. Live requests of the promoted draft bet against two claims, with the bets of
+driftguard.detection.bets (e >= .02, E[e] <= 1 under the claim, whatever the distribution of x):
+
+    "no better here"   E[x | past] <= mean + 2 se                in one changed segment
+    "not worse"        E[x | past] >= mean - 2 se - tolerance    in every segment
+
+The wealth of a bet is the product of its e over the requests so far, started once, at the promotion; bets
+are averaged with equal weights. With an average of averages
+
+    better_c = mean_j W_cj               worse = mean_j W_Gj / 2 + mean_c mean_j W_cj / 2
+
+each is an e-process, so by Ville's inequality (Shin, Ramdas, Rinaldo 2023; Waudby-Smith, Ramdas 2024)
+it ever reaches 1/ALPHA with probability at most ALPHA if its claim is true, at whatever moment one looks.
+
+Guarantee: a draft that is not worse than the old one (by `tolerance`, in any segment) is rolled back with
+probability at most ALPHA = 0.001 per promotion; an incident is declared recovered although some changed
+segment is no better with probability at most ALPHA, because every changed segment must show it.
+Assumptions: the old means lie within two standard errors of what was measured, and the traffic of a
+segment stays as it was: a segment whose traffic changes for the worse during the watch counts against the
+new draft. Segments in which the old draft had fewer than MINIMUM_OLD_REQUESTS are not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from driftguard.detection.bets import BETS, Floats, factors, mean_over_bets, stakes
+
+ALPHA = 0.001
+WATCHED_REQUESTS = 2_000  # then the promotion stands
+MINIMUM_OLD_REQUESTS = 30
+_LARGEST_WEALTH = 1e300  # a stored number must be finite
+
+Verdict = Literal["watching", "worse", "stands"]
+
+
+@dataclass(frozen=True, slots=True)
+class OldLevel:
+    """What the old draft did in one segment: of x = accepted / drafted per request."""
+
+    segment: str
+    changed: bool  # named by the incident
+    requests: int
+    mean: float
+    variance: float  # between requests
+    standard_error: float
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentWatch:
+    """One segment of the promoted draft since the promotion. Wealth: one per bet, [BETS]."""
+
+    old: OldLevel
+    requests: int
+    drafted: int
+    accepted: int
+    better: tuple[float, ...]
+    worse: tuple[float, ...]
+    shown_better: bool  # stays true
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """State of one watch; plain numbers, stored with the fold's position."""
+
+    segments: tuple[SegmentWatch, ...]
+    pooled_worse: tuple[float, ...]
+    tolerance: float
+    requests: int  # judged
+    unjudged_requests: int
+    recovered: bool  # every changed segment is shown better
+    verdict: Verdict
+
+
+def start(old: Sequence[OldLevel], tolerance: float) -> Watch:
+    """A watch before its first request."""
+    ones = (1.0,) * BETS
+    judged = [level for level in old if level.requests >= MINIMUM_OLD_REQUESTS]
+    segments = tuple(SegmentWatch(level, 0, 0, 0, ones, ones, shown_better=False) for level in judged)
+    return Watch(segments, ones, tolerance, 0, 0, recovered=False, verdict="watching")
+
+
+def fold(watch: Watch, requests: Iterable[tuple[str, int, int]]) -> Watch:
+    """The watch after these (segment, drafted, accepted) of the promoted draft, in order.
+
+    Once the verdict is reached, later requests change nothing.
+    """
+    known = {segment.old.segment: place for place, segment in enumerate(watch.segments)}
+    for name, drafted, accepted in requests:
+        if watch.verdict != "watching":
+            break
+        if drafted == 0:
+            continue
+        if name in known:
+            watch = _judge(watch, known[name], drafted, accepted)
+        else:
+            watch = replace(watch, unjudged_requests=watch.unjudged_requests + 1)
+        watch = _conclude(watch)
+    return watch
+
+
+def _judge(watch: Watch, place: int, drafted: int, accepted: int) -> Watch:
+    segment = watch.segments[place]
+    x = np.array([accepted / drafted])
+    margin = 2 * segment.old.standard_error
+    variance = np.array([segment.old.variance])
+    upper = np.clip([segment.old.mean + margin], 0.0, 1.0)
+    lower = np.clip([segment.old.mean - margin - watch.tolerance], 0.0, 1.0)
+    rise = factors(x, upper, stakes(1.0 - upper, variance), rise=True)[0]  # [BETS]
+    fall = factors(x, lower, stakes(lower, variance), rise=False)[0]
+    better = _grown(segment.better, rise)
+    judged = SegmentWatch(
+        segment.old,
+        segment.requests + 1,
+        segment.drafted + drafted,
+        segment.accepted + accepted,
+        better,
+        _grown(segment.worse, fall),
+        segment.shown_better or _evidence(better) >= 1 / ALPHA,
+    )
+    segments = (*watch.segments[:place], judged, *watch.segments[place + 1 :])
+    pooled = _grown(watch.pooled_worse, fall)
+    return replace(watch, segments=segments, pooled_worse=pooled, requests=watch.requests + 1)
+
+
+def _grown(wealth: tuple[float, ...], factor: Floats) -> tuple[float, ...]:
+    return tuple(np.minimum(np.array(wealth) * factor, _LARGEST_WEALTH).tolist())
+
+
+def _evidence(wealth: tuple[float, ...]) -> float:
+    return float(mean_over_bets(np.array(wealth)))
+
+
+def evidence_of_worse(watch: Watch) -> float:
+    """The e-process of "worse"; 1/ALPHA rolls back."""
+    if not watch.segments:
+        return 0.0
+    alone = sum(_evidence(segment.worse) for segment in watch.segments) / len(watch.segments)
+    return (_evidence(watch.pooled_worse) + alone) / 2
+
+
+def _conclude(watch: Watch) -> Watch:
+    if evidence_of_worse(watch) >= 1 / ALPHA:
+        return replace(watch, verdict="worse")
+    changed = [segment for segment in watch.segments if segment.old.changed]
+    recovered = watch.recovered or (bool(changed) and all(segment.shown_better for segment in changed))
+    ended = watch.requests + watch.unjudged_requests >= WATCHED_REQUESTS
+    return replace(watch, recovered=recovered, verdict="stands" if ended else "watching")
+
+
+def describe(watch: Watch, *, changed_only: bool) -> str:
+    """Acceptance of the promoted draft against the old one's, per segment, in words."""
+    chosen = [part for part in watch.segments if part.requests and (part.old.changed or not changed_only)]
+    parts = [
+        f"{part.old.segment} {part.accepted / part.drafted:.2f} over {part.requests} requests "
+        f"(the old draft: {part.old.mean:.2f})"
+        for part in chosen
+    ]
+    return ", ".join(parts) or "no requests of judged segments"

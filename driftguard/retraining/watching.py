@@ -1,0 +1,85 @@
+"""The watch in the detector's fold: the promoted draft's records, in the transaction that folds them.
+
+Nothing here waits for the engine: a rollback is only written down, and done by the job that jobs.py defers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.retraining import incident_notes, watch
+from driftguard.retraining.promotion import from_numbers, to_numbers
+from driftguard.retraining.watch import Watch
+from driftguard.store import incidents, retrain_runs
+from driftguard.store.records import StoredRecord
+from driftguard.store.tables import RetrainRun, Stream
+
+log = structlog.get_logger(__name__)
+
+
+def watch_promoted(
+    session: Session, stream: Stream, records: Sequence[StoredRecord], findings: Sequence[object]
+) -> None:
+    """An `after_fold` of the pipeline: advances the watch of this stream's draft, if it is being watched.
+
+    Resolves the incident when every changed segment is shown better than it was with the old draft; ends
+    the watch when the promotion stands; notes when the draft is worse, so that it is rolled back.
+    """
+    del findings
+    run = retrain_runs.watching(session, stream.server, stream.target, stream.draft_version)
+    if run is None:
+        return
+    before = from_numbers(run.numbers)
+    requests = [(row.segment, row.drafted, row.accepted) for row in records if row.kind == "request"]
+    now = watch.fold(before, requests)
+    if now == before:
+        return
+    retrain_runs.advance(
+        session, run.id, "watching", numbers={**(run.numbers or {}), "watch": to_numbers(now)}
+    )
+    at = datetime.now(UTC)
+    if now.recovered and not before.recovered:
+        incident_notes.resolve(session, run.incident_id, _recovery(session, run, now), at)
+    if now.verdict == "worse":
+        log.warning("promoted draft is worse", run=str(run.id), evidence=watch.evidence_of_worse(now))
+    elif now.verdict == "stands":
+        _stands(session, run, now, at)
+
+
+def _recovery(session: Session, run: RetrainRun, state: Watch) -> str:
+    """For example: acceptance recovered to 0.71 from 0.41 over 180 requests (german; baseline was 0.77)."""
+    baselines = _baselines(session, run)
+    parts = []
+    for segment in state.segments:
+        if segment.old.changed and segment.acceptance is not None:
+            baseline = baselines.get(segment.old.segment)
+            known = f"; baseline was {baseline:.2f}" if baseline is not None else ""
+            parts.append(
+                f"acceptance of {segment.old.segment} recovered to {segment.acceptance:.2f} from "
+                f"{segment.old.mean:.2f} over {segment.requests} requests{known}"
+            )
+    return f"draft {run.candidate_version} promoted: " + ", ".join(parts)
+
+
+def _baselines(session: Session, run: RetrainRun) -> dict[str, float]:
+    if run.incident_id is None:
+        return {}
+    incident, _ = incidents.find(session, run.incident_id)
+    segments: list[dict[str, Any]] = incident.segments
+    return {str(segment["segment"]): float(segment["before"]["rate"]) for segment in segments}
+
+
+def _stands(session: Session, run: RetrainRun, state: Watch, at: datetime) -> None:
+    told = watch.describe(state, changed_only=False)
+    retrain_runs.end(session, run.id, "promoted", f"{run.reason}; live: {told}", at)
+    if not state.recovered:
+        reason = (
+            f"draft {run.candidate_version} stays in service, but {state.requests} requests do not show that "
+            f"it accepts more than the old one: {told}"
+        )
+        incident_notes.end_mitigation(session, run.incident_id, reason, at)

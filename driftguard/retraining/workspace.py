@@ -1,0 +1,102 @@
+"""Files of a retraining: traffic for the training process, and the drafts it made.
+
+data_dir/retraining/<run id>/   train.jsonl, replay.jsonl, heldout.jsonl, training.log: gone with the run,
+                                because captured text must not outlive its retention in a copy
+data_dir/drafts/<version>/      candidates, also the promoted ones; the version is the weights' hash
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import structlog
+
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.database import Database
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The directory of one run."""
+
+    directory: Path
+
+    @property
+    def train(self) -> Path:
+        return self.directory / "train.jsonl"
+
+    @property
+    def replay(self) -> Path:
+        return self.directory / "replay.jsonl"
+
+    @property
+    def held_out(self) -> Path:
+        return self.directory / "heldout.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "training.log"
+
+    @property
+    def candidate(self) -> Path:
+        return self.directory / "candidate"
+
+
+def create(data_directory: Path, run_id: UUID) -> Workspace:
+    """Readable by this user only: it holds captured traffic."""
+    directory = _runs(data_directory) / str(run_id)
+    directory.mkdir(parents=True, mode=0o700)
+    return Workspace(directory)
+
+
+def remove(workspace: Workspace) -> None:
+    shutil.rmtree(workspace.directory, ignore_errors=True)
+    if workspace.directory.exists():
+        log.error("files of a retraining cannot be removed", directory=str(workspace.directory))
+
+
+def draft_directory(data_directory: Path, version: str) -> Path:
+    return data_directory / "drafts" / version
+
+
+def keep_candidate(workspace: Workspace, destination: Path) -> None:
+    """Moves the candidate to where it stays. An existing directory of this version holds the same weights."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    if not destination.exists():
+        workspace.candidate.rename(destination)
+
+
+def remove_leftovers(database: Database, data_directory: Path) -> None:
+    """Removes what killed runs left. A run of another database that shares the directory is left alone."""
+    found = {_run_id(path): path for path in _runs(data_directory).glob("*-*-*-*-*")}
+    with database.session() as session:
+        ended = retrain_runs.ended_ids(session, [run_id for run_id in found if run_id is not None])
+    for run_id in ended:
+        remove(Workspace(found[run_id]))
+
+
+def remove_old_drafts(database: Database, data_directory: Path, server: str, target: str, keep: int) -> None:
+    """Removes all but the newest `keep` trained drafts; never the one in service, nor its parent."""
+    with database.session() as session:
+        for draft in drafts.removable(session, server, target, keep):
+            directory = Path(draft.directory or "")
+            if directory.parent == data_directory / "drafts":
+                if drafts.uses_of_directory(session, str(directory)) == 1:
+                    shutil.rmtree(directory, ignore_errors=True)
+                drafts.forget_directory(session, draft.id)
+
+
+def _runs(data_directory: Path) -> Path:
+    return data_directory / "retraining"
+
+
+def _run_id(path: Path) -> UUID | None:
+    try:
+        return UUID(path.name)
+    except ValueError:
+        return None

@@ -1,0 +1,107 @@
+"""What the requests of one draft accepted, per segment, and how they were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from driftguard.store.tables import Stream
+
+_NEWEST_REQUESTS = 1_000  # per segment: what the draft does now, not what it did months ago
+
+
+class AcceptanceLevel(NamedTuple):
+    """Of x = accepted / drafted per request, over `requests` requests with drafted tokens."""
+
+    segment: str
+    requests: int
+    mean: float
+    variance: float  # between requests; 0 for a single one
+
+
+_LEVELS = text(
+    """
+    SELECT segment, count(*) AS requests, avg(x) AS mean, coalesce(var_samp(x), 0) AS variance
+    FROM (
+        SELECT r.segment, r.accepted::float8 / r.drafted AS x,
+               row_number() OVER (PARTITION BY r.segment ORDER BY r.seq DESC) AS age
+        FROM records r JOIN streams s ON s.id = r.stream_id
+        WHERE s.server = :server AND s.target = :target AND s.draft_version = :version
+          AND r.kind = 'request' AND r.drafted > 0 AND r.ended_at >= :oldest
+          AND (r.segment <> ALL(CAST(:changed AS text[])) OR r.ended_at >= :since)
+    ) AS newest
+    WHERE age <= :newest
+    GROUP BY segment ORDER BY segment
+    """
+)
+
+
+def levels(
+    session: Session,
+    *,
+    server: str,
+    target: str,
+    version: str,
+    changed: Collection[str],
+    since: datetime,
+    oldest: datetime,
+) -> list[AcceptanceLevel]:
+    """Of the newest requests of each segment, from `oldest` on; of `changed` segments those since `since`."""
+    rows = session.execute(
+        _LEVELS,
+        {
+            "server": server,
+            "target": target,
+            "version": version,
+            "changed": list(changed),
+            "since": since,
+            "oldest": oldest,
+            "newest": _NEWEST_REQUESTS,
+        },
+    )
+    return [AcceptanceLevel._make(row) for row in rows]
+
+
+_USUAL_TEMPERATURE = text(
+    """
+    SELECT temperature FROM (
+        SELECT r.temperature FROM records r JOIN streams s ON s.id = r.stream_id
+        WHERE s.server = :server AND s.target = :target AND s.draft_version = :version
+          AND r.kind = 'request' AND r.temperature IS NOT NULL AND r.ended_at >= :oldest
+        ORDER BY r.seq DESC LIMIT :newest
+    ) AS newest
+    GROUP BY temperature ORDER BY count(*) DESC, temperature LIMIT 1
+    """
+)
+
+
+def usual_temperature(
+    session: Session, *, server: str, target: str, version: str, oldest: datetime
+) -> float | None:
+    """The sampling temperature that most of the newest requests had; None where no record tells."""
+    temperature: float | None = session.scalar(
+        _USUAL_TEMPERATURE,
+        {
+            "server": server,
+            "target": target,
+            "version": version,
+            "oldest": oldest,
+            "newest": _NEWEST_REQUESTS,
+        },
+    )
+    return temperature
+
+
+def stream_ids(session: Session, server: str, target: str, version: str) -> list[int]:
+    """Streams of one draft; more than one only when its method changed."""
+    return list(
+        session.scalars(
+            select(Stream.id).where(
+                Stream.server == server, Stream.target == target, Stream.draft_version == version
+            )
+        )
+    )
