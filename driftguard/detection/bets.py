@@ -31,6 +31,7 @@ LANES = 2 * BETS  # bets on a fall, then bets on a rise
 DELTAS: Floats = np.geomspace(0.01, 0.35, BETS)
 DOWN, UP = slice(0, BETS), slice(BETS, LANES)
 LARGEST_STAKE = 0.98  # part of the wealth that one request can lose
+LARGEST_SUM = 1e290
 SMALLEST_VARIANCE = 1e-4  # constant acceptance in the reference period: a spread of one per cent
 
 
@@ -70,9 +71,10 @@ def run_sums(start: Floats, bets: Floats, starts: Iterable[float] = repeat(1.0))
     """
     current = start
     grown = np.empty_like(start)
-    with np.errstate(over="ignore"):  # past an alarm the rest of a batch is computed and thrown away
+    with np.errstate(over="ignore"):
         for row, weight in zip(bets, starts, strict=False):  # one add and one multiplication per request
             np.add(current, weight, grown)
             np.multiply(grown, row, row)
             current = row
-    return bets
+    # Only rows past an alarm, which are thrown away, can grow so far; they must still add up.
+    return np.minimum(bets, LARGEST_SUM, out=bets)

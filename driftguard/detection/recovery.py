@@ -7,7 +7,7 @@ t-th request after the alarm: W_t = (W_{t-1} + w_t) e_t, averaged over the ten b
 Recovered when the average reaches 1 / RECOVERY_LEVEL.
 
 Assumptions: E[x | past] <= midpoint while it has not recovered; nothing else about x.
-Guarantee: the shares sum to less than 1, so W is at most a mixture of nonnegative supermartingales from 1, and
+Guarantee: the shares sum to less than 1, so W is at most a mixture of nonnegative supermartingales, and
 the probability that an unrecovered segment is ever called recovered is at most RECOVERY_LEVEL
 (Ville's inequality). An incident closes when every changed segment has recovered, so the level holds
 for it without correction (the rejections are intersected). The price of the shares is a delay that

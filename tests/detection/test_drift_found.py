@@ -1,0 +1,213 @@
+"""What an operator relies on, in simulated traffic with known changes. Seeds fixed; nothing timed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from driftguard.detection import (
+    DetectorConfig,
+    DriftClosed,
+    DriftOpened,
+    Finding,
+    StreamState,
+    describe,
+    end_incident,
+    fold,
+)
+from tests.detection.traffic import constant, fold_all, requests, wandering_mix
+
+NAMES = ["summarise", "translate", "code", "chat"]
+MEANS = np.array([0.75, 0.45, 0.8, 0.65])
+CONFIG = DetectorConfig()
+
+
+def opened(findings: list[Finding]) -> list[DriftOpened]:
+    return [finding for finding in findings if isinstance(finding, DriftOpened)]
+
+
+def ended(findings: list[Finding]) -> list[DriftClosed]:
+    return [finding for finding in findings if isinstance(finding, DriftClosed)]
+
+
+def one_segment(seed: int, *parts: tuple[float, int]) -> list[Finding]:
+    means = np.concatenate([np.full(n, mean) for mean, n in parts])
+    return fold_all(requests(np.random.default_rng(seed), means))[1]
+
+
+def even_mix(rng: np.random.Generator, n: int) -> tuple[list[str], NDArray[np.int64]]:
+    code = rng.integers(0, len(NAMES), n)
+    return [NAMES[index] for index in code], code
+
+
+def test_no_alarm_while_only_the_mix_wanders() -> None:
+    rng = np.random.default_rng(21)
+    names, code = wandering_mix(rng, 200_000, NAMES)
+    batch = requests(rng, MEANS[code], names)
+    state, findings = fold_all(batch)
+    assert opened(findings) == []
+    assert describe(CONFIG, state).verdict == "steady"
+    weeks = np.add.reduceat(batch.accepted / batch.drafted, np.arange(0, len(batch), 2_000)) / 2_000
+    assert weeks.max() - weeks.min() > 0.1  # the aggregate moved by more than a real incident would
+
+
+def test_a_shift_of_the_mix_alone_is_no_incident() -> None:
+    rng = np.random.default_rng(22)
+    names, code = even_mix(rng, 4_000)
+    late = rng.choice([1, 1, 1, 0, 2, 3], 10_000)  # mostly the segment that always accepted least
+    means = np.concatenate([MEANS[code], MEANS[late]])
+    findings = fold_all(requests(rng, means, names + [NAMES[index] for index in late]))[1]
+    assert opened(findings) == []
+
+
+@pytest.mark.parametrize(("drop", "most"), [(0.1, 100), (0.2, 40)])
+def test_a_drop_is_found_soon_and_its_moment_named(drop: float, most: int) -> None:
+    delays, held = [], 0
+    for seed in range(20):
+        found = opened(one_segment(seed, (0.7, 1_500), (0.7 - drop, 600)))
+        assert [finding.direction for finding in found] == ["down"]
+        assert [change.segment for change in found[0].segments] == ["chat"]
+        delays.append(found[0].ordinal - 1_500)
+        held += found[0].interval[0] <= 1_501 <= found[0].interval[1]
+        assert found[0].interval[0] <= found[0].change_point <= found[0].interval[1]
+    assert min(delays) > 0
+    assert np.median(delays) <= most
+    assert held >= 16  # 95% intervals of 20 runs
+
+
+def test_before_and_after_are_told_with_intervals() -> None:
+    (found,) = opened(one_segment(31, (0.7, 1_500), (0.4, 600)))
+    (change,) = found.segments
+    assert change.before.low < 0.7 < change.before.high
+    assert change.after.low < 0.4 < change.after.high
+    assert change.after.requests == found.requests_to_alarm
+    assert found.evidence >= found.false_alarm_every == 100_000.0
+    assert found.change_point_at == pytest.approx(1_700_000_000 + found.change_point)
+
+
+def test_a_drop_in_one_small_segment_is_found_and_only_that_is_named() -> None:
+    rng = np.random.default_rng(23)
+    n, start = 24_000, 20_000
+    code = rng.choice(4, n, p=[0.4, 0.3, 0.25, 0.05])
+    means = np.where((code == 3) & (np.arange(n) >= start), MEANS[code] - 0.25, MEANS[code])
+    found = opened(fold_all(requests(rng, means, [NAMES[index] for index in code]))[1])
+    assert [change.segment for change in found[0].segments] == ["chat"]
+    assert found[0].scope == "segments"
+    requests_of_chat = int((code[start : found[0].ordinal] == 3).sum())
+    assert requests_of_chat <= 60
+    assert found[0].interval[0] <= start + 1 <= found[0].interval[1]
+
+
+def test_a_fall_of_all_segments_is_one_incident_of_the_stream() -> None:
+    rng = np.random.default_rng(24)
+    names, code = even_mix(rng, 6_000)
+    means = np.where(np.arange(6_000) >= 5_000, MEANS[code] - 0.12, MEANS[code])
+    found = opened(fold_all(requests(rng, means, names))[1])
+    assert len(found) == 1
+    assert found[0].ordinal - 5_000 < 120  # no segment alone could have told so soon
+    assert found[0].scope == "stream"
+    assert len(found[0].segments) >= 3
+    assert found[0].before.rate - found[0].after.rate == pytest.approx(0.12, abs=0.08)
+
+
+def test_a_rise_is_reported_as_up_and_does_not_hide_a_later_fall() -> None:
+    findings = one_segment(25, (0.6, 1_500), (0.85, 400), (0.4, 400))
+    assert [finding.direction for finding in opened(findings)] == ["up", "down"]
+
+
+def test_recovery_ends_the_incident_and_a_second_fall_opens_another() -> None:
+    findings = one_segment(26, (0.7, 1_500), (0.5, 1_000), (0.7, 1_500), (0.5, 500))
+    first, second = opened(findings)
+    (end,) = ended(findings)
+    assert 2_500 < end.ordinal < 3_000
+    assert (end.reason, end.opened_ordinal, end.change_point) == (
+        "recovered",
+        first.ordinal,
+        first.change_point,
+    )
+    assert end.segments[0].after.rate == pytest.approx(0.7, abs=0.05)
+    assert second.ordinal > 4_000
+    assert second.interval[0] > end.ordinal
+
+
+def test_an_incident_stays_open_while_acceptance_stays_low() -> None:
+    for seed in range(5):
+        findings = one_segment(seed, (0.7, 1_500), (0.6, 30_000))
+        assert len(opened(findings)) == 1
+        assert ended(findings) == []
+
+
+def test_an_improvement_by_less_than_half_is_no_recovery() -> None:
+    findings = one_segment(27, (0.7, 1_500), (0.4, 500), (0.5, 10_000))
+    assert ended(findings) == []
+
+
+def test_a_changed_segment_without_traffic_no_longer_holds_the_incident_open() -> None:
+    rng, config = np.random.default_rng(28), DetectorConfig(history=1_000)
+    names = ["gone" if rng.random() < 0.5 else "stays" for _ in range(2_500)] + ["stays"] * 1_500
+    means = np.array([0.3 if name == "gone" and place > 2_000 else 0.7 for place, name in enumerate(names)])
+    findings = fold_all(requests(rng, means, names), config)[1]
+    assert [change.segment for change in opened(findings)[0].segments] == ["gone"]
+    (end,) = ended(findings)
+    assert end.reason == "no_traffic"
+    last_gone = len(names) - 1 - names[::-1].index("gone")
+    assert end.ordinal == last_gone + 1 + 1_000
+
+
+def test_constant_acceptance_that_falls_is_found() -> None:
+    state, _ = fold_all(constant(0.8, 400))
+    found = opened(fold(CONFIG, state, constant(0.72, 100, first_ordinal=401))[1])
+    assert [finding.direction for finding in found] == ["down"]
+    assert abs(found[0].change_point - 401) <= 2
+
+
+def test_requests_without_drafted_tokens_are_counted_and_prove_nothing() -> None:
+    batch = requests(np.random.default_rng(29), np.full(2_000, 0.7))
+    state, _ = fold_all(batch[:1_500])
+    idle = batch[1_500:]
+    idle.drafted[:] = 0
+    idle.accepted[:] = 0
+    after, findings = fold(CONFIG, state, idle)
+    assert findings == []
+    summary = describe(CONFIG, after)
+    assert (summary.requests, summary.undrafted, summary.ordinal) == (2_000, 500, 2_000)
+    assert summary.verdict == "drafting_stopped"
+    assert after.stream_evidence.tolist() == state.stream_evidence.tolist()
+
+
+def test_status_follows_the_incident() -> None:
+    rng = np.random.default_rng(30)
+    names, code = even_mix(rng, 6_000)
+    means = np.where((code == 0) & (np.arange(6_000) >= 4_000), 0.45, MEANS[code])
+    batch = requests(rng, means, names)
+    calm, _ = fold_all(batch[:4_000])
+    assert describe(CONFIG, calm).verdict == "steady"
+    state, findings = fold(CONFIG, calm, batch[4_000:])
+    summary = describe(CONFIG, state)
+    assert summary.verdict == "degraded"
+    assert summary.change_point == opened(findings)[0].change_point
+    assert summary.since == pytest.approx(opened(findings)[0].change_point_at)
+    verdicts = {segment.segment: segment.verdict for segment in summary.segments}
+    assert verdicts == {"summarise": "degraded", "translate": "steady", "code": "steady", "chat": "steady"}
+    recent = next(segment.recent for segment in summary.segments if segment.segment == "summarise")
+    assert recent is not None
+    assert recent.low < 0.45 < recent.high
+
+
+def test_an_incident_resolved_by_hand_can_open_again() -> None:
+    rng = np.random.default_rng(31)
+    means = np.concatenate([np.full(1_500, 0.7), np.full(1_000, 0.5)])
+    batch = requests(rng, means)
+    state, findings = fold_all(batch[:2_000])
+    assert len(opened(findings)) == 1
+    resolved = end_incident(state, "down")
+    assert describe(CONFIG, resolved).verdict == "steady"
+    (again,) = opened(fold(CONFIG, resolved, batch[2_000:])[1])
+    assert again.change_point > 2_000
+
+
+def test_a_new_stream_has_a_baseline_of_its_own() -> None:
+    rng = np.random.default_rng(32)
+    fold_all(requests(rng, np.full(1_500, 0.8)))
+    assert opened(fold_all(requests(rng, np.full(1_500, 0.5)), state=StreamState())[1]) == []

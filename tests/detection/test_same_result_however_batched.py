@@ -1,0 +1,136 @@
+"""Folding is a function of the records alone: not of batches, restarts, or luck with odd values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driftguard.detection import (
+    BaselineReady,
+    DetectorConfig,
+    DriftClosed,
+    DriftOpened,
+    Finding,
+    ObservationBatch,
+    StreamState,
+    describe,
+    fold,
+)
+from tests.detection.traffic import requests
+
+QUICK = DetectorConfig(false_alarm_every=100.0, minimum_drop=0.4, ignore=0.0, history=256)
+COUNT = st.integers(0, 2**62)
+RECORD = st.tuples(
+    st.sampled_from(["a", "b", "other", "ü"]),
+    COUNT | st.integers(0, 8),
+    COUNT | st.integers(0, 8),
+    st.floats(-6e10, 2e11, allow_nan=False),
+    st.integers(1, 1_000),  # distance of ordinals
+)
+
+
+def in_parts(
+    config: DetectorConfig, batch: ObservationBatch, cuts: list[int], *, restart: bool
+) -> tuple[bytes, list[Finding]]:
+    state, findings = StreamState(), []
+    for start, stop in zip([0, *cuts], [*cuts, len(batch)], strict=True):
+        state, found = fold(config, state, batch[start:stop])
+        if restart:
+            state = StreamState.from_bytes(state.to_bytes())
+        findings += found
+    return state.to_bytes(), findings
+
+
+def eventful(n: int = 6_000) -> ObservationBatch:
+    """Falls, rises and recoveries in four segments, some requests without drafted tokens."""
+    rng = np.random.default_rng(8)
+    code = rng.integers(0, 4, n)
+    means = np.array([0.7, 0.5, 0.8, 0.6])[code]
+    when = np.arange(n)
+    means = np.where((code == 1) & (when > 2_500) & (when < 3_600), 0.25, means)
+    means = np.where((code == 2) & (when > 2_800) & (when < 4_000), 0.95, means)
+    means = np.where((code < 2) & (when > 5_200), 0.4, means)
+    batch = requests(rng, means, [f"segment {number}" for number in code])
+    idle = rng.random(n) < 0.05
+    batch.drafted[idle] = 0
+    batch.accepted[idle] = 0
+    return batch
+
+
+def test_one_by_one_in_batches_and_across_restarts() -> None:
+    batch, config = eventful(), DetectorConfig(minimum_drop=0.1, false_alarm_every=1_000.0)
+    whole = in_parts(config, batch, [], restart=False)
+    kinds = [type(finding) for finding in whole[1]]
+    assert kinds.count(BaselineReady) == 4
+    assert kinds.count(DriftOpened) >= 3
+    assert kinds.count(DriftClosed) >= 2
+    rng = np.random.default_rng(9)
+    cuts = sorted(rng.choice(np.arange(1, len(batch)), 60, replace=False).tolist())
+    assert in_parts(config, batch, cuts, restart=True) == whole
+    assert in_parts(config, batch, list(range(1, len(batch))), restart=False) == whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), records=st.lists(RECORD, min_size=1, max_size=40), copies=st.integers(1, 40))
+def test_any_records_fold_without_error_or_nan(
+    data: st.DataObject, records: list[tuple[str, int, int, float, int]], copies: int
+) -> None:
+    records = records * copies
+    batch = ObservationBatch.of(
+        np.cumsum([step for *_, step in records]),
+        [name for name, *_ in records],
+        [max(first, second) for _, first, second, *_ in records],
+        [min(first, second) for _, first, second, *_ in records],
+        [moment for *_, moment, _ in records],
+    )
+    cuts = sorted(set(data.draw(st.lists(st.integers(0, len(batch)), max_size=5))))
+    with np.errstate(all="raise", under="ignore"):
+        whole = in_parts(QUICK, batch, [], restart=False)
+        assert in_parts(QUICK, batch, cuts, restart=True) == whole
+        summary = describe(QUICK, StreamState.from_bytes(whole[0]))
+    assert "nan" not in repr((whole[1], summary))
+    assert "inf" not in repr((whole[1], summary))
+
+
+def test_folding_leaves_the_old_state_as_it_was() -> None:
+    batch = eventful()
+    state, _ = fold(DetectorConfig(), StreamState(), batch[:3_000])
+    before = state.to_bytes()
+    fold(DetectorConfig(), state, batch[3_000:])
+    assert state.to_bytes() == before
+
+
+def test_a_record_is_never_folded_twice() -> None:
+    batch = eventful(100)
+    state, _ = fold(DetectorConfig(), StreamState(), batch)
+    with pytest.raises(ValueError, match="does not follow 100"):
+        fold(DetectorConfig(), state, batch[50:])
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("ordinal", 1, "increase"),
+        ("accepted", 1_000, "accepted"),
+        ("accepted", -1, "accepted"),
+        ("ended_at", float("nan"), "ended_at"),
+    ],
+)
+def test_impossible_columns_are_refused_by_name(column: str, value: float, told: str) -> None:
+    batch = eventful(10)
+    columns = {name: getattr(batch, name).copy() for name in ("ordinal", "drafted", "accepted", "ended_at")}
+    columns[column][5] = value
+    with pytest.raises(ValueError, match=told):
+        ObservationBatch(segment=batch.segment, **columns)
+
+
+def test_beyond_64_segments_new_ones_share_other() -> None:
+    n = 200
+    batch = requests(np.random.default_rng(1), np.full(n, 0.7), [f"s{number}" for number in range(n)])
+    state, _ = fold(DetectorConfig(), StreamState(), batch)
+    segments = {segment.segment: segment.requests for segment in describe(DetectorConfig(), state).segments}
+    assert len(segments) == 64
+    assert segments["other"] == n - 63
+    assert in_parts(DetectorConfig(), batch, list(range(1, n)), restart=True)[0] == state.to_bytes()

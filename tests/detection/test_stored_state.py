@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from driftguard.detection import StreamState, UnreadableState
+from driftguard.detection.codec import MAGIC
+from tests.detection.traffic import fold_all, requests
+
+
+@pytest.fixture(scope="module")
+def stored() -> bytes:
+    return fold_all(requests(np.random.default_rng(1), np.full(3_000, 0.7)))[0].to_bytes()
+
+
+def test_round_trip(stored: bytes) -> None:
+    assert StreamState.from_bytes(stored).to_bytes() == stored
+    empty = StreamState().to_bytes()
+    assert StreamState.from_bytes(empty).to_bytes() == empty
+
+
+def test_another_version_is_told(stored: bytes) -> None:
+    newer = MAGIC + bytes([9]) + stored[len(MAGIC) + 1 :]
+    with pytest.raises(UnreadableState, match=r"version 9.*reads version 1"):
+        StreamState.from_bytes(newer)
+
+
+@pytest.mark.parametrize("place", [20, 300, -1])
+def test_one_changed_byte_is_noticed(stored: bytes, place: int) -> None:
+    damaged = bytearray(stored)
+    damaged[place] ^= 1
+    with pytest.raises(UnreadableState, match="damaged"):
+        StreamState.from_bytes(bytes(damaged))
+
+
+@pytest.mark.parametrize("length", [0, 5, 11, 200])
+def test_cut_bytes_are_refused(stored: bytes, length: int) -> None:
+    with pytest.raises(UnreadableState):
+        StreamState.from_bytes(stored[:length])

@@ -1,0 +1,64 @@
+"""Simulated requests: the true acceptance of each is beta-distributed around its segment's mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection import DetectorConfig, Finding, ObservationBatch, StreamState, fold
+
+BETWEEN_REQUESTS = 0.12  # standard deviation of the true acceptance of requests of one segment
+START = 1_700_000_000.0
+
+
+def requests(
+    rng: np.random.Generator,
+    means: NDArray[np.float64],
+    segments: Sequence[str] | None = None,
+    *,
+    first_ordinal: int = 1,
+    seconds_apart: float = 1.0,
+) -> ObservationBatch:
+    """One request per mean, 20 to 199 drafted tokens each."""
+    n = len(means)
+    precision = means * (1.0 - means) / BETWEEN_REQUESTS**2 - 1.0
+    acceptance = rng.beta(means * precision, (1.0 - means) * precision)
+    drafted = rng.integers(20, 200, n)
+    ordinals = np.arange(first_ordinal, first_ordinal + n)
+    return ObservationBatch.of(
+        ordinals,
+        segments if segments is not None else ["chat"] * n,
+        drafted,
+        rng.binomial(drafted, acceptance),
+        [START + ordinal * seconds_apart for ordinal in ordinals.tolist()],
+    )
+
+
+def constant(x: float, n: int, *, segment: str = "chat", first_ordinal: int = 1) -> ObservationBatch:
+    """n requests that accept exactly x of 100 drafted tokens."""
+    ordinals = np.arange(first_ordinal, first_ordinal + n)
+    return ObservationBatch.of(
+        ordinals,
+        [segment] * n,
+        np.full(n, 100),
+        np.full(n, round(100 * x)),
+        [START + ordinal for ordinal in ordinals.tolist()],
+    )
+
+
+def wandering_mix(
+    rng: np.random.Generator, n: int, names: Sequence[str]
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Segments whose shares wander between almost none and almost all."""
+    level = 3.0 * np.tanh(np.cumsum(rng.normal(0.0, 0.02, (n, len(names))), axis=0))
+    share = np.exp(level) / np.exp(level).sum(axis=1, keepdims=True)
+    code = (share.cumsum(axis=1)[:, :-1] < rng.random((n, 1))).sum(axis=1)
+    return [names[index] for index in code], code
+
+
+def fold_all(
+    batch: ObservationBatch, config: DetectorConfig | None = None, state: StreamState | None = None
+) -> tuple[StreamState, list[Finding]]:
+    return fold(config or DetectorConfig(), state or StreamState(), batch)
