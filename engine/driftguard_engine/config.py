@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 Drafter = Literal["draft_model", "ngram", "none"]
+ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -22,8 +23,9 @@ class EngineConfig:
     target, draft: local directories or hub names; draft is needed by the drafter "draft_model" only.
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
-    num_speculative_tokens: K where a request does not say. max_speculative_tokens: the largest K it may ask for.
+    num_speculative_tokens: K where a request does not say; max_speculative_tokens: the most it may ask for.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
+    model_path: "generic" runs every model through transformers' own forward; "auto" only where it must.
     threads: torch's CPU threads; None leaves torch's own choice.
     state_dir: where the draft in service is remembered over restarts; None forgets it.
     """
@@ -41,6 +43,7 @@ class EngineConfig:
     prefill_chunk_tokens: int = 128
     ngram_min_tokens: int = 2
     ngram_max_tokens: int = 4
+    model_path: ModelPath = "auto"
     threads: int | None = None
     speculation: bool = True
     state_dir: Path | None = None
@@ -63,7 +66,9 @@ class EngineConfig:
         if self.drafter not in ("draft_model", "ngram", "none"):
             raise InvalidConfig(f"drafter: {self.drafter!r} is not one of draft_model, ngram, none")
         if self.drafter == "draft_model" and not self.draft:
-            raise InvalidConfig("draft: missing; the drafter 'draft_model' needs a draft directory or hub name")
+            raise InvalidConfig(
+                "draft: missing; the drafter 'draft_model' needs a draft directory or hub name"
+            )
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -2,78 +2,263 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
-from driftguard_engine.config import EngineConfig
-from driftguard_engine.core import DraftInfo, Request, RequestOutput
+import torch
+
+from driftguard_engine.admission import check_request
+from driftguard_engine.config import EngineConfig, InvalidConfig
+from driftguard_engine.core import DraftInfo, EngineBusy, InvalidRequest, Request, RequestOutput
+from driftguard_engine.decoding import Decoder
+from driftguard_engine.drafters.base import Drafter
+from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
+from driftguard_engine.drafters.opening import configured_draft, first_draft, open_draft
+from driftguard_engine.drafters.remembered import RememberedDraft, remember
+from driftguard_engine.kv_cache import Span
+from driftguard_engine.models.loading import Placement, load
+from driftguard_engine.scheduler import PrefillChunk, Scheduler
+from driftguard_engine.sequence import Moment, RunningSequence
+from driftguard_engine.verify import active_backend
+
+logger = logging.getLogger(__name__)
+
+_OFF = LoadedDraft(NO_DRAFT, None)
 
 
 class Engine:
     """Continuous batching with exact speculative decoding.
 
-    `step` belongs to one thread; everything else may be called from any thread.
+    `step` belongs to one thread; everything else may be called from any thread. On the CPU the output of a
+    request with a seed is the same, bit for bit, whatever runs beside it.
+
+    A request's draft and K are settled when it gets a slot and stay until it ends: no record mixes two.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         """Loads the models. Raises InvalidModel, InvalidConfig."""
         self.config = config
-        self.tokenizer: Any = None
-        self.target_name: str = ""
-        self.target_directory: str = ""
-        self.max_length: int = config.max_length
-
-    def submit(self, request: Request) -> None:
-        """Queues a request. Raises InvalidRequest, EngineBusy."""
-        raise NotImplementedError
-
-    def abort(self, request_id: str) -> None:
-        """Ends a request at the next step with finish_reason "abort"; an unknown id is ignored."""
-        raise NotImplementedError
-
-    def step(self) -> list[RequestOutput]:
-        """Advances every running request by one verification; [] when idle. One thread only."""
-        raise NotImplementedError
-
-    def has_work(self) -> bool:
-        raise NotImplementedError
-
-    def wait_for_work(self, timeout_seconds: float) -> bool:
-        """Blocks until there is work or the time is over; returns has_work()."""
-        raise NotImplementedError
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise InvalidConfig("device: 'cuda' was asked for, but torch sees no CUDA device")
+        self._placement = Placement(
+            getattr(torch, config.dtype),
+            torch.device(config.device),
+            config.max_batch,
+            config.max_length,
+            lean=config.model_path == "auto",
+        )
+        self._target = load(config.target, self._placement, field="target")
+        self.tokenizer = self._target.tokenizer
+        self.target_name = self._target.name
+        self.target_directory = str(self._target.directory)
+        self.max_length = self._target.model.max_length
+        self._drafts = Drafts(first_draft(config, self._target, self._placement))
+        self._decoder = Decoder(self._target.model, self._placement.device)
+        self._scheduler = Scheduler(config.max_batch, config.prefill_chunk_tokens)
+        self._sequences: dict[str, RunningSequence] = {}
+        self._queued: dict[str, tuple[Request, Moment]] = {}
+        self._speculation = config.speculation
+        self._changed = threading.Condition()  # guards the next three
+        self._inbox: deque[tuple[Request, Moment]] = deque()
+        self._known: set[str] = set()
+        self._aborts: set[str] = set()
 
     def load_draft(self, directory: str, version: str | None = None) -> DraftInfo:
         """Loads a draft, not yet in service. Raises InvalidModel."""
-        raise NotImplementedError
+        return self._drafts.add(open_draft(directory, version, self._target, self._placement))
 
     def swap_draft(self, version: str) -> DraftInfo:
-        """Puts a loaded draft into service for new requests. Raises UnknownDraft."""
-        raise NotImplementedError
+        """Puts a loaded draft into service for requests that start from now on. Raises UnknownDraft.
+
+        It is remembered first (config.state_dir), so that what this returns survives a restart.
+        """
+        info = self._drafts.find(version)
+        if self.config.state_dir is not None:
+            configured = configured_draft(self.config)
+            remember(self.config.state_dir, RememberedDraft(configured, info.directory, version))
+        return self._drafts.swap(version)
 
     def set_speculation(self, enabled: bool) -> None:
-        raise NotImplementedError
+        """For requests that start from now on; running ones stay as they are."""
+        self._speculation = enabled
 
     @property
     def speculation(self) -> bool:
-        raise NotImplementedError
+        return self._speculation
 
     @property
     def draft(self) -> DraftInfo:
-        """The draft in service for new requests; method "none" while speculation is off."""
-        raise NotImplementedError
+        """The draft in service for new requests."""
+        return self._drafts.serving
 
     @property
     def drafts(self) -> list[DraftInfo]:
-        raise NotImplementedError
+        return self._drafts.loaded
+
+    def submit(self, request: Request) -> None:
+        """Queues a request. Raises InvalidRequest, EngineBusy."""
+        check_request(
+            request,
+            max_length=self.max_length,
+            vocabulary=self._target.model.vocabulary,
+            max_speculative_tokens=self.config.max_speculative_tokens,
+        )
+        with self._changed:
+            if request.request_id in self._known:
+                raise InvalidRequest(
+                    f"request_id: {request.request_id!r} is already in the engine", field="request_id"
+                )
+            if len(self._known) >= self.config.max_batch + self.config.max_waiting:
+                raise EngineBusy(
+                    f"the queue is full ({self.config.max_waiting} requests wait); try again later"
+                )
+            self._known.add(request.request_id)
+            self._inbox.append((request, _now()))
+            self._changed.notify_all()
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request at the next step with finish_reason "abort"; an unknown id is ignored."""
+        with self._changed:
+            if request_id in self._known:
+                self._aborts.add(request_id)
+                self._changed.notify_all()
+
+    def has_work(self) -> bool:
+        with self._changed:
+            return bool(self._known)
+
+    def wait_for_work(self, timeout_seconds: float) -> bool:
+        """Blocks until there is work or the time is over; returns has_work()."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._known), timeout_seconds)
 
     @property
     def running(self) -> int:
-        raise NotImplementedError
+        return self._scheduler.running
 
     @property
     def waiting(self) -> int:
-        raise NotImplementedError
+        return self._scheduler.waiting + len(self._inbox)
 
     @property
     def backend(self) -> str:
         """The verify backend in use: reference or cuda."""
-        raise NotImplementedError
+        return active_backend(self._placement.device)
+
+    def step(self) -> list[RequestOutput]:
+        """Advances every running request by one verification; [] when idle. One thread only.
+
+        A failure inside ends the running requests with finish_reason "error" and its reason; waiting ones
+        are served next.
+        """
+        outputs = self._take_inbox()
+        self._admit()
+        plan = self._scheduler.plan()
+        try:
+            if plan.prefill:
+                self._prefill(plan.prefill)
+            if plan.decode:
+                outputs.extend(self._decode([self._sequences[name] for name in plan.decode]))
+        except Exception as error:  # every kind of failure ends here, so that no request ever hangs
+            logger.exception("a step failed; %d running requests end with an error", len(self._sequences))
+            reason = f"{type(error).__name__}: {error}"
+            outputs.extend(self._fail(sequence, reason) for sequence in list(self._sequences.values()))
+            if self._placement.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return outputs
+
+    def _take_inbox(self) -> list[RequestOutput]:
+        with self._changed:
+            arrived, self._inbox = self._inbox, deque()
+            aborts, self._aborts = self._aborts, set()
+        for request, moment in arrived:
+            self._queued[request.request_id] = (request, moment)
+            self._scheduler.enqueue(request.request_id, len(request.prompt_token_ids) - 1)
+        return [self._abort(request_id) for request_id in sorted(aborts) if self._holds(request_id)]
+
+    def _holds(self, request_id: str) -> bool:
+        return request_id in self._sequences or request_id in self._queued
+
+    def _abort(self, request_id: str) -> RequestOutput:
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            # It never ran: a sequence without slot or draft says so.
+            sequence = self._sequence(*self._queued.pop(request_id), slot=-1, draft=_OFF)
+        output = sequence.end("abort", _now())
+        self._leave(sequence)
+        return output
+
+    def _admit(self) -> None:
+        for admission in self._scheduler.admit():
+            request, moment = self._queued.pop(admission.request_id)
+            wanted = request.params.num_speculative_tokens
+            draft = _OFF if wanted == 0 or not self._speculation else self._drafts.acquire()
+            self._sequences[request.request_id] = self._sequence(request, moment, admission.slot, draft)
+
+    def _sequence(self, request: Request, moment: Moment, slot: int, draft: LoadedDraft) -> RunningSequence:
+        wanted = request.params.num_speculative_tokens
+        count = self.config.num_speculative_tokens if wanted is None else wanted
+        return RunningSequence(
+            request=request,
+            slot=slot,
+            draft=draft,
+            num_speculative_tokens=0 if draft.drafter is None else count,
+            max_length=self.max_length,
+            eos_token_ids=self._target.eos_token_ids,
+            tokenizer=self.tokenizer,
+            arrived=moment,
+        )
+
+    def _leave(self, sequence: RunningSequence) -> None:
+        request_id = sequence.request.request_id
+        self._scheduler.remove(request_id)
+        if self._sequences.pop(request_id, None) is not None and sequence.draft is not _OFF:
+            if sequence.draft.drafter is not None:
+                sequence.draft.drafter.forget(request_id)
+            self._drafts.release(sequence.draft)
+        with self._changed:
+            self._known.discard(request_id)
+            self._aborts.discard(request_id)
+
+    def _fail(self, sequence: RunningSequence, reason: str) -> RequestOutput:
+        output = sequence.end("error", _now(), reason)
+        self._leave(sequence)
+        return output
+
+    def _prefill(self, chunks: Sequence[PrefillChunk]) -> None:
+        token_ids: list[int] = []
+        spans: list[Span] = []
+        by_drafter: dict[Drafter, tuple[list[int], list[Span]]] = {}
+        for chunk in chunks:
+            sequence = self._sequences[chunk.request_id]
+            places = [(token_ids, spans)]
+            if sequence.draft.drafter is not None:
+                places.append(by_drafter.setdefault(sequence.draft.drafter, ([], [])))
+            for ids, chunk_spans in places:
+                ids.extend(sequence.token_ids[chunk.start : chunk.start + chunk.count])
+                chunk_spans.append(Span(sequence.slot, chunk.start, chunk.count))
+        self._target.model.prefill(token_ids, spans)
+        for drafter, (ids, chunk_spans) in by_drafter.items():
+            drafter.prefill(ids, chunk_spans)
+
+    def _decode(self, rows: list[RunningSequence]) -> list[RequestOutput]:
+        outcomes, now, outputs = self._decoder.step(rows), _now(), []
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if outcome.error is not None:
+                outputs.append(self._fail(row, outcome.error))
+                continue
+            output = row.commit(outcome.emitted, outcome.drafted, outcome.accepted, len(rows), now)
+            outputs.append(output)
+            if output.finished is not None:
+                self._leave(row)
+        return outputs
+
+
+def _now() -> Moment:
+    return Moment(datetime.now(UTC), time.monotonic())

@@ -1,0 +1,112 @@
+"""Drafting with a small model: K forward passes of one token each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from driftguard_engine.drafters.base import DraftRow, Proposal, Sampling
+from driftguard_engine.kv_cache import Span
+from driftguard_engine.models.base import TokenModel
+from driftguard_engine.verify import sample_draft
+
+
+class DraftModelDrafter:
+    """See `Drafter`. Keeps, per sequence, what it fed last: (its length then, the drafted tokens fed)."""
+
+    def __init__(self, model: TokenModel, vocabulary: int) -> None:
+        """vocabulary: the target's V; the draft's logits are cut or filled with -inf to it."""
+        self._model = model
+        self._vocabulary = vocabulary
+        self._fed: dict[str, tuple[int, list[int]]] = {}
+
+    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
+        """Positions beyond the draft's own context are left out: it will not draft there."""
+        kept_ids: list[int] = []
+        kept_spans: list[Span] = []
+        first = 0
+        for span in spans:
+            count = min(span.count, self._model.max_length - span.start)
+            if count > 0:
+                kept_ids.extend(token_ids[first : first + count])
+                kept_spans.append(Span(span.slot, span.start, count))
+            first += span.count
+        if kept_spans:
+            self._model.prefill(self._known(kept_ids), kept_spans)
+
+    def propose(self, rows: Sequence[DraftRow], sampling: Sampling) -> list[Proposal]:
+        counts = [max(0, min(row.count, self._model.max_length - len(row.token_ids) + 1)) for row in rows]
+        drawn: list[list[int]] = [[] for _ in rows]
+        logits: list[list[Tensor]] = [[] for _ in rows]
+        for step in range(max(counts, default=0)):
+            active = [at for at, count in enumerate(counts) if count > step]
+            rows_now = [rows[at] for at in active]
+            step_logits = self._forward(rows_now, [drawn[at] for at in active])  # [R, V]
+            step_tokens = self._draw(rows_now, step, step_logits, sampling)
+            for place, at in enumerate(active):
+                drawn[at].append(step_tokens[place])
+                logits[at].append(step_logits[place])
+        for row, tokens in zip(rows, drawn, strict=True):
+            if tokens:
+                self._fed[row.request_id] = (len(row.token_ids), tokens[:-1])
+        return [
+            Proposal(tokens, torch.stack(each) if each else self._nothing())
+            for tokens, each in zip(drawn, logits, strict=True)
+        ]
+
+    def forget(self, request_id: str) -> None:
+        self._fed.pop(request_id, None)
+
+    def _forward(self, rows: Sequence[DraftRow], drawn: Sequence[list[int]]) -> Tensor:
+        """Feeds what the cache lacks of each sequence with its drawn tokens; last tokens' logits [R, V]."""
+        ids: list[int] = []
+        spans: list[Span] = []
+        lasts: list[int] = []
+        for row, tokens in zip(rows, drawn, strict=True):
+            fed = tokens[-1:] or self._pending(row)
+            length = len(row.token_ids) + len(tokens)
+            ids.extend(fed)
+            spans.append(Span(row.slot, length - len(fed), len(fed)))
+            lasts.append(len(ids) - 1)
+        logits = self._model.forward(self._known(ids), spans)
+        last = logits if len(lasts) == len(ids) else logits[lasts]
+        return self._fit(last)
+
+    def _pending(self, row: DraftRow) -> Sequence[int]:
+        """Tokens that the cache lacks: one, or two when all drafts were accepted, as the last is never fed.
+
+        The cache is valid as far as the fed drafts became the sequence.
+        """
+        cached, fed = self._fed.get(row.request_id, (len(row.token_ids) - 1, []))
+        for token in fed:
+            if cached >= len(row.token_ids) - 1 or row.token_ids[cached] != token:
+                break
+            cached += 1
+        return row.token_ids[cached:]
+
+    def _draw(self, rows: Sequence[DraftRow], step: int, logits: Tensor, sampling: Sampling) -> list[int]:
+        index = torch.tensor([row.index for row in rows], device=logits.device)
+        own = sampling.rows(index)
+        position = torch.tensor([len(row.token_ids) + step for row in rows], device=logits.device)
+        tokens = sample_draft(logits, own.temperature, own.top_k, own.top_p, own.seed, position)
+        drawn: list[int] = tokens.tolist()
+        return drawn
+
+    def _fit(self, logits: Tensor) -> Tensor:
+        """[R, V of the draft] to [R, V of the target]: models may pad the same vocabulary differently."""
+        missing = self._vocabulary - self._model.vocabulary
+        if missing == 0:
+            return logits
+        return F.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits[:, :missing]
+
+    def _known(self, token_ids: list[int]) -> list[int]:
+        """A padding id that only the target has becomes 0: the guess may be poor, never an error."""
+        if self._model.vocabulary >= self._vocabulary:
+            return token_ids
+        return [token if token < self._model.vocabulary else 0 for token in token_ids]
+
+    def _nothing(self) -> Tensor:
+        return torch.empty(0, self._vocabulary)

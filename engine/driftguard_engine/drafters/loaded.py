@@ -1,0 +1,104 @@
+"""The drafts in memory: which one serves new requests, and which still have requests to finish."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+
+from driftguard_engine.core import DraftInfo, InvalidModel, UnknownDraft
+from driftguard_engine.drafters.base import Drafter
+
+logger = logging.getLogger(__name__)
+
+NO_DRAFT = DraftInfo("none", "none", "none")
+
+
+@dataclass(slots=True, eq=False)
+class LoadedDraft:
+    """A draft with its drafter (None: no speculation) and the number of requests that it serves."""
+
+    info: DraftInfo
+    drafter: Drafter | None
+    users: int = field(default=0)
+
+
+class Drafts:
+    """All loaded drafts, by version. Any thread may call.
+
+    A draft that was swapped out stays until its last request has ended; then its memory is freed. One
+    without a directory takes no memory worth freeing and stays, so that it can be returned to.
+    """
+
+    def __init__(self, first: LoadedDraft) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[str, LoadedDraft] = {first.info.version: first}
+        self._serving = first
+        self._leaving: set[str] = set()
+
+    @property
+    def serving(self) -> DraftInfo:
+        with self._lock:
+            return self._serving.info
+
+    @property
+    def loaded(self) -> list[DraftInfo]:
+        with self._lock:
+            return [draft.info for draft in self._loaded.values()]
+
+    def find(self, version: str) -> DraftInfo:
+        """Raises UnknownDraft."""
+        with self._lock:
+            return self._find(version).info
+
+    def add(self, draft: LoadedDraft) -> DraftInfo:
+        """The draft of this version: the given one, or the same one where it is loaded already.
+
+        Raises InvalidModel where the version is loaded from another directory.
+        """
+        with self._lock:
+            present = self._loaded.setdefault(draft.info.version, draft).info
+        if present.directory != draft.info.directory:
+            raise InvalidModel(
+                f"version: {present.version!r} is already loaded from {present.directory}; "
+                f"give {draft.info.directory} another version",
+                field="version",
+            )
+        return present
+
+    def swap(self, version: str) -> DraftInfo:
+        """Puts a loaded draft into service for new requests. Raises UnknownDraft."""
+        with self._lock:
+            previous, self._serving = self._serving, self._find(version)
+            self._leaving.discard(version)
+            if previous is not self._serving and previous.info.directory is not None:
+                self._leaving.add(previous.info.version)
+                self._drop_if_unused(previous)
+            logger.info("draft %s is in service (was %s)", version, previous.info.version)
+            return self._serving.info
+
+    def acquire(self) -> LoadedDraft:
+        """The draft in service, kept in memory until `release`."""
+        with self._lock:
+            self._serving.users += 1
+            return self._serving
+
+    def release(self, draft: LoadedDraft) -> None:
+        with self._lock:
+            draft.users -= 1
+            self._drop_if_unused(draft)
+
+    def _find(self, version: str) -> LoadedDraft:
+        if version not in self._loaded:
+            known = ", ".join(self._loaded)
+            raise UnknownDraft(
+                f"version: no draft of version {version!r} is loaded; loaded: {known}", field="version"
+            )
+        return self._loaded[version]
+
+    def _drop_if_unused(self, draft: LoadedDraft) -> None:
+        version = draft.info.version
+        if draft.users == 0 and version in self._leaving:
+            self._leaving.discard(version)
+            del self._loaded[version]
+            logger.info("draft %s has served its last request and is freed", version)

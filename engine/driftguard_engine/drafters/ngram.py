@@ -1,0 +1,79 @@
+"""Drafting without a model: what followed the same few tokens earlier in the sequence.
+
+Prompt lookup (Saxena 2023). The guess is certain, so its law is a point mass: logit 0 at the token, -inf
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from driftguard_engine.drafters.base import DraftRow, Proposal, Sampling
+from driftguard_engine.kv_cache import Span
+
+
+class SuffixIndex:
+    """Where each n-gram of one growing sequence last ended; constant work per token."""
+
+    def __init__(self, min_tokens: int, max_tokens: int) -> None:
+        self._sizes = range(max_tokens, min_tokens - 1, -1)
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._indexed = 0  # n-grams ending at or before this length are known
+
+    def continuation(self, token_ids: Sequence[int], count: int) -> list[int]:
+        """Up to count tokens that followed the most recent earlier match of the longest matching suffix.
+
+        A match close to the end repeats itself: the tokens copied are themselves copied again.
+        """
+        length = len(token_ids)
+        self._extend(token_ids, length - 1)
+        for size in self._sizes:
+            end = self._ends.get(tuple(token_ids[length - size :])) if size < length else None
+            if end is not None:
+                period = length - end
+                return [token_ids[end + offset % period] for offset in range(count)]
+        return []
+
+    def _extend(self, token_ids: Sequence[int], length: int) -> None:
+        for end in range(self._indexed + 1, length + 1):
+            for size in self._sizes:
+                if size <= end:
+                    self._ends[tuple(token_ids[end - size : end])] = end
+        self._indexed = max(self._indexed, length)
+
+
+class NgramDrafter:
+    """See `Drafter`."""
+
+    def __init__(self, min_tokens: int, max_tokens: int, vocabulary: int, device: torch.device) -> None:
+        self._min_tokens = min_tokens
+        self._max_tokens = max_tokens
+        self._vocabulary = vocabulary
+        self._device = device
+        self._indexes: dict[str, SuffixIndex] = {}
+
+    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
+        """Nothing to read: the index is built from the sequence itself at the first proposal."""
+
+    def propose(self, rows: Sequence[DraftRow], sampling: Sampling) -> list[Proposal]:
+        del sampling
+        return [self._propose(row) for row in rows]
+
+    def forget(self, request_id: str) -> None:
+        self._indexes.pop(request_id, None)
+
+    def _propose(self, row: DraftRow) -> Proposal:
+        index = self._indexes.get(row.request_id)
+        if index is None:
+            index = self._indexes[row.request_id] = SuffixIndex(self._min_tokens, self._max_tokens)
+        token_ids = index.continuation(row.token_ids, row.count)
+        return Proposal(token_ids, self._point_mass(token_ids))
+
+    def _point_mass(self, token_ids: list[int]) -> Tensor:
+        logits = torch.full((len(token_ids), self._vocabulary), float("-inf"), device=self._device)
+        if token_ids:
+            logits[range(len(token_ids)), token_ids] = 0.0
+        return logits

@@ -1,0 +1,55 @@
+"""Making drafters: from a directory, from the configuration, from what was in service before a restart."""
+
+from __future__ import annotations
+
+import logging
+
+from driftguard_engine.config import EngineConfig
+from driftguard_engine.core import DraftInfo, InvalidModel
+from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
+from driftguard_engine.drafters.ngram import NgramDrafter
+from driftguard_engine.drafters.remembered import recall
+from driftguard_engine.models.directory import version_of
+from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
+
+logger = logging.getLogger(__name__)
+
+
+def open_draft(name: str, version: str | None, target: LoadedModel, placement: Placement) -> LoadedDraft:
+    """Loads a draft for the target from a directory or hub name. Raises InvalidModel."""
+    loaded = load(name, placement, field="draft")
+    check_same_tokenizer(target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
+    version = version or version_of(loaded.directory)
+    info = DraftInfo(loaded.name, version, "draft_model", str(loaded.directory))
+    return LoadedDraft(info, DraftModelDrafter(loaded.model, target.model.vocabulary))
+
+
+def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
+    """The draft that was in service before the restart, else the configured one. Raises InvalidModel."""
+    remembered = recall(config.state_dir, configured_draft(config)) if config.state_dir else None
+    if remembered is not None and remembered.directory is not None:
+        try:
+            return open_draft(remembered.directory, remembered.version, target, placement)
+        except InvalidModel as error:
+            logger.error(
+                "draft %s was in service but cannot be loaded (%s); the configured draft serves instead",
+                remembered.version,
+                error.detail,
+            )
+    return _configured(config, target, placement)
+
+
+def configured_draft(config: EngineConfig) -> str:
+    """What the user chose at the start; another choice later makes what was remembered void."""
+    return f"{config.target} {config.drafter} {config.draft}"
+
+
+def _configured(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
+    if config.drafter == "draft_model" and config.draft is not None:
+        return open_draft(config.draft, None, target, placement)
+    if config.drafter == "ngram":
+        least, most = config.ngram_min_tokens, config.ngram_max_tokens
+        drafter = NgramDrafter(least, most, target.model.vocabulary, placement.device)
+        return LoadedDraft(DraftInfo("ngram", f"ngram-{least}-{most}", "ngram"), drafter)
+    return LoadedDraft(NO_DRAFT, None)

@@ -1,0 +1,66 @@
+"""The draft in service, remembered over restarts in one small JSON file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILE_NAME = "draft_in_service.json"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedDraft:
+    """`configured` is what the engine was started with: another choice at the next start wins over this."""
+
+    configured: str
+    directory: str | None
+    version: str
+
+
+def remember(state_dir: Path, draft: RememberedDraft) -> None:
+    """Replaces the file at once: a crash leaves the old one or the new one, never half of it."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=state_dir, prefix=f".{FILE_NAME}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(asdict(draft), file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(state_dir / FILE_NAME)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    _sync_directory(state_dir)
+
+
+def recall(state_dir: Path, configured: str) -> RememberedDraft | None:
+    """What was remembered for this configuration; None where nothing usable was, with the reason logged."""
+    path = state_dir / FILE_NAME
+    try:
+        draft = RememberedDraft(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        logger.error("%s cannot be read (%s); starting with the configured draft", path, error)
+        return None
+    if draft.configured != configured:
+        logger.warning(
+            "draft %s was in service before, but another one has been configured since and serves now",
+            draft.version,
+        )
+        return None
+    return draft
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

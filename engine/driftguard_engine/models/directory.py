@@ -1,0 +1,84 @@
+"""Where a model's files are, and whether they are safe to load: safetensors only, never pickle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from driftguard_engine.core import InvalidModel
+
+PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+_VERSION_FILE = "driftguard_training.json"
+_READ_BYTES = 1 << 20
+
+
+def locate(name: str, *, field: str) -> Path:
+    """The directory of a local path or of a hub name, checked. Raises InvalidModel."""
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        directory = directory.absolute()
+    elif directory.exists():
+        raise InvalidModel(f"{field}: {name!r} is a file; a transformers directory is needed", field=field)
+    elif directory.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise InvalidModel(f"{field}: there is no directory {name!r}", field=field)
+    else:
+        directory = _download(name, field)
+    _check(directory, field)
+    return directory
+
+
+def _download(name: str, field: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise InvalidModel(
+            f"{field}: {name!r} is no directory here, and the hub did not give it ({type(error).__name__})",
+            field=field,
+        ) from error
+
+
+def _check(directory: Path, field: str) -> None:
+    if not (directory / "config.json").is_file():
+        raise InvalidModel(
+            f"{field}: {directory} has no config.json; a transformers directory is needed", field=field
+        )
+    if weight_files(directory):
+        return
+    pickled = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLED)
+    if pickled:
+        raise InvalidModel(
+            f"{field}: {directory} holds pickled weights only ({', '.join(pickled[:3])}), which can run code "
+            "when they are loaded; save them with save_pretrained(..., safe_serialization=True)",
+            field=field,
+        )
+    raise InvalidModel(f"{field}: {directory} has no *.safetensors", field=field)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors"))
+
+
+def version_of(directory: Path) -> str:
+    """The version in driftguard_training.json, else 12 hex digits of the weights' SHA-256.
+
+    Raises InvalidModel.
+    """
+    made_by = directory / _VERSION_FILE
+    if made_by.is_file():
+        try:
+            version = json.loads(made_by.read_text(encoding="utf-8")).get("version")
+        except (OSError, ValueError, AttributeError) as error:
+            raise InvalidModel(f"{made_by} is not a JSON object ({error})", field="directory") from None
+        if version is not None:
+            return str(version)
+    digest = hashlib.sha256()
+    for path in weight_files(directory):
+        with path.open("rb") as file:
+            while chunk := file.read(_READ_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()[:12]

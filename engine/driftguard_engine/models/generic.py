@@ -1,0 +1,119 @@
+"""The generic path: any causal language model, through transformers' own forward.
+
+Sequences run one at a time, each as a batch of one, so that their bits depend on their own tokens and
+lengths alone; `SlotLayer` hands attention fresh copies of the sequence's keys and values, because memory
+alignment can change bits too. Correctness before speed: the lean path is several times faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from driftguard_engine.kv_cache import SlotCache, Span
+
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+
+
+def supports(config: Any) -> bool:
+    """False for models with a recurrent state, which cannot take back a rejected token."""
+    return set(getattr(config, "layer_types", None) or ()) <= ATTENTION_LAYERS
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer of a slot cache as transformers sees it, for the span set by `point_at`.
+
+    Every layer keeps all positions, also where the model slides a window: the mask hides what is too old.
+    """
+
+    is_sliding = False
+
+    def __init__(self, cache: SlotCache, index: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cache = cache
+        self._index = index
+        self._span = Span(0, 0, 0)
+
+    def point_at(self, span: Span) -> None:
+        self._span = span
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self._cache.add_layer(key_states.shape[1], key_states.shape[3], value_states.shape[3])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """[1, heads, T, dim] of the span's tokens in; [1, heads, end, dim] of the sequence so far out."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values = self._cache.read(self._index, self._span)
+        keys[self._span.start :].copy_(key_states[0].transpose(0, 1))
+        values[self._span.start :].copy_(value_states[0].transpose(0, 1))
+        return _fresh(keys), _fresh(values)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._span.start + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self._span.start
+
+    def get_max_length(self) -> int:
+        return self._cache.length
+
+
+def _fresh(stored: Tensor) -> Tensor:
+    return stored.transpose(0, 1).clone(memory_format=torch.contiguous_format)[None]
+
+
+class GenericModel:
+    """Any transformers causal language model with a slot cache. See `TokenModel`."""
+
+    path: Literal["lean", "generic"] = "generic"
+
+    def __init__(self, module: Any, slots: int, max_length: int) -> None:
+        self._module = module
+        self.vocabulary: int = module.get_output_embeddings().weight.shape[0]
+        self.max_length = max_length
+        self._device = module.device
+        store = SlotCache(slots, max_length, module.device, module.dtype)
+        layers = module.config.get_text_config().num_hidden_layers
+        self._layers = [SlotLayer(store, index) for index in range(layers)]
+        self._cache = Cache(layers=[*self._layers])
+        # One token now, so that all memory is taken at the start and not under traffic.
+        self.prefill([0], [Span(0, 0, 1)])
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
+        return torch.cat([self._run(ids, span) for ids, span in _split(token_ids, spans)])  # [N, V]
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
+        for ids, span in _split(token_ids, spans):
+            self._run(ids, span, logits_to_keep=1)
+
+    def _run(self, token_ids: Sequence[int], span: Span, **options: Any) -> Tensor:
+        for layer in self._layers:
+            layer.point_at(span)
+        positions = torch.arange(span.start, span.end, device=self._device)
+        output = self._module(
+            input_ids=torch.tensor([list(token_ids)], device=self._device),
+            position_ids=positions[None],
+            past_key_values=self._cache,
+            use_cache=True,
+            **options,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
+
+
+def _split(token_ids: Sequence[int], spans: Sequence[Span]) -> list[tuple[Sequence[int], Span]]:
+    first, parts = 0, []
+    for span in spans:
+        parts.append((token_ids[first : first + span.count], span))
+        first += span.count
+    return parts

@@ -1,0 +1,150 @@
+"""Linear layers whose result for one row does not depend on the other rows.
+
+BLAS libraries choose their kernel by the number of rows, so `F.linear` gives the same row other bits in
+another batch (see He et al., "Defeating Nondeterminism in LLM Inference", 2025). oneDNN's kernel on packed
+weights does not, from two rows on, which `PackedLinear` needs and `choose` checks for every shape on the
+machine it runs on. Where the check fails, rows are multiplied one at a time: slower, and the log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MINIMUM_ROWS = 2
+_PACKING_ROWS_HINT = 16
+_CHECKED_ROWS = (2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64)
+
+logger = logging.getLogger(__name__)
+_checked_shapes: dict[tuple[int, int, torch.dtype, bool, int], bool] = {}
+
+
+class Linear(Protocol):
+    """y = x W^T + b for x [N, in], with what commonly follows."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        """y, [N, out]."""
+        ...
+
+    def silu(self, x: Tensor) -> Tensor:
+        """y * sigmoid(y)."""
+        ...
+
+    def times(self, x: Tensor, other: Tensor) -> Tensor:
+        """y * other, other [N, out]."""
+        ...
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """y + other, other [N, out]."""
+        ...
+
+
+class PackedLinear:
+    """oneDNN on packed weights; x must have at least MINIMUM_ROWS rows."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKING_ROWS_HINT)
+        self._bias = bias
+        self._unary = torch.ops.mkldnn._linear_pointwise.default
+        self._binary = torch.ops.mkldnn._linear_pointwise.binary
+
+    def apply(self, x: Tensor) -> Tensor:
+        y: Tensor = self._unary(x, self._weight, self._bias, "none", [], "")
+        return y
+
+    def silu(self, x: Tensor) -> Tensor:
+        y: Tensor = self._unary(x, self._weight, self._bias, "swish", [], "")
+        return y
+
+    def times(self, x: Tensor, other: Tensor) -> Tensor:
+        y: Tensor = self._binary(x, other, self._weight, self._bias, "mul")
+        return y
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        y: Tensor = self._binary(x, other, self._weight, self._bias, "add")
+        return y
+
+
+class PlainLinear:
+    """torch's own kernel for all rows at once: for devices where bits may depend on the batch."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def apply(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+    def silu(self, x: Tensor) -> Tensor:
+        return F.silu(self.apply(x))
+
+    def times(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.apply(x) * other
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.apply(x) + other
+
+
+class RowwiseLinear(PlainLinear):
+    """One row at a time, each from a fresh copy: memory alignment can change bits too."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        return torch.cat([F.linear(row.clone(), self._weight, self._bias) for row in torch.split(x, 1)])
+
+    def silu(self, x: Tensor) -> Tensor:
+        # Row by row again: the vector and the scalar exponential differ in the last bit.
+        return torch.cat([F.silu(row.clone()) for row in torch.split(self.apply(x), 1)])
+
+
+def choose(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The fastest layer for weight [out, in] that keeps rows independent (on CUDA: the plain one)."""
+    weight = weight.detach().contiguous()
+    bias = None if bias is None else bias.detach().contiguous()
+    if weight.device.type != "cpu":
+        return PlainLinear(weight, bias)
+    shape = (*weight.shape, weight.dtype, bias is None, torch.get_num_threads())
+    if shape not in _checked_shapes:
+        _checked_shapes[shape] = _packed_is_independent(weight, bias)
+    return PackedLinear(weight, bias) if _checked_shapes[shape] else RowwiseLinear(weight, bias)
+
+
+def _packed_is_independent(weight: Tensor, bias: Tensor | None) -> bool:
+    try:
+        independent = rows_are_independent(PackedLinear(weight, bias), weight)
+    except (RuntimeError, NotImplementedError, AttributeError) as error:
+        logger.warning("packed linear layers are not available here (%s); rows run one by one", error)
+        return False
+    if not independent:
+        logger.warning(
+            "packed linear layer %s: a row's bits depend on the batch; rows run one by one",
+            tuple(weight.shape),
+        )
+    return independent
+
+
+def rows_are_independent(layer: Linear, weight: Tensor) -> bool:
+    """True if every operation of the layer gives a row the same bits at all checked places and row counts."""
+    out, inner = weight.shape
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_CHECKED_ROWS[-1], inner, generator=generator).to(weight.dtype)
+    other = torch.randn(_CHECKED_ROWS[-1], out, generator=generator).to(weight.dtype)
+    operations: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda rows: layer.apply(x[rows]),
+        lambda rows: layer.silu(x[rows]),
+        lambda rows: layer.times(x[rows], other[rows]),
+        lambda rows: layer.plus(x[rows], other[rows]),
+    )
+    everything = torch.arange(_CHECKED_ROWS[-1])
+    for operation in operations:
+        expected = operation(everything)
+        for count in _CHECKED_ROWS:
+            # Rolled, so that the same rows are met at other places.
+            rows = everything.roll(count)[:count]
+            if not torch.equal(operation(rows), expected[rows]):
+                return False
+    return True

@@ -1,0 +1,139 @@
+"""From a directory to a model that the engine can run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from driftguard_engine.core import InvalidModel
+from driftguard_engine.models import directory as directories
+from driftguard_engine.models import generic, llama
+from driftguard_engine.models.base import TokenModel
+
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a model is loaded. max_length: tokens per slot at most; lean: False forces the generic path."""
+
+    dtype: torch.dtype
+    device: torch.device
+    slots: int
+    max_length: int
+    lean: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its slot cache; `name` is the hub name, or the directory's last component."""
+
+    name: str
+    directory: Path
+    model: TokenModel
+    tokenizer: Any
+    eos_token_ids: frozenset[int]
+
+
+def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
+    """Loads a local directory or hub name. Raises InvalidModel, which starts with `field`."""
+    directory = directories.locate(name, field=field)
+    tokenizer = load_tokenizer(directory, field)
+    module = _load_module(directory, placement, field)
+    config = module.config
+    context = getattr(config.get_text_config(), "max_position_embeddings", None) or placement.max_length
+    max_length = min(placement.max_length, context)
+    model: TokenModel
+    if placement.lean and llama.supports(config, max_length):
+        model = llama.LeanModel(module, placement.slots, max_length)
+    elif generic.supports(config.get_text_config()):
+        model = generic.GenericModel(module, placement.slots, max_length)
+    else:
+        raise InvalidModel(
+            f"{field}: {directory} ({config.model_type}) keeps a recurrent state, which cannot take back "
+            "rejected tokens; a model with attention layers only is needed",
+            field=field,
+        )
+    logger.info("%s: %s runs on the %s path, context %d", field, directory, model.path, max_length)
+    return LoadedModel(
+        name if not Path(name).expanduser().is_dir() else directory.name,
+        directory,
+        model,
+        tokenizer,
+        _eos_token_ids(module, tokenizer),
+    )
+
+
+def load_tokenizer(directory: Path, field: str) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+    except Exception as error:  # transformers raises anything; all of it means the same here
+        raise InvalidModel(
+            f"{field}: {directory} has no usable tokenizer ({_short(error)})", field=field
+        ) from error
+
+
+def _load_module(directory: Path, placement: Placement, field: str) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(str(directory), trust_remote_code=False)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(directory),
+            config=config,
+            dtype=placement.dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # as above: unreadable weights, wrong shapes, unknown kinds
+        raise InvalidModel(
+            f"{field}: {directory} cannot be loaded as a causal language model ({_short(error)})", field=field
+        ) from error
+    module, report = loaded
+    if report["missing_keys"]:
+        # transformers would fill these with random numbers and serve noise.
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise InvalidModel(f"{field}: the weights in {directory} lack {missing}", field=field)
+    return module.to(placement.device).eval()
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
+
+
+def _eos_token_ids(module: Any, tokenizer: Any) -> frozenset[int]:
+    generation = getattr(module, "generation_config", None)
+    found: set[int] = set()
+    for source in (generation, module.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        found.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
+    return frozenset(found)
+
+
+def check_same_tokenizer(target: Any, draft: Any, directory: Path, *, field: str) -> None:
+    """Raises InvalidModel where draft and target would not mean the same by a token id."""
+    ours: Mapping[str, int] = target.get_vocab()
+    theirs: Mapping[str, int] = draft.get_vocab()
+    if ours != theirs:
+        different = sorted(ours.items() ^ theirs.items(), key=lambda pair: (pair[1], pair[0]))
+        token, token_id = different[0]
+        raise InvalidModel(
+            f"{field}: {directory} has another tokenizer than the target ({len(theirs)} and {len(ours)} "
+            f"tokens; the first difference is {token!r} = {token_id}); a draft must share the target's",
+            field=field,
+        )
+    for name in SPECIAL_IDS:
+        given, wanted = getattr(draft, name, None), getattr(target, name, None)
+        if given != wanted:
+            raise InvalidModel(
+                f"{field}: {directory} has {name} {given}, the target {wanted}; a draft must share the "
+                "target's special tokens",
+                field=field,
+            )

@@ -1,0 +1,146 @@
+"""One running request: its tokens, text, counts and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from driftguard_engine.core import (
+    FinishedRequest,
+    FinishReason,
+    Request,
+    RequestOutput,
+    SpeculationCounts,
+)
+from driftguard_engine.detokenizer import Detokenizer, StopFilter
+from driftguard_engine.drafters.loaded import LoadedDraft
+from driftguard_engine.kv_cache import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The same instant on both clocks: UTC for the record, monotonic seconds for durations."""
+
+    utc: datetime
+    monotonic_seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class RunningSequence:
+    """`token_ids` is prompt and output; the cache holds all but the last one."""
+
+    request: Request
+    slot: int
+    draft: LoadedDraft
+    num_speculative_tokens: int
+    max_length: int
+    eos_token_ids: frozenset[int]
+    tokenizer: Any
+    arrived: Moment
+    token_ids: list[int] = field(init=False)
+    counts: SpeculationCounts = field(init=False, default_factory=SpeculationCounts)
+    _detokenizer: Detokenizer = field(init=False)
+    _stop: StopFilter = field(init=False)
+    _text: list[str] = field(init=False, default_factory=list)
+    _first_token_seconds: float | None = field(init=False, default=None)
+    _last_token_seconds: float = field(init=False, default=0.0)
+    _concurrency_sum: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.request.prompt_token_ids)
+        self._detokenizer = Detokenizer(self.tokenizer, self.request.prompt_token_ids)
+        self._stop = StopFilter(self.request.params.stop)
+
+    @property
+    def output_count(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def draft_count(self) -> int:
+        """Draft tokens worth asking for: a step emits one more, and must not go beyond the limits."""
+        return max(0, min(self.num_speculative_tokens, self._remaining() - 1))
+
+    def _remaining(self) -> int:
+        return min(self.request.params.max_tokens - self.output_count, self.max_length - len(self.token_ids))
+
+    def step_span(self, drafted: int) -> Span:
+        """The newest token and the drafted ones, which the target reads in one verification."""
+        return Span(self.slot, len(self.token_ids) - 1, 1 + drafted)
+
+    def commit(
+        self, emitted: Sequence[int], drafted: int, accepted: int, concurrency: int, now: Moment
+    ) -> RequestOutput:
+        """Takes one verification's tokens up to the end of the request.
+
+        Where EOS or a stop string falls among them, the tokens behind it are cut: the counts' `emitted` is
+        what the user receives (the ending token too), `accepted` the draft tokens in it; `drafted` stays.
+        """
+        kept, text, reason = self._take(emitted)
+        self.token_ids.extend(kept)
+        self.counts.add_step(drafted, min(accepted, len(kept)), len(kept))
+        self._concurrency_sum += concurrency
+        self._last_token_seconds = now.monotonic_seconds
+        if self._first_token_seconds is None:
+            self._first_token_seconds = now.monotonic_seconds
+        if reason is None and self._remaining() == 0:
+            reason = "length"
+        if reason is None:
+            self._text.append(text)
+            return RequestOutput(self.request.request_id, tuple(kept), text)
+        text += self._flush()
+        self._text.append(text)
+        return RequestOutput(self.request.request_id, tuple(kept), text, self._finished(reason, now))
+
+    def _take(self, emitted: Sequence[int]) -> tuple[list[int], str, FinishReason | None]:
+        ends = frozenset() if self.request.params.ignore_eos else self.eos_token_ids
+        kept = list(emitted)
+        reason: FinishReason | None = None
+        for index, token in enumerate(kept):
+            if token in ends:
+                kept, reason = kept[: index + 1], "stop"
+                break
+        if not self.request.params.stop:
+            return kept, self._detokenizer.push(kept), reason
+        text = ""
+        for index, token in enumerate(kept):
+            # One by one: the token that completes a stop string is the last.
+            text += self._stop.push(self._detokenizer.push([token]))
+            if self._stop.stopped:
+                return kept[: index + 1], text, "stop"
+        return kept, text, reason
+
+    def _flush(self) -> str:
+        if self._stop.stopped:
+            return ""
+        return self._stop.push(self._detokenizer.flush()) + self._stop.flush()
+
+    def end(self, reason: FinishReason, now: Moment, error: str | None = None) -> RequestOutput:
+        """Ends the request from outside (abort, error); it keeps what it has received."""
+        text = self._flush()
+        self._text.append(text)
+        return RequestOutput(self.request.request_id, (), text, self._finished(reason, now, error))
+
+    def _finished(self, reason: FinishReason, now: Moment, error: str | None = None) -> FinishedRequest:
+        first, steps = self._first_token_seconds, self.counts.steps
+        per_token = None
+        if first is not None and self.output_count > 1:
+            per_token = (self._last_token_seconds - first) / (self.output_count - 1)
+        # The end is start plus elapsed time, so that a clock set back cannot put it before the start.
+        elapsed = timedelta(seconds=now.monotonic_seconds - self.arrived.monotonic_seconds)
+        return FinishedRequest(
+            request=self.request,
+            output_token_ids=tuple(self.token_ids[len(self.request.prompt_token_ids) :]),
+            text="".join(self._text),
+            finish_reason=reason,
+            counts=self.counts,
+            draft=self.draft.info,
+            num_speculative_tokens=self.num_speculative_tokens,
+            started_at=self.arrived.utc,
+            ended_at=self.arrived.utc + elapsed,
+            time_to_first_token_seconds=None if first is None else first - self.arrived.monotonic_seconds,
+            time_per_output_token_seconds=per_token,
+            concurrency=round(self._concurrency_sum / steps) if steps else 1,
+            error=error,
+        )
