@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from driftguard_engine.api_schemas import FieldError
+from driftguard_engine.api_schemas import NOT_TEXT, FieldError
 from driftguard_engine.core import EngineError
 
 RETRY_AFTER_SECONDS = 1
@@ -42,7 +42,6 @@ def error_response(
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     message = _encodable(message)
-    field = None if field is None else _encodable(field)
     if request.url.path.startswith("/v1"):
         return JSONResponse(openai_error(status, message, field, code), status, headers)
     problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status}
@@ -90,6 +89,8 @@ def explain(error: Mapping[str, Any]) -> tuple[str | None, str]:
     if isinstance(cause, FieldError):
         return cause.field, f"{cause.field}: {cause}"
     field = ".".join(str(part) for part in error["loc"][1:])
+    if error["type"] == "string_unicode" and not field:
+        return None, f"the body: a field's name {NOT_TEXT}"
     if not field:
         return None, "the body must be a JSON object, sent with Content-Type: application/json"
     if error["type"] == "extra_forbidden":

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import httpx
 import msgspec
 import structlog
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from driftguard_engine.spool import Segment, Spool
 
 log = structlog.get_logger("driftguard_engine.telemetry")
 
 Verdict = Literal["stored", "refused", "too_large", "forbidden", "retry"]
+FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 5.0
 LONGEST_RETRY_AFTER_SECONDS = 300.0
 LOGGED_REFUSALS = 5
@@ -151,7 +152,7 @@ class Lane:
         return True
 
     async def _post_until_answered(self, lines: list[bytes]) -> Answer:
-        backoff = wait_exponential_jitter(initial=0.1, max=LONGEST_WAIT_SECONDS, jitter=0.1)
+        backoff = wait_random_exponential(multiplier=FIRST_WAIT_SECONDS, max=LONGEST_WAIT_SECONDS)
 
         def wait(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import torch
+from driftguard_engine.config import EngineConfig
+from driftguard_engine.engine import Engine
+
+from tests.engine.server.fake_engine import FakeEngine
+from tests.engine.server.serving import served
+from tests.engine.server.tiny_models import CHAT_TEMPLATE, byte_tokenizer, save_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fake() -> FakeEngine:
+    return FakeEngine(byte_tokenizer())
+
+
+@pytest.fixture
+def client(fake: FakeEngine) -> Iterator[httpx.Client]:
+    with served(fake) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directories: target; good (accepted always); poor; chat (the target with a chat template)."""
+    root = tmp_path_factory.mktemp("models")
+    save_model(root / "target", seed=1)
+    save_model(root / "good", seed=1)
+    save_model(root / "poor", seed=2)
+    save_model(root / "chat", seed=1, tokenizer=byte_tokenizer(CHAT_TEMPLATE))
+    return root
+
+
+@pytest.fixture
+def real_engine(models: Path) -> Engine:
+    return Engine(EngineConfig(target=str(models / "target"), draft=str(models / "poor"), threads=1))
+
+
+@pytest.fixture
+def real_client(real_engine: Engine) -> Iterator[httpx.Client]:
+    with served(real_engine) as client:
+        yield client
+
+
+def openai_client(client: httpx.Client) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="unused", max_retries=0)

@@ -1,0 +1,97 @@
+"""Admin calls and who may make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http import HTTPStatus
+
+import httpx
+import pytest
+from driftguard_engine.auth import InvalidKeyHash, KeyMissing, choose_key_hash, hash_of
+from driftguard_engine.core import DraftInfo, InvalidModel, UnknownDraft
+from driftguard_engine.server import ServeOptions
+
+from tests.engine.server.fake_engine import FakeEngine
+from tests.engine.server.serving import served
+
+
+def test_info_says_what_serves(client: httpx.Client) -> None:
+    draft = {
+        "name": "fake-draft",
+        "version": "v1",
+        "method": "draft_model",
+        "directory": "/models/fake-draft",
+    }
+    assert client.get("/admin/info").json() == {
+        "server": "test",
+        "target": "fake-target",
+        "target_directory": "/models/fake-target",
+        "draft": draft,
+        "drafts": [draft],
+        "speculation": True,
+        "num_speculative_tokens": 4,
+        "running": 0,
+        "waiting": 0,
+        "verify_backend": "reference",
+    }
+
+
+def test_refusals_are_problem_documents(
+    client: httpx.Client, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_load(directory: str, version: str | None = None) -> DraftInfo:
+        raise InvalidModel(f"directory: {directory} holds pickled weights", field="directory")
+
+    def refuse_swap(version: str) -> DraftInfo:
+        raise UnknownDraft(f"version: no draft {version!r} is loaded", field="version")
+
+    monkeypatch.setattr(fake, "load_draft", refuse_load)
+    monkeypatch.setattr(fake, "swap_draft", refuse_swap)
+    load = client.post("/admin/drafts", json={"directory": "/evil"})
+    assert load.headers["content-type"] == "application/problem+json"
+    assert load.status_code == 422
+    assert load.json() == {
+        "type": "about:blank",
+        "title": HTTPStatus(422).phrase,
+        "status": 422,
+        "detail": "directory: /evil holds pickled weights",
+        "code": "invalid_model",
+        "field": "directory",
+    }
+    assert client.post("/admin/drafts/v9/activate").status_code == 404
+    body = client.post("/admin/speculation", json={"enabled": "no"})
+    assert body.status_code == 422
+    assert body.json()["field"] == "enabled"
+    assert client.get("/admin/nothing").headers["content-type"] == "application/problem+json"
+
+
+@pytest.fixture
+def guarded(fake: FakeEngine) -> Iterator[httpx.Client]:
+    with served(fake, options=ServeOptions(admin_key_hash=hash_of("secret"))) as client:
+        yield client
+
+
+def test_a_configured_key_guards_admin_only(guarded: httpx.Client) -> None:
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
+        refused = guarded.get("/admin/info", headers=headers)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"] == "Bearer"
+    assert guarded.get("/admin/info", headers={"Authorization": "Bearer secret"}).status_code == 200
+    assert guarded.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+    assert guarded.get("/metrics").status_code == 200
+
+
+def test_every_admin_route_is_guarded(guarded: httpx.Client) -> None:
+    for path in ("drafts", "drafts/v1/activate", "speculation"):
+        assert guarded.post(f"/admin/{path}", json={}).status_code == 401
+
+
+def test_any_other_address_than_loopback_needs_a_key() -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):
+        with pytest.raises(KeyMissing, match=f"host {host}: .*DRIFTGUARD_API_KEY"):
+            choose_key_hash(host, None, None)
+        assert choose_key_hash(host, "secret", None) == hash_of("secret")
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert choose_key_hash(host, None, None) is None
+    with pytest.raises(InvalidKeyHash, match="64 hex digits"):
+        choose_key_hash("127.0.0.1", None, "secret")

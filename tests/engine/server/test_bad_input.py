@@ -1,0 +1,174 @@
+"""Every bad body is refused with 400 in OpenAI's form, naming the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from driftguard_engine import server
+
+from tests.engine.server.conftest import openai_client
+from tests.engine.server.fake_engine import FakeEngine
+
+BAD_FIELDS: list[tuple[str, Any, str]] = [
+    ("prompt", None, "missing"),
+    ("prompt", 5, "must be a string"),
+    ("prompt", [], "must not be an empty list"),
+    ("prompt", ["a", 5], "must be a string"),
+    ("prompt", [1.5], "must be a string"),
+    ("prompt", [True], "must be a string"),
+    ("prompt", "\ud800", "surrogate"),
+    ("prompt", ["a"] * 129, "at most 128"),
+    ("max_tokens", 0, "greater than or equal to 1"),
+    ("max_tokens", "5", "integer"),
+    ("max_tokens", True, "integer"),
+    ("temperature", -0.1, "greater than or equal to 0"),
+    ("temperature", float("nan"), "finite"),
+    ("temperature", "hot", "number"),
+    ("top_p", 0, "greater than 0"),
+    ("top_p", 1.01, "less than or equal to 1"),
+    ("top_k", -2, "greater than or equal to -1"),
+    ("n", 0, "greater than or equal to 1"),
+    ("n", 17, "less than or equal to 16"),
+    ("seed", -1, "greater than or equal to 0"),
+    ("seed", 2**63, "less than"),
+    ("stop", ["a", "b", "c", "d", "e"], "at most 4"),
+    ("stop.0", "", "at least 1"),
+    ("stream", "yes", "boolean"),
+    ("num_speculative_tokens", -1, "greater than or equal to 0"),
+    ("echo", True, "not supported; leave it out or give false"),
+    ("logprobs", 0, "not supported"),
+    ("logprobs", 5, "not supported"),
+    ("suffix", "tail", "not supported"),
+    ("best_of", 3, "not supported"),
+    ("presence_penalty", 0.5, "not supported; leave it out or give 0"),
+    ("frequency_penalty", True, "not supported"),
+    ("logit_bias", {"50256": -100}, "not supported; leave it out or give {}"),
+    ("min_p", 0.1, "unknown field"),
+    ("guided_json", {}, "unknown field"),
+    ("stream_options", {"include_usage": True}, "only with stream true"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "reason"), BAD_FIELDS)
+def test_completions_name_the_field(
+    client: httpx.Client, fake: FakeEngine, field: str, value: Any, reason: str
+) -> None:
+    body = {"prompt": "hi"} | {field.partition(".")[0]: value}
+    response = client.post(
+        "/v1/completions", content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == field
+    assert reason in error["message"]
+    assert error["message"].startswith(error["param"])
+    assert error["type"] == "invalid_request_error"
+    assert fake.seen == []
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "reason"),
+    [
+        ({}, "messages", "missing"),
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'system'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content",
+            "must be a string or a list of parts",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools", "not supported"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "max_completion_tokens": 2},
+            "max_tokens",
+            "only one of the two",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}},
+            "response_format",
+            'give {"type": "text"}',
+        ),
+    ],
+)
+def test_chat_names_the_field(client: httpx.Client, body: dict[str, Any], param: str, reason: str) -> None:
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert reason in response.json()["error"]["message"]
+
+
+def test_chat_without_a_template_is_a_bad_request(client: httpx.Client) -> None:
+    with pytest.raises(openai.BadRequestError, match="no chat template; use /v1/completions"):
+        openai_client(client).chat.completions.create(
+            model="fake-target", messages=[{"role": "user", "content": "hi"}]
+        )
+
+
+def test_another_model_is_not_found(client: httpx.Client) -> None:
+    with pytest.raises(openai.NotFoundError, match="this server serves 'fake-target'") as caught:
+        openai_client(client).completions.create(model="gpt-5", prompt="hi")
+    assert caught.value.code == "model_not_found"
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"{", "not valid JSON"),
+        (b'{"prompt": "a", "\\ud800": 1}', "field's name holds a lone surrogate"),
+        (b"[]", "must be a JSON object"),
+        (b"", "must be a JSON object"),
+        (b"\xff", "body"),
+        (b'{"prompt": ' + b"[" * 100_000, "body"),
+    ],
+)
+def test_a_body_that_is_no_json_object(client: httpx.Client, content: bytes, reason: str) -> None:
+    response = client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert reason in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("header", "value"), [("X-DriftGuard-Segment", "s" * 257), ("X-DriftGuard-Session", "")]
+)
+def test_bad_labels_name_the_header(client: httpx.Client, header: str, value: str) -> None:
+    response = client.post("/v1/completions", json={"prompt": "hi"}, headers={header: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == header
+
+
+def test_unknown_paths_and_methods_have_openais_form(client: httpx.Client) -> None:
+    missing = client.get("/v1/embeddings")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["message"] == "GET /v1/embeddings: Not Found"
+    wrong = client.get("/v1/completions")
+    assert wrong.status_code == 405
+    assert wrong.headers["allow"] == "POST"
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_limit_is_413(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, chunked: bool
+) -> None:
+    monkeypatch.setattr(server, "MAX_BODY_BYTES", 1000)
+    content = json.dumps({"prompt": "x" * 2000}).encode()
+    response = client.post(
+        "/v1/completions",
+        content=iter([content]) if chunked else content,
+        headers={"Content-Type": "application/json"},
+    )
+    assert response.status_code == 413
+    assert "1000 bytes" in response.json()["error"]["message"]
+
+
+def test_refusals_are_counted_by_code(client: httpx.Client) -> None:
+    client.post("/v1/completions", json={})
+    client.get("/v1/nothing")
+    text = client.get("/metrics").text
+    assert 'driftguard_engine_refused_requests_total{code="invalid_request"} 1.0' in text
+    assert 'driftguard_engine_refused_requests_total{code="not_found"} 1.0' in text

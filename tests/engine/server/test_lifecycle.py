@@ -1,0 +1,124 @@
+"""What happens when clients leave, the queue fills, the engine dies, the process is told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from driftguard_engine.server import ServeOptions
+
+from tests.engine.server.fake_engine import TOKEN_TEXT, FakeEngine
+from tests.engine.server.serving import served, wait_until
+from tests.engine.server.tiny_models import byte_tokenizer
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_slots(client: httpx.Client, fake: FakeEngine, stream: bool) -> None:
+    fake.paused.set()
+    body = {"prompt": ["a", "b"], "stream": stream}
+    with (
+        httpx.Client(base_url=client.base_url, timeout=0.3) as impatient,
+        pytest.raises(httpx.ReadTimeout),
+        impatient.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        response.read()
+    wait_until(lambda: len(fake.aborted) == 2, "both requests were aborted")
+    wait_until(lambda: fake.running == 0, "the slots are free")
+
+
+def test_a_finished_request_is_not_aborted(client: httpx.Client, fake: FakeEngine) -> None:
+    client.post("/v1/completions", json={"prompt": "a", "stream": True, "max_tokens": 2}).raise_for_status()
+    client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).raise_for_status()
+    assert fake.aborted == []
+
+
+def test_a_full_queue_answers_429_and_keeps_nothing_of_the_refused_request() -> None:
+    fake = FakeEngine(byte_tokenizer(), max_waiting=3)
+    fake.paused.set()
+    with served(fake) as client, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 1})
+        wait_until(lambda: fake.running == 2, "two requests are in")
+        refused = client.post("/v1/completions", json={"prompt": ["c", "d"]})
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["code"] == "queue_full"
+        wait_until(lambda: fake.running == 2, "the half of the refused request that was queued is out again")
+        fake.paused.clear()
+        assert first.result().status_code == 200
+
+
+def test_a_dead_engine_fails_its_requests_and_says_so(fake: FakeEngine) -> None:
+    fake.paused.set()
+    with served(fake) as client, ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(client.post, "/v1/completions", json={"prompt": "a"})
+        streamed = pool.submit(client.post, "/v1/completions", json={"prompt": "a", "stream": True})
+        wait_until(lambda: fake.running == 2, "two requests run")
+        assert client.get("/health").json() == {"status": "ok"}
+        fake.step_error = RuntimeError("device lost")
+        fake.paused.clear()
+        assert whole.result().status_code == 503
+        assert "device lost" in whole.result().json()["error"]["message"]
+        assert '"code":"engine_unavailable"' in streamed.result().text
+        health = client.get("/health")
+        assert health.status_code == 503
+        assert "device lost" in health.json()["detail"]
+        refused = client.post("/v1/completions", json={"prompt": "a"})
+        assert refused.status_code == 503
+
+
+def test_shutdown_lets_running_requests_finish(fake: FakeEngine) -> None:
+    fake.paused.set()
+    with ThreadPoolExecutor(1) as pool:
+        with served(fake) as client:
+            running = pool.submit(httpx.post, f"{client.base_url}/v1/completions", json={"prompt": "a"})
+            wait_until(lambda: fake.running == 1, "the request runs")
+            threading.Timer(0.3, fake.paused.clear).start()
+        assert running.result().json()["choices"][0]["text"] == TOKEN_TEXT * 16
+
+
+def test_shutdown_aborts_after_its_limit_and_still_answers(fake: FakeEngine) -> None:
+    fake.paused.set()
+    with ThreadPoolExecutor(1) as pool:
+        with served(fake, options=ServeOptions(shutdown_limit_seconds=0.1)) as client:
+            running = pool.submit(httpx.post, f"{client.base_url}/v1/completions", json={"prompt": "a"})
+            wait_until(lambda: fake.running == 1, "the request runs")
+        assert running.result().status_code == 503
+        assert "shutting down" in running.result().json()["error"]["message"]
+    assert len(fake.aborted) == 1
+
+
+@contextmanager
+def fake_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "tests.engine.server.fake_process", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        yield process, ready.split(" on ")[1].split()[0]
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_the_process_of_a_dead_engine_exits_with_1_for_its_supervisor() -> None:
+    with fake_process("--fail") as (process, url):
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
+        assert httpx.get(f"{url}/health").status_code == 503
+        assert process.wait(20) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_with_0(number: signal.Signals) -> None:
+    with fake_process() as (process, url):
+        assert httpx.get(f"{url}/health").status_code == 200
+        os.kill(process.pid, number)
+        assert process.wait(20) == 0
