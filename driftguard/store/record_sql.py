@@ -52,11 +52,13 @@ STAGE_COPY = f"COPY record_stage ({', '.join(_STAGE)}) FROM STDIN (FORMAT BINARY
 # The ingest lock makes `fresh` exact: nobody else inserts between this look and the commit. The window of
 # days keeps the look to the partitions in question. seq is drawn after the sort, so in the order of arrival.
 INSERT_FRESH = f"""
-WITH fresh AS MATERIALIZED (
+WITH staged AS (
+  DELETE FROM record_stage RETURNING *
+), fresh AS MATERIALIZED (
   SELECT DISTINCT ON (record_id) *,
     CASE WHEN drafted > 0 THEN least(accepted * {ACCEPTANCE_BUCKETS} / drafted, {ACCEPTANCE_BUCKETS - 1}) END
       AS bucket
-  FROM record_stage s
+  FROM staged s
   WHERE NOT EXISTS (
     SELECT FROM records r
     WHERE r.record_id = s.record_id AND r.ended_at >= %(first)s AND r.ended_at < %(end)s)

@@ -10,7 +10,7 @@ from uuid import UUID
 from driftguard.records import AcceptanceRecord
 
 
-def make_records(count: int, *, seed: int = 0, segments: int = 4, **fixed: Any) -> list[AcceptanceRecord]:
+def make_records(count: int, *, seed: int = 0, segments: int = 4, **fixed: object) -> list[AcceptanceRecord]:
     """`count` records of the last minute; `fixed` overrides fields."""
     source = random.Random(seed)
     now = datetime.now(UTC)

@@ -1,0 +1,47 @@
+"""API keys: shown once, stored as digests, revoked for good."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from driftguard.errors import BadInput, Conflict, NotFound
+from driftguard.store.database import Database
+from driftguard.store.keys import create_key, has_keys, is_valid, list_keys, revoke_key
+
+
+def test_a_key_works_until_it_is_revoked(database: Database) -> None:
+    with database.session() as session:
+        assert not has_keys(session)
+        key = create_key(session, "engine")
+    with database.session() as session:
+        assert has_keys(session)
+        assert is_valid(session, key)
+        assert not is_valid(session, key + "x")
+        revoke_key(session, "engine")
+    with database.session() as session:
+        assert not is_valid(session, key)
+        assert not has_keys(session)
+        assert [(item.name, item.revoked_at is None) for item in list_keys(session)] == [("engine", False)]
+
+
+def test_the_key_itself_is_nowhere_in_the_database(database: Database) -> None:
+    with database.session() as session:
+        key = create_key(session, "engine")
+        stored = session.scalar(text("SELECT api_keys::text FROM api_keys"))
+    assert key.startswith("dg_")
+    assert len(key) >= 46
+    assert stored is not None
+    assert key.removeprefix("dg_") not in stored
+
+
+def test_names_are_checked(database: Database) -> None:
+    with database.session() as session:
+        create_key(session, "engine")
+        with pytest.raises(Conflict, match="'engine' already"):
+            create_key(session, "engine")
+        for name in ("", "  ", "x" * 101, "new\nline"):
+            with pytest.raises(BadInput, match="name"):
+                create_key(session, name)
+        with pytest.raises(NotFound, match="'nobody'"):
+            revoke_key(session, "nobody")
