@@ -1,0 +1,67 @@
+"""A real HTTP receiver that answers as told and remembers what came."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(slots=True)
+class Received:
+    """One request: its headers and its decoded body."""
+
+    path: str
+    headers: dict[str, str]
+    body: Any
+    answered: int
+
+
+@dataclass(slots=True)
+class Receiver:
+    """`status` is what it answers from now on."""
+
+    url: str
+    status: int = 200
+    received: list[Received] = field(default_factory=list)
+
+    def taken(self) -> list[Received]:
+        """What was answered with 2xx."""
+        return [item for item in self.received if item.answered < 300]
+
+
+@contextmanager
+def http_receiver(port: int = 0) -> Iterator[Receiver]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            receiver.received.append(Received(self.path, dict(self.headers), body, receiver.status))
+            self.send_response(receiver.status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    receiver = Receiver(f"http://127.0.0.1:{server.server_port}/hook")
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_seconds} s in vain: {what}"
+        time.sleep(0.02)

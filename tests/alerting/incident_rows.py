@@ -1,0 +1,70 @@
+"""An incident in the database, as the detector loop would have stored it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+from driftguard.store import incidents, notifications
+from driftguard.store.database import Database
+from driftguard.store.tables import Incident, Stream
+
+
+def add_stream(database: Database, draft_version: str = "v1") -> int:
+    now = datetime.now(UTC)
+    with database.session() as session:
+        stream = Stream(
+            server="chat",
+            target="target",
+            draft="draft",
+            draft_version=draft_version,
+            method="draft_model",
+            first_seen_at=now,
+            last_seen_at=now,
+        )
+        session.add(stream)
+        session.flush()
+        return stream.id
+
+
+def add_incident(
+    database: Database,
+    destinations: Sequence[str],
+    *,
+    stream_id: int | None = None,
+    severity: str = "critical",
+    opened_at: datetime | None = None,
+) -> UUID:
+    stream_id = stream_id or add_stream(database)
+    now = opened_at or datetime.now(UTC)
+    side = {"rate": 0.74, "low": 0.72, "high": 0.76, "requests": 400}
+    incident = Incident(
+        id=uuid4(),
+        stream_id=stream_id,
+        direction="down",
+        severity=severity,
+        opened_at=now,
+        opened_seq=500,
+        change_point_seq=440,
+        change_point_at=now - timedelta(minutes=5),
+        interval_start_at=now - timedelta(minutes=6),
+        interval_end_at=now - timedelta(minutes=4),
+        acceptance_before=0.74,
+        acceptance_after=0.58,
+        tokens_per_second_before=52.0,
+        tokens_per_second_after=40.0,
+        segments=[
+            {"segment": "german", "before": side, "after": {**side, "rate": 0.58}, "evidence": 1e6},
+        ],
+        evidence={"slowdown_measured": 0.23, "slowdown_formula": 0.21},
+    )
+    with database.session() as session:
+        incidents.open_incident(session, incident, "acceptance fell from 0.74 to 0.58")
+        notifications.announce(session, incident.id, destinations, "firing", now)
+    return incident.id
+
+
+def resolve(database: Database, incident_id: UUID) -> None:
+    with database.session() as session:
+        incidents.move(session, incident_id, "resolved", "acceptance is back", datetime.now(UTC))

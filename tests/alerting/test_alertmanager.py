@@ -1,0 +1,168 @@
+"""The Alertmanager sink: against receivers that stand in for peers, and against the real Alertmanager."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from driftguard.alerting.alertmanager import AlertmanagerSink, destinations
+from driftguard.metrics import Metrics
+from driftguard.store.database import Database
+from driftguard.store.tables import Notification
+from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
+from tests.alerting.incident_rows import add_incident, add_stream, resolve
+
+ALERTMANAGER = Path("/usr/bin/prometheus-alertmanager")
+
+
+def sink(database: Database, *peers: str) -> AlertmanagerSink:
+    return AlertmanagerSink(database, peers, "http://sidecar/", Metrics())
+
+
+def peer(receiver: Receiver) -> str:
+    return receiver.url.removesuffix("/hook")
+
+
+def notification(database: Database, event: str) -> Notification:
+    with database.session() as session:
+        return session.scalars(select(Notification).where(Notification.event == event)).one()
+
+
+def test_every_round_repeats_the_same_alert_with_a_later_end_even_from_a_new_process(
+    database: Database,
+) -> None:
+    opened_at = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+    with http_receiver() as receiver:
+        incident_id = add_incident(database, destinations([peer(receiver)]), opened_at=opened_at)
+        sink(database, peer(receiver)).send(opened_at + timedelta(seconds=1))
+        sink(database, peer(receiver)).send(opened_at + timedelta(seconds=31))
+    first, second = (item.body[0] for item in receiver.received)
+    assert receiver.received[0].path == "/api/v2/alerts"
+    assert first["labels"] == second["labels"]
+    assert first["labels"]["alertname"] == "DriftGuardAcceptanceDrift"
+    assert first["labels"]["severity"] == "critical"
+    assert first["startsAt"] == second["startsAt"] == "2026-03-01T12:00:00+00:00"
+    assert (first["endsAt"], second["endsAt"]) == ("2026-03-01T12:02:01+00:00", "2026-03-01T12:02:31+00:00")
+    assert first["generatorURL"] == f"http://sidecar/incidents/{incident_id}"
+    assert "german" in first["annotations"]["summary"]
+    assert first["annotations"]["runbook_url"] == "http://sidecar/runbooks/DriftGuardAcceptanceDrift"
+
+
+def test_a_resolution_reaches_a_peer_that_was_down_while_the_other_is_not_kept_waiting(
+    database: Database,
+) -> None:
+    with http_receiver() as up, http_receiver() as down:
+        peers = [peer(up), peer(down)]
+        incident_id = add_incident(database, destinations(peers))
+        now = datetime.now(UTC)
+        sink(database, *peers).send(now)
+        down.status = 503
+        resolve(database, incident_id)
+        sink(database, *peers).send(now + timedelta(seconds=30))
+        assert [item.body[0]["endsAt"] for item in up.received][-1] < (now + timedelta(minutes=1)).isoformat()
+
+        long_after = now + timedelta(hours=3)
+        sink(database, *peers).send(long_after)  # the first peer has long heard it
+        down.status = 200
+        sink(database, *peers).send(long_after + timedelta(seconds=30))
+        sink(database, *peers).send(long_after + timedelta(seconds=60))
+    assert len(up.received) == 2
+    assert len(down.taken()) == 2  # firing, and the resolution once it was back
+    resolved_at = down.taken()[-1].body[0]["endsAt"]
+    assert datetime.fromisoformat(resolved_at) < now + timedelta(minutes=1)
+
+
+def test_a_peer_that_fails_is_noted_with_its_reason(database: Database) -> None:
+    add_incident(database, destinations(["http://127.0.0.1:9"]))
+    sender = sink(database, "http://127.0.0.1:9")
+    assert sender.news()
+    sender.send(datetime.now(UTC))
+    row = notification(database, "firing")
+    assert row.delivered_at is None
+    assert "ConnectError" in (row.last_error or "")
+    assert not sender.news()  # from now on it waits for the next round like everything else
+
+
+def test_an_information_is_never_sent(database: Database) -> None:
+    with http_receiver() as receiver:
+        add_incident(database, [], severity="info")
+        sink(database, peer(receiver)).send(datetime.now(UTC))
+    assert receiver.received == []
+
+
+@contextmanager
+def real_alertmanager(directory: Path, hook: str) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = directory / "alertmanager.yml"
+    config.write_text(
+        "route: {receiver: hook, group_by: [alertname, incident], group_wait: 0s, group_interval: 1s,"
+        " repeat_interval: 1h}\n"
+        f"receivers: [{{name: hook, webhook_configs: [{{url: '{hook}', send_resolved: true}}]}}]\n"
+    )
+    command = [
+        str(ALERTMANAGER),
+        f"--config.file={config}",
+        f"--storage.path={directory / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    ]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: _answers(url), "Alertmanager to start")
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/-/ready").is_success
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.skipif(not ALERTMANAGER.exists(), reason="Debian's prometheus-alertmanager is not installed")
+def test_the_real_alertmanager_pages_once_and_resolves_once_over_a_restart(
+    database: Database, tmp_path: Path
+) -> None:
+    def statuses(incident_id: UUID) -> list[str]:
+        return [
+            item.body["status"]
+            for item in receiver.received
+            if item.body["commonLabels"]["incident"] == str(incident_id)
+        ]
+
+    with http_receiver() as receiver, real_alertmanager(tmp_path, receiver.url) as url:
+        first = add_incident(database, destinations([url]))
+        sink(database, url).send(datetime.now(UTC))
+        wait_until(lambda: statuses(first) == ["firing"], "the page")
+        restarted = sink(database, url)  # knows only what the database knows
+        restarted.send(datetime.now(UTC))
+        # A second incident passing through whole shows that the first one's repetition was considered.
+        second = add_incident(database, destinations([url]), stream_id=add_stream(database, "v2"))
+        restarted.send(datetime.now(UTC))
+        wait_until(lambda: statuses(second) == ["firing"], "the second page")
+        resolve(database, first)
+        restarted.send(datetime.now(UTC))
+        wait_until(lambda: statuses(first) == ["firing", "resolved"], "the resolution")
+        restarted.send(datetime.now(UTC))
+        resolve(database, second)
+        restarted.send(datetime.now(UTC))
+        wait_until(lambda: statuses(second) == ["firing", "resolved"], "the second resolution")
+        assert statuses(first) == ["firing", "resolved"]
+        labels = receiver.received[0].body["commonLabels"]
+        assert labels["alertname"] == "DriftGuardAcceptanceDrift"

@@ -1,0 +1,75 @@
+"""What Prometheus sees: names, bounded labels, one verdict per stream, and promtool's opinion."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+
+from driftguard.metrics import VERDICTS, Metrics
+from driftguard.records import StreamKey
+
+STREAM = StreamKey("chat", "target", "v1", "draft_model")
+LABELS = {"server": "chat", "target": "target", "draft_version": "v1", "method": "draft_model"}
+
+
+@dataclass(slots=True)
+class Counts:
+    records: int = 2
+    steps: int = 30
+    drafted: int = 120
+    accepted: int = 80
+    emitted: int = 110
+
+
+def filled() -> Metrics:
+    metrics = Metrics()
+    metrics.count_traffic(STREAM, "german", "request", Counts())
+    metrics.set_verdict(STREAM, "steady", {"german": 0.7})
+    metrics.set_verdict(STREAM, "degraded", {"german": 0.7})
+    metrics.set_open_incidents([("critical", "down", 1)])
+    metrics.ingest_records.labels("accepted").inc()
+    metrics.notifications.labels("webhook", "firing", "delivered").inc()
+    metrics.retrain_runs.labels("chat", "target", "promoted").inc()
+    return metrics
+
+
+def test_acceptance_is_a_ratio_of_two_counters_with_the_same_labels() -> None:
+    registry = filled().registry
+    labels = {**LABELS, "segment": "german", "kind": "request"}
+    assert registry.get_sample_value("driftguard_accepted_tokens_total", labels) == 80
+    assert registry.get_sample_value("driftguard_draft_tokens_total", labels) == 120
+    assert registry.get_sample_value("driftguard_emitted_tokens_total", labels) == 110
+    assert registry.get_sample_value("driftguard_steps_total", labels) == 30
+    assert registry.get_sample_value("driftguard_records_total", labels) == 2
+
+
+def test_exactly_one_verdict_holds_and_it_is_the_newest() -> None:
+    registry = filled().registry
+    values = {
+        verdict: registry.get_sample_value("driftguard_stream_verdict", {**LABELS, "verdict": verdict})
+        for verdict in VERDICTS
+    }
+    assert {verdict for verdict, value in values.items() if value} == {"degraded"}
+
+
+def test_an_incident_that_ended_is_no_longer_counted() -> None:
+    metrics = filled()
+    metrics.set_open_incidents([])
+    labels = {"severity": "critical", "direction": "down"}
+    assert metrics.registry.get_sample_value("driftguard_incidents_open", labels) == 0
+
+
+def test_there_are_no_created_series() -> None:
+    assert not re.search(rb"^driftguard\w+_created", filled().exposition(), re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_has_nothing_to_say() -> None:
+    found = subprocess.run(
+        ["promtool", "check", "metrics"], input=filled().exposition(), capture_output=True, check=False
+    )
+    assert (found.returncode, found.stdout + found.stderr) == (0, b"")
