@@ -41,7 +41,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run the sidecar: ingest, detection, incidents, alerts, retraining, status page."""
-    from driftguard.serve import run_sidecar
+    from driftguard.app import run_sidecar
 
     run_sidecar(load_settings(config, host=host, port=port, data_dir=data_dir))
 
@@ -84,14 +84,18 @@ def retrain(
     force: Annotated[
         bool, typer.Option("--force", help="Retrain even when no incident calls for it.")
     ] = False,
+    traffic: Annotated[
+        Path | None,
+        typer.Option(help="JSON Lines of token ids to learn from, instead of captured traffic."),
+    ] = None,
 ) -> None:
     """Retrain, gate and promote once; for cron or a timer.
 
     Exit code: 0 promoted, 3 nothing to do, 4 rejected by the gate, 1 failed. The reason is printed.
     """
-    from driftguard.serve import run_retraining
+    from driftguard.app import run_retraining
 
-    raise typer.Exit(run_retraining(load_settings(config), server=server, force=force))
+    raise typer.Exit(run_retraining(load_settings(config), server=server, force=force, traffic=traffic))
 
 
 @app.command()
@@ -155,9 +159,9 @@ def settings(config: Config = None) -> None:
 @database_commands.command("upgrade")
 def database_upgrade(config: Config = None) -> None:
     """Bring the database's tables to this version's."""
-    from driftguard.serve import upgrade_database
+    from driftguard.app import upgrade_database
 
-    typer.echo(f"database at revision {upgrade_database(load_settings(config))}")
+    typer.echo(f"{upgrade_database(load_settings(config))}: tables are up to date")
 
 
 @key_commands.command("create")
@@ -165,8 +169,8 @@ def key_create(
     name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None
 ) -> None:
     """Make a key and print it once; only its hash is stored."""
-    from driftguard.api.auth import create_key
-    from driftguard.serve import open_database
+    from driftguard.app import open_database
+    from driftguard.store.keys import create_key
 
     with open_database(load_settings(config)) as database, database.session() as session:
         typer.echo(create_key(session, name))
@@ -175,8 +179,8 @@ def key_create(
 @key_commands.command("list")
 def key_list(config: Config = None) -> None:
     """Names of the keys, since when, and whether revoked."""
-    from driftguard.api.auth import list_keys
-    from driftguard.serve import open_database
+    from driftguard.app import open_database
+    from driftguard.store.keys import list_keys
 
     with open_database(load_settings(config)) as database, database.session() as session:
         for key in list_keys(session):
@@ -187,8 +191,8 @@ def key_list(config: Config = None) -> None:
 @key_commands.command("revoke")
 def key_revoke(name: str, config: Config = None) -> None:
     """Refuse this key from now on."""
-    from driftguard.api.auth import revoke_key
-    from driftguard.serve import open_database
+    from driftguard.app import open_database
+    from driftguard.store.keys import revoke_key
 
     with open_database(load_settings(config)) as database, database.session() as session:
         revoke_key(session, name)

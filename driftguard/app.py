@@ -1,0 +1,276 @@
+"""The composition root: the one place that knows every part of the sidecar and wires them together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import procrastinate
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from driftguard.alerting import alertmanager, webhook
+from driftguard.alerting.loop import AlertLoop
+from driftguard.api import captures, drafts, health, incidents, ingest, page, retraining, status
+from driftguard.api.auth import refuse_open_bind
+from driftguard.api.context import Context
+from driftguard.api.ingest_queue import IngestQueue
+from driftguard.api.problems import install_problem_handlers
+from driftguard.detection import DetectorConfig
+from driftguard.errors import BadSettings, DatabaseUnavailable
+from driftguard.metrics import Metrics
+from driftguard.pipeline import Pipeline
+from driftguard.retraining.jobs import NAMESPACE, QUEUE, RetrainingJobs
+from driftguard.retraining.run import retrain
+from driftguard.retraining.watching import watch_promoted
+from driftguard.settings import Settings
+from driftguard.store import embedded, jobs, keys, partitions
+from driftguard.store.database import Database
+
+MAINTENANCE_SECONDS = 3_600.0
+WEBHOOK_NAMESPACE = webhook.TASK.partition(":")[0]
+WORKER_PAUSE_SECONDS = 2.0
+DUE_SECONDS = 2.0  # between two looks for retrainings that are due
+STOP_SECONDS = 10
+log = structlog.get_logger(__name__)
+
+
+@contextmanager
+def open_database(settings: Settings) -> Iterator[Database]:
+    """The configured database, or the embedded one, with its schema checked.
+
+    The embedded database is ours, so it is brought to this version's schema by itself; a server that
+    somebody else runs is left alone. Raises BadSettings, DatabaseUnavailable.
+    """
+    with embedded.database_url(settings) as url:
+        database = Database.open(url)
+        try:
+            if settings.database_url is None:
+                database.upgrade()
+            database.check_schema()
+            yield database
+        finally:
+            database.close()
+
+
+def upgrade_database(settings: Settings) -> str:
+    """Runs the missing migrations; says where. Raises BadSettings, DatabaseUnavailable."""
+    with embedded.database_url(settings) as url:
+        database = Database.open(url)
+        try:
+            database.upgrade()
+            return database.place
+        finally:
+            database.close()
+
+
+def detector_config(settings: Settings) -> DetectorConfig:
+    return DetectorConfig(
+        false_alarm_every=settings.detection.false_alarm_minimum_requests,
+        false_alarm_days=settings.detection.false_alarm_days,
+        minimum_drop=settings.detection.minimum_drop,
+        ignore=settings.detection.ignore,
+    )
+
+
+class Sidecar:
+    """Every part of one running sidecar. `start` and `stop` are called once each."""
+
+    def __init__(self, settings: Settings, database: Database, external_url: str) -> None:
+        self.settings = settings
+        self.database = database
+        self.metrics = Metrics()
+        self._stopping = threading.Event()
+        peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
+        self.pipeline = Pipeline(
+            database,
+            detector_config(settings),
+            self.metrics,
+            destinations=[*alertmanager.destinations(peers), *webhook.destinations(hooks)],
+            after_fold=[watch_promoted],
+        )
+        self.ingest = IngestQueue(
+            database,
+            metrics=self.metrics,
+            max_queued_records=settings.ingest.max_queued_records,
+            on_commit=self.pipeline.wake,
+        )
+        self._webhooks = webhook.WebhookSink(database, hooks, external_url, self.metrics)
+        self._alertmanagers = alertmanager.AlertmanagerSink(database, peers, external_url, self.metrics)
+        self._retraining = RetrainingJobs(database, settings, self._stopping.is_set)
+        self._deferring = self._job_app(jobs.deferring_connector(database))
+        self._alerts = AlertLoop(self._deferring, self._webhooks, self._alertmanagers)
+        self._chores = threading.Thread(target=self._do_chores, name="chores", daemon=True)
+
+    def _job_app(self, connector: procrastinate.BaseConnector) -> procrastinate.App:
+        app = procrastinate.App(connector=connector)
+        app.add_tasks_from(self._webhooks.blueprint, namespace=WEBHOOK_NAMESPACE)
+        app.add_tasks_from(self._retraining.blueprint, namespace=NAMESPACE)
+        return app
+
+    def start(self) -> None:
+        self._deferring.open()
+        self._maintain()  # today's partition must exist before the first record
+        self.ingest.start()
+        self.pipeline.start()
+        self._alerts.start()
+        self._chores.start()
+
+    def stop(self) -> None:
+        """What was acknowledged is stored; what was folded is committed; the rest begins again."""
+        self.stop_soon()
+        self.ingest.stop()
+        self.pipeline.stop()
+        self._alerts.stop()
+        self._chores.join()
+        self._deferring.close()
+
+    async def work(self) -> None:
+        """Runs the jobs until cancelled, through any failure of the database."""
+        while True:
+            try:
+                await self._run_workers()
+            except Exception:
+                log.exception("the job workers failed and start again", seconds=WORKER_PAUSE_SECONDS)
+            await asyncio.sleep(WORKER_PAUSE_SECONDS)
+
+    async def _run_workers(self) -> None:
+        app = self._job_app(jobs.worker_connector(self.database))
+        async with app.open_async():
+            run = partial(app.run_worker_async, install_signal_handlers=False, delete_jobs="successful")
+            # Retraining has a worker of its own, because a job takes minutes and a page must not wait for it.
+            await asyncio.gather(
+                run(queues=[webhook.QUEUE], name="notifications", concurrency=2),
+                run(queues=[QUEUE], name="retraining", concurrency=1),
+            )
+
+    def stop_soon(self) -> None:
+        """A training process that runs is told to end."""
+        self._stopping.set()
+
+    def request_retraining(self, server: str | None, *, force: bool) -> int:
+        return self._retraining.request(self._deferring, server, force=force)
+
+    def _do_chores(self) -> None:
+        """Small things that recur: partitions and retention every hour, due retrainings every few seconds."""
+        since_maintenance = 0.0
+        while not self._stopping.wait(DUE_SECONDS):
+            self._attempt(lambda: self._retraining.defer_due(self._deferring))
+            since_maintenance += DUE_SECONDS
+            if since_maintenance >= MAINTENANCE_SECONDS:
+                since_maintenance = 0.0
+                self._attempt(self._maintain)
+
+    def _attempt(self, chore: Callable[[], None]) -> None:
+        try:
+            chore()
+        except DatabaseUnavailable as error:
+            log.warning("chore waits for the database", error=str(error))
+        except Exception:
+            log.exception("chore failed and will be tried again")
+
+    def _maintain(self) -> None:
+        with self.database.session() as session:
+            done = partitions.maintain(session, datetime.now(UTC), self.settings.retention)
+        if done.created or done.dropped:
+            log.info("partitions maintained", created=len(done.created), dropped=len(done.dropped))
+
+
+def create_app(sidecar: Sidecar) -> FastAPI:
+    """The HTTP application of a sidecar; starting and stopping it starts and stops the sidecar."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(sidecar.start)
+        worker = asyncio.create_task(sidecar.work(), name="jobs")
+        try:
+            yield
+        finally:
+            sidecar.stop_soon()
+            worker.cancel()
+            await asyncio.gather(worker, return_exceptions=True)
+            await asyncio.to_thread(sidecar.stop)
+
+    app = FastAPI(
+        title="DriftGuard",
+        description="Watches the acceptance of speculative decoding.",
+        lifespan=lifespan,
+        docs_url=None,  # Swagger's page loads its scripts from a CDN
+        redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+    )
+    app.state.context = Context(sidecar.settings, sidecar.database, sidecar.ingest, sidecar.metrics)
+    app.state.request_retraining = sidecar.request_retraining
+    install_problem_handlers(app)
+    for module in (ingest, captures, status, incidents, drafts, retraining, health, page):
+        app.include_router(module.router)
+    return app
+
+
+def run_sidecar(settings: Settings) -> None:
+    """Serves until SIGTERM or Ctrl-C.
+
+    Raises BadSettings (port in use, reachable by others without a key), DatabaseUnavailable.
+    """
+    _configure_logging(settings.log_level)
+    with _bind(settings) as listener, open_database(settings) as database:
+        with database.session() as session:
+            refuse_open_bind(settings.host, has_keys=keys.has_keys(session))
+        url = f"http://{settings.host}:{listener.getsockname()[1]}"
+        sidecar = Sidecar(settings, database, settings.alerting.external_url or url)
+        config = uvicorn.Config(
+            create_app(sidecar), log_config=None, access_log=False, timeout_graceful_shutdown=STOP_SECONDS
+        )
+        print(f"sidecar ready on {url} ({database.place})", flush=True)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def _bind(settings: Settings) -> Iterator[socket.socket]:
+    """Before anything else starts, so that a port in use is told at once."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((settings.host, settings.port))
+        except OSError as error:
+            raise BadSettings(
+                f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+                "choose another with --port"
+            ) from None
+        yield listener
+
+
+def _configure_logging(level: str) -> None:
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+    )
+    logging.basicConfig(level=max(logging.WARNING, getattr(logging, level.upper())))
+
+
+def run_retraining(settings: Settings, *, server: str | None, force: bool, traffic: Path | None) -> int:
+    """The nightly job: one retraining; prints how it goes and ends, returns the exit code.
+
+    Raises BadSettings (no such engine), BadInput (the traffic file), DatabaseUnavailable.
+    """
+    _configure_logging(settings.log_level)
+    with open_database(settings) as database:
+        outcome = retrain(
+            database,
+            settings,
+            server=server,
+            trigger="nightly",
+            force=force,
+            traffic=traffic,
+            on_progress=lambda progress: print(f"{progress.stage}: {progress.detail}", flush=True),
+        )
+    print(f"{outcome.state}: {outcome.reason}")
+    return outcome.exit_code
