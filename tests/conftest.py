@@ -21,6 +21,7 @@ def postgres_server() -> Iterator[str]:
     directory = Path(tempfile.mkdtemp(prefix="driftguard-test-"))
     try:
         with start_embedded(directory) as url:
+            stop_syncing(url)
             yield url
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -51,6 +52,14 @@ def database(database_url: str) -> Iterator[Database]:
     opened = Database.open(database_url)
     yield opened
     opened.close()
+
+
+def stop_syncing(server_url: str) -> None:
+    """No test pulls the plug: what a killed process leaves is in the operating system's hands already."""
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        for name in ("fsync", "full_page_writes", "synchronous_commit"):
+            connection.execute(f"ALTER SYSTEM SET {name} = off")
+        connection.execute("SELECT pg_reload_conf()")
 
 
 def fresh_database(server_url: str, template: str = "template1") -> Iterator[str]:

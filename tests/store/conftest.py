@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from driftguard.store.embedded import start_embedded
+from tests.conftest import stop_syncing
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
@@ -24,6 +25,7 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
     server = start_embedded if request.param == "embedded" else debian_15
     try:
         with server(directory) as url:
+            stop_syncing(url)
             yield url
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -48,7 +50,7 @@ def debian_15(directory: Path) -> Iterator[str]:
         )
 
     run("initdb", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(data))
-    arguments = f"-F -c listen_addresses= -c unix_socket_directories={directory}"
+    arguments = f"-c listen_addresses= -c unix_socket_directories={directory}"
     run("pg_ctl", "-w", "-D", str(data), "-l", str(directory / "log"), "-o", arguments, "start")
     try:
         yield f"postgresql://postgres@/postgres?host={directory}"
