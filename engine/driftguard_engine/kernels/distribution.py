@@ -86,7 +86,8 @@ def inverse_cdf(mass: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _weights(logits: Tensor, peak: Tensor, temperature: Tensor) -> Tensor:
-    return (logits - peak).div_(temperature.to(logits.dtype).reshape(-1, 1, 1)).exp_()
+    # Contiguous, because the order in which sums add follows the memory's layout.
+    return (logits - peak).contiguous().div_(temperature.to(logits.dtype).reshape(-1, 1, 1)).exp_()
 
 
 def _kept(logits: Tensor, shaping: Shaping) -> Tensor:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from driftguard_engine.verify import VerifyResult, sample_draft, verify_chain
 from scipy import stats
 from torch import Tensor
-
-from driftguard_engine.verify import VerifyResult, sample_draft, verify_chain
 
 ALPHA = 1e-4  # chance that a correct verifier fails one check; seeds are fixed, so it fails always or never
 Verifier = Callable[..., VerifyResult]
@@ -62,7 +61,9 @@ def law_of(logits: list[float], temperature: float, top_k: int, top_p: float) ->
     if top_p < 1:
         total = math.fsum(weight[token] for token in order)
         before = [math.fsum(weight[token] for token in order[:place]) for place in range(len(order))]
-        order = [token for token, held in zip(order, before, strict=True) if held == 0 or held < top_p * total]
+        order = [
+            token for token, held in zip(order, before, strict=True) if held == 0 or held < top_p * total
+        ]
     total = math.fsum(weight[token] for token in order)
     return [weight[token] / total if token in order else 0.0 for token in range(len(logits))]
 
@@ -131,11 +132,15 @@ def counts_of(result: VerifyResult) -> dict[tuple[int, ...], int]:
     """How often each run of tokens was emitted; refuses results that contradict themselves."""
     assert torch.equal(result.emitted, result.accepted + 1)
     assert torch.equal((result.tokens >= 0).sum(1), result.emitted)
-    runs, counts = result.tokens.unique(dim=0, return_counts=True)
     return {
-        tuple(token for token in run if token >= 0): count
-        for run, count in zip(runs.tolist(), counts.tolist(), strict=True)
+        tuple(token for token in run if token >= 0): count for run, count in runs_of(result.tokens).items()
     }
+
+
+def runs_of(tokens: Tensor) -> dict[tuple[int, ...], int]:
+    """How often each row of [B, S] occurs."""
+    runs, counts = np.unique(tokens.numpy(), axis=0, return_counts=True)
+    return dict(zip(map(tuple, runs.tolist()), counts.tolist(), strict=True))
 
 
 def assert_law(counts: dict[tuple[int, ...], int], law: Law, context: str) -> None:
@@ -160,7 +165,9 @@ def assert_law(counts: dict[tuple[int, ...], int], law: Law, context: str) -> No
     if len(observed) == 1:  # one outcome is certain, and only it was seen
         return
     fit = stats.chisquare(observed, expected * (total / expected.sum()))
-    assert fit.pvalue > ALPHA, f"{context}: chi-square {fit.statistic:.1f} on {len(observed) - 1} df, p={fit.pvalue:.2g}"
+    assert fit.pvalue > ALPHA, (
+        f"{context}: chi-square {fit.statistic:.1f} on {len(observed) - 1} df, p={fit.pvalue:.2g}"
+    )
 
 
 def assert_lossless(
@@ -181,7 +188,7 @@ def assert_lossless(
 
     first = result.tokens[:, 0].bincount(minlength=case.size).tolist()
     p = law_of(case.target[0, 0].tolist(), case.temperature, case.top_k, case.top_p)
-    counted = {(token,): count for token, count in enumerate(first) if count}
+    counted: dict[tuple[int, ...], int] = {(token,): count for token, count in enumerate(first) if count}
     assert_law(counted, {(token,): chance for token, chance in enumerate(p)}, f"first token, {context}")
 
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-
 from driftguard_engine.verify import sample_draft, verify_chain
+
 from tests.engine.verify.laws import (
     Law,
     Scenario,
@@ -17,6 +17,7 @@ from tests.engine.verify.laws import (
     draw,
     exact_law,
     law_of,
+    runs_of,
     scenario,
 )
 
@@ -29,8 +30,12 @@ CASES = {
     "top-k 3": scenario(8, 2, seed=4, top_k=3),
     "top-p 0.8": scenario(8, 2, seed=5, top_p=0.8),
     "all three": scenario(8, 3, seed=6, temperature=0.8, top_k=5, top_p=0.85),
-    "draft equals target": dataclasses.replace(scenario(5, 2, seed=7), draft=scenario(5, 2, seed=7).target[:-1]),
-    "draft opposes target": dataclasses.replace(scenario(5, 2, seed=8), draft=-2 * scenario(5, 2, seed=8).target[:-1]),
+    "draft equals target": dataclasses.replace(
+        scenario(5, 2, seed=7), draft=scenario(5, 2, seed=7).target[:-1]
+    ),
+    "draft opposes target": dataclasses.replace(
+        scenario(5, 2, seed=8), draft=-2 * scenario(5, 2, seed=8).target[:-1]
+    ),
 }
 
 
@@ -69,16 +74,14 @@ def test_ragged_lengths_and_no_drafts_in_one_batch() -> None:
 
 
 def test_whole_sequences_follow_the_target() -> None:
-    """Steps in a row with one seed: positions whose drafts were rejected are drafted again, with the same noise."""
+    """Step after step with one seed: a position behind a rejection is drafted again, with the same noise."""
     case = scenario(4, 2, seed=12, temperature=0.8)
     stationary = dataclasses.replace(
         case, target=case.target[1:2].expand(3, -1, -1), draft=case.draft[1:2].expand(2, -1, -1)
     )
     rows, wanted = 150_000, 4
     sequences = generate(stationary, rows, wanted)
-    runs, counts = sequences.unique(dim=0, return_counts=True)
-    counted = {tuple(run): count for run, count in zip(runs.tolist(), counts.tolist(), strict=True)}
-    assert_law(counted, chain_law(stationary, wanted), f"sequences of {wanted}, seeds 0..{rows}")
+    assert_law(runs_of(sequences), chain_law(stationary, wanted), f"sequences of {wanted}, seeds 0..{rows}")
 
 
 def test_greedy_equals_the_targets_own_greedy_run() -> None:
@@ -115,7 +118,12 @@ def generate(case: Scenario, rows: int, wanted: int) -> torch.Tensor:
             logits.append(case.target[step + 1, token])
         lengths = torch.full((rows,), drafted)
         result = verify_chain(
-            torch.stack(logits, 1), torch.stack(draft_logits, 1), torch.stack(tokens, 1), lengths, *settings, position
+            torch.stack(logits, 1),
+            torch.stack(draft_logits, 1),
+            torch.stack(tokens, 1),
+            lengths,
+            *settings,
+            position,
         )
         going = position < wanted
         for step in range(drafted + 1):

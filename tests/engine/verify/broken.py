@@ -1,0 +1,131 @@
+"""A second verifier, written plainly, that can be told to make one known mistake of speculative engines.
+
+Without a mistake it is an independent implementation of the same rule on the same random numbers, so it
+must emit exactly the engine's tokens. With one, the checkers of `laws` must notice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from driftguard_engine.kernels import philox
+from driftguard_engine.verify import VerifyResult
+from torch import Tensor
+
+Mistake = Literal[
+    "none",
+    "accept shares the draft's noise",
+    "residual shares the draft's noise",
+    "residual shares the draft's gumbel noise",
+    "residual from p",
+    "q before top-k, p after",
+    "acceptance x 1.02",
+    "draft law dropped",
+]
+
+
+def softmax(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """[B, V] -> float64 [B, V], by a stable sort of everything."""
+    p = (logits.double() / temperature.double().unsqueeze(1)).softmax(-1)
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    ranked = p.gather(1, order)
+    top_k = top_k.where(top_k > 0, logits.shape[-1])
+    ranked = ranked * (torch.arange(logits.shape[-1]) < top_k.unsqueeze(1))
+    before = ranked.cumsum(-1) - ranked
+    outside = (before >= top_p.double().unsqueeze(1) * ranked.sum(-1, keepdim=True)) & (top_p < 1).unsqueeze(
+        1
+    )
+    outside[:, 0] = False
+    ranked = ranked.masked_fill(outside, 0)
+    return torch.zeros_like(p).scatter_(1, order, ranked / ranked.sum(-1, keepdim=True))
+
+
+def pick(law: Tensor, uniform: Tensor) -> Tensor:
+    cumulative = law.cumsum(-1)
+    return (cumulative <= uniform.unsqueeze(1) * cumulative[:, -1:]).sum(-1).clamp(max=law.shape[-1] - 1)
+
+
+def gumbel_pick(law: Tensor, seed: Tensor, position: Tensor) -> Tensor:
+    cell = position.unsqueeze(1) * law.shape[-1] + torch.arange(law.shape[-1])
+    return (law.log() - (-philox.uniforms(seed.unsqueeze(1), cell, philox.DRAFT).log()).log()).argmax(-1)
+
+
+def gumbel_sampler(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor, position: Tensor
+) -> Tensor:
+    """Sound on its own: exactly q, by the Gumbel maximum."""
+    return gumbel_pick(softmax(logits, temperature, top_k, top_p), seed, position)
+
+
+def argmax_sampler(logits: Tensor, *_: Tensor) -> Tensor:
+    """The mistake of drafting greedily while the verifier believes in a soft q."""
+    return logits.argmax(-1)
+
+
+@dataclass(frozen=True)
+class PlainVerifier:
+    """Called as `verify_chain`; temperatures must be positive, token ids valid."""
+
+    mistake: Mistake = "none"
+
+    def __call__(
+        self,
+        target_logits: Tensor,
+        draft_logits: Tensor,
+        draft_tokens: Tensor,
+        draft_lengths: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        seed: Tensor,
+        position: Tensor,
+    ) -> VerifyResult:
+        rows, steps, _ = target_logits.shape
+        tokens = torch.full((rows, steps), -1)
+        accepted = torch.zeros(rows, dtype=torch.int64)
+        going = torch.ones(rows, dtype=torch.bool)
+        unfiltered = (temperature, torch.zeros_like(top_k), torch.ones_like(top_p))
+        before_filters = self.mistake == "q before top-k, p after"
+        for step in range(steps):
+            p = softmax(target_logits[:, step], temperature, top_k, top_p)
+            own = p
+            offered = going & (step < draft_lengths)
+            passed = torch.zeros_like(going)
+            if step < steps - 1:
+                shaping = unfiltered if before_filters else (temperature, top_k, top_p)
+                q = softmax(draft_logits[:, step], *shaping)
+                token = draft_tokens[:, step]
+                passed = offered & self._passes(p, q, token, seed, position + step)
+                own = self._residual(p, q, token).where((offered & ~passed).unsqueeze(1), p)
+                tokens[:, step] = token.where(passed, tokens[:, step])
+            ending = going & ~passed
+            tokens[:, step] = self._own(own, seed, position + step).where(ending, tokens[:, step])
+            accepted += passed
+            going = passed
+        return VerifyResult(tokens, accepted, accepted + 1)
+
+    def _passes(self, p: Tensor, q: Tensor, token: Tensor, seed: Tensor, position: Tensor) -> Tensor:
+        shared = self.mistake == "accept shares the draft's noise"
+        uniform = philox.uniforms(seed, position, philox.DRAFT if shared else philox.ACCEPT)
+        p_token, q_token = (law.gather(1, token.unsqueeze(1)).squeeze(1) for law in (p, q))
+        if self.mistake == "acceptance x 1.02":
+            p_token = 1.02 * p_token
+        if self.mistake == "draft law dropped":
+            q_token = torch.ones_like(q_token)
+        return uniform * q_token < p_token
+
+    def _residual(self, p: Tensor, q: Tensor, token: Tensor) -> Tensor:
+        if self.mistake == "residual from p":
+            return p
+        if self.mistake == "draft law dropped":
+            return p.scatter(1, token.unsqueeze(1), 0.0)
+        residual = (p - q).clamp(min=0)
+        return residual.where(residual.sum(-1, keepdim=True) > 0, p)
+
+    def _own(self, law: Tensor, seed: Tensor, position: Tensor) -> Tensor:
+        if self.mistake == "residual shares the draft's gumbel noise":
+            return gumbel_pick(law, seed, position)
+        shared = self.mistake == "residual shares the draft's noise"
+        return pick(law, philox.uniforms(seed, position, philox.DRAFT if shared else philox.RESIDUAL))

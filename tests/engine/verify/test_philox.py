@@ -1,0 +1,68 @@
+"""The random numbers: published known answers, separate streams, sound uniforms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from driftguard_engine.kernels import philox
+from scipy import stats
+
+# Random123 (Salmon et al. 2011), kat_vectors, philox4x32 with 10 rounds: counter, key, answer.
+KNOWN_ANSWERS = [
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
+
+
+def column(text: str) -> philox.Words:
+    return np.array(words(text), dtype=np.uint32).reshape(-1, 1)
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
+def test_published_vectors(counter: str, key: str, answer: str) -> None:
+    assert philox.philox4x32(column(counter), column(key))[:, 0].tolist() == words(answer)
+
+
+def test_rows_are_computed_apart() -> None:
+    counter, key, answer = (
+        np.hstack([column(text) for text in texts]) for texts in zip(*KNOWN_ANSWERS, strict=True)
+    )
+    assert np.array_equal(philox.philox4x32(counter, key), answer)
+
+
+def test_uniform_is_built_from_the_documented_counter_and_key() -> None:
+    seed, position, purpose = -(2**63) + 12345678901, (7 << 32) + 9, 3
+    counter = np.array([[9], [7], [purpose], [0]], dtype=np.uint32)
+    key = np.array([[seed & 0xFFFFFFFF], [(seed >> 32) & 0xFFFFFFFF]], dtype=np.uint32)
+    first, second = philox.philox4x32(counter, key)[:2, 0].tolist()
+    expected = ((first << 32 | second) >> 11) / 2**53
+    assert philox.uniforms(torch.tensor([seed]), torch.tensor([position]), purpose).tolist() == [expected]
+
+
+def test_streams_differ_by_seed_position_and_purpose() -> None:
+    seed = torch.tensor([1, 1, 1, 2, 1 + (1 << 32), 1])
+    position = torch.tensor([5, 6, 5, 5, 5, 5 + (1 << 32)])
+    drawn = philox.uniforms(seed, position, [1, 1, 2, 1, 1, 1])
+    assert len(set(drawn.tolist())) == 6
+
+
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_uniform_and_uncorrelated_between_purposes(vary: str) -> None:
+    count = 100_000
+    index, fixed = torch.arange(count), torch.full((count,), 42)
+    seed, position = (index, fixed) if vary == "seed" else (fixed, index)
+    draws = [
+        philox.uniforms(seed, position, purpose).numpy()
+        for purpose in (philox.DRAFT, philox.ACCEPT, philox.RESIDUAL)
+    ]
+    for drawn in draws:
+        assert stats.kstest(drawn, "uniform").pvalue > 1e-4
+        assert stats.pearsonr(drawn[:-1], drawn[1:]).pvalue > 1e-4  # neighbours
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert stats.pearsonr(draws[one], draws[other]).pvalue > 1e-4

@@ -1,0 +1,79 @@
+"""The known mistakes of speculative engines, planted on purpose: the checkers of `laws` catch every one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from driftguard_engine.kernels.distribution import Shaping, distribution
+from driftguard_engine.verify import sample_draft, verify_chain
+from torch import Tensor
+
+from tests.engine.verify.broken import Mistake, PlainVerifier, argmax_sampler, gumbel_sampler
+from tests.engine.verify.laws import Sampler, Scenario, assert_lossless, assert_precise, draw, scenario
+
+ROWS = 200_000
+SEED = 20270
+MISTAKES = [mistake for mistake in get_args(Mistake) if mistake != "none"]
+
+
+def case_for(mistake: Mistake) -> Scenario:
+    if mistake == "acceptance x 1.02":
+        # p = (.45, .55) under q = (.9, .1): 0.9% of all rows move from one cell to another. At 600,000 rows
+        # the statistic is expected at 220 on 4 degrees of freedom, with a spread of 30; 24 fails.
+        target = torch.tensor([0.45, 0.55]).log().expand(2, 2, 2)
+        return Scenario(target, torch.tensor([0.9, 0.1]).log().expand(1, 2, 2))
+    if mistake == "q before top-k, p after":
+        return scenario(6, 2, seed=21, top_k=3)
+    return scenario(5, 2, seed=22)
+
+
+def sampler_for(mistake: Mistake) -> Sampler:
+    return gumbel_sampler if mistake == "residual shares the draft's gumbel noise" else sample_draft
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_checker_catches(mistake: Mistake) -> None:
+    case, sampler = case_for(mistake), sampler_for(mistake)
+    rows = 600_000 if mistake == "acceptance x 1.02" else ROWS
+    # The same case, sampler, rows and seed pass with the engine's verifier, so it is the mistake that fails.
+    assert_lossless(case, rows=rows, seed=SEED, sample=sampler)
+    with pytest.raises(AssertionError, match=r"chi-square|rules out"):
+        assert_lossless(case, rows=rows, seed=SEED, verify=PlainVerifier(mistake), sample=sampler)
+
+
+def test_checker_catches_a_greedy_draft_with_a_soft_q() -> None:
+    with pytest.raises(AssertionError, match=r"chi-square|rules out"):
+        assert_lossless(scenario(5, 2, seed=22), rows=ROWS, seed=SEED, sample=argmax_sampler)
+
+
+def test_probabilities_in_bfloat16_are_caught_and_the_engines_are_exact() -> None:
+    def engine(logits: Tensor, temperature: float) -> Tensor:
+        rows = len(logits)
+        shaping = Shaping(
+            torch.full((rows,), temperature), torch.zeros(rows, dtype=torch.long), torch.ones(rows)
+        )
+        law = distribution(logits.unsqueeze(1), shaping)
+        return law.at_step(torch.zeros(rows, dtype=torch.int64))
+
+    def rounded(logits: Tensor, temperature: float) -> Tensor:
+        return engine(logits, temperature).bfloat16()
+
+    assert_precise(engine, seed=SEED)
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_precise(rounded, seed=SEED)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (4, 1.0), (0, 0.83), (5, 0.83)])
+def test_plain_verifier_without_a_mistake_emits_the_same_tokens(
+    temperature: float, top_k: int, top_p: float
+) -> None:
+    case = replace(scenario(9, 3, seed=23), temperature=temperature, top_k=top_k, top_p=top_p)
+    seed, position = torch.arange(20_000), torch.full((20_000,), 5)
+    engine = draw(case, 20_000, seed, position, verify=verify_chain)
+    plain = draw(case, 20_000, seed, position, verify=PlainVerifier())
+    assert torch.equal(engine.tokens, plain.tokens)
+    assert torch.equal(engine.accepted, plain.accepted)
