@@ -1,0 +1,36 @@
+"""A whole sidecar on a test's database, served over real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from driftguard.app import Sidecar, create_app
+from driftguard.records import AcceptanceRecord, encode_record
+from driftguard.settings import Settings
+from driftguard.store.database import Database
+from tests.api.ingest_server import serving
+
+
+@contextmanager
+def running_sidecar(
+    database: Database, data_dir: Path, webhook_urls: Sequence[str] = ()
+) -> Iterator[httpx.Client]:
+    settings = Settings.model_validate(
+        {
+            "data_dir": data_dir,
+            "alerting": {"webhook_urls": list(webhook_urls)},
+            "detection": {"minimum_drop": 0.1, "false_alarm_days": 1},
+        }
+    )
+    with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:
+        yield client
+
+
+def post(client: httpx.Client, records: Sequence[AcceptanceRecord]) -> None:
+    answer = client.post("/api/v1/records", content=b"\n".join(map(encode_record, records)))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["accepted"] == len(records)
