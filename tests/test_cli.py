@@ -1,0 +1,118 @@
+"""The command line as a user meets it: real processes, exit codes, one line for each refusal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from driftguard.demo.processes import free_port
+
+COMMANDS = ["serve", "engine", "demo", "retrain", "status", "replay", "db", "keys", "settings"]
+
+
+def driftguard(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "driftguard", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = driftguard(command, "--help")
+    assert result.returncode == 0
+    assert "--help" in result.stdout
+
+
+def test_an_unknown_setting_is_one_line_and_exit_code_2() -> None:
+    result = driftguard("settings", DRIFTGUARD_PROT="1")
+    assert result.returncode == 2
+    assert result.stderr.strip() == (
+        "driftguard: DRIFTGUARD_PROT: no such setting; `driftguard settings` lists them all"
+    )
+
+
+def test_settings_lists_value_default_and_meaning() -> None:
+    result = driftguard("settings", DRIFTGUARD_PORT="8311")
+    assert result.returncode == 0
+    [line] = [line for line in result.stdout.splitlines() if "│ port " in line]
+    assert "8311" in line
+    assert "8200" in line
+
+
+def test_status_without_a_sidecar_says_where_it_looked() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    result = driftguard("status", "--sidecar", url)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"driftguard: no status from {url}:")
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_unreachable_database_is_named_without_its_password() -> None:
+    port = free_port()
+    url = f"postgresql://someone:hunter2@127.0.0.1:{port}/records"
+    result = driftguard("serve", "--port", "0", DRIFTGUARD_DATABASE_URL=url)
+    assert result.returncode == 1
+    assert f"127.0.0.1:{port}" in result.stderr
+    assert "hunter2" not in result.stderr + result.stdout
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = driftguard("serve", "--port", port, "--data-dir", str(tmp_path / "data"))
+    assert result.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_another_address_needs_a_key(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    refused = driftguard("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", data)
+    assert refused.returncode == 2
+    assert "driftguard keys create" in refused.stderr
+
+
+def test_the_sidecar_serves_and_stops_cleanly(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "driftguard", "serve", "--port", str(port), "--data-dir", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}", process)
+        status = driftguard("status", "--json", "--sidecar", f"http://127.0.0.1:{port}")
+        assert json.loads(status.stdout)["streams"] == []
+        page = httpx.get(f"http://127.0.0.1:{port}/")
+        assert page.status_code == 200
+        assert "<title>" in page.text
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode in (0, -signal.SIGTERM)
+    assert "Traceback" not in output
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    pytest.fail(f"not ready: {process.poll()}")
