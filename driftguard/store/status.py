@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
 from driftguard.store.tables import Draft, Incident, RetrainRun, Rollup
@@ -67,7 +68,7 @@ def last_retrains(session: Session) -> dict[tuple[str, str], RetrainRun]:
     """(server, target) -> its newest retraining run."""
     query = (
         select(RetrainRun)
-        .distinct(RetrainRun.server, RetrainRun.target)
+        .ext(distinct_on(RetrainRun.server, RetrainRun.target))
         .order_by(RetrainRun.server, RetrainRun.target, RetrainRun.started_at.desc())
     )
     return {(run.server, run.target): run for run in session.scalars(query)}

@@ -1,0 +1,78 @@
+"""States of an incident: every pair of states is legal or refused by name; severities; the formula."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import product
+
+import pytest
+
+from driftguard.errors import BadInput
+from driftguard.incidents import (
+    STATES,
+    IllegalTransition,
+    State,
+    emitted_per_step,
+    formula_slowdown,
+    measured_slowdown,
+    severity,
+    transition,
+)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LEGAL_PAIRS = {
+    ("open", "acknowledged"),
+    ("open", "mitigating"),
+    ("open", "resolved"),
+    ("acknowledged", "mitigating"),
+    ("acknowledged", "resolved"),
+    ("mitigating", "open"),
+    ("mitigating", "acknowledged"),
+    ("mitigating", "resolved"),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(STATES, STATES)))
+def test_only_legal_transitions_pass(before: State, after: State) -> None:
+    if (before, after) in LEGAL_PAIRS:
+        step = transition(before, after, " because ", NOW)
+        assert (step.from_state, step.to_state, step.reason) == (before, after, "because")
+        return
+    with pytest.raises(IllegalTransition) as refused:
+        transition(before, after, "because", NOW)
+    assert before in refused.value.detail
+    assert after in refused.value.detail
+    legal = refused.value.members["legal"]
+    assert isinstance(legal, list)
+    assert {(before, to) for to in legal} == {pair for pair in LEGAL_PAIRS if pair[0] == before}
+
+
+def test_an_incident_begins_open() -> None:
+    assert transition(None, "open", "drift", NOW).from_state is None
+    with pytest.raises(IllegalTransition):
+        transition(None, "resolved", "drift", NOW)
+
+
+def test_a_reason_is_needed() -> None:
+    with pytest.raises(BadInput, match="reason"):
+        transition("open", "resolved", " ", NOW)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "k", "expected"), [(0.0, 4, 1.0), (0.5, 1, 1.5), (0.5, 2, 1.75), (1.0, 4, 5.0)]
+)
+def test_tokens_per_step_by_the_formula(acceptance: float, k: float, expected: float) -> None:
+    assert emitted_per_step(acceptance, k) == pytest.approx(expected)
+
+
+def test_a_fifth_slower_is_critical_and_a_rise_never_is() -> None:
+    assert severity("down", 0.2) == "critical"
+    assert severity("down", 0.19) == "warning"
+    assert severity("down", None) == "warning"
+    assert severity("up", 0.9) == "info"
+
+
+def test_slowdowns() -> None:
+    assert formula_slowdown(0.5, 0.0, 1) == pytest.approx(1 / 3)
+    assert measured_slowdown(50.0, 40.0) == pytest.approx(0.2)
+    assert measured_slowdown(None, 40.0) is None
