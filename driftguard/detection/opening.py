@@ -48,8 +48,9 @@ def open_incident(
     since = np.maximum(state.evidence_since[direction], state.ready_ordinal)[rows.segment]
     counted = rows[np.flatnonzero(state.ready[rows.segment] & (rows.ordinal > since))]
     alarm = _Alarm(state, base, direction == 1, evidence, counted, threshold)
-    named = ranked(evidence, threshold)
-    pool = named if named and evidence.max() >= stream_evidence else range(len(state.names))
+    within_history = set(counted.segment.tolist())
+    named = [code for code in ranked(evidence, threshold) if code in within_history]
+    pool = named if named and evidence[named[0]] >= stream_evidence else range(len(state.names))
     change_point, change_point_ms, interval = _when(alarm, list(pool))
     after = counted[np.flatnonzero(counted.ordinal >= change_point)]
     present = set(after.segment.tolist())

@@ -37,7 +37,7 @@ WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test
 
 
 @dataclass(frozen=True, slots=True)
-class TestRun:
+class RecoveryRun:
     """One recovery test over the T requests of a step: its n requests and the wealth after each."""
 
     places: NDArray[np.intp]  # [n] among the T
@@ -49,7 +49,9 @@ class TestRun:
         return int(self.places[decided.argmax()]) if decided.any() else None
 
 
-def run_tests(incident: OpenIncident, base: Baselines, rows: Columns, *, fall: bool) -> dict[int, TestRun]:
+def run_tests(
+    incident: OpenIncident, base: Baselines, rows: Columns, *, fall: bool
+) -> dict[int, RecoveryRun]:
     """Every undecided test of the incident over the requests of a step."""
     test_of = np.full(len(base.mean), -1)
     test_of[incident.segments] = incident.test
@@ -64,7 +66,7 @@ def run_tests(incident: OpenIncident, base: Baselines, rows: Columns, *, fall: b
         stake = stakes(1.0 - midpoint if fall else midpoint, variance)
         bets = factors(x, midpoint, stake, rise=fall)
         shares = map(_share, count(int(incident.seen[test]) + 1))
-        runs[int(test)] = TestRun(places, run_sums(incident.wealth[test], bets, shares))
+        runs[int(test)] = RecoveryRun(places, run_sums(incident.wealth[test], bets, shares))
     return runs
 
 
@@ -74,7 +76,7 @@ def _share(request: int) -> float:
 
 
 def keep_tests(
-    incident: OpenIncident, runs: dict[int, TestRun], stop: int, before: int, history: int
+    incident: OpenIncident, runs: dict[int, RecoveryRun], stop: int, before: int, history: int
 ) -> OpenIncident:
     """The incident after the first `stop` requests of the step, which follow `before` earlier ones."""
     wealth, seen = incident.wealth.copy(), incident.seen.copy()
@@ -93,9 +95,12 @@ def keep_tests(
 
 
 def requests_until_silent(incident: OpenIncident, before: int, history: int) -> int:
-    """How many requests from now the next undecided test may be called silent; at least 1."""
+    """How many requests from now the next undecided test may be called silent.
+
+    At least 1, also where `history` was made smaller since the last fold.
+    """
     waiting = incident.last_seen[incident.outcome == WAITING]
-    return int(waiting.min()) + history - before
+    return max(int(waiting.min()) + history - before, 1)
 
 
 def untested(tests: int, now: int) -> tuple[Floats, Ints, Ints, Ints]:

@@ -155,6 +155,17 @@ def test_a_changed_segment_without_traffic_no_longer_holds_the_incident_open() -
     assert end.ordinal == last_gone + 1 + 1_000
 
 
+def test_a_smaller_history_set_during_an_incident_is_taken_up() -> None:
+    rng = np.random.default_rng(33)
+    means = np.concatenate([np.full(1_000, 0.7), np.full(600, 0.3)])
+    batch = requests(rng, means, ["gone"] * 1_600)
+    state, _ = fold_all(batch)
+    later = requests(rng, np.full(2_000, 0.7), ["stays"] * 2_000, first_ordinal=1_601)
+    state, _ = fold(CONFIG, state, later[:1_500])
+    findings = fold(DetectorConfig(history=1_000), state, later[1_500:])[1]
+    assert [end.reason for end in ended(findings)] == ["no_traffic"]
+
+
 def test_constant_acceptance_that_falls_is_found() -> None:
     state, _ = fold_all(constant(0.8, 400))
     found = opened(fold(CONFIG, state, constant(0.72, 100, first_ordinal=401))[1])
