@@ -73,6 +73,9 @@ def _make_and_judge(
         "requests": counts,
         "temperature": measured["temperature"],
         "costs": asdict(costs),
+        "measured_seconds_per_draft_token": [
+            draft["seconds_per_draft_token"] for draft in measured["drafts"]
+        ],
         "gate": msgspec.to_builtins(decision),
     }
     _store_decision(job, run_id, version, decision, numbers)

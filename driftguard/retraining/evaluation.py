@@ -1,14 +1,22 @@
-"""From what the training process measured to what the gate reads."""
+"""From what the training process measured to what the gate reads.
+
+Drafts of one architecture (equal config.json) do the same arithmetic per token: what differs between their
+measured times is the machine's other work. Both are then charged the mean of the two, so that a busy machine
+neither rejects a good candidate nor flatters one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from driftguard.retraining.gate import Costs, GroupScores
 from driftguard.retraining.training_process import TrainingFailed
+
+_NOT_ARCHITECTURE = frozenset({"_name_or_path", "transformers_version"})
 
 
 class _Segment(msgspec.Struct, frozen=True):
@@ -31,19 +39,22 @@ class _Measurements(msgspec.Struct, frozen=True):
 
 
 def read_measurements(measured: Mapping[str, Any]) -> tuple[list[GroupScores], Costs]:
-    """Of two drafts: the one in service first, then the candidate. Raises TrainingFailed."""
+    """Of two drafts: the one in service first, then the candidate. Raises TrainingFailed, OSError."""
     try:
         found = msgspec.convert(measured, _Measurements)
         parent, candidate = found.drafts
         groups = [_scores(*pair) for pair in zip(parent.segments, candidate.segments, strict=True)]
     except (msgspec.ValidationError, ValueError) as error:
         raise TrainingFailed(f"the evaluation's measurements cannot be read: {error}") from error
-    return groups, Costs(
-        found.num_speculative_tokens,
-        found.seconds_per_target_step,
-        parent.seconds_per_draft_token,
-        candidate.seconds_per_draft_token,
-    )
+    seconds = [parent.seconds_per_draft_token, candidate.seconds_per_draft_token]
+    if _architecture(parent) == _architecture(candidate):
+        seconds = [sum(seconds) / 2] * 2
+    return groups, Costs(found.num_speculative_tokens, found.seconds_per_target_step, *seconds)
+
+
+def _architecture(draft: _Draft) -> dict[str, Any]:
+    config = msgspec.json.decode((Path(draft.directory) / "config.json").read_bytes(), type=dict[str, Any])
+    return {name: value for name, value in config.items() if name not in _NOT_ARCHITECTURE}
 
 
 def _scores(parent: _Segment, candidate: _Segment) -> GroupScores:

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 TIMING_NOISE = 0.05  # relative; medians of repeated forward passes differ by this much between runs
 SMALL_GROUPS = "small groups together"
@@ -131,7 +131,7 @@ def _compare(name: str, changed: bool, groups: Sequence[GroupScores], alpha: flo
     margin = math.inf
     if requests > 1:
         spread = float(difference.std(ddof=1)) / math.sqrt(requests)
-        margin = float(stats.t.ppf(1 - alpha, requests - 1)) * spread
+        margin = float(stdtrit(requests - 1, 1 - alpha)) * spread
     return Comparison(
         name,
         changed,

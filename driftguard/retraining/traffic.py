@@ -112,9 +112,9 @@ def _checked(path: Path, number: int, line: _Line) -> _Line:
     for field in ("prompt_token_ids", "output_token_ids"):
         ids: list[int] = getattr(line, field)
         if not ids or min(ids) < 0:
-            given = "empty" if not ids else f"holds {min(ids)}"
+            given = "is empty" if not ids else f"holds {min(ids)}"
             raise BadInput(
-                f"{path}, line {number}: {field} is {given}; at least one token id of 0 or more is needed",
+                f"{path}, line {number}: {field} {given}; at least one token id of 0 or more is needed",
                 line=number,
                 field=field,
             )

@@ -1,0 +1,114 @@
+"""The engine's admin API over real HTTP, with the failures that a real engine cannot be told to have."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from driftguard_training.model_directories import model_version
+
+SERVER, TARGET = "engine-1", "target"
+
+
+class EngineStub:
+    """What an engine remembers. `hold` and `lose` name calls: "load", "activate".
+
+    hold: the call is answered only after `release`; "activate" takes effect first, "load" does not.
+    lose: the call takes effect and the connection is closed without an answer.
+    refuse: the call is answered with 500 and has no effect.
+    """
+
+    def __init__(self, target: Path, draft: Path) -> None:
+        self.target = target
+        self.serving: dict[str, Any] = {
+            "name": "draft",
+            "version": model_version(draft),
+            "method": "draft_model",
+            "directory": str(draft),
+        }
+        self.loaded = {self.serving["version"]: self.serving}
+        self.calls: list[str] = []
+        self.hold = self.lose = self.refuse = ""
+        self.held = threading.Event()
+        self.release = threading.Event()
+        self.url = ""
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "server": SERVER,
+            "target": TARGET,
+            "target_directory": str(self.target),
+            "draft": self.serving,
+            "drafts": list(self.loaded.values()),
+            "speculation": True,
+            "num_speculative_tokens": 4,
+        }
+
+    def load(self, body: dict[str, Any]) -> dict[str, Any]:
+        draft = {"name": "draft", "method": "draft_model", **body}
+        return self.loaded.setdefault(body["version"], draft)
+
+    def activate(self, version: str) -> dict[str, Any]:
+        self.serving = self.loaded[version]
+        return self.serving
+
+    def wait(self) -> None:
+        self.held.set()
+        self.release.wait(60)
+
+
+@contextmanager
+def running(stub: EngineStub) -> Iterator[EngineStub]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, stub.info())
+
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            call = "activate" if self.path.endswith("/activate") else "load"
+            stub.calls.append(call)
+            if stub.refuse == call:
+                self._answer(500, {"title": "Internal error", "detail": "out of memory"})
+                return
+            if stub.hold == call == "load":
+                stub.wait()
+            result = (
+                stub.load(json.loads(content)) if call == "load" else stub.activate(self.path.split("/")[-2])
+            )
+            if stub.hold == call == "activate":
+                stub.wait()
+            if stub.lose == call:
+                self.close_connection = True
+                return
+            self._answer(201 if call == "load" else 200, result)
+
+        def _answer(self, status: int, body: object) -> None:
+            content = json.dumps(body).encode()
+            try:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+            except BrokenPipeError:
+                self.close_connection = True  # the caller was killed: that is the test
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    stub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield stub
+    finally:
+        stub.release.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

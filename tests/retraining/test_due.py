@@ -1,0 +1,41 @@
+"""When an incident starts a retraining by itself, and when not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from driftguard.retraining.due import MAXIMUM_FAILURES, PastRun, is_due
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+WAIT = timedelta(hours=1)
+
+
+def ended(state: str, minutes_ago: float) -> PastRun:
+    return PastRun(state, NOW - timedelta(minutes=minutes_ago), lives=False)
+
+
+def test_a_new_incident_starts_at_once() -> None:
+    assert is_due([], NOW, WAIT)
+
+
+def test_a_run_that_waits_for_traffic_is_repeated_each_minute() -> None:
+    assert not is_due([ended("nothing_to_do", 0.5)], NOW, WAIT)
+    assert is_due([ended("nothing_to_do", 1.1)], NOW, WAIT)
+
+
+def test_what_the_gate_or_the_watch_refused_is_left_to_people() -> None:
+    assert not is_due([ended("rejected", 600)], NOW, WAIT)
+    assert not is_due([ended("rolled_back", 600)], NOW, WAIT)
+    assert not is_due([ended("promoted", 600)], NOW, WAIT)
+
+
+def test_a_failure_is_repeated_later_and_not_for_ever() -> None:
+    assert not is_due([ended("failed", 1)], NOW, WAIT)
+    assert is_due([ended("failed", 6)], NOW, WAIT)
+    assert not is_due([ended("failed", 6 * n) for n in range(1, MAXIMUM_FAILURES + 1)], NOW, WAIT)
+
+
+def test_a_running_or_watched_draft_is_left_alone_but_a_killed_run_is_not() -> None:
+    assert not is_due([PastRun("training", None, lives=True)], NOW, WAIT)
+    assert not is_due([PastRun("watching", None, lives=False)], NOW, WAIT)
+    assert is_due([PastRun("training", None, lives=False)], NOW, WAIT)

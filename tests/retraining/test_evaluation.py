@@ -1,0 +1,65 @@
+"""Measurements become the gate's groups and costs; equal architectures cost the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driftguard.retraining.evaluation import read_measurements
+from driftguard.retraining.training_process import TrainingFailed
+
+
+def measured(root: Path, *hidden_sizes: int) -> dict[str, Any]:
+    drafts = []
+    for number, hidden_size in enumerate(hidden_sizes):
+        directory = root / f"draft-{number}"
+        directory.mkdir()
+        config = {"hidden_size": hidden_size, "transformers_version": f"5.{number}"}
+        (directory / "config.json").write_text(json.dumps(config))
+        segments = [
+            {
+                "segment": name,
+                "requests": 2,
+                "positions": 20,
+                "acceptance": 0.5,
+                "per_request": [0.4 + number / 10, 0.6],
+                "expected_emitted_per_step": 1.9 + number,
+            }
+            for name in ("changed:german", "older:code")
+        ]
+        drafts.append(
+            {
+                "directory": str(directory),
+                "seconds_per_draft_token": 0.001 + number / 1000,
+                "segments": segments,
+            }
+        )
+    return {
+        "num_speculative_tokens": 4,
+        "temperature": 1.0,
+        "seconds_per_target_step": 0.01,
+        "drafts": drafts,
+    }
+
+
+def test_groups_are_paired_and_marked(tmp_path: Path) -> None:
+    groups, costs = read_measurements(measured(tmp_path, 16, 32))
+    changed, older = groups
+    assert (changed.group, changed.changed, older.changed) == ("changed:german", True, False)
+    assert (changed.parent, changed.candidate) == ([0.4, 0.6], [0.5, 0.6])
+    assert (changed.parent_emitted_per_step, changed.candidate_emitted_per_step) == (1.9, 2.9)
+    assert (costs.parent_seconds_per_draft_token, costs.candidate_seconds_per_draft_token) == (0.001, 0.002)
+
+
+def test_noise_between_equal_architectures_is_shared(tmp_path: Path) -> None:
+    _, costs = read_measurements(measured(tmp_path, 16, 16))
+    assert costs.parent_seconds_per_draft_token == costs.candidate_seconds_per_draft_token == 0.0015
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_anything_but_two_drafts_is_refused(tmp_path: Path, drafts: int) -> None:
+    with pytest.raises(TrainingFailed, match="cannot be read"):
+        read_measurements(measured(tmp_path, *[16] * drafts))

@@ -1,0 +1,144 @@
+"""Reasons for not retraining, and for not even beginning."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from driftguard.errors import BadInput, BadSettings, NotFound
+from driftguard.retraining.outcome import RetrainOutcome
+from driftguard.retraining.run import retrain
+from driftguard.settings import CaptureSettings, EngineSettings, Settings
+from driftguard.store import incidents, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import RetrainRun
+from tests.retraining.conftest import Drifted
+from tests.retraining.engine_stub import EngineStub
+from tests.retraining.world import incident_states, make_settings
+
+
+def runs(database: Database) -> list[RetrainRun]:
+    with database.session() as session:
+        return list(retrain_runs.page(session, limit=100))
+
+
+def nothing(outcome: RetrainOutcome) -> str:
+    assert (outcome.state, outcome.exit_code) == ("nothing_to_do", 3)
+    return outcome.reason
+
+
+def test_no_incident(database: Database, engine: EngineStub, tmp_path: Path) -> None:
+    outcome = retrain(database, make_settings(tmp_path, engine.url))
+    assert "no incident calls for it" in nothing(outcome)
+    assert [(run.state, run.reason) for run in runs(database)] == [("nothing_to_do", outcome.reason)]
+
+
+def test_forced_without_traffic(database: Database, engine: EngineStub, tmp_path: Path) -> None:
+    outcome = retrain(database, make_settings(tmp_path, engine.url), force=True)
+    assert nothing(outcome) == "only 0 captured requests, 128 needed"
+    assert not outcome.waits_for_traffic
+
+
+def test_too_little_traffic_asks_again_in_one_row(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    settings = make_settings(tmp_path / "data", engine.url, minimum_requests=300)
+    for _ in range(3):
+        outcome = retrain(drifted.database, settings, incident_id=drifted.incident_id)
+        assert nothing(outcome) == "only 200 captured requests since the change, 300 needed"
+        assert outcome.waits_for_traffic
+    assert len(runs(drifted.database)) == 1
+    assert incident_states(drifted.database, drifted.incident_id) == ["open"]
+
+
+def test_capture_that_is_off_is_named(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
+    settings = make_settings(tmp_path / "data", engine.url, minimum_requests=300)
+    settings = settings.model_copy(update={"capture": CaptureSettings(enabled=False)})
+    assert "capture is off (capture.enabled)" in nothing(retrain(drifted.database, settings))
+
+
+def test_another_run_is_under_way(drifted: Drifted) -> None:
+    with retrain_runs.try_lock(drifted.database, "engine-1", "target") as lock:
+        assert lock is not None
+        outcome = retrain(drifted.database, drifted.settings)
+    assert nothing(outcome) == "a retraining of engine-1 / target is running already"
+    assert runs(drifted.database) == []
+
+
+def test_a_drafter_without_a_model(drifted: Drifted, engine: EngineStub) -> None:
+    engine.serving = {"name": "ngram", "version": "ngram", "method": "ngram", "directory": None}
+    assert "of the method ngram: there is no model to train" in nothing(
+        retrain(drifted.database, drifted.settings)
+    )
+
+
+def test_speculation_that_is_off_leaves_everything_as_it_is(drifted: Drifted, engine: EngineStub) -> None:
+    retrain(drifted.database, drifted.settings.model_copy(update={"capture": CaptureSettings()}))
+    engine.serving = {"name": "none", "version": "none", "method": "none", "directory": None}
+    assert "method none" in nothing(retrain(drifted.database, drifted.settings))
+
+
+def test_a_resolved_incident(drifted: Drifted) -> None:
+    with drifted.database.session() as session:
+        incidents.move(session, drifted.incident_id, "resolved", "was a test", datetime.now(UTC))
+    outcome = retrain(drifted.database, drifted.settings, incident_id=drifted.incident_id)
+    assert nothing(outcome) == f"incident {drifted.incident_id} is resolved"
+    assert "no incident calls for it" in nothing(retrain(drifted.database, drifted.settings))
+
+
+def test_an_unknown_incident(drifted: Drifted) -> None:
+    with pytest.raises(NotFound, match="there is no incident"):
+        retrain(drifted.database, drifted.settings, incident_id=uuid4())
+
+
+def test_an_engine_that_does_not_answer(database: Database, tmp_path: Path) -> None:
+    outcome = retrain(database, make_settings(tmp_path, "http://127.0.0.1:9"))
+    assert (outcome.state, outcome.exit_code) == ("failed", 1)
+    assert "http://127.0.0.1:9 cannot be reached" in outcome.reason
+    assert [run.state for run in runs(database)] == ["failed"]
+
+
+def test_an_engine_with_another_name(database: Database, engine: EngineStub, tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, engines=[EngineSettings(server="other", admin_url=engine.url)])
+    outcome = retrain(database, settings)
+    assert outcome.state == "failed"
+    assert "calls itself 'engine-1', the settings call it 'other'" in outcome.reason
+
+
+def test_engines_that_the_settings_do_not_name(database: Database, tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="engines: none is set"):
+        retrain(database, Settings(data_dir=tmp_path))
+    with pytest.raises(BadSettings, match="'x' is not among the engines in the settings: engine-1"):
+        retrain(database, make_settings(tmp_path, "http://127.0.0.1:9"), server="x")
+    two = [EngineSettings(server=name, admin_url="http://127.0.0.1:9") for name in ("a", "b")]
+    with pytest.raises(BadSettings, match="name one of a, b"):
+        retrain(database, Settings(data_dir=tmp_path, engines=two))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no requests in the file"),
+        ('{"prompt_token_ids": [1], "output_token_ids": [2]}\nnot json\n', "line 2: "),
+        (
+            '{"prompt_token_ids": [1], "output_token_ids": [], "segment": "a"}',
+            "line 1: output_token_ids is empty",
+        ),
+        ('{"prompt_token_ids": [1, -4], "output_token_ids": [1]}', "line 1: prompt_token_ids holds -4"),
+        ('{"prompt_token_ids": [1]}', "line 1: .*output_token_ids"),
+        ('{"prompt_token_ids": [1], "output_token_ids": [2], "text": "hi"}', "line 1: .*text"),
+    ],
+)
+def test_a_bad_traffic_file_is_refused_by_line(
+    database: Database, tmp_path: Path, content: str, message: str
+) -> None:
+    traffic = tmp_path / "traffic.jsonl"
+    traffic.write_text(content)
+    with pytest.raises(BadInput, match=message):
+        retrain(database, make_settings(tmp_path, "http://127.0.0.1:9"), traffic=traffic)
+    with pytest.raises(BadInput, match="cannot be read"):
+        retrain(database, make_settings(tmp_path, "http://127.0.0.1:9"), traffic=tmp_path / "absent")
+    assert runs(database) == []

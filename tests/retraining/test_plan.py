@@ -1,0 +1,105 @@
+"""How much traffic is enough, what is learned, and what is held out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from driftguard.retraining.plan import (
+    CapturedRequest,
+    Change,
+    NothingToDo,
+    Plan,
+    PlanRules,
+    plan,
+)
+
+CHANGED_AT = datetime(2026, 3, 1, 14, 5, tzinfo=UTC)
+RULES = PlanRules(minimum_requests=128, aim_requests=512, wait=timedelta(hours=1), heldout_fraction=0.2)
+CHANGE = Change(frozenset({"german"}), CHANGED_AT, CHANGED_AT + timedelta(minutes=5))
+AT_ONCE = CHANGE.opened_at + timedelta(seconds=1)
+LATER = CHANGE.opened_at + timedelta(hours=1)
+
+
+def captured(segment: str, count: int, at: datetime = CHANGED_AT) -> list[CapturedRequest]:
+    return [
+        CapturedRequest(f"{segment}-{at:%H}-{number}", segment, at + timedelta(seconds=number))
+        for number in range(count)
+    ]
+
+
+def refused(requests: list[CapturedRequest], now: datetime = LATER) -> NothingToDo:
+    found = plan(requests, CHANGE, RULES, now)
+    assert isinstance(found, NothingToDo)
+    return found
+
+
+def planned(requests: list[CapturedRequest], change: Change | None = CHANGE) -> Plan:
+    found = plan(requests, change, RULES, LATER)
+    assert isinstance(found, Plan)
+    return found
+
+
+def test_below_the_minimum_nothing_is_done_and_the_numbers_are_named() -> None:
+    found = refused(captured("german", 37) + captured("code", 1_000))
+    assert found.reason == "only 37 captured requests since the change, 128 needed"
+    assert found.waits_for_traffic
+
+
+def test_requests_before_the_change_do_not_count() -> None:
+    found = refused(captured("german", 500, CHANGED_AT - timedelta(hours=2)) + captured("german", 3))
+    assert found.reason.startswith("only 3 captured requests")
+
+
+def test_waits_for_the_aim_and_says_how_long() -> None:
+    found = refused(captured("german", 200), AT_ONCE)
+    assert found.waits_for_traffic
+    assert "200 captured requests since the change; waiting for 512" in found.reason
+    assert "2026-03-01 15:10:00 UTC" in found.reason
+
+
+def test_the_aim_ends_the_wait_at_once() -> None:
+    assert isinstance(plan(captured("german", 512), CHANGE, RULES, AT_ONCE), Plan)
+
+
+def test_after_the_wait_the_minimum_suffices() -> None:
+    assert isinstance(plan(captured("german", 128), CHANGE, RULES, LATER), Plan)
+
+
+def test_everything_else_is_replayed_and_nothing_is_on_both_sides() -> None:
+    old = captured("german", 100, CHANGED_AT - timedelta(hours=2))
+    found = planned(captured("german", 300) + old + captured("code", 200))
+    train, replay, held_out = set(found.train), set(found.replay), set(found.held_out)
+    assert not train & replay
+    assert not (train | replay) & held_out
+    assert {found.groups[key] for key in train} == {"changed:german"}
+    assert {found.groups[key] for key in replay} == {"older:german", "older:code"}
+    assert {found.groups[key] for key in held_out} == {"changed:german", "older:german", "older:code"}
+    assert len(held_out) / 600 == pytest.approx(0.2, abs=0.05)
+
+
+def test_the_split_of_a_request_never_changes() -> None:
+    small = planned(captured("german", 200))
+    large = planned(captured("german", 900) + captured("code", 500))
+    assert set(small.held_out) <= set(large.held_out)
+    assert not set(small.held_out) & set(large.train)
+    assert not set(small.train) & set(large.held_out)
+
+
+def test_a_forced_run_learns_all_captured_traffic() -> None:
+    found = planned(captured("german", 100) + captured("code", 100), change=None)
+    assert not found.replay
+    assert {found.groups[key] for key in found.train} == {"changed:german", "changed:code"}
+
+
+def test_a_forced_run_without_traffic_does_not_wait() -> None:
+    found = plan(captured("code", 5), None, RULES, LATER)
+    assert found == NothingToDo("only 5 captured requests, 128 needed", waits_for_traffic=False)
+
+
+def test_a_gate_without_enough_held_out_requests_is_not_begun() -> None:
+    rules = PlanRules(10, 10, timedelta(0), 0.05)
+    found = plan(captured("german", 40), CHANGE, rules, LATER)
+    assert isinstance(found, NothingToDo)
+    assert "held out for the gate" in found.reason

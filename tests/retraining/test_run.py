@@ -1,0 +1,114 @@
+"""One retraining with a real training process: rejected, then promoted, and what can go wrong in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from driftguard.retraining.outcome import Progress, RetrainOutcome
+from driftguard.retraining.run import retrain
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.tables import RetrainRun
+from tests.retraining.conftest import Drifted
+from tests.retraining.engine_stub import EngineStub
+from tests.retraining.world import incident_states, make_settings
+
+
+def run_of(drifted: Drifted, outcome: RetrainOutcome) -> RetrainRun:
+    assert outcome.run_id is not None
+    with drifted.database.session() as session:
+        run = retrain_runs.find(session, outcome.run_id)
+    assert run is not None
+    return run
+
+
+def state_of_draft(drifted: Drifted, version: str | None) -> str | None:
+    with drifted.database.session() as session:
+        draft = drafts.find(session, "engine-1", "target", version or "")
+        return draft.state if draft else None
+
+
+def test_a_rejected_candidate_changes_nothing_and_the_same_weights_can_be_promoted_later(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    told: list[Progress] = []
+    strict = make_settings(tmp_path / "data", engine.url, minimum_gain=0.9)
+    outcome = retrain(drifted.database, strict, on_progress=told.append)
+    assert (outcome.state, outcome.exit_code) == ("rejected", 4)
+    assert "at least +0.900 is needed" in outcome.reason
+    run = run_of(drifted, outcome)
+    assert (run.state, run.trigger, run.parent_version) == ("rejected", "manual", drifted.parent)
+    assert run.numbers is not None
+    assert run.numbers["gate"]["gain"]["difference"] > 0.05
+    assert state_of_draft(drifted, run.candidate_version) == "rejected"
+    assert engine.serving["version"] == drifted.parent
+    assert engine.calls == []
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+    assert [one.stage for one in told if one.step in (None, 30)] == [
+        "collecting", "training", "training", "evaluating",
+    ]  # fmt: skip
+    assert list((tmp_path / "data" / "retraining").iterdir()) == []
+
+    engine.lose = "activate"  # the engine acts, but its answer never arrives
+    outcome = retrain(drifted.database, drifted.settings)
+    assert (outcome.state, outcome.exit_code) == ("promoted", 0)
+    promoted = run_of(drifted, outcome)
+    assert promoted.candidate_version == run.candidate_version == engine.serving["version"]
+    assert promoted.state == "watching"
+    assert state_of_draft(drifted, run.candidate_version) == "in_service"
+    assert state_of_draft(drifted, drifted.parent) == "retired"
+    assert incident_states(drifted.database, drifted.incident_id)[-1] == "mitigating"
+
+    outcome = retrain(drifted.database, drifted.settings, incident_id=drifted.incident_id)
+    assert outcome.state == "nothing_to_do"
+    assert f"is about draft {drifted.parent}; draft {run.candidate_version} is in service" in outcome.reason
+
+
+def test_a_refusing_engine_fails_the_run_and_keeps_the_draft(drifted: Drifted, engine: EngineStub) -> None:
+    engine.refuse = "load"
+    outcome = retrain(drifted.database, drifted.settings)
+    assert (outcome.state, outcome.exit_code) == ("failed", 1)
+    assert "out of memory" in outcome.reason
+    assert engine.serving["version"] == drifted.parent
+    assert run_of(drifted, outcome).state == "failed"
+    assert state_of_draft(drifted, drifted.parent) == "in_service"
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+
+
+def test_what_the_training_refuses_is_told_by_its_own_words(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    traffic = tmp_path / "traffic.jsonl"
+    line = '{"segment": "german", "prompt_token_ids": [1, %d], "output_token_ids": [2]}\n'
+    traffic.write_text("".join(line % number for number in range(2, 400)))
+    outcome = retrain(drifted.database, drifted.settings, traffic=traffic)
+    assert outcome.state == "failed"
+    assert "token ids are 0 to 31" in outcome.reason
+    assert engine.calls == []
+
+
+def test_a_wish_to_stop_ends_the_training(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
+    settings = make_settings(tmp_path / "data", engine.url, steps=100_000)
+    steps: list[int] = []
+
+    def note(progress: Progress) -> None:
+        steps.extend([progress.step] if progress.step else [])
+
+    outcome = retrain(drifted.database, settings, on_progress=note, should_stop=lambda: bool(steps))
+    assert outcome.state == "failed"
+    assert "stopped on request" in outcome.reason
+    assert max(steps) < 1_000
+    assert not (tmp_path / "data" / "drafts").exists()
+
+
+@pytest.mark.parametrize("what", ["target", "serving"])
+def test_models_that_lie_elsewhere_are_named(drifted: Drifted, engine: EngineStub, what: str) -> None:
+    elsewhere = "/models/of/another/machine"
+    if what == "target":
+        engine.target = Path(elsewhere)
+    else:
+        engine.serving["directory"] = elsewhere
+    outcome = retrain(drifted.database, drifted.settings)
+    assert outcome.state == "failed"
+    assert elsewhere in outcome.reason

@@ -1,0 +1,151 @@
+"""A database in which the acceptance of one segment fell, and settings that lead to an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
+
+from driftguard.records import AcceptanceRecord
+from driftguard.settings import CaptureSettings, EngineSettings, RetrainingSettings, Settings
+from driftguard.store.captures import CapturedRequest, insert_captures
+from driftguard.store.database import Database
+from driftguard.store.incidents import find, open_incident, transitions
+from driftguard.store.records import insert_batches
+from driftguard.store.streams import StreamRegistry, all_streams
+from driftguard.store.tables import Incident
+
+NEW, OLD = "german", "code"
+BEFORE, AFTER = 0.77, 0.41
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Directories of a tiny target and a draft that knows little of it, and traffic of the target."""
+
+    target: Path
+    draft: Path
+    new_traffic: Path
+    old_traffic: Path
+
+
+def make_settings(data_dir: Path, engine_url: str, **retraining: object) -> Settings:
+    """Small runs: the models learn within a few steps."""
+    rules = {
+        "minimum_requests": 128,
+        "aim_requests": 128,
+        "steps": 30,
+        "threads": 1,
+        "maximum_regression": 0.05,
+        **retraining,
+    }
+    return Settings(
+        data_dir=data_dir,
+        engines=[EngineSettings(server="engine-1", admin_url=engine_url)],
+        capture=CaptureSettings(enabled=True),
+        retraining=RetrainingSettings.model_validate(rules),
+    )
+
+
+def requests_of(path: Path) -> list[tuple[list[int], list[int]]]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(line["prompt_token_ids"], line["output_token_ids"]) for line in lines]
+
+
+def capture(
+    database: Database,
+    version: str,
+    segment: str,
+    requests: Sequence[tuple[list[int], list[int]]],
+    at: datetime,
+) -> None:
+    """Each a millisecond after the one before. Ids are fixed, so that the split is."""
+    captured = [
+        CapturedRequest(
+            record_id=uuid5(NAMESPACE_OID, f"{segment}-{number}"),
+            server="engine-1",
+            target="target",
+            draft_version=version,
+            captured_at=at + timedelta(milliseconds=number),
+            prompt_token_ids=prompt,
+            output_token_ids=output,
+            segment=segment,
+        )
+        for number, (prompt, output) in enumerate(requests)
+    ]
+    with database.session() as session:
+        assert insert_captures(session, captured, max_per_segment=4_000) == len(captured)
+
+
+def record(version: str, segment: str, rate: float, at: datetime) -> AcceptanceRecord:
+    accepted = round(80 * rate)
+    return AcceptanceRecord(
+        record_id=uuid4(),
+        kind="request",
+        started_at=at - timedelta(seconds=1),
+        ended_at=at,
+        server="engine-1",
+        target="target",
+        draft="draft",
+        draft_version=version,
+        method="draft_model",
+        steps=20,
+        drafted=80,
+        accepted=accepted,
+        emitted=accepted + 20,
+        fidelity="request",
+        segment=segment,
+        temperature=1.0,
+    )
+
+
+def store(database: Database, records: Sequence[AcceptanceRecord]) -> None:
+    with database.session() as session:
+        insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
+
+
+def rates(level: float, count: int) -> list[float]:
+    """Requests that differ, with exactly this mean."""
+    return [level + (0.1 if number % 2 else -0.1) for number in range(count)]
+
+
+def drift(database: Database, version: str, changed_at: datetime) -> UUID:
+    """Records before and after a fall of the new segment, and its incident; returns the incident's id."""
+    before = [record(version, OLD, rate, changed_at - timedelta(minutes=1)) for rate in rates(BEFORE, 60)]
+    before += [record(version, NEW, rate, changed_at - timedelta(minutes=1)) for rate in rates(BEFORE, 60)]
+    after = [record(version, NEW, rate, changed_at + timedelta(seconds=1)) for rate in rates(AFTER, 60)]
+    store(database, before + after)
+    with database.session() as session:
+        stream = next(row for row in all_streams(session) if row.draft_version == version)
+        incident = Incident(
+            id=uuid4(),
+            stream_id=stream.id,
+            direction="down",
+            state="open",
+            severity="critical",
+            opened_at=changed_at + timedelta(seconds=2),
+            opened_seq=180,
+            change_point_seq=121,
+            change_point_at=changed_at,
+            interval_start_at=changed_at,
+            interval_end_at=changed_at,
+            acceptance_before=BEFORE,
+            acceptance_after=AFTER,
+            segments=[{"segment": NEW, "before": {"rate": BEFORE}, "after": {"rate": AFTER}}],
+            evidence={},
+        )
+        open_incident(session, incident, "acceptance fell")
+        return incident.id
+
+
+def incident_states(database: Database, incident_id: UUID) -> list[str]:
+    with database.session() as session:
+        return [row.to_state for row in transitions(session, incident_id)]
+
+
+def incident_of(database: Database, incident_id: UUID) -> Incident:
+    with database.session() as session:
+        return find(session, incident_id)[0]
