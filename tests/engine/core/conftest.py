@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from driftguard_engine.config import EngineConfig
+from driftguard_engine.engine import Engine
+
+from tests.engine.core.tiny import save
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directories: llama, odd_llama, gpt2, gpt_neox, and for each a disturbed one, KIND_draft."""
+    root = tmp_path_factory.mktemp("models")
+    for kind in ("llama", "odd_llama", "gpt2", "gpt_neox"):
+        save(root / kind, kind, seed=3)
+        save(root / f"{kind}_draft", kind, seed=3, noise=0.03)
+    return root
+
+
+@pytest.fixture(scope="session")
+def new_engine(models: Path) -> Callable[..., Engine]:
+    def make(kind: str = "llama", **changes: Any) -> Engine:
+        target, draft = str(models / kind), str(models / f"{kind}_draft")
+        settings: dict[str, Any] = {
+            "target": target,
+            "draft": draft,
+            "max_batch": 4,
+            "prefill_chunk_tokens": 8,
+        } | changes
+        return Engine(EngineConfig(**settings))
+
+    return make

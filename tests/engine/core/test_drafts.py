@@ -1,0 +1,184 @@
+"""Loading, swapping and remembering drafts while requests run."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import shutil
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driftguard_engine.config import EngineConfig
+from driftguard_engine.core import InvalidModel, UnknownDraft
+from driftguard_engine.drafters.loaded import NO_DRAFT
+from driftguard_engine.engine import Engine
+
+from tests.engine.core.tiny import drain, finished, request, save, serve, tokens
+
+
+@pytest.fixture(scope="module")
+def better(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The llama target itself as a draft: always accepted. Its version is given by its maker."""
+    directory = save(tmp_path_factory.mktemp("drafts") / "better", "llama", seed=3)
+    Path(directory, "driftguard_training.json").write_text(json.dumps({"version": "v2"}), encoding="utf-8")
+    return directory
+
+
+def test_a_loaded_draft_serves_only_after_the_swap(new_engine: Callable[..., Engine], better: str) -> None:
+    engine = new_engine()
+    first = engine.draft
+    info = engine.load_draft(better)
+    assert (info.version, info.method, info.directory) == ("v2", "draft_model", better)
+    assert engine.draft == first
+    assert engine.drafts == [first, info]
+    before = serve(engine, request())["r"]
+    assert engine.swap_draft("v2") == info == engine.draft
+    after = serve(engine, request())["r"]
+    assert (before.draft, after.draft) == (first, info)
+    assert before.output_token_ids == after.output_token_ids
+    assert after.counts.accepted == after.counts.drafted > 0
+
+
+def test_running_requests_keep_their_draft_and_its_memory_is_freed_after_the_last(
+    new_engine: Callable[..., Engine], better: str
+) -> None:
+    expected = tokens(new_engine(), request("old", max_tokens=30, temperature=1.0, seed=4))["old"]
+    engine = new_engine()
+    first = engine.draft
+    old_model = weakref.ref(engine._drafts._serving.drafter)
+    engine.submit(request("old", max_tokens=30, temperature=1.0, seed=4))
+    outputs = engine.step()
+    engine.load_draft(better)
+    engine.swap_draft("v2")
+    engine.submit(request("new", max_tokens=3))
+    while "new" not in finished(outputs):
+        outputs += engine.step()
+    assert first in engine.drafts
+    done = finished(outputs + drain(engine))
+    assert (done["old"].draft, done["new"].draft.version) == (first, "v2")
+    assert done["old"].output_token_ids == expected
+    assert [draft.version for draft in engine.drafts] == ["v2"]
+    gc.collect()
+    assert old_model() is None
+    with pytest.raises(UnknownDraft, match=first.version):
+        engine.swap_draft(first.version)
+
+
+def test_an_old_draft_can_be_put_back_before_it_is_gone(
+    new_engine: Callable[..., Engine], better: str
+) -> None:
+    engine = new_engine()
+    first = engine.draft
+    engine.submit(request("r", max_tokens=30))
+    engine.step()
+    engine.load_draft(better)
+    engine.swap_draft("v2")
+    engine.swap_draft(first.version)
+    drain(engine)
+    assert engine.draft == first
+    assert engine.drafts == [first]
+
+
+def test_one_version_is_one_directory(new_engine: Callable[..., Engine], better: str, models: Path) -> None:
+    engine = new_engine()
+    assert engine.load_draft(better) == engine.load_draft(better)
+    with pytest.raises(InvalidModel, match=r"version: 'v2' is already loaded from .*better"):
+        engine.load_draft(str(models / "llama_draft"), version="v2")
+    with pytest.raises(UnknownDraft, match="v9"):
+        engine.swap_draft("v9")
+
+
+def test_speculation_is_switched_off_per_request_and_for_all(new_engine: Callable[..., Engine]) -> None:
+    engine = new_engine()
+    done = serve(engine, request("off", num_speculative_tokens=0), request("on"))
+    engine.set_speculation(False)
+    done |= serve(engine, request("all_off"))
+    engine.set_speculation(True)
+    done |= serve(engine, request("on_again"))
+    for name in ("off", "all_off"):
+        assert (done[name].draft, done[name].num_speculative_tokens) == (NO_DRAFT, 0)
+        assert (done[name].counts.drafted, done[name].counts.steps) == (0, 12)
+    for name in ("on", "on_again"):
+        assert (done[name].draft, done[name].num_speculative_tokens) == (engine.draft, 4)
+        assert done[name].counts.drafted > 0
+
+
+def test_an_ngram_engine_takes_a_draft_model_and_goes_back(
+    new_engine: Callable[..., Engine], better: str
+) -> None:
+    engine = new_engine(drafter="ngram", draft=None)
+    ngram = engine.draft
+    assert (ngram.name, ngram.method, ngram.directory) == ("ngram", "ngram", None)
+    engine.load_draft(better)
+    engine.swap_draft("v2")
+    assert serve(engine, request())["r"].draft.version == "v2"
+    engine.swap_draft(ngram.version)
+    assert serve(engine, request())["r"].draft == ngram
+
+
+def test_the_promoted_draft_serves_after_a_restart(
+    new_engine: Callable[..., Engine], better: str, tmp_path: Path
+) -> None:
+    engine = new_engine(state_dir=tmp_path / "state")
+    engine.load_draft(better, version="promoted")
+    assert new_engine(state_dir=tmp_path / "state").draft == engine.draft
+    promoted = engine.swap_draft("promoted")
+    assert new_engine(state_dir=tmp_path / "state").draft == promoted
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["draft_in_service.json"]
+
+
+def test_a_promoted_draft_that_is_gone_is_missed_loudly(
+    new_engine: Callable[..., Engine], better: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = shutil.copytree(better, tmp_path / "copy")
+    engine = new_engine(state_dir=tmp_path)
+    configured = engine.draft
+    engine.load_draft(str(copy))
+    engine.swap_draft("v2")
+    shutil.rmtree(copy)
+    with caplog.at_level(logging.ERROR):
+        assert new_engine(state_dir=tmp_path).draft == configured
+    assert "draft v2 was in service but cannot be loaded" in caplog.text
+    assert str(copy) in caplog.text
+
+
+def test_a_draft_configured_anew_wins_over_the_remembered_one(
+    models: Path, better: str, tmp_path: Path
+) -> None:
+    def start(draft: str) -> Engine:
+        return Engine(EngineConfig(target=str(models / "llama"), draft=draft, state_dir=tmp_path))
+
+    engine = start(str(models / "llama_draft"))
+    engine.load_draft(better)
+    engine.swap_draft("v2")
+    assert start(str(models / "llama")).draft.name == "llama"
+    assert start(str(models / "llama_draft")).draft.version == "v2"
+
+
+def test_an_unreadable_state_file_does_not_stop_the_engine(
+    new_engine: Callable[..., Engine], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "draft_in_service.json").write_text("{half", encoding="utf-8")
+    assert new_engine(state_dir=tmp_path).draft.name == "llama_draft"
+    assert "cannot be read" in caplog.text
+
+
+def test_a_draft_with_another_shape_of_vocabulary_and_context_still_drafts(
+    new_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    engine = new_engine()
+    expected = tokens(engine, request("r", max_tokens=60))["r"]
+    shapes: dict[str, dict[str, Any]] = {
+        "wide": {"vocab_size": 300},
+        "short": {"max_position_embeddings": 32},
+    }
+    for version, changes in shapes.items():
+        engine.load_draft(save(tmp_path / version, "llama", seed=3, **changes), version)
+        engine.swap_draft(version)
+        done = serve(engine, request("r", max_tokens=60))["r"]
+        assert done.output_token_ids == expected
+        assert done.counts.drafted > 0

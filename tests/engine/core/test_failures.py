@@ -1,0 +1,116 @@
+"""Requests that are aborted, and steps that fail: everything ends, nothing hangs, the engine goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.engine import Engine
+
+from tests.engine.core.tiny import drain, finished, request, serve, tokens
+
+
+def test_running_and_waiting_requests_can_be_aborted(new_engine: Callable[..., Engine]) -> None:
+    engine = new_engine(max_batch=2)
+    alone = tokens(new_engine(), request("b", max_tokens=20))["b"]
+    for name in "abcd":
+        engine.submit(request(name, max_tokens=20))
+    outputs = engine.step()
+    assert (engine.running, engine.waiting) == (2, 2)
+    for name in ("a", "c", "unknown"):
+        engine.abort(name)
+    outputs += engine.step()
+    done = finished(outputs)
+    assert {name: each.finish_reason for name, each in done.items()} == {"a": "abort", "c": "abort"}
+    assert 0 < len(done["a"].output_token_ids) < 20
+    assert (done["c"].output_token_ids, done["c"].counts.steps, done["c"].draft.method) == ((), 0, "none")
+    done = finished(outputs + drain(engine))
+    assert done["b"].output_token_ids == done["d"].output_token_ids == alone
+    assert engine.step() == []
+
+
+def test_an_abort_before_the_first_step_ends_the_request(new_engine: Callable[..., Engine]) -> None:
+    engine = new_engine()
+    engine.submit(request("a"))
+    engine.abort("a")
+    assert finished(drain(engine))["a"].finish_reason == "abort"
+
+
+def test_waiting_for_work(new_engine: Callable[..., Engine]) -> None:
+    engine = new_engine()
+    assert not engine.wait_for_work(0.001)
+    engine.submit(request())
+    assert engine.wait_for_work(0.001)
+
+
+def failing_once(monkeypatch: pytest.MonkeyPatch, target: Any, name: str, error: Exception) -> None:
+    original, calls = getattr(target, name), []
+
+    def fail_second(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise error
+        return original(*arguments)
+
+    monkeypatch.setattr(target, name, fail_second)
+
+
+@pytest.mark.parametrize("part", ["target", "draft"])
+def test_a_failed_step_ends_its_requests_with_the_reason_and_the_engine_goes_on(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    engine = new_engine(max_batch=2)
+    expected = tokens(engine, *(request(name) for name in "abc"))
+    broken = engine._target.model if part == "target" else engine._drafts._serving.drafter
+    method = "forward" if part == "target" else "propose"
+    failing_once(monkeypatch, broken, method, torch.OutOfMemoryError("no memory left"))
+    done = serve(engine, *(request(name) for name in "abc"))
+    for name in "ab":
+        assert done[name].finish_reason == "error"
+        assert "no memory left" in (done[name].error or "")
+        assert done[name].output_token_ids == expected[name][: len(done[name].output_token_ids)] != ()
+    assert done["c"].output_token_ids == expected["c"]
+    assert engine.running == 0
+
+
+def test_only_the_request_without_usable_logits_ends(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine()
+    expected = tokens(engine, *(request(name, [5, 6, place]) for place, name in enumerate("abc")))
+    model = engine._target.model
+    original = model.forward
+
+    def forward(token_ids: Any, spans: Any) -> torch.Tensor:
+        logits, first = original(token_ids, spans).clone(), 0
+        for span in spans:
+            if span.slot == 1 and span.start >= 6:
+                logits[first] = float("nan")
+            first += span.count
+        return logits
+
+    monkeypatch.setattr(model, "forward", forward)
+    done = serve(engine, *(request(name, [5, 6, place]) for place, name in enumerate("abc")))
+    assert done["b"].finish_reason == "error"
+    assert "no usable logits" in (done["b"].error or "")
+    assert {name: done[name].output_token_ids for name in "ac"} == {name: expected[name] for name in "ac"}
+
+
+def test_a_draft_without_usable_logits_costs_speed_only_and_says_so(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = new_engine()
+    expected = tokens(engine, request())["r"]
+    drafter = engine._drafts._serving.drafter
+    assert isinstance(drafter, DraftModelDrafter)
+    model = drafter._model
+    original = model.forward
+    monkeypatch.setattr(model, "forward", lambda *arguments: original(*arguments) * float("nan"))
+    with caplog.at_level(logging.ERROR):
+        done = serve(engine, request())["r"]
+    assert (done.output_token_ids, done.counts.drafted, done.counts.steps) == (expected, 0, 12)
+    assert "this step is not drafted" in caplog.text

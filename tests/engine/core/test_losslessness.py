@@ -1,0 +1,167 @@
+"""Speculation changes nothing but speed: greedy token for token, sampling in distribution."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from driftguard_engine.config import EngineConfig
+from driftguard_engine.drafters.base import Proposal
+from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.engine import Engine
+from scipy import stats
+
+from tests.engine.core.tiny import letter_tokenizer, new_module, request, save, serve
+
+LETTERS = 6
+PROMPT = (1, 2, 3, 1, 2)
+
+
+def plain_greedy(kind: str, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """transformers' own forward over the whole sequence, one argmax after another."""
+    module = new_module(kind, seed=3, vocabulary=257)
+    ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            ids.append(int(module(torch.tensor([ids])).logits[0, -1].argmax()))
+    return tuple(ids[len(prompt) :])
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+@pytest.mark.parametrize(
+    ("kind", "path"), [("llama", "auto"), ("llama", "generic"), ("gpt2", "auto"), ("odd_llama", "auto")]
+)
+def test_greedy_output_is_plain_greedy_decoding(
+    new_engine: Callable[..., Engine], kind: str, path: str, drafter: str
+) -> None:
+    engine = new_engine(kind, model_path=path, drafter=drafter)
+    prompts = {"a": (7,), "b": (1, 2, 3, 4) * 5, "c": tuple(range(30, 60))}
+    done = serve(
+        engine,
+        *(
+            request(f"{name}{k}", prompt, 40, num_speculative_tokens=k)
+            for name, prompt in prompts.items()
+            for k in (0, 3, 8)
+        ),
+    )
+    for name, prompt in prompts.items():
+        expected = plain_greedy(kind, prompt, 40)
+        for k in (0, 3, 8):
+            assert done[f"{name}{k}"].output_token_ids == expected, (name, k)
+    assert sum(each.counts.accepted for each in done.values()) > 0
+    assert any(each.counts.accepted < each.counts.drafted for each in done.values())
+
+
+def exact_law(module: Any, temperature: float, top_k: int, top_p: float) -> dict[tuple[int, ...], float]:
+    """Probability of every first three tokens, by enumeration in float64."""
+
+    def law(ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        with torch.inference_mode():
+            logits = module(torch.tensor([ids])).logits[0, -1].double().numpy() / temperature
+        order = np.argsort(-logits, kind="stable")
+        if top_k:
+            logits[order[top_k:]] = -np.inf
+        p = np.exp(logits - logits.max())
+        p /= p.sum()
+        before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
+        p[order[before >= top_p]] = 0.0
+        normalised: np.ndarray[Any, Any] = p / p.sum()
+        return normalised
+
+    joint: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        joint = {
+            (*drawn, token): mass * step[token]
+            for drawn, mass in joint.items()
+            for step in [law(PROMPT + drawn)]
+            for token in range(LETTERS)
+            if mass > 0
+        }
+    return joint
+
+
+def p_value(observed: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+    """Chi-square, cells expected fewer than 5 times merged into one."""
+    total = observed.total()
+    assert not [drawn for drawn in observed if law[drawn] == 0], (
+        "a token that the filter excludes was emitted"
+    )
+    large = [drawn for drawn in law if law[drawn] * total >= 5]
+    counts = [observed[drawn] for drawn in large]
+    expected = [law[drawn] * total for drawn in large]
+    rest = total - sum(expected)
+    if rest > 1e-6:
+        counts.append(total - sum(counts))
+        expected.append(rest)
+    return float(stats.chisquare(counts, expected, sum_check=False).pvalue)
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("letters")
+    for name, noise in (("target", 0.0), ("draft", 0.1)):
+        save(root / name, seed=5, noise=noise, tokenizer=letter_tokenizer(LETTERS), num_hidden_layers=1)
+    return root
+
+
+def first_three(engine: Engine, count: int, **params: Any) -> Counter[tuple[int, ...]]:
+    done = serve(
+        engine, *(request(str(seed), PROMPT, 4, seed=seed, **params) for seed in range(count))
+    ).values()
+    assert sum(each.counts.accepted for each in done) > 0
+    return Counter(each.output_token_ids[:3] for each in done)
+
+
+def letter_engine(letters: Path, drafter: str) -> Engine:
+    return Engine(
+        EngineConfig(
+            target=str(letters / "target"),
+            draft=str(letters / "draft"),
+            drafter=drafter,  # type: ignore[arg-type]
+            max_batch=32,
+            max_length=32,
+            max_waiting=10_000,
+            num_speculative_tokens=2,
+            ngram_min_tokens=1,
+        )
+    )
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (1.6, 4, 1.0), (1.3, 0, 0.85)])
+def test_sampled_output_has_the_targets_law(
+    letters: Path, drafter: str, temperature: float, top_k: int, top_p: float
+) -> None:
+    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
+    observed = first_three(
+        letter_engine(letters, drafter), 3000, temperature=temperature, top_k=top_k, top_p=top_p
+    )
+    assert p_value(observed, exact_law(module, temperature, top_k, top_p)) > 1e-3
+
+
+def test_the_law_is_missed_when_a_drafter_lies_about_its_logits(
+    letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = DraftModelDrafter.propose
+
+    def lying(self: DraftModelDrafter, *arguments: Any) -> list[Proposal]:
+        proposals = honest(self, *arguments)
+        return [Proposal(each.token_ids, torch.zeros_like(each.logits)) for each in proposals]
+
+    monkeypatch.setattr(DraftModelDrafter, "propose", lying)
+    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
+    observed = first_three(letter_engine(letters, "draft_model"), 3000, temperature=1.0)
+    assert p_value(observed, exact_law(module, 1.0, 0, 1.0)) < 1e-6
+
+
+def test_all_sequences_of_three_are_enumerated(letters: Path) -> None:
+    module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
+    law = exact_law(module, 1.0, 0, 1.0)
+    assert set(law) == set(itertools.product(range(LETTERS), repeat=3))
+    assert sum(law.values()) == pytest.approx(1.0)

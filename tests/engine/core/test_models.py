@@ -1,0 +1,104 @@
+"""Both model paths give transformers' logits, however a sequence is cut into spans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from driftguard_engine.kv_cache import Span
+from driftguard_engine.models.base import TokenModel
+from driftguard_engine.models.generic import GenericModel
+from driftguard_engine.models.generic import supports as generic_supports
+from driftguard_engine.models.llama import LeanModel, supports
+from transformers import AutoConfig
+
+from tests.engine.core.tiny import new_module
+
+VOCABULARY = 97
+SEQUENCE = torch.randint(0, VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(0))
+
+
+def in_pieces(model: TokenModel) -> torch.Tensor:
+    """Prefilled, verified in a span beside other slots, then token by token: logits of positions 21 on."""
+    ids = SEQUENCE[0].tolist()
+    model.prefill(ids[:16], [Span(1, 0, 16)])
+    model.prefill(ids[16:21] + ids[:9], [Span(1, 16, 5), Span(2, 0, 9)])
+    # A rejected run: what it wrote is overwritten below.
+    model.forward([1, 2, 3, 4], [Span(1, 21, 4)])
+    mixed = model.forward([*ids[9:12], *ids[21:26], ids[0]], [Span(2, 9, 3), Span(1, 21, 5), Span(0, 0, 1)])
+    singles = [model.forward([ids[at]], [Span(1, at, 1)]) for at in range(26, 40)]
+    return torch.cat([mixed[3:8], *singles])
+
+
+def expected(module: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = module(SEQUENCE).logits[0, 21:]
+    return logits
+
+
+LEAN = [
+    ("llama", {}),
+    ("odd_llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("llama", {"num_key_value_heads": 1}),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}),
+    (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    ("qwen2", {}),
+    ("qwen3", {}),
+    ("mistral", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), LEAN)
+def test_the_lean_path_gives_the_logits_of_transformers(kind: str, changes: dict[str, Any]) -> None:
+    module = new_module(kind, seed=1, vocabulary=VOCABULARY, **changes)
+    assert supports(module.config, 64)
+    torch.testing.assert_close(in_pieces(LeanModel(module, 3, 64)), expected(module), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "qwen2", "llama"])
+def test_the_generic_path_gives_the_logits_of_transformers(kind: str) -> None:
+    module = new_module(kind, seed=1, vocabulary=VOCABULARY)
+    torch.testing.assert_close(in_pieces(GenericModel(module, 3, 64)), expected(module), rtol=1e-4, atol=1e-4)
+
+
+def test_a_sliding_window_shorter_than_the_context_is_left_to_the_generic_path() -> None:
+    module = new_module("mistral", seed=1, vocabulary=VOCABULARY, sliding_window=8)
+    assert not supports(module.config, 64)
+    assert supports(module.config, 8)
+    torch.testing.assert_close(in_pieces(GenericModel(module, 3, 64)), expected(module), rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_weights_round_no_more_than_in_transformers() -> None:
+    module = new_module("llama", seed=1, vocabulary=VOCABULARY).to(torch.bfloat16)
+    exact = expected(module.float())
+    theirs = (expected(module.to(torch.bfloat16)).float() - exact).square().mean().sqrt()
+    ours = (in_pieces(LeanModel(module, 3, 64)).float() - exact).square().mean().sqrt()
+    assert 0 < ours < 1.2 * theirs
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    ],
+)
+def test_what_the_lean_path_does_not_compute_it_does_not_claim(changes: dict[str, Any]) -> None:
+    assert not supports(AutoConfig.for_model("llama", **changes), 64)
+    assert not supports(AutoConfig.for_model("gpt_neox", hidden_act="silu"), 64)
+
+
+def test_a_recurrent_state_is_not_supported() -> None:
+    assert not generic_supports(AutoConfig.for_model("mamba", num_hidden_layers=2))

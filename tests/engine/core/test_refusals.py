@@ -1,0 +1,165 @@
+"""Every bad input is refused by name, and nothing else suffers."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from driftguard_engine.config import EngineConfig, InvalidConfig
+from driftguard_engine.core import EngineBusy, InvalidModel, InvalidRequest
+from driftguard_engine.engine import Engine
+from safetensors.torch import load_file, save_file
+
+from tests.engine.core.tiny import CONTEXT, letter_tokenizer, request, save, serve
+from tests.engine.server.tiny_models import byte_tokenizer
+
+
+@pytest.fixture
+def good(models: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(models / "llama", tmp_path / "good")
+
+
+@pytest.fixture(scope="module")
+def engine(new_engine: Callable[..., Engine]) -> Engine:
+    return new_engine(max_waiting=2, max_batch=1)
+
+
+def refused(engine: Engine, directory: Path | str) -> str:
+    with pytest.raises(InvalidModel) as raised:
+        engine.load_draft(str(directory))
+    assert raised.value.field == "draft"
+    return raised.value.detail
+
+
+def test_pickled_weights_are_refused_by_their_name_and_with_the_remedy(engine: Engine, good: Path) -> None:
+    weights = load_file(good / "model.safetensors")
+    (good / "model.safetensors").unlink()
+    torch.save(weights, good / "pytorch_model.bin")
+    message = refused(engine, good)
+    assert "pytorch_model.bin" in message
+    assert "safe_serialization=True" in message
+
+
+def test_missing_directories_and_files_are_named(engine: Engine, good: Path, tmp_path: Path) -> None:
+    assert str(tmp_path / "none") in refused(engine, tmp_path / "none")
+    assert "is a file" in refused(engine, good / "config.json")
+    (good / "model.safetensors").unlink()
+    assert "no *.safetensors" in refused(engine, good)
+    (good / "config.json").unlink()
+    assert "no config.json" in refused(engine, good)
+
+
+def test_broken_and_incomplete_weights_are_refused(engine: Engine, good: Path) -> None:
+    weights = load_file(good / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, good / "model.safetensors", metadata={"format": "pt"})
+    assert "lack model.layers.1.mlp.up_proj.weight" in refused(engine, good)
+    (good / "model.safetensors").write_bytes(b"not a model")
+    assert "cannot be loaded" in refused(engine, good)
+
+
+def test_another_tokenizer_is_refused(engine: Engine, tmp_path: Path) -> None:
+    other = save(tmp_path / "other", tokenizer=letter_tokenizer(6))
+    message = refused(engine, other)
+    assert "another tokenizer" in message
+    assert "6 and 257 tokens" in message
+
+
+def test_other_special_tokens_are_refused(engine: Engine, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = "a"
+    message = refused(engine, save(tmp_path / "other", tokenizer=tokenizer))
+    assert "eos_token_id" in message
+
+
+def test_a_directory_without_tokenizer_is_refused(engine: Engine, good: Path) -> None:
+    for path in good.glob("tokenizer*"):
+        path.unlink()
+    assert "no usable tokenizer" in refused(engine, good)
+
+
+def test_a_model_with_a_recurrent_state_is_refused(engine: Engine, good: Path) -> None:
+    (good / "config.json").write_text('{"model_type": "unheard_of"}', encoding="utf-8")
+    assert "cannot be loaded" in refused(engine, good)
+
+
+def test_a_refused_draft_leaves_the_engine_as_it_was(engine: Engine, tmp_path: Path) -> None:
+    before = (engine.draft, engine.drafts)
+    refused(engine, tmp_path)
+    assert (engine.draft, engine.drafts) == before
+    assert serve(engine, request())["r"].finish_reason == "length"
+
+
+BAD_PARAMS: list[dict[str, Any]] = [
+    {"temperature": math.nan},
+    {"temperature": math.inf},
+    {"temperature": -0.1},
+    {"temperature": 1e9},
+    {"top_p": 0.0},
+    {"top_p": 1.01},
+    {"top_p": math.nan},
+    {"top_k": -5},
+    {"max_tokens": 0},
+    {"max_tokens": True},
+    {"seed": -1},
+    {"seed": 2**63},
+    {"num_speculative_tokens": -1},
+    {"num_speculative_tokens": 17},
+    {"stop": ("",)},
+]
+
+
+@pytest.mark.parametrize("params", BAD_PARAMS, ids=str)
+def test_a_bad_parameter_is_refused_by_its_name_and_value(engine: Engine, params: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        engine.submit(request(**params))
+    (field, value), *_ = params.items()
+    assert raised.value.field == field
+    assert repr(value) in raised.value.detail
+    assert not engine.has_work()
+
+
+def test_bad_prompts_are_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidRequest, match=f"{CONTEXT} tokens, but the context is {CONTEXT}"):
+        engine.submit(request("r", [1] * CONTEXT))
+    with pytest.raises(InvalidRequest, match=r"257 is no token id; the vocabulary is 0 .. 256"):
+        engine.submit(request("r", [1, 257]))
+    with pytest.raises(InvalidRequest, match="empty"):
+        engine.submit(request("r", []))
+    assert not engine.has_work()
+
+
+def test_a_full_queue_and_a_doubled_id_are_refused_and_lose_nothing(engine: Engine) -> None:
+    for name in "abc":
+        engine.submit(request(name))
+    with pytest.raises(InvalidRequest, match="'a' is already in the engine"):
+        engine.submit(request("a"))
+    with pytest.raises(EngineBusy, match="queue is full"):
+        engine.submit(request("d"))
+    assert set(serve(engine)) == {"a", "b", "c"}
+    assert set(serve(engine, request("a"))) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("max_batch", {"max_batch": 0}),
+        ("max_length", {"max_length": 1}),
+        ("num_speculative_tokens", {"num_speculative_tokens": 0}),
+        ("max_speculative_tokens", {"max_speculative_tokens": 3}),
+        ("ngram_max_tokens", {"ngram_max_tokens": 1}),
+        ("dtype", {"dtype": "int8"}),
+        ("device", {"device": "tpu"}),
+        ("drafter", {"drafter": "medusa"}),
+        ("draft", {"draft": None}),
+        ("threads", {"threads": 0}),
+    ],
+)
+def test_a_bad_configuration_names_its_field(field: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig, match=f"^{field}: "):
+        EngineConfig(**{"target": "t", "draft": "d"} | changes)
