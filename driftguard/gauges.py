@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
 from driftguard.metrics import Metrics
 from driftguard.records import StreamKey
-from driftguard.status import gather
+from driftguard.status import StreamStatus
 from driftguard.store import detector_states, incidents, notifications
 
 
-def refresh(session: Session, metrics: Metrics, now: datetime) -> None:
+def refresh(session: Session, metrics: Metrics, found: Sequence[StreamStatus]) -> None:
     metrics.fold_lag_records.set(detector_states.unfolded(session))
     metrics.set_open_incidents(incidents.unresolved_counts(session))
     metrics.notifications_undelivered.set(notifications.count_undelivered(session))
-    for item in gather(session, now):
+    for item in found:
         stream = item.stream
         key = StreamKey(stream.server, stream.target, stream.draft_version, stream.method)
         baselines = {part.segment: part.baseline.rate for part in item.segments if part.baseline}

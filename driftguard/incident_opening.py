@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.detection import DriftClosed, DriftOpened
+from driftguard.detection import DriftOpened
 from driftguard.incidents import formula_slowdown, measured_slowdown, severity
 from driftguard.store import incidents, notifications, speeds
 from driftguard.store.speeds import Speed
@@ -41,15 +41,6 @@ def open_from(
         since=incident.change_point_at.isoformat(),
         segments=[segment["segment"] for segment in incident.segments],
     )
-
-
-def closing_reason(finding: DriftClosed) -> str:
-    """Why the detector says that it is over, in words."""
-    names = ", ".join(change.segment for change in finding.segments)
-    if finding.reason == "no_traffic":
-        return f"the changed segments ({names}) send no traffic any more"
-    now = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
-    return f"acceptance is back at its baseline: {now}"
 
 
 def _reason(finding: DriftOpened) -> str:

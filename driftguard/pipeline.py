@@ -21,7 +21,7 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import gauges, incident_opening
+from driftguard import gauges, incident_closing, incident_opening, status
 from driftguard.detection import (
     DetectorConfig,
     Direction,
@@ -46,7 +46,7 @@ from driftguard.store.tables import Stream
 
 BATCH_RECORDS = 5_000
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
-GAUGES_SECONDS = 5.0
+LOOK_SECONDS = 5.0
 PAUSE_SECONDS = 0.25  # shortest, unless a batch was full: bounds how often a state is written
 STATES_IN_MEMORY = 128  # a state is up to 0.3 MB
 MAX_BACKOFF_SECONDS = 10.0
@@ -86,7 +86,7 @@ class Pipeline:
         self._batch_records = batch_records
         self._states: OrderedDict[int, StreamState] = OrderedDict()
         self._position = -1  # of the states in memory
-        self._gauges_due = 0.0  # monotonic seconds
+        self._look_due = 0.0  # monotonic seconds
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="detector", daemon=True)
@@ -111,7 +111,7 @@ class Pipeline:
             self._wake.clear()
             try:
                 folded = self.fold_batch()
-                self._refresh_gauges()
+                self._look_around()
             except Exception as error:  # noqa: BLE001 (the loop outlives any failure; nothing was committed)
                 failures += 1
                 self._report(error)
@@ -132,11 +132,18 @@ class Pipeline:
         else:
             log.exception("the fold failed and will be tried again", position=self._position)
 
-    def _refresh_gauges(self) -> None:
-        if time.monotonic() >= self._gauges_due:
-            with self._database.session() as session:
-                gauges.refresh(session, self._metrics, datetime.now(UTC))
-            self._gauges_due = time.monotonic() + GAUGES_SECONDS
+    def _look_around(self) -> None:
+        """What follows from the clock, not from a record."""
+        if time.monotonic() >= self._look_due:
+            self.look_around(datetime.now(UTC))
+            self._look_due = time.monotonic() + LOOK_SECONDS
+
+    def look_around(self, now: datetime) -> None:
+        """Resolves incidents of drafts that are gone, and sets the gauges."""
+        with self._database.session() as session:
+            found = status.gather(session, now)
+            incident_closing.close_replaced(session, found, now)
+            gauges.refresh(session, self._metrics, found)
 
     def fold_batch(self) -> int:
         """Folds the next records, at most one batch. Returns how many; 0 means that all are folded."""
@@ -183,7 +190,7 @@ class Pipeline:
         elif isinstance(finding, DriftClosed):
             for incident in incidents.unresolved_of(session, stream.id, finding.direction):
                 incidents.move(
-                    session, incident.id, "resolved", incident_opening.closing_reason(finding), now
+                    session, incident.id, "resolved", incident_closing.closing_reason(finding), now
                 )
         else:
             log.info("baseline ready", stream=stream.id, segment=finding.segment, requests=finding.requests)

@@ -184,11 +184,7 @@ def test_the_path_of_a_webhook_is_never_shown(client: httpx.Client, database: Da
     url = "https://user:word@hooks.example/services/secret"
     incident_id = add_incident(database, [f"webhook:{url}"])
     with database.session() as session:
-        session.execute(
-            text(
-                "UPDATE notifications SET last_error = 'https://user:word@hooks.example/services/secret: no'"
-            )
-        )
+        session.execute(update(Notification).values(last_error=f"{url}: no"))
     for path in (f"/api/v1/incidents/{incident_id}", f"/incidents/{incident_id}"):
         body = client.get(path).text
         assert "hooks.example" in body

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from driftguard.detection import DetectorConfig, Finding
+from driftguard.incidents import State
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.store import detector_states, incidents
@@ -130,6 +131,31 @@ def test_what_a_person_resolved_is_over_for_the_detector_too(database: Database)
     fold_all(pipeline)
     found = all_incidents(database)
     assert [incident.state for incident in found] == ["resolved", "open"]  # it is still bad: a new incident
+
+
+@pytest.mark.parametrize("state", ["open", "mitigating"])
+def test_an_incident_of_a_draft_that_is_gone_ends_unless_a_promotion_is_being_watched(
+    database: Database, state: State
+) -> None:
+    traffic = Traffic(seed=12)
+    pipeline = new_pipeline(database)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
+    store(database, traffic.draw(400, GOOD, draft_version="v2"))
+    fold_all(pipeline)
+    (incident,) = all_incidents(database)
+    if state != "open":
+        with database.session() as session:
+            incidents.move(session, incident.id, state, "retraining", datetime.now(UTC))
+    now = datetime.now(UTC)
+    seen = update(Stream).where(Stream.draft_version == "v1")
+    with database.session() as session:
+        session.execute(seen.values(last_seen_at=now - timedelta(minutes=10)))
+    pipeline.look_around(now)
+    assert all_incidents(database)[0].state == state  # it may only be quiet
+    with database.session() as session:
+        session.execute(seen.values(last_seen_at=now - timedelta(minutes=20)))
+    pipeline.look_around(now)
+    assert all_incidents(database)[0].state == {"open": "resolved", "mitigating": "mitigating"}[state]
 
 
 def test_two_sidecars_take_turns_and_end_where_one_would(database: Database) -> None:

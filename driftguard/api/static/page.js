@@ -22,7 +22,7 @@ function traces(series) {
       x: line.points.map((p) => p.at),
       y: line.points.map((p) => p.acceptance),
       customdata: line.points.map((p) => [p.requests, line.draft_version]),
-      name, showlegend, legendgroup: name, mode: "lines+markers", marker: { size: 4 },
+      name: escapeText(name), showlegend, legendgroup: name, mode: "lines+markers", marker: { size: 4 },
       line: line.segment === null
         ? { color: colour("--quiet"), width: 3, dash: "dot" }
         : { color: COLOURS[order.indexOf(line.segment) % COLOURS.length], width: 2 },
