@@ -7,6 +7,7 @@ are exported, `rate(accepted) / rate(drafted)` is a ratio of sums.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -40,6 +41,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._ended_runs: dict[tuple[str, str, str], int] = {}
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._declare_traffic()
@@ -149,6 +151,18 @@ class Metrics:
             ["server", "target"],
             registry=self.registry,
         )
+
+    def set_ended_runs(self, totals: Iterable[tuple[str, str, str, int]]) -> None:
+        """`totals`: (server, target, outcome, how many ever). Runs end in other processes too (the nightly
+        job), so the counter follows what the database counts; it never goes down."""
+        for server, target, outcome, total in totals:
+            key = (server, target, outcome)
+            self.retrain_runs.labels(*key).inc(max(0, total - self._ended_runs.get(key, 0)))
+            self._ended_runs[key] = max(total, self._ended_runs.get(key, 0))
+
+    def set_last_successes(self, successes: Iterable[tuple[str, str, datetime]]) -> None:
+        for server, target, at in successes:
+            self.retrain_last_success.labels(server, target).set(at.timestamp())
 
     def count_traffic(self, stream: StreamKey, segment: str, kind: str, counts: Counts) -> None:
         labels = (stream.server, stream.target, stream.draft_version, stream.method, segment, kind)

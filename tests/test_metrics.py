@@ -63,6 +63,14 @@ def test_an_incident_that_ended_is_no_longer_counted() -> None:
     assert metrics.registry.get_sample_value("driftguard_incidents_open", labels) == 0
 
 
+def test_ended_runs_are_counted_once_however_often_they_are_read() -> None:
+    metrics = Metrics()
+    for total in (2, 2, 3):
+        metrics.set_ended_runs([("chat", "target", "promoted", total)])
+    labels = {"server": "chat", "target": "target", "outcome": "promoted"}
+    assert metrics.registry.get_sample_value("driftguard_retrain_runs_total", labels) == 3
+
+
 def test_there_are_no_created_series() -> None:
     assert not re.search(rb"^driftguard\w+_created", filled().exposition(), re.MULTILINE)
 

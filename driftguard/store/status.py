@@ -74,6 +74,16 @@ def last_retrains(session: Session) -> dict[tuple[str, str], RetrainRun]:
     return {(run.server, run.target): run for run in session.scalars(query)}
 
 
+def ended_runs(session: Session) -> list[tuple[str, str, str, int]]:
+    """(server, target, how it ended, how many) of all retraining runs ever."""
+    query = (
+        select(RetrainRun.server, RetrainRun.target, RetrainRun.state, func.count())
+        .where(RetrainRun.ended_at.is_not(None))
+        .group_by(RetrainRun.server, RetrainRun.target, RetrainRun.state)
+    )
+    return [(server, target, state, count) for server, target, state, count in session.execute(query)]
+
+
 def unresolved_incidents(session: Session) -> dict[int, dict[str, Incident]]:
     """stream id -> direction -> incident."""
     found: dict[int, dict[str, Incident]] = defaultdict(dict)
