@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import msgspec
@@ -95,6 +95,13 @@ def parse_batch(body: bytes, content_type: str, settings: Settings, now: datetim
 
 
 def _check_retention(record: AcceptanceRecord, oldest: datetime, settings: Settings, line: int) -> None:
+    if record.ended_at - record.started_at > timedelta(days=settings.retention.records_days):
+        raise RecordError(
+            f"{record.started_at.isoformat()} is more than {settings.retention.records_days} days before "
+            f"ended_at ({record.ended_at.isoformat()})",
+            field="started_at",
+            line=line,
+        )
     if record.ended_at < oldest:
         raise RecordError(
             f"{record.ended_at.isoformat()} is older than the {settings.retention.records_days} days that "

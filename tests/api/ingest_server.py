@@ -1,4 +1,4 @@
-"""A real HTTP server around the ingest routers, in a thread of the test."""
+"""A real HTTP server around the ingest routers, in a thread of the test, and a database that can fail."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+import psycopg
 import uvicorn
 from fastapi import FastAPI
+
+from driftguard.store.database import Database
 
 
 @contextmanager
@@ -31,3 +34,20 @@ def serving(app: FastAPI) -> Iterator[httpx.Client]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def writers_held_up(database: Database) -> Iterator[None]:
+    """No ingest transaction can commit meanwhile."""
+    with psycopg.connect(database.libpq_url) as blocker:
+        blocker.execute("LOCK TABLE streams IN ACCESS EXCLUSIVE MODE")
+        yield
+
+
+def kill_held_up(database: Database) -> None:
+    """Ends the connections that writers_held_up keeps waiting, as a failing database would."""
+    with psycopg.connect(database.libpq_url, autocommit=True) as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND wait_event_type = 'Lock'"
+        )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,11 +17,11 @@ from sqlalchemy import text
 from driftguard.records import AcceptanceRecord, encode_record
 from driftguard.settings import IngestSettings, Settings
 from driftguard.store.database import Database
-from tests.api.ingest_server import serving
+from tests.api.ingest_server import kill_held_up, serving, writers_held_up
 from tests.benchmarks.ingest_app import ingest_app
 from tests.store.samples import make_records
 
-LIMITS = IngestSettings(max_batch_records=200, max_batch_bytes=150_000, max_queued_records=1_000)
+LIMITS = IngestSettings(max_batch_records=200, max_batch_bytes=150_000, max_queued_records=300)
 PATH = "/api/v1/records"
 
 
@@ -106,6 +108,7 @@ NOW = datetime.now(UTC)
         ({"emitted": 10**6}, "emitted", "accepted + steps"),
         ({"started_at": (NOW + timedelta(hours=1)).isoformat()}, "ended_at", "before started_at"),
         ({"ended_at": (NOW + timedelta(hours=1)).isoformat()}, "ended_at", "in the future"),
+        ({"started_at": "0001-01-01T00:00:00+14:00"}, "started_at", "days before ended_at"),
         ({"ended_at": "2026-01-01T00:00:00"}, "ended_at", "timezone"),
         ({"segment": "a\x00b"}, "segment", "NUL"),
         ({"record_id": "7"}, "record_id", "UUID"),
@@ -144,6 +147,7 @@ def test_at_most_a_hundred_errors_are_listed(refusing_client: httpx.Client) -> N
         (b"[" * 100_000, "array"),
         (b'{"a":' * 15_000, "not JSON"),
         (b"\xff\xfe\x00", "not JSON"),
+        (changed(segment="\ud800"), "surrogate"),
     ],
 )
 def test_a_body_that_is_no_json(refusing_client: httpx.Client, body: bytes, words: str) -> None:
@@ -209,6 +213,29 @@ def test_a_database_that_fails_acknowledges_nothing_and_tells_nothing(
     with database.session() as session:
         session.execute(text("ALTER TABLE hidden RENAME TO records"))
     assert client.post(PATH, content=lines(batch)).json() == {"accepted": 3, "duplicates": 0}
+
+
+def test_a_full_queue_is_429_and_a_lost_database_503(client: httpx.Client, database: Database) -> None:
+    first, second = make_records(200, seed=1), make_records(200, seed=2)
+    with ThreadPoolExecutor() as threads, writers_held_up(database):
+        # The limit is 300 records: the first batch waits for the database, the second finds no room.
+        waiting = threads.submit(client.post, PATH, content=lines(first))
+        while not database_is_waiting(database):
+            time.sleep(0.05)
+        busy = client.post(PATH, content=lines(second))
+        kill_held_up(database)
+        lost = waiting.result()
+    assert busy.status_code == 429
+    assert int(busy.headers["retry-after"]) >= 1
+    assert lost.status_code == 503
+    assert stored(database) == 0
+    assert client.post(PATH, content=lines(first)).json() == {"accepted": 200, "duplicates": 0}
+
+
+def database_is_waiting(database: Database) -> bool:
+    with database.session() as session:
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        return bool(session.scalar(text(waiting)))
 
 
 def test_unknown_paths_and_methods_are_problems_too(refusing_client: httpx.Client) -> None:

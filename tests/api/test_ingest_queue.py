@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import psycopg
 import pytest
 from sqlalchemy import text
 
@@ -15,6 +14,7 @@ from driftguard.errors import BadInput, Busy, DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.store.database import Database
 from driftguard.store.records import BatchResult
+from tests.api.ingest_server import kill_held_up, writers_held_up
 from tests.store.samples import make_records
 
 WAIT_SECONDS = 60
@@ -30,14 +30,6 @@ def running(
         yield queue
     finally:
         queue.stop()
-
-
-@contextmanager
-def writers_held_up(database: Database) -> Iterator[None]:
-    """No ingest transaction can commit meanwhile."""
-    with psycopg.connect(database.libpq_url) as blocker:
-        blocker.execute("LOCK TABLE streams IN ACCESS EXCLUSIVE MODE")
-        yield
 
 
 def stored(database: Database) -> int:
@@ -100,20 +92,11 @@ def test_lost_connections_are_told_and_the_writer_recovers(database: Database) -
             future = queue.submit(batch)
             with pytest.raises(TimeoutError):
                 future.result(timeout=0.3)
-            kill_connections(database)
+            kill_held_up(database)
             with pytest.raises(DatabaseUnavailable, match=r"closed the connection|terminat"):
                 future.result(WAIT_SECONDS)
         assert stored(database) == 1
         assert queue.submit(batch).result(WAIT_SECONDS) == BatchResult(5, 0)
-
-
-def kill_connections(database: Database) -> None:
-    """Ends every connection that runs a statement and holds nothing up itself."""
-    with psycopg.connect(database.libpq_url, autocommit=True) as admin:
-        admin.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-            "AND wait_event_type = 'Lock'"
-        )
 
 
 def test_a_database_that_is_down_refuses_every_batch(database_url: str) -> None:
