@@ -70,7 +70,11 @@ async function draw() {
     uirevision: choice.stream + "/" + choice.minutes,
     ...marks(series),
   };
-  Plotly.react(chart, traces(series), layout, { displayModeBar: false, responsive: true });
+  Plotly.react(chart, traces(series), layout, { displayModeBar: false });
+}
+
+if (chart && typeof Plotly !== "undefined") { // its place narrows when a scroll bar appears
+  new ResizeObserver(() => { if (chart.data) Plotly.Plots.resize(chart); }).observe(chart);
 }
 
 function press() {
