@@ -16,7 +16,7 @@ import structlog
 from procrastinate.exceptions import AlreadyEnqueued
 from sqlalchemy.orm import Session
 
-from driftguard.errors import Conflict, DriftGuardError
+from driftguard.errors import BadInput, BadSettings, Conflict, DriftGuardError
 from driftguard.retraining.due import PastRun, is_due
 from driftguard.retraining.engine_admin import engine_of
 from driftguard.retraining.outcome import Trigger
@@ -47,9 +47,14 @@ class RetrainingJobs:
         self._database = database
         self._settings = settings
         self._should_stop = should_stop
-        self.blueprint = procrastinate.Blueprint()
-        self.blueprint.task(name="retrain", queue=QUEUE)(self.retrain)
-        self.blueprint.task(name="settle", queue=QUEUE)(self.settle)
+
+    @property
+    def blueprint(self) -> procrastinate.Blueprint:
+        """A new one each time: procrastinate renames the tasks of a blueprint when an app takes it."""
+        blueprint = procrastinate.Blueprint()
+        blueprint.task(name="retrain", queue=QUEUE)(self.retrain)
+        blueprint.task(name="settle", queue=QUEUE)(self.settle)
+        return blueprint
 
     def retrain(
         self, server: str, trigger: Trigger, incident_id: str | None = None, force: bool = False
@@ -76,9 +81,12 @@ class RetrainingJobs:
     def request(self, app: procrastinate.App, server: str | None, *, force: bool) -> int:
         """Queues a retraining by hand; returns the job's id.
 
-        Raises BadSettings (no such engine), Conflict (one runs or waits already).
+        Raises BadInput (no such engine), Conflict (one runs or waits already).
         """
-        name = engine_of(self._settings, server).server
+        try:
+            name = engine_of(self._settings, server).server
+        except BadSettings as error:
+            raise BadInput(error.detail, field="server") from None
         with self._database.session() as session:
             running = [
                 run for run in retrain_runs.unended(session) if run.server == name and _lives(session, run)

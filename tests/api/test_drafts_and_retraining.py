@@ -1,0 +1,138 @@
+"""GET drafts and retraining runs, page by page, and POST /api/v1/retrain, over real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import procrastinate
+import pytest
+from fastapi import FastAPI
+
+from driftguard.api import drafts as draft_routes
+from driftguard.api import retraining as retraining_routes
+from driftguard.api.context import Context
+from driftguard.api.ingest_queue import IngestQueue
+from driftguard.api.problems import install_problem_handlers
+from driftguard.metrics import Metrics
+from driftguard.retraining.jobs import NAMESPACE, RetrainingJobs
+from driftguard.settings import EngineSettings, Settings
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.jobs import deferring_connector
+from driftguard.store.tables import RetrainRun
+from tests.api.ingest_server import serving
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+RUNS = [uuid4() for _ in range(5)]
+
+
+@pytest.fixture
+def client(database: Database, tmp_path: Path) -> Iterator[httpx.Client]:
+    engine = EngineSettings(server="engine-1", admin_url="http://127.0.0.1:9")
+    settings = Settings(data_dir=tmp_path, engines=[engine])
+    jobs = RetrainingJobs(database, settings)
+    queue = procrastinate.App(connector=deferring_connector(database))
+    queue.add_tasks_from(jobs.blueprint, namespace=NAMESPACE)
+    metrics = Metrics()
+    app = FastAPI()
+    ingest = IngestQueue(database, max_queued_records=10, metrics=metrics)
+    app.state.context = Context(settings=settings, database=database, ingest=ingest, metrics=metrics)
+    app.state.request_retraining = lambda server, *, force: jobs.request(queue, server, force=force)
+    app.include_router(draft_routes.router)
+    app.include_router(retraining_routes.router)
+    install_problem_handlers(app)
+    with queue.open(), serving(app) as client:
+        yield client
+
+
+@pytest.fixture
+def filled(database: Database) -> None:
+    """Five runs; each made a candidate, and the last candidate was promoted."""
+    with database.session() as session:
+        for number, run_id in enumerate(RUNS):
+            run = RetrainRun(
+                id=run_id,
+                server="engine-1",
+                target="target",
+                trigger="nightly",
+                state="training" if number == 4 else "rejected",
+                started_at=NOW + timedelta(days=number),
+                ended_at=None if number == 4 else NOW + timedelta(days=number, minutes=5),
+                progress={"step": 70, "steps": 150, "loss": 1.2, "acceptance": 0.6} if number == 4 else None,
+            )
+            retrain_runs.begin(session, run)
+            drafts.add_candidate(
+                session,
+                server="engine-1",
+                target="target",
+                version=f"v{number}",
+                directory=f"/drafts/v{number}",
+                parent_version="v0",
+                run_id=run_id,
+                at=NOW + timedelta(days=number),
+            )
+        drafts.reject(session, "engine-1", "target", "v1", NOW)
+
+
+@pytest.mark.usefixtures("filled")
+def test_drafts_page_by_page(client: httpx.Client) -> None:
+    seen: list[str] = []
+    cursor = None
+    while True:
+        page = client.get(
+            "/api/v1/drafts", params={"limit": 2, **({"cursor": cursor} if cursor else {})}
+        ).json()
+        seen += [draft["version"] for draft in page["drafts"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == ["v4", "v3", "v2", "v1", "v0"]
+
+
+@pytest.mark.usefixtures("filled")
+def test_drafts_by_state(client: httpx.Client) -> None:
+    (draft,) = client.get("/api/v1/drafts", params={"state": "rejected"}).json()["drafts"]
+    assert (draft["version"], draft["retrain_run_id"], draft["parent_version"]) == ("v1", str(RUNS[1]), "v0")
+    assert client.get("/api/v1/drafts", params={"state": "lost"}).status_code == 422
+
+
+@pytest.mark.usefixtures("filled")
+def test_runs_page_by_page_and_the_running_one_with_its_progress(client: httpx.Client) -> None:
+    first = client.get("/api/v1/retrain-runs", params={"limit": 3}).json()
+    rest = client.get("/api/v1/retrain-runs", params={"limit": 3, "cursor": first["next_cursor"]}).json()
+    assert [run["id"] for run in first["runs"] + rest["runs"]] == [str(run_id) for run_id in reversed(RUNS)]
+    assert rest["next_cursor"] is None
+    (running,) = client.get("/api/v1/retrain-runs", params={"state": "running"}).json()["runs"]
+    assert running["progress"]["step"] == 70
+    assert client.get(f"/api/v1/retrain-runs/{RUNS[4]}").json() == running
+
+
+def test_what_does_not_exist_or_is_no_cursor_is_said(client: httpx.Client) -> None:
+    answer = client.get(f"/api/v1/retrain-runs/{uuid4()}")
+    assert answer.status_code == 404
+    assert "there is no retraining run" in answer.json()["detail"]
+    for path in ("/api/v1/drafts", "/api/v1/retrain-runs"):
+        for cursor in ("nonsense", "MjAyNi0wMy0wMVQxMjowMDowMCswMDowMHx4"):
+            answer = client.get(path, params={"cursor": cursor})
+            assert answer.status_code == 422
+            assert answer.json()["field"] == "cursor"
+
+
+def test_a_retraining_is_queued_once(client: httpx.Client) -> None:
+    answer = client.post("/api/v1/retrain", json={"force": True})
+    assert answer.status_code == 202
+    assert answer.json()["job_id"] > 0
+    again = client.post("/api/v1/retrain", json={"server": "engine-1"})
+    assert again.status_code == 409
+    assert "queued already" in again.json()["detail"]
+
+
+def test_a_request_for_nothing_that_exists_is_refused(client: httpx.Client) -> None:
+    assert client.post("/api/v1/retrain", json={"sever": "engine-1"}).status_code == 422
+    answer = client.post("/api/v1/retrain", json={"server": "other"})
+    assert answer.status_code == 422
+    assert "not among the engines in the settings: engine-1" in answer.json()["detail"]

@@ -1,0 +1,142 @@
+"""kill -9 in the middle of a retraining: the draft in service stays, and the next run starts cleanly."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from driftguard.retraining.run import retrain
+from driftguard.settings import Settings
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.tables import RetrainRun
+from tests.retraining.conftest import Drifted
+from tests.retraining.engine_stub import EngineStub
+from tests.retraining.world import incident_states, make_settings
+
+PATIENCE_SECONDS = 150.0
+
+
+def start(drifted: Drifted, data_dir: Path, engine: EngineStub, steps: int) -> subprocess.Popen[bytes]:
+    url = drifted.database.url.render_as_string(hide_password=False)
+    command = [sys.executable, "-m", "tests.retraining.retrain_process"]
+    return subprocess.Popen([*command, url, str(data_dir), engine.url, str(steps)])
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert process.poll() is None, "the retraining ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def newest_run(drifted: Drifted) -> RetrainRun:
+    with drifted.database.session() as session:
+        return retrain_runs.page(session, limit=1)[0]
+
+
+def is_training(drifted: Drifted) -> bool:
+    with drifted.database.session() as session:
+        return any(run.progress for run in retrain_runs.page(session, limit=1))
+
+
+def kill(process: subprocess.Popen[bytes], drifted: Drifted) -> None:
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:  # the server notices the broken connection, and the lock is free
+        with drifted.database.session() as session:
+            if not retrain_runs.is_running(session, "engine-1", "target"):
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def next_run(drifted: Drifted, data_dir: Path, engine: EngineStub) -> None:
+    """One that has nothing to do by itself: what it changes is what it settles."""
+    settings: Settings = make_settings(data_dir, engine.url, minimum_requests=10_000, aim_requests=10_000)
+    assert retrain(drifted.database, settings).state == "nothing_to_do"
+
+
+def state_of_draft(drifted: Drifted, version: str) -> str:
+    with drifted.database.session() as session:
+        draft = drafts.find(session, "engine-1", "target", version)
+    assert draft is not None
+    return draft.state
+
+
+def test_killed_while_training(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    process = start(drifted, data_dir, engine, steps=1_000_000)
+    wait_until(lambda: is_training(drifted), process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert any("driftguard_training" in " ".join(child.cmdline()) for child in family)
+    kill(process, drifted)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
+    assert alive == [], "the training outlived the retraining that started it"
+    killed = newest_run(drifted)
+    assert killed.state == "training"
+    assert (data_dir / "retraining" / str(killed.id) / "train.jsonl").exists()
+
+    next_run(drifted, data_dir, engine)
+    with drifted.database.session() as session:
+        run = retrain_runs.find(session, killed.id)
+    assert run is not None
+    assert (run.state, run.ended_at is not None) == ("failed", True)
+    assert run.reason == f"interrupted while training; draft {drifted.parent} is in service"
+    assert engine.calls == []
+    assert list((data_dir / "retraining").iterdir()) == []
+    assert not (data_dir / "drafts").exists()
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+
+
+def test_killed_between_load_and_activate(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    engine.hold = "load"
+    process = start(drifted, data_dir, engine, steps=30)
+    wait_until(engine.held.is_set, process)
+    kill(process, drifted)
+    engine.release.set()
+    assert newest_run(drifted).state == "promoting"
+
+    killed = newest_run(drifted).id
+    next_run(drifted, data_dir, engine)
+    assert engine.calls == ["load"]
+    assert engine.serving["version"] == drifted.parent
+    with drifted.database.session() as session:
+        run = retrain_runs.find(session, killed)
+    assert run is not None
+    assert run.state == "failed"
+    assert state_of_draft(drifted, drifted.parent) == "in_service"
+    assert state_of_draft(drifted, run.candidate_version or "") == "candidate"
+
+
+def test_killed_between_activate_and_commit(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    engine.hold = "activate"
+    process = start(drifted, data_dir, engine, steps=30)
+    wait_until(engine.held.is_set, process)
+    kill(process, drifted)
+    engine.release.set()
+    killed = newest_run(drifted)
+    assert killed.state == "promoting"
+    assert engine.serving["version"] == killed.candidate_version
+    assert state_of_draft(drifted, drifted.parent) == "in_service"  # the database has not heard of it
+
+    next_run_settles = retrain(drifted.database, make_settings(data_dir, engine.url))
+    assert "no incident calls for it" in next_run_settles.reason
+    with drifted.database.session() as session:
+        run = retrain_runs.find(session, killed.id)
+    assert run is not None
+    assert run.state == "watching"
+    assert run.numbers is not None
+    assert run.numbers["gate"]["promote"]
+    assert run.numbers["watch"]["segments"][1]["old"]["segment"] == "german"
+    assert state_of_draft(drifted, drifted.parent) == "retired"
+    assert state_of_draft(drifted, killed.candidate_version or "") == "in_service"
+    assert Path(engine.serving["directory"]).is_dir()

@@ -1,0 +1,188 @@
+"""After a promotion: live records resolve the incident, or bring the old draft back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from driftguard.detection import DetectorConfig
+from driftguard.metrics import Metrics
+from driftguard.pipeline import Pipeline
+from driftguard.retraining.engine_admin import EngineDraft
+from driftguard.retraining.incident_notes import begin_mitigation, end_mitigation
+from driftguard.retraining.promotion import finish_promotion
+from driftguard.retraining.settle import settle
+from driftguard.retraining.watching import watch_promoted
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.incidents import move
+from driftguard.store.tables import RetrainRun
+from tests.retraining.conftest import Drifted
+from tests.retraining.engine_stub import EngineStub
+from tests.retraining.world import NEW, OLD, incident_of, incident_states, rates, record, store
+
+CANDIDATE = "c4nd1d4te000"
+
+
+@pytest.fixture
+def promoted(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> UUID:
+    """The run of a candidate that the engine serves and the database knows to be in service."""
+    now = datetime.now(UTC)
+    directory = str(tmp_path / "data" / "drafts" / CANDIDATE)
+    draft = EngineDraft("draft", CANDIDATE, "draft_model", directory)
+    run = RetrainRun(
+        id=uuid4(),
+        server="engine-1",
+        target="target",
+        incident_id=drifted.incident_id,
+        trigger="incident",
+        state="promoting",
+        started_at=now,
+        parent_version=drifted.parent,
+        candidate_version=CANDIDATE,
+        numbers={"gate": {"reason": "better"}},
+    )
+    with drifted.database.session() as session:
+        retrain_runs.begin(session, run)
+        drafts.put_in_service(
+            session,
+            server="engine-1",
+            target="target",
+            version=drifted.parent,
+            name="draft",
+            method="draft_model",
+            directory=engine.serving["directory"],
+            at=now - timedelta(hours=1),
+        )
+        drafts.add_candidate(
+            session,
+            server="engine-1",
+            target="target",
+            version=CANDIDATE,
+            directory=directory,
+            parent_version=drifted.parent,
+            run_id=run.id,
+            at=now,
+        )
+        begin_mitigation(session, drifted.incident_id, "retraining", now)
+        finish_promotion(session, run, draft, 0.02, now)
+    engine.serving = {
+        "name": "draft",
+        "version": CANDIDATE,
+        "method": "draft_model",
+        "directory": directory,
+    }
+    engine.loaded = {CANDIDATE: engine.serving}  # the engine has freed the old one
+    return run.id
+
+
+def fold(drifted: Drifted, levels: Sequence[tuple[str, float]], count: int) -> Pipeline:
+    """Stores requests of the promoted draft and folds all there is, as the sidecar does."""
+    now = datetime.now(UTC)
+    mixed = zip(*(rates(level, count) for _, level in levels), strict=True)
+    names = [name for name, _ in levels]
+    store(
+        drifted.database,
+        [record(CANDIDATE, name, rate, now) for row in mixed for name, rate in zip(names, row, strict=True)],
+    )
+    pipeline = Pipeline(
+        drifted.database, DetectorConfig(), Metrics(), after_fold=[watch_promoted], batch_records=50
+    )
+    while pipeline.fold_batch():
+        pass
+    return pipeline
+
+
+def the_run(drifted: Drifted, run_id: UUID) -> RetrainRun:
+    with drifted.database.session() as session:
+        run = retrain_runs.find(session, run_id)
+    assert run is not None
+    return run
+
+
+def states(drifted: Drifted) -> dict[str, str]:
+    with drifted.database.session() as session:
+        return {draft.version: draft.state for draft in drafts.page(session, limit=10)}
+
+
+def test_a_better_draft_resolves_the_incident_with_its_numbers(drifted: Drifted, promoted: UUID) -> None:
+    fold(drifted, [(NEW, 0.71), (OLD, 0.77)], 60)
+    incident = incident_of(drifted.database, drifted.incident_id)
+    assert incident.state == "resolved"
+    assert incident.resolution is not None
+    assert incident.resolution.startswith(
+        f"draft {CANDIDATE} promoted: acceptance of german recovered to 0.7"
+    )
+    assert "from 0.41 over" in incident.resolution
+    assert incident.resolution.endswith("baseline was 0.77")
+    assert the_run(drifted, promoted).state == "watching"
+
+
+def test_a_draft_that_is_no_better_resolves_nothing(drifted: Drifted, promoted: UUID) -> None:
+    fold(drifted, [(NEW, 0.41), (OLD, 0.77)], 100)
+    assert incident_of(drifted.database, drifted.incident_id).state == "mitigating"
+
+
+def test_in_the_end_the_promotion_stands_and_an_unproven_recovery_asks_people(
+    drifted: Drifted, promoted: UUID
+) -> None:
+    fold(drifted, [(NEW, 0.41), (OLD, 0.77)], 1_000)
+    run = the_run(drifted, promoted)
+    assert (run.state, run.ended_at is not None) == ("promoted", True)
+    assert "live: " in (run.reason or "")
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+    assert states(drifted)[CANDIDATE] == "in_service"
+
+
+def test_a_worse_draft_is_rolled_back(drifted: Drifted, promoted: UUID, engine: EngineStub) -> None:
+    fold(drifted, [(NEW, 0.2), (OLD, 0.5)], 60)
+    assert engine.serving["version"] == CANDIDATE  # the fold itself calls nobody
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert engine.calls == ["load", "activate"]  # the old draft had left the engine's memory
+    assert engine.serving["version"] == drifted.parent
+    assert states(drifted) == {CANDIDATE: "rolled_back", drifted.parent: "in_service"}
+    run = the_run(drifted, promoted)
+    assert run.state == "rolled_back"
+    assert "accepted less than the one before it" in (run.reason or "")
+    assert "code 0.49 over 11 requests (the old draft: 0.77)" in (run.reason or "")
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+
+
+def test_killed_between_the_rollback_and_its_commit(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    fold(drifted, [(NEW, 0.2), (OLD, 0.5)], 60)
+    engine.serving = {**engine.serving, "version": drifted.parent}  # activated, and then the sidecar died
+    settle(drifted.database, drifted.settings, "engine-1")
+    settle(drifted.database, drifted.settings, "engine-1")  # repeating changes nothing
+    assert engine.calls == []
+    assert states(drifted) == {CANDIDATE: "rolled_back", drifted.parent: "in_service"}
+    assert the_run(drifted, promoted).state == "rolled_back"
+    assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+
+
+def test_a_draft_that_somebody_else_activates_is_followed(
+    drifted: Drifted, promoted: UUID, engine: EngineStub
+) -> None:
+    engine.serving = {**engine.serving, "version": "by-hand"}
+    settle(drifted.database, drifted.settings, "engine-1")
+    assert states(drifted) == {CANDIDATE: "retired", drifted.parent: "retired", "by-hand": "in_service"}
+    run = the_run(drifted, promoted)
+    assert run.state == "promoted"
+    assert "draft by-hand is in service now" in (run.reason or "")
+    assert incident_of(drifted.database, drifted.incident_id).state == "open"
+
+
+def test_an_acknowledged_incident_becomes_acknowledged_again(drifted: Drifted, engine: EngineStub) -> None:
+    now = datetime.now(UTC)
+    with drifted.database.session() as session:
+        move(session, drifted.incident_id, "acknowledged", "looking", now)
+        begin_mitigation(session, drifted.incident_id, "retraining", now)
+        end_mitigation(session, drifted.incident_id, "rejected", now)
+        end_mitigation(session, drifted.incident_id, "again", now)
+    assert incident_states(drifted.database, drifted.incident_id) == [
+        "open", "acknowledged", "mitigating", "acknowledged",
+    ]  # fmt: skip
