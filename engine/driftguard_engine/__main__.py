@@ -135,6 +135,7 @@ def main(
     # Heavy imports wait until the options are read, so that --help and refusals are quick.
     from driftguard_engine.auth import KEY_VARIABLE, InvalidKeyHash, KeyMissing, choose_key_hash
     from driftguard_engine.config import EngineConfig, InvalidConfig
+    from driftguard_engine.listener import CannotListen, bind
     from driftguard_engine.logs import configure_logs
 
     configure_logs(log_level.value)
@@ -162,17 +163,19 @@ def main(
             state_dir=state_dir,
             server_name=server_name,
         )
+        listener = bind(host, port)
     except (KeyMissing, InvalidKeyHash, InvalidConfig) as error:
         _refuse(str(error), BAD_USAGE)
+    except CannotListen as error:
+        _refuse(str(error), FAILED)
 
     from driftguard_engine.core import EngineError
     from driftguard_engine.engine import Engine
-    from driftguard_engine.server import AddressInUse, ServeOptions, bind, serve
+    from driftguard_engine.server import ServeOptions, serve
     from driftguard_engine.spool import SpoolError
     from driftguard_engine.telemetry import Telemetry
 
     try:
-        listener = bind(host, port)
         engine = Engine(config)
         telemetry = Telemetry(
             sidecar,
@@ -183,7 +186,7 @@ def main(
             capture_fraction,
         )
         code = serve(engine, telemetry, listener, ServeOptions(host, port, key_hash, shutdown_seconds))
-    except (AddressInUse, EngineError, SpoolError, InvalidConfig) as error:
+    except (CannotListen, EngineError, SpoolError, InvalidConfig) as error:
         _refuse(str(error), FAILED)
     raise typer.Exit(code)
 

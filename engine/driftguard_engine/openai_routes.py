@@ -19,7 +19,7 @@ from driftguard_engine.api_requests import (
     sampling_params,
 )
 from driftguard_engine.api_schemas import ChatBody, CompletionBody
-from driftguard_engine.core import EngineError, FinishedRequest, RequestOutput
+from driftguard_engine.core import EngineError, FinishedRequest, InvalidRequest, RequestOutput
 from driftguard_engine.http_errors import openai_error
 from driftguard_engine.openai_bodies import (
     Json,
@@ -55,7 +55,13 @@ async def completions(body: CompletionBody, request: Request, service: TheServic
 async def chat_completions(body: ChatBody, request: Request, service: TheService) -> Response:
     check_model(body.model, service.engine.target_name)
     prompt = await run_in_threadpool(encode_chat, service.engine.tokenizer, body)
-    room = max(1, service.engine.max_length - len(prompt))  # a prompt without room is refused by the engine
+    room = service.engine.max_length - len(prompt)
+    if room < 1:
+        raise InvalidRequest(
+            f"messages: {len(prompt)} tokens with the chat template, but the context is "
+            f"{service.engine.max_length} and must hold one new token too",
+            field="messages",
+        )
     return await _answer(
         request, service, body, [prompt], body.max_completion_tokens or body.max_tokens or room
     )

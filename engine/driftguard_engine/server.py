@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from driftguard_engine import admin_routes, openai_routes
 from driftguard_engine.engine import Engine
 from driftguard_engine.http_errors import install_error_handlers
+from driftguard_engine.listener import cannot_listen
 from driftguard_engine.metrics import Metrics
 from driftguard_engine.runner import EngineRunner
 from driftguard_engine.service import Service, TheService
@@ -34,10 +35,6 @@ FAILURE_GRACE_SECONDS = 1.0  # a dead engine answers 503 this long, so that a lo
 CANCEL_AFTER_SECONDS = 5.0  # after the shutdown limit: for answers that nobody reads
 
 
-class AddressInUse(Exception):
-    """{host}:{port}: cannot listen there ({why})"""
-
-
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     host: str = "127.0.0.1"
@@ -46,22 +43,10 @@ class ServeOptions:
     shutdown_limit_seconds: float = 30.0
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Takes the address before models load, so that a port in use is said at once. Raises AddressInUse."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise _address_in_use(host, port, error) from error
-    return listener
-
-
 def serve(engine: Engine, telemetry: Telemetry, listener: socket.socket, options: ServeOptions) -> int:
     """Serves until SIGTERM or SIGINT, or until the engine fails. Returns the exit code: 0, or 1 on failure.
 
-    Raises AddressInUse when another process came to listen on the address first.
+    Raises CannotListen when another process came to listen on the address first.
     """
     server = EngineServer(engine, telemetry, options)
     # uvicorn raises the signal again after its clean shutdown; it must not change the exit code then.
@@ -72,7 +57,7 @@ def serve(engine: Engine, telemetry: Telemetry, listener: socket.socket, options
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-        raise _address_in_use(options.host, options.port, error) from error
+        raise cannot_listen(options.host, options.port, error) from error
     return 1 if server.runner.failure is not None else 0
 
 
@@ -177,8 +162,3 @@ def _limited(receive: Receive) -> Receive:
         return message
 
     return limited
-
-
-def _address_in_use(host: str, port: int, error: OSError) -> AddressInUse:
-    why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-    return AddressInUse(f"{host}:{port}: cannot listen there: {why}")

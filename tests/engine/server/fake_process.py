@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from driftguard_engine.server import ServeOptions, bind, serve
+from driftguard_engine.listener import bind
+from driftguard_engine.server import ServeOptions, serve
 from driftguard_engine.telemetry import Telemetry
 
 from tests.engine.server.fake_engine import FakeEngine

@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 from driftguard_engine.engine import Engine
-from driftguard_engine.server import EngineServer, ServeOptions, bind
+from driftguard_engine.listener import bind
+from driftguard_engine.server import EngineServer, ServeOptions
 from driftguard_engine.telemetry import Telemetry
 
 PATIENCE_SECONDS = 20.0

@@ -1,0 +1,144 @@
+"""What telemetry costs: tokens per second with and without it, in paired runs. Goal: at most 1% lost.
+
+    python engine/bench/bench_telemetry.py [--target DIR --draft DIR] [--pairs 20]
+
+Both runs of a pair do the same work (same prompts, same seeds) in one process; which comes first alternates.
+The receiver is another process. Two ratios are printed, each with a 95% confidence interval of the mean
+(Student's t over the pairs' log ratios): tokens per second by the clock, and by this process's CPU time, all
+threads and the final flush included. The second hardly depends on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean, stdev
+
+from driftguard_engine.__main__ import BUNDLED
+from driftguard_engine.config import EngineConfig
+from driftguard_engine.core import Request, SamplingParams
+from driftguard_engine.engine import Engine
+from driftguard_engine.telemetry import Telemetry
+from scipy.stats import t as student
+
+RECEIVER = """
+import http.server
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+    def log_message(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+PROMPT = "def read(path):\n    with open(path) as file:\n        return file"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Output tokens per second of wall clock, and of this process's CPU time."""
+
+    wall: float
+    cpu: float
+
+
+def measure(
+    engine: Engine, telemetry: Telemetry, prompt: tuple[int, ...], requests: int, tokens: int
+) -> Rates:
+    """One run: `requests` sequences of `tokens` tokens each."""
+    now = datetime.now(UTC)
+    cpu_start = time.process_time()
+    telemetry.start()
+    start = time.perf_counter()
+    for number in range(requests):
+        params = SamplingParams(max_tokens=tokens, seed=number, ignore_eos=True)
+        engine.submit(Request(f"request-{number}", prompt, params, now))
+    produced = 0
+    while engine.has_work():
+        for output in engine.step():
+            produced += len(output.token_ids)
+            if output.finished is not None:
+                telemetry.finished(output.finished)
+    wall_seconds = time.perf_counter() - start
+    telemetry.close(limit_seconds=10.0)
+    return Rates(produced / wall_seconds, produced / (time.process_time() - cpu_start))
+
+
+def interval(ratios: list[float]) -> tuple[float, float, float]:
+    """Geometric mean of the ratios and its 95% confidence interval (Student's t on the logs)."""
+    logs = [math.log(ratio) for ratio in ratios]
+    half = float(student.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    return tuple(math.exp(value) for value in (mean(logs), mean(logs) - half, mean(logs) + half))  # type: ignore[return-value]
+
+
+def run_pairs(engine: Engine, url: str, options: argparse.Namespace) -> list[tuple[Rates, Rates]]:
+    """(with, without) of every pair."""
+    prompt = tuple(engine.tokenizer.encode(PROMPT))
+
+    def once(target_url: str | None) -> Rates:
+        with tempfile.TemporaryDirectory() as spool:
+            telemetry = Telemetry(target_url, Path(spool), "bench", engine.target_name)
+            rates = measure(engine, telemetry, prompt, options.requests, options.tokens)
+            if target_url is not None and telemetry.state.records.sent != options.requests:
+                raise SystemExit(
+                    f"only {telemetry.state.records.sent} of {options.requests} records were taken"
+                )
+        return rates
+
+    runs: tuple[Callable[[], Rates], Callable[[], Rates]] = (lambda: once(url), lambda: once(None))
+    for run in runs:
+        run()  # warm up
+    pairs = []
+    for number in range(options.pairs):
+        order = (0, 1) if number % 2 == 0 else (1, 0)
+        rates = {which: runs[which]() for which in order}
+        pairs.append((rates[0], rates[1]))
+    return pairs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--target", default=str(BUNDLED / "target"), help="target model directory")
+    parser.add_argument("--draft", default=str(BUNDLED / "draft"), help="draft model directory")
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of runs, at least 2")
+    parser.add_argument("--requests", type=int, default=32, help="requests per run, one record each")
+    parser.add_argument("--tokens", type=int, default=32, help="output tokens per request")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
+    options = parser.parse_args()
+    engine = Engine(EngineConfig(target=options.target, draft=options.draft, threads=options.threads))
+    receiver = subprocess.Popen([sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE, text=True)
+    try:
+        port = receiver.stdout.readline().strip() if receiver.stdout else ""
+        pairs = run_pairs(engine, f"http://127.0.0.1:{port}", options)
+    finally:
+        receiver.kill()
+        receiver.wait()
+    print(
+        f"{options.pairs} pairs of {options.requests} requests of {options.tokens} tokens, "
+        f"target {engine.target_name}"
+    )
+    for name, unit in (("wall", "second"), ("cpu", "CPU second")):
+        sent, quiet = ([getattr(rates, name) for rates in side] for side in zip(*pairs, strict=True))
+        ratio, low, high = interval([one / other for one, other in zip(sent, quiet, strict=True)])
+        print(
+            f"tokens per {unit}: {mean(sent):.1f} with telemetry, {mean(quiet):.1f} without; "
+            f"ratio {ratio:.4f} (95% {low:.4f} .. {high:.4f})"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""`python -m driftguard_engine` as an operator and a supervisor meet it: a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from driftguard_engine.auth import hash_of
+
+from tests.engine.server.serving import Receiver, wait_until
+
+
+def command(models: Path, *options: str) -> list[str]:
+    pair = ["--target", str(models / "target"), "--draft", str(models / "poor")]
+    return [sys.executable, "-m", "driftguard_engine", *pair, "--threads", "1", *options]
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "DRIFTGUARD_API_KEY"} | extra
+
+
+@contextmanager
+def engine_process(
+    models: Path, *options: str, **variables: str
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The process, its URL and its ready line."""
+    process = subprocess.Popen(
+        command(models, "--port", "0", *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**variables),
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert ready, process.communicate()[1]
+        yield process, ready.split(" on ")[1].split()[0], ready
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def refused(models: Path, *options: str, **variables: str) -> tuple[int, str]:
+    """Exit code and standard error of a process that must not start."""
+    done = subprocess.run(
+        command(models, *options), check=False, capture_output=True, text=True, env=environment(**variables)
+    )
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def test_one_line_says_where_it_serves_what(models: Path) -> None:
+    with engine_process(models) as (process, url, ready):
+        info = httpx.get(f"{url}/admin/info").json()
+        assert ready == (
+            f"engine ready on {url} target=target draft=poor "
+            f"draft_version={info['draft']['version']} method=draft_model\n"
+        )
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, error = refused(models, "--port", str(port))
+    assert code == 1
+    assert error == f"driftguard engine: 127.0.0.1:{port}: cannot listen there: the port is in use\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "reason"),
+    [
+        (["--target", "/nowhere"], 1, "/nowhere"),
+        (["--max-batch", "0"], 2, "max_batch: 0 is not"),
+        (["--num-speculative-tokens", "99"], 2, "max_speculative_tokens"),
+        (["--host", "0.0.0.0"], 2, "host 0.0.0.0: any address other than loopback needs an API key"),
+        (["--api-key-hash", "secret"], 2, "api_key_hash: must be the 64 hex digits"),
+        (["--sidecar", "localhost:8200"], 2, "sidecar: 'localhost:8200' is not a URL"),
+        (["--capture-fraction", "1.5"], 2, "capture_fraction: 1.5 is not between 0 and 1"),
+        (["--capture-fraction", "nan"], 2, "capture_fraction: nan is not between 0 and 1"),
+        (["--server-name", ""], 2, "server_name: has 0 characters"),
+        (
+            ["--host", "no.such.invalid", "--api-key-hash", "0" * 64],
+            1,
+            "no.such.invalid:8100: cannot",
+        ),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_line(
+    models: Path, options: list[str], code: int, reason: str
+) -> None:
+    exit_code, error = refused(models, *options)
+    assert reason in error
+    assert error.count("\n") == 1, error
+    assert exit_code == code
+
+
+def test_another_address_starts_with_a_key_and_guards_admin(models: Path) -> None:
+    with engine_process(models, "--host", "0.0.0.0", DRIFTGUARD_API_KEY="secret") as (_, url, _ready):
+        url = url.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{url}/admin/info").status_code == 401
+        bearer = {"Authorization": "Bearer secret"}
+        assert httpx.get(f"{url}/admin/info", headers=bearer).status_code == 200
+    with engine_process(models, "--api-key-hash", hash_of("other")) as (_, url, _ready):
+        assert httpx.get(f"{url}/admin/info").status_code == 401
+
+
+def ask(url: str, count: int) -> None:
+    for number in range(count):
+        body = {"prompt": "x", "max_tokens": 3, "seed": number}
+        httpx.post(f"{url}/v1/completions", json=body).raise_for_status()
+
+
+def spooled(directory: Path) -> list[dict[str, object]]:
+    files = sorted(directory.rglob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def test_records_survive_kill_9_and_are_replayed_once(models: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = ["--sidecar", f"http://127.0.0.1:{port}", "--spool-dir", str(tmp_path)]
+    with engine_process(models, *options) as (process, url, _):
+        ask(url, 7)
+        wait_until(lambda: len(spooled(tmp_path)) == 7, "the records are on disk")
+        process.kill()
+        process.wait()
+    left = [line["record_id"] for line in spooled(tmp_path)]
+    with Receiver(port) as receiver, engine_process(models, *options) as (process, url, _):
+        ask(url, 2)
+        wait_until(lambda: len(receiver.stored()) == 9, "all records arrived")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    ids = [line["record_id"] for line in receiver.stored()]
+    assert ids[:7] == left
+    assert len(set(ids)) == 9
+    assert spooled(tmp_path) == []
+
+
+def test_sigterm_lets_answers_finish_and_spools_their_records(models: Path, tmp_path: Path) -> None:
+    options = ["--sidecar", "http://127.0.0.1:1", "--spool-dir", str(tmp_path)]
+    body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with engine_process(models, *options) as (process, url, _):
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            chunks = response.iter_lines()
+            next(chunks)
+            process.send_signal(signal.SIGTERM)
+            lines = [line for line in chunks if line]
+        assert lines[-1] == "data: [DONE]"
+        assert process.wait(30) == 0
+    [record] = spooled(tmp_path)
+    assert record["output_tokens"] == 200
+
+
+def test_the_promoted_draft_serves_again_after_kill_9(models: Path, tmp_path: Path) -> None:
+    options = ["--state-dir", str(tmp_path)]
+    with engine_process(models, *options) as (process, url, _):
+        body = {"directory": str(models / "good"), "version": "better"}
+        httpx.post(f"{url}/admin/drafts", json=body, timeout=30).raise_for_status()
+        httpx.post(f"{url}/admin/drafts/better/activate").raise_for_status()
+        process.kill()
+        process.wait()
+    with engine_process(models, *options) as (_, url, ready):
+        assert "draft_version=better" in ready
+        assert httpx.get(f"{url}/admin/info").json()["draft"]["version"] == "better"
