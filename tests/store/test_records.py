@@ -95,6 +95,17 @@ def test_seq_follows_the_order_given(database: Database) -> None:
     assert stored_ids(database) == [str(record.record_id) for batch in batches for record in batch]
 
 
+def test_a_writer_that_comes_second_also_commits_second(database: Database) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        with database.session() as first:
+            insert_batches(first, [make_records(5, seed=1)], StreamRegistry(), datetime.now(UTC))
+            second = threads.submit(insert, database, make_records(5, seed=2, server="server-2"))
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.5)
+        assert second.result() == [BatchResult(5, 0)]
+    assert stored_ids(database)[:5] == [str(record.record_id) for record in make_records(5, seed=1)]
+
+
 def test_a_reader_by_seq_misses_nothing_while_writers_commit(database: Database) -> None:
     """If seq did not rise in commit order, the reader would step over a row that commits later."""
 
