@@ -139,8 +139,19 @@ def test_tokens_that_the_target_rules_out_are_never_emitted() -> None:
     target = [[-INF, 1.0, -INF, 0.0], [0.0, -INF, -INF, -INF]]
     result = many(2000, target, [[5.0, 0.0, -INF, 0.0]], [0])
     assert set(result.tokens[:, 0].tolist()) == {1, 3}
+    neither = many(2000, target, [[0.0, 0.0, -INF, 0.0]], [2])  # an id that both laws rule out
+    assert set(neither.tokens[:, 0].tolist()) == {1}  # all that p has above q
     accepted = many(2000, target, [[-INF, 0.0, -INF, -INF]], [1])
     assert set(accepted.tokens[accepted.accepted == 1][:, 1].tolist()) == {0}
+
+
+def test_an_empty_residual_draws_from_p() -> None:
+    """p = q, and an id that both rule out: it is rejected, and p - q has nothing left to draw."""
+    law = [-INF, 0.0, 1.0, -INF]
+    result = many(30_000, [law, law], [law], [0])
+    counts = result.tokens[:, 0].bincount(minlength=4).tolist()
+    p = law_of(law, 1.0, 0, 1.0)
+    assert_law({(x,): n for x, n in enumerate(counts) if n}, {(x,): p[x] for x in range(4)}, "seeds 0..")
 
 
 def test_no_drafts_at_all() -> None:

@@ -64,6 +64,16 @@ def test_inverse_cdf_over_tiles(size: int) -> None:
         assert torch.equal(inverse_cdf(only, torch.full((len(place),), uniform, dtype=torch.float64)), place)
 
 
+@pytest.mark.parametrize("size", [3000, TILE + 100])
+def test_inverse_cdf_where_two_orders_of_addition_differ(size: int) -> None:
+    """The largest uniform, where a running sum may end below or above the tile's own: the last token."""
+    mass = torch.rand(200, size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+    last = torch.full((200,), 1 - 2.0**-53, dtype=torch.float64)
+    assert inverse_cdf(mass, last).tolist() == [size - 1] * 200
+    smallest = torch.tensor([[0.0, 5e-324, 0.0]], dtype=torch.float64)
+    assert inverse_cdf(smallest, last[:1]).tolist() == [1]
+
+
 def test_rare_tokens_keep_their_probability() -> None:
     """A tail of 150,000 tokens holds .1 together, beside one that holds .9: no mass is lost on the way."""
     size = 150_000
