@@ -99,6 +99,17 @@ def test_a_drop_in_one_small_segment_is_found_and_only_that_is_named() -> None:
     assert found[0].interval[0] <= start + 1 <= found[0].interval[1]
 
 
+def test_a_steady_segment_is_not_listed_beside_the_one_that_fell() -> None:
+    """At a high A the sum may cross first; a steady segment with an unlucky mean must not be blamed."""
+    for seed in range(20):
+        rng = np.random.default_rng(1_000 + seed)
+        code = rng.integers(0, 2, 3_000)
+        means = np.where((code == 0) & (np.arange(3_000) >= 2_000), 0.35, 0.5)
+        batch = requests(rng, means, [NAMES[index] for index in code])
+        found = opened(fold_all(batch, DetectorConfig(false_alarm_every=5e7, minimum_drop=0.08))[1])
+        assert [change.segment for change in found[0].segments] == [NAMES[0]], seed
+
+
 def test_a_fall_of_all_segments_is_one_incident_of_the_stream() -> None:
     rng = np.random.default_rng(24)
     names, code = even_mix(rng, 6_000)
