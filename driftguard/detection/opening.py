@@ -18,7 +18,6 @@ from driftguard.detection.findings import Acceptance, DriftOpened, SegmentChange
 from driftguard.detection.recovery import untested
 from driftguard.detection.state import DIRECTIONS, Ints, OpenIncident, StreamState
 
-STRONG_EVIDENCE = 1_000.0  # times what a segment in control is expected to reach
 SMALLEST_GAP = 0.002  # between before and after, so that a recovery test always has a direction
 
 
@@ -39,11 +38,11 @@ def open_incident(
 ) -> tuple[OpenIncident, DriftOpened]:
     """At the request that raised the alarm, which is the last of `rows` (the history as columns).
 
-    The change point is looked for among the requests of the listed segments when one of them carries
-    more evidence than the stream, else among all. Listed are those that reach M_(k) >= A/k. Where none
-    does, the sum raised the alarm: then those with strong evidence of their own (`_strong`) if one of
-    them carries more than the stream, and otherwise those whose mean since the change point lies beyond
-    their safe baseline, which is a description and not a test.
+    The change point is looked for among the requests of the named segments when one of them carries
+    more evidence than the stream, else among all. Where no segment reaches M_(k) >= A/k the stream
+    as a whole raised the alarm: the segments then listed are those whose mean since the change point
+    lies beyond their safe baseline and whose evidence is, in logarithms, at least half the strongest's:
+    a description and not a test.
     """
     evidence = mean_over_bets(state.segment_evidence[:, (DOWN, UP)[direction]])
     stream_evidence = float(mean_over_bets(state.stream_evidence[(DOWN, UP)[direction]]))
@@ -52,16 +51,12 @@ def open_incident(
     alarm = _Alarm(state, base, direction == 1, evidence, counted, threshold)
     within_history = set(counted.segment.tolist())
     named = [code for code in ranked(evidence, threshold) if code in within_history]
-    strong = named or _strong(alarm, within_history)
-    leads = bool(strong) and evidence[strong[0]] >= stream_evidence
-    pool = strong if leads else range(len(state.names))
+    pool = named if named and evidence[named[0]] >= stream_evidence else range(len(state.names))
     change_point, change_point_ms, interval = _when(alarm, list(pool))
     after = counted[np.flatnonzero(counted.ordinal >= change_point)]
     present = set(after.segment.tolist())
     named = [code for code in named if code in present]
-    changed = (
-        named or [code for code in strong if leads and code in present] or _beyond_baseline(alarm, after)
-    )
+    changed = named or _beyond_baseline(alarm, after)
     incident = OpenIncident(
         state.ordinal,
         change_point,
@@ -101,19 +96,8 @@ def _when(alarm: _Alarm, pool: list[int]) -> tuple[int, int, tuple[int, int]]:
     return int(rows.ordinal[at.point]), int(rows.ended_ms[at.point]), (int(first), int(rows.ordinal[at.last]))
 
 
-def _strong(alarm: _Alarm, candidates: set[int]) -> list[int]:
-    """Segments with M_c >= 1000 n_c, strongest first; n_c counts their watched requests.
-
-    While segment c is in control E[M_c] <= n_c, so by Markov's inequality it is listed at a fixed time
-    with probability at most 1/1000. The level is per segment and for a fixed time, not for the alarm's.
-    """
-    counts = np.bincount(alarm.rows.segment, minlength=len(alarm.evidence))
-    strong = [code for code in candidates if alarm.evidence[code] >= STRONG_EVIDENCE * counts[code]]
-    return sorted(strong, key=lambda code: (-alarm.evidence[code], code))
-
-
 def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:
-    """Segments whose mean after the change lies beyond their safe baseline; at least the strongest."""
+    """Segments that may be part of a fall (or rise) of the whole stream; at least the strongest."""
     present = sorted(set(after.segment.tolist()), key=lambda code: (-alarm.evidence[code], code))
     means = {code: after.x[after.segment == code].mean() for code in present}
     base = alarm.base
@@ -121,6 +105,7 @@ def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:
         code
         for code in present
         if (means[code] > base.rise_above[code] if alarm.rise else means[code] < base.fall_below[code])
+        and alarm.evidence[code] ** 2 >= alarm.evidence[present[0]]
     ]
     return beyond or present[:1]
 

