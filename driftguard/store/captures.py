@@ -9,7 +9,7 @@ from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import delete, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -76,16 +76,6 @@ def read_captures(
     if wanted.since is not None:
         query = query.where(Capture.captured_at >= wanted.since)
     return list(session.scalars(query))
-
-
-def counts(session: Session, server: str, target: str) -> dict[str, int]:
-    """Captured requests per segment."""
-    query = (
-        select(Capture.segment, func.count())
-        .where(Capture.server == server, Capture.target == target)
-        .group_by(Capture.segment)
-    )
-    return {row[0]: row[1] for row in session.execute(query)}
 
 
 def to_wire(capture: Capture) -> CapturedRequest:

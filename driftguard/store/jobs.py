@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from procrastinate import PsycopgConnector, SyncPsycopgConnector
-from sqlalchemy import text
-from sqlalchemy.orm import Session
 
 from driftguard.store.database import Database
 
@@ -19,11 +17,3 @@ def worker_connector(database: Database) -> PsycopgConnector:
 def deferring_connector(database: Database) -> SyncPsycopgConnector:
     """For code that only adds jobs; open it with `App.open`."""
     return SyncPsycopgConnector(conninfo=database.libpq_url, min_size=0, max_size=_POOL_CONNECTIONS)
-
-
-def unfinished_jobs(session: Session, queue: str) -> int:
-    """Jobs of a queue that wait or run."""
-    query = (
-        "SELECT count(*) FROM procrastinate_jobs WHERE queue_name = :queue AND status IN ('todo', 'doing')"
-    )
-    return session.scalar(text(query), {"queue": queue}) or 0

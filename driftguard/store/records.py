@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from psycopg import Connection as PsycopgConnection
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord
@@ -106,11 +106,6 @@ def read_after(session: Session, seq: int, *, limit: int) -> list[StoredRecord]:
     columns = [getattr(Record, name) for name in StoredRecord._fields]
     rows = session.execute(select(*columns).where(Record.seq > seq).order_by(Record.seq).limit(limit))
     return [StoredRecord(*row) for row in rows]
-
-
-def newest_seq(session: Session) -> int:
-    """The seq of the newest committed record, 0 when there is none."""
-    return session.scalar(select(func.max(Record.seq))) or 0
 
 
 def _driver(session: Session) -> PsycopgConnection[Any]:

@@ -137,7 +137,7 @@ def _sidecar(url: str) -> Iterator[str]:
 
 
 def _wait_until_it_answers(base_url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
         try:
             httpx.get(base_url)
