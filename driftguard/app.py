@@ -19,7 +19,17 @@ from fastapi import FastAPI
 
 from driftguard.alerting import alertmanager, webhook
 from driftguard.alerting.loop import AlertLoop
-from driftguard.api import captures, drafts, health, incidents, ingest, page, retraining, status
+from driftguard.api import (
+    captures,
+    drafts,
+    health,
+    incidents,
+    ingest,
+    page,
+    retraining,
+    runbooks,
+    status,
+)
 from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
 from driftguard.api.ingest_queue import IngestQueue
@@ -210,7 +220,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
     app.state.context = Context(sidecar.settings, sidecar.database, sidecar.ingest, sidecar.metrics)
     app.state.request_retraining = sidecar.request_retraining
     install_problem_handlers(app)
-    for module in (ingest, captures, status, incidents, drafts, retraining, health, page):
+    for module in (ingest, captures, status, incidents, drafts, retraining, health, page, runbooks):
         app.include_router(module.router)
     return app
 

@@ -130,7 +130,7 @@ admin_url = "{engine_url}"
 [capture]
 enabled = true
 [detection]
-minimum_drop = 0.08
+minimum_drop = 0.06
 [retraining]
 aim_requests = 256
 [alerting]
@@ -148,6 +148,7 @@ alertmanager_urls = {alertmanagers}
 def _start_engine(engine_url: str, sidecar_url: str, directory: Path) -> Process:
     arguments = [
         *("driftguard_engine", "--port", engine_url.rsplit(":", 1)[1], "--server-name", SERVER),
+        *("--num-speculative-tokens", "3"),
         *("--sidecar", sidecar_url, "--spool-dir", str(directory / "spool")),
         *("--state-dir", str(directory / "engine"), "--capture-fraction", "1.0"),
     ]
