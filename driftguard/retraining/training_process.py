@@ -7,8 +7,8 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,12 @@ def distil(
         arguments += ["--replay", str(order.replay)]
     arguments += ["--steps", str(order.steps), "--seed", str(order.seed), "--threads", str(order.threads)]
     version = None
-    for event in _run(arguments, log, should_stop):
-        if event.get("event") == "done":
-            version = str(event["version"])
-        elif event.get("event") == "progress":
-            on_progress(event)
+    with closing(_run(arguments, log, should_stop)) as events:  # ends the process if on_progress fails
+        for event in events:
+            if event.get("event") == "done":
+                version = str(event["version"])
+            elif event.get("event") == "progress":
+                on_progress(event)
     if version is None or not order.output.is_dir():
         raise TrainingFailed(f"the training ended without a candidate; its log was: {_tail(log)}")
     return version
@@ -99,7 +100,9 @@ def evaluate(order: Evaluation, log: Path, should_stop: Callable[[], bool]) -> d
     return events[0]
 
 
-def _run(arguments: Sequence[str], log: Path, should_stop: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+def _run(
+    arguments: Sequence[str], log: Path, should_stop: Callable[[], bool]
+) -> Generator[dict[str, Any], None, None]:
     """Yields each JSON object that the process prints. Raises TrainingFailed when it does not end with 0."""
     with log.open("ab") as errors, _tethered(arguments, errors.fileno()) as process:
         for line in _lines(process, should_stop):
