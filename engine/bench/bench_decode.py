@@ -2,8 +2,8 @@
 
     python engine/bench/bench_decode.py --target DIR --draft DIR [--concurrency 1 2 4 8] [--temperature 0 1]
 
-Prompts are random tokens unless --prompts FILE gives JSON Lines
-with "prompt_token_ids" (the traffic format of driftguard_training). On random prompts the acceptance says little: compare speeds at the acceptance shown.
+Prompts are random tokens unless --prompts FILE gives JSON Lines with "prompt_token_ids" (the traffic format
+of driftguard_training). On random prompts the acceptance says little: compare speeds at the acceptance shown.
 """
 
 from __future__ import annotations

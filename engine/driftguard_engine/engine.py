@@ -164,7 +164,7 @@ class Engine:
             if plan.prefill:
                 self._prefill(plan.prefill)
             if plan.decode:
-                outputs.extend(self._decode([self._sequences[name] for name in plan.decode]))
+                self._decode([self._sequences[name] for name in plan.decode], outputs)
         except Exception as error:  # every kind of failure ends here, so that no request ever hangs
             logger.exception("a step failed; %d running requests end with an error", len(self._sequences))
             reason = f"{type(error).__name__}: {error}"
@@ -247,8 +247,9 @@ class Engine:
         for drafter, (ids, chunk_spans) in by_drafter.items():
             drafter.prefill(ids, chunk_spans)
 
-    def _decode(self, rows: list[RunningSequence]) -> list[RequestOutput]:
-        outcomes, now, outputs = self._decoder.step(rows), _now(), []
+    def _decode(self, rows: list[RunningSequence], outputs: list[RequestOutput]) -> None:
+        """Appends to outputs row by row: a failure on the way must not lose what other rows have received."""
+        outcomes, now = self._decoder.step(rows), _now()
         for row, outcome in zip(rows, outcomes, strict=True):
             if outcome.error is not None:
                 outputs.append(self._fail(row, outcome.error))
@@ -257,7 +258,6 @@ class Engine:
             outputs.append(output)
             if output.finished is not None:
                 self._leave(row)
-        return outputs
 
 
 def _now() -> Moment:

@@ -47,10 +47,8 @@ class _Norm:
     epsilon: float
 
     def apply(self, x: Tensor) -> Tensor:
-        """RMSNorm over the last dimension, in float32 as transformers computes it."""
-        wide = x.float()
-        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + self.epsilon)
-        return (wide * scale).to(x.dtype) * self.weight
+        """RMSNorm over the last dimension, which is weight's last one."""
+        return torch.rms_norm(x, self.weight.shape[-1:], None, self.epsilon) * self.weight
 
 
 @dataclass(frozen=True, slots=True)

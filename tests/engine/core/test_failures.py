@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from driftguard_engine.core import RequestOutput
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.engine import Engine
+from driftguard_engine.sequence import RunningSequence
 
 from tests.engine.core.tiny import drain, finished, request, serve, tokens
 
@@ -75,6 +77,24 @@ def test_a_failed_step_ends_its_requests_with_the_reason_and_the_engine_goes_on(
         assert done[name].output_token_ids == expected[name][: len(done[name].output_token_ids)] != ()
     assert done["c"].output_token_ids == expected["c"]
     assert engine.running == 0
+
+
+def test_a_failure_at_one_request_loses_no_output_of_another(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine()
+    expected = tokens(engine, request("a", max_tokens=1))["a"]
+    original = RunningSequence.commit
+
+    def commit(self: RunningSequence, *arguments: Any) -> RequestOutput:
+        if self.request.request_id == "b":
+            raise RuntimeError("a bug")
+        return original(self, *arguments)
+
+    monkeypatch.setattr(RunningSequence, "commit", commit)
+    done = serve(engine, request("a", max_tokens=1), request("b"))
+    assert (done["a"].finish_reason, done["a"].output_token_ids) == ("length", expected)
+    assert (done["b"].finish_reason, done["b"].error) == ("error", "RuntimeError: a bug")
 
 
 def test_only_the_request_without_usable_logits_ends(
