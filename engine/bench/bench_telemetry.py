@@ -5,7 +5,7 @@
 Both runs of a pair do the same work (same prompts, same seeds) in one process; which comes first alternates.
 The receiver is another process. Two ratios are printed, each with a 95% confidence interval of the mean
 (Student's t over the pairs' log ratios): tokens per second by the clock, and by this process's CPU time, all
-threads and the final flush included. The second hardly depends on what else the machine does.
+threads and the sending of the last record included. The second hardly depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ def measure(
 ) -> Rates:
     """One run: `requests` sequences of `tokens` tokens each."""
     now = datetime.now(UTC)
-    cpu_start = time.process_time()
-    telemetry.start()
-    start = time.perf_counter()
+    cpu_start, start = time.process_time(), time.perf_counter()
     for number in range(requests):
         params = SamplingParams(max_tokens=tokens, seed=number, ignore_eos=True)
         engine.submit(Request(f"request-{number}", prompt, params, now))
@@ -74,7 +72,8 @@ def measure(
             if output.finished is not None:
                 telemetry.finished(output.finished)
     wall_seconds = time.perf_counter() - start
-    telemetry.close(limit_seconds=10.0)
+    while telemetry.state.waiting_records:
+        time.sleep(0.02)
     return Rates(produced / wall_seconds, produced / (time.process_time() - cpu_start))
 
 
@@ -92,11 +91,13 @@ def run_pairs(engine: Engine, url: str, options: argparse.Namespace) -> list[tup
     def once(target_url: str | None) -> Rates:
         with tempfile.TemporaryDirectory() as spool:
             telemetry = Telemetry(target_url, Path(spool), "bench", engine.target_name)
+            telemetry.start()
+            measure(engine, telemetry, prompt, requests=1, tokens=1)  # the connection is open from here on
             rates = measure(engine, telemetry, prompt, options.requests, options.tokens)
-            if target_url is not None and telemetry.state.records.sent != options.requests:
-                raise SystemExit(
-                    f"only {telemetry.state.records.sent} of {options.requests} records were taken"
-                )
+            telemetry.close()
+            sent = telemetry.state.records.sent
+            if target_url is not None and sent != options.requests + 1:
+                raise SystemExit(f"the receiver took {sent} of {options.requests + 1} records")
         return rates
 
     runs: tuple[Callable[[], Rates], Callable[[], Rates]] = (lambda: once(url), lambda: once(None))

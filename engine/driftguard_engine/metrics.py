@@ -102,7 +102,7 @@ class Metrics:
             self._first_token.observe(finished.time_to_first_token_seconds)
         if finished.time_per_output_token_seconds is not None:
             self._per_token.observe(finished.time_per_output_token_seconds)
-        self._latency.observe((finished.ended_at - finished.request.arrived_at).total_seconds())
+        self._latency.observe((finished.ended_at - finished.started_at).total_seconds())
 
     def refused(self, code: str) -> None:
         self._refused.labels(code).inc()

@@ -103,14 +103,12 @@ def _speculation(finished: FinishedRequest) -> Json | None:
 
 
 def _timing(finished: FinishedRequest) -> Json:
-    """queue: arrival to admission; generation: first token to the end; a value that is not known is null."""
+    """generation_time_ms: first token to the end. A value that is not known is null."""
     first, each = finished.time_to_first_token_seconds, finished.time_per_output_token_seconds
-    total_seconds = (finished.ended_at - finished.request.arrived_at).total_seconds()
-    queue_seconds = (finished.started_at - finished.request.arrived_at).total_seconds()
+    total_seconds = (finished.ended_at - finished.started_at).total_seconds()
     return {
         "time_to_first_token_ms": None if first is None else first * 1000,
         "generation_time_ms": None if first is None else max(0.0, total_seconds - first) * 1000,
-        "queue_time_ms": queue_seconds * 1000,
         "mean_itl_ms": None if each is None else each * 1000,
         "tokens_per_second": len(finished.output_token_ids) / total_seconds if total_seconds > 0 else None,
     }

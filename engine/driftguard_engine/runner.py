@@ -20,6 +20,7 @@ log = structlog.get_logger("driftguard_engine.runner")
 
 IDLE_WAIT_SECONDS = 0.2  # how soon a stop is noticed while there is nothing to do
 STOP_LIMIT_SECONDS = 10.0
+MOST_FAILED_IN_A_ROW = 20  # with not one token from anybody in between
 
 
 class EngineUnavailable(EngineError):
@@ -27,6 +28,10 @@ class EngineUnavailable(EngineError):
 
     status = 503
     code = "engine_unavailable"
+
+
+class EngineBroken(Exception):
+    """Requests fail one after another (a lost device, for example): only a new process can mend that."""
 
 
 class Submission:
@@ -80,6 +85,7 @@ class EngineRunner:
         self._idle = asyncio.Event()  # set while _submissions is empty
         self._idle.set()
         self._draining = False
+        self._failed_in_a_row = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._step_forever, name="engine", daemon=True)
         self.failure: BaseException | None = None
@@ -154,10 +160,14 @@ class EngineRunner:
     def _step(self) -> None:
         outputs = self._engine.step()
         for output in outputs:
+            failed = output.finished is not None and output.finished.finish_reason == "error"
+            self._failed_in_a_row = self._failed_in_a_row + 1 if failed else 0
             if output.finished is not None:
                 self._on_finished(output.finished)
         if outputs:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
+        if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
+            raise EngineBroken(f"the last {self._failed_in_a_row} requests all ended with an error")
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:

@@ -87,6 +87,10 @@ class Spool:
         if segment.path is not None:
             segment.path.unlink(missing_ok=True)
 
+    def lines_in_memory(self) -> int:
+        """Lines that would be lost if the process ended now."""
+        return sum(segment.lines for segment in self._segments if segment.path is None)
+
     def clear(self) -> int:
         """Erases everything; returns how many lines that were."""
         lines = self.lines

@@ -32,6 +32,7 @@ log = structlog.get_logger("driftguard_engine.telemetry")
 COLLECT_EVERY_SECONDS = 0.2
 RETRY_CAPTURE_AFTER_SECONDS = 3600.0
 RESTART_AFTER_SECONDS = 1.0
+JOIN_GRACE_SECONDS = 5.0  # a name look-up in progress cannot be cancelled
 REQUEST_TIMEOUT = httpx.Timeout(30.0, connect=2.0)  # the sidecar answers after its commit
 MAX_CAPTURE_BYTES = 16_000_000
 NO_DRAFT = "none"
@@ -183,7 +184,7 @@ class Telemetry:
         if self._thread.is_alive():
             self._close_limit_seconds = limit_seconds
             self._closing.set()
-            self._thread.join()
+            self._thread.join(limit_seconds + JOIN_GRACE_SECONDS)
         if self._lock is not None:
             self._lock.close()
 
@@ -224,9 +225,7 @@ class Telemetry:
                 self._spool_arrived()
                 records.appended.set()
                 captures.appended.set()
-            for sender in senders:
-                if sender.done():
-                    sender.result()  # raises what ended it; a sender never ends by itself
+            _check_running(senders)
             if closing:
                 return
             await asyncio.sleep(COLLECT_EVERY_SECONDS)
@@ -264,22 +263,25 @@ class Telemetry:
     async def _send_rest(self, senders: list[asyncio.Task[None]]) -> None:
         deadline = time.monotonic() + self._close_limit_seconds
         while self._records.lines + self._captures.lines and time.monotonic() < deadline:
-            if any(sender.done() for sender in senders):
-                break
+            _check_running(senders)
             await asyncio.sleep(0.02)
         self._account_for_rest()
 
     def _account_for_rest(self) -> None:
-        waiting = self._records.lines
-        if not waiting:
-            return
-        if self._lock is not None:
+        lost = self._records.lines_in_memory()
+        waiting = self._records.lines - lost
+        self._record_counts.dropped += lost
+        if waiting:
             log.warning("records wait in the spool for the next start", records=waiting)
-        else:
-            self._record_counts.dropped += waiting
-            log.error(
-                "records are lost: the sidecar is away and there is no spool directory", records=waiting
-            )
+        if lost:
+            log.error("records are lost: the sidecar is away and they are not on disk", records=lost)
+
+
+def _check_running(senders: list[asyncio.Task[None]]) -> None:
+    """Raises what ended a sender; none ends by itself."""
+    for sender in senders:
+        if sender.done():
+            sender.result()
 
 
 def _is_loopback(url: str) -> bool:

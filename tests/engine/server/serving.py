@@ -17,7 +17,7 @@ from driftguard_engine.listener import bind
 from driftguard_engine.server import EngineServer, ServeOptions
 from driftguard_engine.telemetry import Telemetry
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0  # a guard against hanging; no test waits this long when it passes
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

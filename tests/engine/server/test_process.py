@@ -68,7 +68,7 @@ def test_one_line_says_where_it_serves_what(models: Path) -> None:
             f"draft_version={info['draft']['version']} method=draft_model\n"
         )
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path) -> None:
@@ -142,7 +142,7 @@ def test_records_survive_kill_9_and_are_replayed_once(models: Path, tmp_path: Pa
         ask(url, 2)
         wait_until(lambda: len(receiver.stored()) == 9, "all records arrived")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     ids = [line["record_id"] for line in receiver.stored()]
     assert ids[:7] == left
     assert len(set(ids)) == 9
@@ -159,7 +159,7 @@ def test_sigterm_lets_answers_finish_and_spools_their_records(models: Path, tmp_
             process.send_signal(signal.SIGTERM)
             lines = [line for line in chunks if line]
         assert lines[-1] == "data: [DONE]"
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     [record] = spooled(tmp_path)
     assert record["output_tokens"] == 200
 

@@ -221,6 +221,15 @@ def test_a_spool_that_cannot_be_written_falls_back_to_memory(tmp_path: Path) -> 
             assert segments(receiver.stored()) == numbered(0, 1)
 
 
+def test_what_the_memory_still_holds_at_the_end_is_counted_as_lost(tmp_path: Path) -> None:
+    with sending(f"http://127.0.0.1:{free_port()}", tmp_path) as telemetry:
+        telemetry.finished(finished_request(0))
+        wait_until(lambda: bool(spool_files(tmp_path)), "the first record is on disk")
+        (tmp_path / "records").rename(tmp_path / "gone")
+        telemetry.finished(finished_request(1))
+    assert telemetry.state.records.dropped == 1
+
+
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     with sending(f"http://127.0.0.1:{free_port()}", tmp_path) as telemetry:
         telemetry.finished(finished_request(0))
