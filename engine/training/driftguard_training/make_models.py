@@ -45,15 +45,15 @@ class Recipe:
     vocabulary: int = 2048
     context: int = 1024
     target: Shape = Shape(layers=10, hidden=192, intermediate=544)
-    draft: Shape = Shape(layers=1, hidden=128, intermediate=320)
+    draft: Shape = Shape(layers=2, hidden=128, intermediate=320)
     rows: int = 16
     length: int = 256
     target_steps: int = 2400
-    draft_steps: int = 1500
+    draft_steps: int = 1600
     # The last tenth of the steps sees whole contexts: positions never trained on would be noise.
     long_share: float = 0.1
     # The draft must follow what the target says, not only what people wrote: half of its rows are these.
-    continuations: int = 2048
+    continuations: int = 1024
 
 
 def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
