@@ -46,7 +46,7 @@ def debian_15(directory: Path) -> Iterator[str]:
             cwd=directory,
             check=True,
             stdout=subprocess.DEVNULL,
-            timeout=60,
+            timeout=200,
         )
 
     run("initdb", "--auth=trust", "--encoding=utf8", "-U", "postgres", "-D", str(data))
