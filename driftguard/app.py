@@ -261,6 +261,13 @@ def _bind(settings: Settings) -> Iterator[socket.socket]:
 
 def _configure_logging(level: str) -> None:
     structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            # The default shows local variables of a traceback, and keys and token ids could be among them.
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
     )
     logging.basicConfig(level=max(logging.WARNING, getattr(logging, level.upper())))

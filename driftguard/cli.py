@@ -172,8 +172,10 @@ def key_create(
     from driftguard.app import open_database
     from driftguard.store.keys import create_key
 
-    with open_database(load_settings(config)) as database, database.session() as session:
-        typer.echo(create_key(session, name))
+    with open_database(load_settings(config)) as database:
+        with database.session() as session:
+            key = create_key(session, name)
+        typer.echo(key)  # after the commit: a key that is shown is a key that works
 
 
 @key_commands.command("list")

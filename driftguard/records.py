@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]  # sums of millions of records still fit a bigint
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 PerPosition = Annotated[list[Count], msgspec.Meta(max_length=64)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]

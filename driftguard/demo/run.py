@@ -133,6 +133,7 @@ enabled = true
 minimum_drop = 0.06
 [retraining]
 aim_requests = 256
+wait_seconds = 60
 [alerting]
 external_url = "{sidecar_url}"
 webhook_urls = {[receiver.url] if receiver else []}

@@ -181,8 +181,9 @@ def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
 
     def ended() -> dict[str, Any] | None:
         run = loop.sidecar.newest_run()
-        if run is None:
-            stage.note = f"collecting traffic: {len(loop.traffic.answers) - start} requests"
+        if run is None or run["state"] == "nothing_to_do":
+            why = run["reason"] if run else "waiting for a run"
+            stage.note = f"{len(loop.traffic.answers) - start} more requests; {why}"
             return None
         if not degraded_until:  # from here on training shares the cores, so speed says nothing
             degraded_until.append(len(loop.traffic.answers))
@@ -193,7 +194,7 @@ def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
         )
         stage.note = f"{run['state']}{step}"
         loop.screen.state = f"retraining: {stage.note}"
-        if run["state"] in ("rejected", "failed", "nothing_to_do", "rolled_back"):
+        if run["state"] in ("rejected", "failed", "rolled_back"):
             raise DemoFailed(f"the retraining ended as {run['state']}: {run['reason']}")
         return run if run["state"] in ("watching", "promoted") else None
 
