@@ -10,13 +10,14 @@ from uuid import uuid4
 
 import procrastinate
 import pytest
+from sqlalchemy import text
 
 from driftguard.errors import Conflict
 from driftguard.retraining.jobs import NAMESPACE, QUEUE, RetrainingJobs
 from driftguard.settings import Settings
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
-from driftguard.store.jobs import deferring_connector, unfinished_jobs, worker_connector
+from driftguard.store.jobs import deferring_connector, worker_connector
 from driftguard.store.tables import RetrainRun
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
@@ -52,7 +53,8 @@ async def work(database: Database, jobs: RetrainingJobs) -> None:
 
 def waiting(database: Database) -> int:
     with database.session() as session:
-        return unfinished_jobs(session, QUEUE)
+        query = "SELECT count(*) FROM procrastinate_jobs WHERE status IN ('todo', 'doing')"
+        return session.scalar(text(query)) or 0
 
 
 def runs(database: Database) -> list[RetrainRun]:
