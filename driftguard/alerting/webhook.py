@@ -74,8 +74,13 @@ class WebhookSink:
         self._metrics = metrics
         self._client = client or httpx.Client(timeout=TIMEOUT_SECONDS)
         self._deferred: set[int] = set()  # by this process: a fresh process defers every open row again
-        self.blueprint = procrastinate.Blueprint()
-        self._task = self.blueprint.task(name="deliver", queue=QUEUE, retry=Backoff())(self.deliver)
+
+    @property
+    def blueprint(self) -> procrastinate.Blueprint:
+        """A new one each time: procrastinate renames the tasks of a blueprint when an app takes it."""
+        blueprint = procrastinate.Blueprint()
+        blueprint.task(name="deliver", queue=QUEUE, retry=Backoff())(self.deliver)
+        return blueprint
 
     def defer_new(self, app: procrastinate.App) -> None:
         """Queues a job for each notification that needs one; a queued one is left alone."""

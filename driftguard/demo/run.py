@@ -134,6 +134,7 @@ minimum_drop = 0.06
 [retraining]
 aim_requests = 256
 wait_seconds = 60
+threads = 1
 [alerting]
 external_url = "{sidecar_url}"
 webhook_urls = {[receiver.url] if receiver else []}
@@ -149,7 +150,7 @@ alertmanager_urls = {alertmanagers}
 def _start_engine(engine_url: str, sidecar_url: str, directory: Path) -> Process:
     arguments = [
         *("driftguard_engine", "--port", engine_url.rsplit(":", 1)[1], "--server-name", SERVER),
-        *("--num-speculative-tokens", "3"),
+        *("--num-speculative-tokens", "3", "--threads", "1"),
         *("--sidecar", sidecar_url, "--spool-dir", str(directory / "spool")),
         *("--state-dir", str(directory / "engine"), "--capture-fraction", "1.0"),
     ]

@@ -107,15 +107,15 @@ class Lane:
         self._counts = counts
         self._batch_lines: int | None = None  # set by the first 413; None sends whole segments
         self._away = False
-        self.appended = asyncio.Event()
+        self.wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Sends for ever. Raises CaptureForbidden on 403 to captures."""
+        """Empties the spool, then waits for `wake`, for ever. Raises CaptureForbidden on 403 to captures."""
         while True:
             segment = self._spool.take()
             if segment is None:
-                self.appended.clear()
-                await self.appended.wait()
+                self.wake.clear()
+                await self.wake.wait()
                 continue
             await self._send_segment(segment)
             self._spool.remove(segment)

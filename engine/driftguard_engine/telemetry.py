@@ -1,8 +1,9 @@
 """Finished request -> AcceptanceRecord, and its way to the sidecar without ever making a decoding step wait.
 
 The engine thread appends to a bounded deque. One background thread writes what arrived to the spool every
-0.2 s and sends the spool in batches; a record leaves the disk when the sidecar has answered for it. So
-kill -9 loses at most the last 0.2 s; a loss of power may lose what the kernel had not written yet.
+0.2 s, and every second (or with 500 records) sends the spool in batches; a record leaves the disk when the
+sidecar has answered for it. So kill -9 loses at most the last 0.2 s; a loss of power may lose what the kernel
+had not written yet.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import structlog
 from driftguard.records import AcceptanceRecord, encode_record
 from driftguard_engine.core import FinishedRequest
 from driftguard_engine.shipping import CaptureForbidden, Lane, LaneCounts
-from driftguard_engine.spool import Spool, lock_directory
+from driftguard_engine.spool import SEGMENT_LINES, Spool, lock_directory
 
 log = structlog.get_logger("driftguard_engine.telemetry")
 
@@ -122,6 +123,7 @@ class Telemetry:
         capture_fraction: float = 0.0,
         max_buffered: int = 10_000,
         max_spool_bytes: int = 64_000_000,
+        send_every_seconds: float = 1.0,
     ) -> None:
         """Raises SpoolError (the directory cannot be used, or another engine has it), ValueError."""
         if not 0 <= capture_fraction <= 1:
@@ -132,6 +134,7 @@ class Telemetry:
         self._api_key = api_key
         self._capture_fraction = capture_fraction if url else 0.0
         self._capture_from = 0.0  # time.monotonic(); later than now while the sidecar forbids capture
+        self._send_every_seconds = send_every_seconds
         self._arrived: deque[FinishedRequest] = deque()
         self._max_buffered = max_buffered
         self._overflowed = 0
@@ -219,12 +222,16 @@ class Telemetry:
                 await asyncio.gather(*senders, return_exceptions=True)
 
     async def _collect(self, records: Lane, captures: Lane, senders: list[asyncio.Task[None]]) -> None:
+        send_at = 0.0
         while True:
             closing = self._closing.is_set()  # read first: what arrived before it was set is spooled below
             if self._arrived:
                 self._spool_arrived()
-                records.appended.set()
-                captures.appended.set()
+            now = time.monotonic()
+            if closing or now >= send_at or self._records.lines >= SEGMENT_LINES:
+                send_at = now + self._send_every_seconds
+                records.wake.set()
+                captures.wake.set()
             _check_running(senders)
             if closing:
                 return

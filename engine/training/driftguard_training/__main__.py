@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--seed", type=_whole(0), default=0)
     for command in commands.choices.values():
         command.add_argument("--threads", type=_whole(1), help="CPU threads (default: torch's choice)")
+    make.set_defaults(threads=2)  # the bytes of the models depend on it
     return parser
 
 

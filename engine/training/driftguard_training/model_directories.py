@@ -109,14 +109,21 @@ def save_model(
     for leftover in output.parent.glob(f"{partial_prefix}*"):
         shutil.rmtree(leftover)
     partial = Path(tempfile.mkdtemp(prefix=partial_prefix, dir=output.parent))
-    partial.chmod(0o755)  # mkdtemp makes it private; the engine may run as another user
     cast("Any", model).to(dtype).save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     version = _weights_hash(partial)
     facts = {"version": version, **provenance}
     (partial / PROVENANCE_FILE).write_text(json.dumps(facts, indent=2) + "\n")
+    _make_readable(partial)
     partial.replace(output)
     return version
+
+
+def _make_readable(directory: Path) -> None:
+    """Temporary directories and safetensors files are private, but the engine may run as another user."""
+    directory.chmod(0o755)
+    for path in directory.iterdir():
+        path.chmod(0o644)
 
 
 def model_version(directory: Path) -> str:

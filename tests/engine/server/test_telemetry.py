@@ -24,7 +24,7 @@ CAPTURES = "/api/v1/captures"
 
 @contextmanager
 def sending(url: str, spool_dir: Path | None, **options: Any) -> Iterator[Telemetry]:
-    telemetry = Telemetry(url, spool_dir, "engine-1", "big", **options)
+    telemetry = Telemetry(url, spool_dir, "engine-1", "big", send_every_seconds=0.0, **options)
     telemetry.start()
     try:
         yield telemetry
