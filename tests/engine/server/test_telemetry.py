@@ -65,6 +65,23 @@ def test_records_arrive_as_json_lines_in_order_with_the_key(tmp_path: Path) -> N
         assert receiver.stored(CAPTURES) == []
 
 
+def test_a_batch_that_is_not_full_gathers_on_disk_until_it_is_due(tmp_path: Path) -> None:
+    with Receiver() as receiver:
+        telemetry = Telemetry(receiver.url, tmp_path, "engine-1", "big", send_every_seconds=3600.0)
+        telemetry.finished(finished_request(0))
+        telemetry.start()
+        wait_until(lambda: len(receiver.stored()) == 1, "what is there at the start goes at once")
+        for number in range(1, 501):
+            telemetry.finished(finished_request(number))
+        wait_until(lambda: len(receiver.stored()) == 501, "a full batch goes at once")
+        telemetry.finished(finished_request(501))
+        wait_until(lambda: bool(spool_files(tmp_path)), "the next record is on disk")
+        assert len(receiver.batches) == 2
+        telemetry.close()
+        assert segments(receiver.stored()) == numbered(*range(502))
+        assert not spool_files(tmp_path)
+
+
 def test_records_wait_on_disk_while_the_sidecar_is_away_and_are_replayed_oldest_first(tmp_path: Path) -> None:
     port = free_port()
     with sending(f"http://127.0.0.1:{port}", tmp_path) as telemetry:
