@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import structlog
@@ -19,6 +20,8 @@ def configure_logs(level: str) -> None:
     ]
     if sys.stderr.isatty():
         render = [structlog.dev.ConsoleRenderer()]
+    else:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read when transformers is imported
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -111,6 +111,7 @@ class Telemetry:
     spool_dir: unsent records wait there, at most `max_spool_bytes`, the oldest dropped first and counted, and
     a later process sends them; None keeps them in memory. capture_fraction: part of the requests whose token
     ids are sent too; 0 keeps none, and erases what an earlier process captured and could not send.
+    send_every_seconds: how long a batch that is not full gathers before it is sent.
     """
 
     def __init__(

@@ -68,7 +68,9 @@ def test_one_line_says_where_it_serves_what(models: Path) -> None:
             f"draft_version={info['draft']['version']} method=draft_model\n"
         )
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        _, log = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert [line for line in log.splitlines() if not line.startswith("timestamp=")] == []
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path) -> None:
