@@ -3,15 +3,14 @@
     python engine/bench/bench_telemetry.py [--target DIR --draft DIR] [--pairs 20]
 
 Both runs of a pair do the same work (same prompts, same seeds) in one process; which comes first alternates.
-The receiver is another process. Two ratios are printed, each with a 95% confidence interval of the mean
-(Student's t over the pairs' log ratios): tokens per second by the clock, and by this process's CPU time, all
-threads and the sending of the last record included. The second hardly depends on what else the machine does.
+The receiver is another process. Two ratios are printed, each the median over the pairs with its 95%
+confidence interval: tokens per second by the clock, and by this process's CPU time, all threads and the
+sending of the last record included. The second depends less on what else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import subprocess
 import sys
 import tempfile
@@ -20,14 +19,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import median
 
 from driftguard_engine.__main__ import BUNDLED
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import Request, SamplingParams
 from driftguard_engine.engine import Engine
 from driftguard_engine.telemetry import Telemetry
-from scipy.stats import t as student
+from scipy.stats import binom
 
 RECEIVER = """
 import http.server
@@ -78,10 +77,13 @@ def measure(
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Geometric mean of the ratios and its 95% confidence interval (Student's t on the logs)."""
-    logs = [math.log(ratio) for ratio in ratios]
-    half = float(student.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
-    return tuple(math.exp(value) for value in (mean(logs), mean(logs) - half, mean(logs) + half))  # type: ignore[return-value]
+    """Their median and its 95% confidence interval by order statistics: assumes no distribution.
+
+    With n ratios and k the 2.5% quantile of Binomial(n, 1/2): from the k-th smallest to the k-th largest.
+    """
+    ordered = sorted(ratios)
+    rank = max(1, int(binom.ppf(0.025, len(ordered), 0.5)))
+    return median(ordered), ordered[rank - 1], ordered[-rank]
 
 
 def run_pairs(engine: Engine, url: str, options: argparse.Namespace) -> list[tuple[Rates, Rates]]:
@@ -115,7 +117,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--target", default=str(BUNDLED / "target"), help="target model directory")
     parser.add_argument("--draft", default=str(BUNDLED / "draft"), help="draft model directory")
-    parser.add_argument("--pairs", type=int, default=20, help="pairs of runs, at least 2")
+    parser.add_argument(
+        "--pairs", type=int, default=20, help="pairs of runs; at least 6 for an interval of 95%%"
+    )
     parser.add_argument("--requests", type=int, default=32, help="requests per run, one record each")
     parser.add_argument("--tokens", type=int, default=32, help="output tokens per request")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
@@ -136,7 +140,7 @@ def main() -> None:
         sent, quiet = ([getattr(rates, name) for rates in side] for side in zip(*pairs, strict=True))
         ratio, low, high = interval([one / other for one, other in zip(sent, quiet, strict=True)])
         print(
-            f"tokens per {unit}: {mean(sent):.1f} with telemetry, {mean(quiet):.1f} without; "
+            f"tokens per {unit}: {median(sent):.1f} with telemetry, {median(quiet):.1f} without; "
             f"ratio {ratio:.4f} (95% {low:.4f} .. {high:.4f})"
         )
 

@@ -1,8 +1,8 @@
 """Finished request -> AcceptanceRecord, and its way to the sidecar without ever making a decoding step wait.
 
 The engine thread appends to a bounded deque. One background thread writes what arrived to the spool every
-0.2 s, and every second (or with 500 records) sends the spool in batches; a record leaves the disk when the
-sidecar has answered for it. So kill -9 loses at most the last 0.2 s; a loss of power may lose what the kernel
+0.5 s, and every second (or with 500 records) sends the spool in batches; a record leaves the disk when the
+sidecar has answered for it. So kill -9 loses at most the last 0.5 s; a loss of power may lose what the kernel
 had not written yet.
 """
 
@@ -30,7 +30,7 @@ from driftguard_engine.spool import SEGMENT_LINES, Spool, lock_directory
 
 log = structlog.get_logger("driftguard_engine.telemetry")
 
-COLLECT_EVERY_SECONDS = 0.2
+COLLECT_EVERY_SECONDS = 0.5
 RETRY_CAPTURE_AFTER_SECONDS = 3600.0
 RESTART_AFTER_SECONDS = 1.0
 JOIN_GRACE_SECONDS = 5.0  # a name look-up in progress cannot be cancelled

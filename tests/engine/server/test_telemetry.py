@@ -22,6 +22,11 @@ from tests.engine.server.serving import Receiver, Reply, wait_until
 CAPTURES = "/api/v1/captures"
 
 
+@pytest.fixture(autouse=True)
+def _collect_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry_module, "COLLECT_EVERY_SECONDS", 0.05)
+
+
 @contextmanager
 def sending(url: str, spool_dir: Path | None, **options: Any) -> Iterator[Telemetry]:
     telemetry = Telemetry(url, spool_dir, "engine-1", "big", send_every_seconds=0.0, **options)
