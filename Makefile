@@ -30,8 +30,12 @@ lint: setup
 check: lint test
 
 bench: setup
-	$(BIN)/python -m tests.benchmarks.run
-	$(BIN)/python -m engine.bench.run
+	$(BIN)/python -m tests.benchmarks.bench_ingest
+	$(BIN)/python -m tests.benchmarks.bench_detection_speed
+	$(BIN)/python -m tests.benchmarks.bench_memory
+	$(BIN)/python engine/bench/bench_verify.py
+	$(BIN)/python engine/bench/bench_decode.py
+	$(BIN)/python engine/bench/bench_telemetry.py
 
 models: setup
 	$(BIN)/python -m driftguard_training make-models --output engine/driftguard_engine/bundled --seed 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import httpx
 from driftguard_training.corpus import prompts
 
-PROMPT_CHARACTERS = 240
+PROMPT_CHARACTERS = 160
 PROMPTS_PER_DOMAIN = 3_000
 REQUEST_TIMEOUT_SECONDS = 60.0
 
@@ -50,7 +50,7 @@ class Traffic:
     base_url: str
     load: Load
     seed: int
-    max_tokens: int = 48
+    max_tokens: int = 64
     temperature: float = 1.0
     concurrency: int = 4
     pause_seconds: float = 0.0  # between two requests of one worker, for background traffic

@@ -19,22 +19,24 @@ _REPORT_EVERY_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Linear warm-up to `learning_rate`, then a cosine down to a tenth of it."""
+    """Linear warm-up to `learning_rate`, then a cosine down to `final_share` of it."""
 
     steps: int
     learning_rate: float
     warmup_steps: int
+    final_share: float = 0.1
 
     def at(self, step: int) -> float:
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        return self.learning_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        return self.learning_rate * (self.final_share + (1 - self.final_share) * cosine)
 
 
 def train(model: nn.Module, loss_at: LossFunction, schedule: Schedule, checkpoint: Path, title: str) -> None:
     """Train in place; a checkpoint left by an interrupted run is continued, and removed at the end."""
-    optimizer = adamw(model)
+    optimizer = adamw(model, weight_decay=0.1)
     first = _resume(model, optimizer, checkpoint)
     if first:
         print(f"{title}: resuming at step {first}", flush=True)
@@ -50,11 +52,11 @@ def train(model: nn.Module, loss_at: LossFunction, schedule: Schedule, checkpoin
     model.eval()
 
 
-def adamw(model: nn.Module) -> torch.optim.AdamW:
+def adamw(model: nn.Module, weight_decay: float) -> torch.optim.AdamW:
     """No weight decay on vectors (norms), as usual for transformers."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
 

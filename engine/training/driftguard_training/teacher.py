@@ -21,9 +21,11 @@ def output_logits(model: PreTrainedModel, requests: Sequence[TrafficRequest]) ->
     tokens = torch.zeros(len(requests), longest, dtype=torch.long)  # [B, T]
     for row, request in enumerate(requests):
         tokens[row, : len(request.token_ids)] = torch.tensor(request.token_ids)
-    logits = model(input_ids=tokens, use_cache=False).logits.float()  # [B, T, V]
+    first = min(len(request.prompt_token_ids) for request in requests) - 1  # nothing before it is needed
+    output = model(input_ids=tokens, use_cache=False, logits_to_keep=longest - first)
+    logits = output.logits.float()  # [B, T - first, V]
     return [
-        logits[row, len(request.prompt_token_ids) - 1 : len(request.token_ids) - 1]
+        logits[row, len(request.prompt_token_ids) - 1 - first : len(request.token_ids) - 1 - first]
         for row, request in enumerate(requests)
     ]
 
