@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from driftguard_training.acceptance import distillation_loss, distribution
-from driftguard_training.evaluate import EvaluateSettings, evaluate, expected_steps
+from driftguard_training.evaluate import evaluate, expected_steps
+from driftguard_training.settings import EvaluateSettings
 from driftguard_training.traffic import TrafficRequest, read_traffic
 
 from tests.training.small_models import CONTEXT_TOKENS, save_directory, small_model, write_traffic

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from driftguard_training.__main__ import main
-from driftguard_training.distill import DistillSettings, batches
-from driftguard_training.evaluate import EvaluateSettings, evaluate
+from driftguard_training.distill import batches
+from driftguard_training.evaluate import evaluate
 from driftguard_training.model_directories import load_model
+from driftguard_training.settings import DistillSettings, EvaluateSettings
 from driftguard_training.traffic import TrafficRequest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

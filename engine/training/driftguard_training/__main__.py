@@ -8,9 +8,10 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
-from driftguard_training.acceptance import LOSSES
 from driftguard_training.errors import TrainingRefused
+from driftguard_training.settings import MINIMUM_REQUESTS, DistillSettings, EvaluateSettings, Loss
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _distill(parsed: argparse.Namespace) -> None:
-    from driftguard_training.distill import DistillSettings, distill
+    from driftguard_training.distill import distill
 
     distill(
         DistillSettings(
@@ -52,7 +53,7 @@ def _distill(parsed: argparse.Namespace) -> None:
 
 
 def _evaluate(parsed: argparse.Namespace) -> None:
-    from driftguard_training.evaluate import EvaluateSettings, evaluate
+    from driftguard_training.evaluate import evaluate
 
     settings = EvaluateSettings(
         parsed.target, tuple(parsed.draft), parsed.traffic, parsed.num_speculative_tokens, parsed.temperature
@@ -94,9 +95,9 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=_whole(1), default=150)
     parser.add_argument("--seed", type=_whole(0), default=0)
     parser.add_argument("--learning-rate", type=_positive, default=1e-3)
-    parser.add_argument("--loss", choices=LOSSES, default="nla", help="lk-hybrid for a cold start")
+    parser.add_argument("--loss", choices=get_args(Loss), default="nla", help="lk-hybrid for a cold start")
     parser.add_argument("--batch-requests", type=_whole(1), default=16)
-    parser.add_argument("--minimum-requests", type=_whole(1), default=128, help="refuse below (default 128)")
+    parser.add_argument("--minimum-requests", type=_whole(1), default=MINIMUM_REQUESTS, help="refuse below")
 
 
 def _add_evaluate(parser: argparse.ArgumentParser) -> None:

@@ -6,12 +6,9 @@ A token drafted from q is accepted against p with probability sum_v min(p(v), q(
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 
-Loss = Literal["nla", "lk-hybrid", "forward-kl"]
-LOSSES: tuple[str, ...] = get_args(Loss)
+from driftguard_training.settings import Loss
 
 _LK_DECAY = 3.0
 

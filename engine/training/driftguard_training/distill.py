@@ -6,12 +6,10 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from driftguard_training.acceptance import Loss, distillation_loss
+from driftguard_training.acceptance import distillation_loss
 from driftguard_training.errors import TooLittleTraffic
 from driftguard_training.model_directories import (
     LoadedModel,
@@ -22,10 +20,10 @@ from driftguard_training.model_directories import (
     save_model,
 )
 from driftguard_training.pretraining import Schedule, adamw, apply_gradient
+from driftguard_training.settings import DistillSettings
 from driftguard_training.teacher import Teacher, output_logits
 from driftguard_training.traffic import TrafficRequest, read_traffic
 
-MINIMUM_REQUESTS = 128  # with 16 requests the draft became worse than it was
 # A quarter is enough where the draft has room for more; with 0.6M parameters half of each batch kept the old
 # segments (-.006 and -.014 instead of -.017 and -.028) and cost .017 of the gain on the new one.
 _REPLAY_SHARE = 0.5
@@ -33,23 +31,6 @@ _WARMUP_STEPS = 10
 _REPORT_EVERY_STEPS = 10
 
 Emit = Callable[[dict[str, object]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class DistillSettings:
-    """One distillation. `batch_requests` includes the replayed half."""
-
-    target: Path
-    draft: Path
-    train: Path
-    output: Path
-    replay: Path | None = None
-    steps: int = 150
-    seed: int = 0
-    learning_rate: float = 1e-3
-    loss: Loss = "nla"
-    batch_requests: int = 16
-    minimum_requests: int = MINIMUM_REQUESTS
 
 
 def distill(settings: DistillSettings, emit: Emit) -> None:

@@ -5,31 +5,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from driftguard_training.acceptance import acceptance_probability, distribution
 from driftguard_training.model_directories import LoadedModel, check_fit, load_model
+from driftguard_training.settings import EvaluateSettings
 from driftguard_training.teacher import output_logits
 from driftguard_training.traffic import TrafficRequest, read_traffic
 
 _BATCH_REQUESTS = 8
 _TIMED_REPEATS = 30
 _TIMED_WARMUP = 5
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluateSettings:
-    """`num_speculative_tokens` is K; `temperature` is the one that the traffic was sampled at."""
-
-    target: Path
-    drafts: tuple[Path, ...]
-    traffic: Path
-    num_speculative_tokens: int = 4
-    temperature: float = 1.0
 
 
 def evaluate(settings: EvaluateSettings) -> dict[str, object]:

@@ -1,0 +1,39 @@
+"""What a distillation and an evaluation are told. Imports no torch, so that --help is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Loss = Literal["nla", "lk-hybrid", "forward-kl"]
+
+MINIMUM_REQUESTS = 128  # with 16 requests the draft became worse than it was
+
+
+@dataclass(frozen=True, slots=True)
+class DistillSettings:
+    """One distillation. `batch_requests` includes the replayed half."""
+
+    target: Path
+    draft: Path
+    train: Path
+    output: Path
+    replay: Path | None = None
+    steps: int = 150
+    seed: int = 0
+    learning_rate: float = 1e-3
+    loss: Loss = "nla"
+    batch_requests: int = 16
+    minimum_requests: int = MINIMUM_REQUESTS
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateSettings:
+    """`num_speculative_tokens` is K; `temperature` is the one that the traffic was sampled at."""
+
+    target: Path
+    drafts: tuple[Path, ...]
+    traffic: Path
+    num_speculative_tokens: int = 4
+    temperature: float = 1.0
