@@ -38,9 +38,7 @@ def postgres_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def template_database(postgres_server: str) -> str:
-    """Name of a database with the newest schema and no connections: the others are copies of it."""
-    upgrade(create_database(postgres_server, "driftguard_template"))
-    return "driftguard_template"
+    return create_template(postgres_server)
 
 
 @pytest.fixture
@@ -75,6 +73,12 @@ def stop_syncing(server_url: str) -> None:
         for name in ("fsync", "full_page_writes", "synchronous_commit"):
             connection.execute(f"ALTER SYSTEM SET {name} = off")
         connection.execute("SELECT pg_reload_conf()")
+
+
+def create_template(server_url: str) -> str:
+    """Name of a database with the newest schema and no connections: the others are copies of it."""
+    upgrade(create_database(server_url, "driftguard_template"))
+    return "driftguard_template"
 
 
 def fresh_database(server_url: str, template: str = "template1") -> Iterator[str]:

@@ -72,7 +72,7 @@ def measure(
                 telemetry.finished(output.finished)
     wall_seconds = time.perf_counter() - start
     while telemetry.state.waiting_records:
-        time.sleep(0.02)
+        time.sleep(0.1)
     return Rates(produced / wall_seconds, produced / (time.process_time() - cpu_start))
 
 

@@ -45,7 +45,7 @@ def test_a_rejected_candidate_changes_nothing_and_the_same_weights_can_be_promot
     assert engine.serving["version"] == drifted.parent
     assert engine.calls == []
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
-    assert [one.stage for one in told if one.step in (None, 30)] == [
+    assert [one.stage for one in told if one.step in (None, 60)] == [
         "collecting", "training", "training", "evaluating",
     ]  # fmt: skip
     assert list((tmp_path / "data" / "retraining").iterdir()) == []

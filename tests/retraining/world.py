@@ -37,7 +37,7 @@ def make_settings(data_dir: Path, engine_url: str, **retraining: object) -> Sett
     rules = {
         "minimum_requests": 128,
         "aim_requests": 128,
-        "steps": 30,
+        "steps": 60,
         "threads": 1,
         "maximum_regression": 0.05,
         **retraining,

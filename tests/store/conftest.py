@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from driftguard.store.embedded import start_embedded
-from tests.conftest import stop_syncing
+from tests.conftest import create_template, stop_syncing
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
@@ -29,6 +29,12 @@ def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
             yield url
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres_server: str) -> str:
+    """One per server: the fixture of the other suites is bound to the embedded one."""
+    return create_template(postgres_server)
 
 
 @contextlib.contextmanager
