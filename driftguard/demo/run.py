@@ -136,6 +136,7 @@ minimum_drop = 0.08
 aim_requests = 192
 wait_seconds = 60
 maximum_regression = 0.04
+threads = 1
 [alerting]
 external_url = "{sidecar_url}"
 webhook_urls = {[receiver.url] if receiver else []}

@@ -27,11 +27,11 @@ BASELINE_SECONDS = 120.0
 MIX_REQUESTS = 200
 INCIDENT_SECONDS = 60.0
 PAGE_SECONDS = 20.0
-RETRAIN_SECONDS = 180.0
+RETRAIN_SECONDS = 240.0
 RECOVERY_SECONDS = 90.0
 REFERENCE_REQUESTS = 60  # without speculation
 MEASURED_REQUESTS = 160  # at the end
-BACKGROUND_PAUSE_SECONDS = 0.25  # between requests of one worker while the draft trains on the same cores
+BACKGROUND_PAUSE_SECONDS = 0.5  # between requests of one worker while the draft trains on the same cores
 
 
 @dataclass(slots=True)

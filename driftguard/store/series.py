@@ -69,10 +69,15 @@ def siblings(session: Session, stream: Stream) -> list[Stream]:
 
 
 def promotions(session: Session, server: str, target: str, since: datetime) -> list[Draft]:
-    """Drafts that were put into service there, oldest first."""
+    """Candidates that were put into service there, oldest first."""
     query = (
         select(Draft)
-        .where(Draft.server == server, Draft.target == target, Draft.promoted_at >= since)
+        .where(
+            Draft.server == server,
+            Draft.target == target,
+            Draft.promoted_at >= since,
+            Draft.retrain_run_id.is_not(None),  # a draft that was there already was not promoted
+        )
         .order_by(Draft.promoted_at)
     )
     return list(session.scalars(query))
