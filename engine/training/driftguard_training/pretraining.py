@@ -35,7 +35,7 @@ class Schedule:
 
 
 def train(model: nn.Module, loss_at: LossFunction, schedule: Schedule, checkpoint: Path, title: str) -> None:
-    """Train in place; a checkpoint left by an interrupted run is continued, and removed at the end."""
+    """Train in place, continuing the checkpoint of an interrupted run if there is one."""
     optimizer = adamw(model, weight_decay=0.1)
     first = _resume(model, optimizer, checkpoint)
     if first:
