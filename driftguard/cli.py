@@ -80,7 +80,10 @@ def demo(
 @app.command()
 def retrain(
     config: Config = None,
-    server: Annotated[str | None, typer.Option(help="Server whose draft to retrain (default: all).")] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Server whose draft to retrain; needed when the settings name several engines."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Retrain even when no incident calls for it.")
     ] = False,
@@ -103,7 +106,7 @@ def status(
     sidecar: Server = DEFAULT_SIDECAR,
     as_json: Annotated[bool, typer.Option("--json", help="Print the API's answer as it is.")] = False,
 ) -> None:
-    """One line per stream: verdict, acceptance now against the baseline, cost, draft in service."""
+    """Each stream: its verdict in a sentence, acceptance now and before, cost, draft in service."""
     from driftguard.status_view import print_status
 
     print_status(sidecar, as_json=as_json, api_key=os.environ.get("DRIFTGUARD_API_KEY"))

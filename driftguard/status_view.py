@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.table import Table
 
 from driftguard.errors import DriftGuardError
 
@@ -15,7 +14,7 @@ _STYLES = {"degraded": "bold red", "drafting_stopped": "bold red", "improved": "
 
 
 def print_status(base_url: str, *, as_json: bool, api_key: str | None) -> None:
-    """Prints one line per stream, worst first. Raises DriftGuardError when the sidecar gives no answer."""
+    """Prints a few lines per stream, worst first. Raises DriftGuardError when the sidecar gives no answer."""
     status = _fetch(base_url, api_key)
     if as_json:
         print(json.dumps(status))
@@ -24,18 +23,24 @@ def print_status(base_url: str, *, as_json: bool, api_key: str | None) -> None:
     if not status["streams"]:
         console.print("No records yet: send some to POST /api/v1/records, or start an engine with --sidecar.")
         return
-    table = Table("stream", "verdict", "acceptance", "baseline", "tokens/s", "cost", "draft in service")
     for stream in status["streams"]:
-        table.add_row(
-            f"{stream['server']} / {stream['target']}\n{stream['method']} {stream['draft_version']}",
-            f"[{_STYLES.get(stream['verdict'], 'dim')}]{stream['text']}[/]",
-            _rate(stream["acceptance"]["now"]),
-            _rate(stream["acceptance"]["baseline"]),
-            _number(stream["tokens_per_second"]["now"], "{:.0f}"),
-            _number(stream["tokens_per_second"]["cost_percent"], "{:.0f}%"),
-            stream["draft_in_service"],
+        style = _STYLES.get(stream["verdict"], "dim")
+        console.print(
+            f"[bold]{stream['server']}[/] {stream['target']}, {stream['method']} {stream['draft_version']}"
         )
-    console.print(table)
+        console.print(f"  [{style}]{stream['text']}[/]", highlight=False)
+        console.print(f"  {_numbers(stream)}\n", highlight=False)
+
+
+def _numbers(stream: dict[str, Any]) -> str:
+    acceptance, speed = stream["acceptance"], stream["tokens_per_second"]
+    parts = [
+        f"acceptance {_rate(acceptance['now'])}, baseline {_rate(acceptance['baseline'])}",
+        f"{_number(speed['now'], '{:.0f}')} tokens/s",
+        f"cost {_number(speed['cost_percent'], '{:.0f}%')}",
+        f"draft in service {stream['draft_in_service']}",
+    ]
+    return "; ".join(parts)
 
 
 def _fetch(base_url: str, api_key: str | None) -> dict[str, Any]:
