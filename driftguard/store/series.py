@@ -76,7 +76,7 @@ def promotions(session: Session, server: str, target: str, since: datetime) -> l
             Draft.server == server,
             Draft.target == target,
             Draft.promoted_at >= since,
-            Draft.retrain_run_id.is_not(None),  # a draft that was there already was not promoted
+            Draft.parent_version.is_not(None),  # a draft that was there already was not promoted
         )
         .order_by(Draft.promoted_at)
     )
