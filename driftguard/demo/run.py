@@ -110,9 +110,7 @@ def _start(options: DemoOptions, screen: Screen, facts: Facts, directory: Path, 
     sidecar.wait_ready(f"{sidecar_url}/readyz", START_SECONDS)
     screen.traffic = traffic
     screen.state = "running"
-    return Loop(
-        screen, traffic, SidecarClient(sidecar_url, SERVER), receiver, options.alertmanager_url, facts
-    )
+    return Loop(screen, traffic, SidecarClient(sidecar_url), receiver, options.alertmanager_url, facts)
 
 
 def _start_sidecar(

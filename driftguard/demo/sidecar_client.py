@@ -17,10 +17,7 @@ POLL_SECONDS = 0.25
 
 @dataclass(slots=True)
 class SidecarClient:
-    """`server` names the engine of the demo in the records."""
-
     base_url: str
-    server: str
 
     def _get(self, path: str) -> dict[str, Any]:
         answer = httpx.get(self.base_url + path, timeout=10.0)
