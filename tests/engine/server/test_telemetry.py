@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from driftguard_engine import shipping
 from driftguard_engine import telemetry as telemetry_module
@@ -17,7 +19,7 @@ from driftguard_engine.telemetry import Telemetry
 
 from driftguard.records import decode_record
 from tests.engine.server.finished import finished_request
-from tests.engine.server.serving import Receiver, Reply, wait_until
+from tests.engine.server.serving import PATIENCE_SECONDS, Receiver, Reply, wait_until
 
 CAPTURES = "/api/v1/captures"
 
@@ -54,21 +56,33 @@ def spool_files(directory: Path) -> list[Path]:
     return sorted(directory.rglob("*.jsonl"))
 
 
-def test_records_arrive_as_json_lines_in_order_with_the_key(tmp_path: Path) -> None:
-    with Receiver() as receiver, sending(receiver.url, tmp_path, api_key="secret") as telemetry:
-        for number in range(1200):
+def test_a_burst_arrives_as_json_lines_in_full_batches_in_order_with_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry_module, "REQUEST_TIMEOUT", httpx.Timeout(None))  # one answer is held
+    asked, release = threading.Event(), threading.Event()
+
+    def hold(path: str, lines: list[dict[str, Any]]) -> Reply:
+        asked.set()
+        release.wait(PATIENCE_SECONDS)
+        return Reply()
+
+    with Receiver(answer=hold) as receiver, sending(receiver.url, tmp_path, api_key="secret") as telemetry:
+        telemetry.finished(finished_request(0))
+        assert asked.wait(PATIENCE_SECONDS), "the first record was sent"
+        for number in range(1, 1201):
             telemetry.finished(finished_request(number))
-        wait_until(lambda: len(receiver.stored()) == 1200, "all records arrived")
-        assert segments(receiver.stored()) == numbered(*range(1200))
-        sizes = [len(batch.lines) for batch in receiver.batches]
-        assert max(sizes) == 500  # how the rest is divided depends on when the sender looks
-        assert len(sizes) < 12
+        wait_until(lambda: telemetry.state.spooled_records == 1201, "the burst is on disk")
+        release.set()
+        wait_until(lambda: len(receiver.stored()) == 1201, "all records arrived")
+        assert segments(receiver.stored()) == numbered(*range(1201))
+        assert [len(batch.lines) for batch in receiver.batches] == [1, 500, 500, 200]
         assert receiver.batches[0].headers["Content-Type"] == "application/x-ndjson"
         assert receiver.batches[0].headers["Authorization"] == "Bearer secret"
         for line in receiver.stored():
             decode_record(json.dumps(line))
         wait_until(lambda: not spool_files(tmp_path), "nothing is left on disk")
-        assert telemetry.state.records.sent == 1200
+        assert telemetry.state.records.sent == 1201
         assert receiver.stored(CAPTURES) == []
 
 
