@@ -1,9 +1,9 @@
 """Tokens per second with speculation off and on, and what a target and a draft forward cost.
 
-    python engine/bench/bench_decode.py --target DIR --draft DIR [--concurrency 1 2 4 8] [--temperature 0 1]
+    python engine/bench/bench_decode.py [--target DIR --draft DIR] [--concurrency 1 2 4 8] [--temperature 0 1]
 
-Prompts are random tokens unless --prompts FILE gives JSON Lines with "prompt_token_ids" (the traffic format
-of driftguard_training). On random prompts the acceptance says little: compare speeds at the acceptance shown.
+Prompts are cut from Python code that the bundled models were not trained on; --prompts FILE gives others, as
+JSON Lines with "prompt_token_ids" (the traffic format of driftguard_training).
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from driftguard_engine.engine import Engine
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.loading import Placement, load
+from driftguard_training import corpus
+from transformers import PreTrainedTokenizerBase
+
+_PROMPTS = 64
 
 
 def main() -> None:
@@ -130,13 +134,12 @@ def _median_microseconds(run: Callable[[], object], repeats: int = 60) -> float:
     return statistics.median(times) * 1e6
 
 
-def _prompts(options: argparse.Namespace, tokenizer: object) -> list[list[int]]:
+def _prompts(options: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     if options.prompts:
         lines = Path(options.prompts).read_text(encoding="utf-8").splitlines()
         return [json.loads(line)["prompt_token_ids"][: options.context] for line in lines if line.strip()]
-    generator = torch.Generator().manual_seed(0)
-    size = len(tokenizer)  # type: ignore[arg-type]
-    return torch.randint(0, size, (16, options.context), generator=generator).tolist()
+    texts = corpus.prompts("python", _PROMPTS, seed=0, characters=8 * options.context)
+    return [tokenizer.encode(text)[: options.context] for text in texts]
 
 
 def _processor() -> str:
@@ -157,7 +160,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts", help="JSON Lines with prompt_token_ids")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--num-speculative-tokens", type=int, default=4)
+    parser.add_argument("--num-speculative-tokens", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--context", type=int, default=64, help="prompt tokens")
     parser.add_argument("--repeats", type=int, default=5)

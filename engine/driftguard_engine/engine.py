@@ -64,6 +64,7 @@ class Engine:
         self._sequences: dict[str, RunningSequence] = {}
         self._queued: dict[str, tuple[Request, Moment]] = {}
         self._speculation = config.speculation
+        self._swapping = threading.Lock()
         self._changed = threading.Condition()  # guards the next three
         self._inbox: deque[tuple[Request, Moment]] = deque()
         self._known: set[str] = set()
@@ -78,11 +79,12 @@ class Engine:
 
         It is remembered first (config.state_dir), so that what this returns survives a restart.
         """
-        info = self._drafts.find(version)
-        if self.config.state_dir is not None:
-            configured = configured_draft(self.config)
-            remember(self.config.state_dir, RememberedDraft(configured, info.directory, version))
-        return self._drafts.swap(version)
+        with self._swapping:  # what is remembered last is what serves
+            info = self._drafts.find(version)
+            if self.config.state_dir is not None:
+                configured = configured_draft(self.config)
+                remember(self.config.state_dir, RememberedDraft(configured, info.directory, version))
+            return self._drafts.swap(version)
 
     def set_speculation(self, enabled: bool) -> None:
         """For requests that start from now on; running ones stay as they are."""

@@ -117,7 +117,45 @@ def verify_chain(
     return VerifyResult(tokens, accepted, accepted + 1)
 
 
-@torch.no_grad()
+class DraftSampler:
+    """Draws draft tokens of B rows, from exactly the q that `verify_chain` computes.
+
+    What stays the same from one draft step to the next is checked and computed once: a small draft model's
+    forward pass is hardly longer than that.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        temperature: Tensor,  # [B]
+        top_k: Tensor,  # [B]
+        top_p: Tensor,  # [B]
+        seed: Tensor,  # [B]
+        position: Tensor,  # [B]
+        steps: int = 1,
+    ) -> None:
+        """position: index in the sequence of the row's first draft token. The rest as `verify_chain`."""
+        _expect("temperature", temperature, (None,), floating=True)
+        batch, device = temperature.shape[0], temperature.device
+        self._shaping, noise = _sampling(temperature, top_k, top_p, seed, position, batch, device)
+        self._uniforms = reference.draft_uniforms(noise, steps)  # [B, steps]
+
+    @torch.no_grad()
+    def draw(self, draft_logits: Tensor, step: int = 0, rows: Tensor | None = None) -> Tensor:
+        """One token per row of draft_logits [R, V], int64 [R]; rows [R]: which of the B they are (None: all).
+
+        Raises ValueError, InvalidLogits.
+        """
+        shaping, uniform = self._shaping, self._uniforms[:, step]
+        if rows is not None:
+            shaping, uniform = shaping.rows(rows), uniform[rows]
+        batch, device = uniform.shape[0], uniform.device
+        _expect("draft_logits", draft_logits, (batch, None), floating=True, device=device)
+        logits = draft_logits.detach()
+        _expect_laws("draft_logits", logits)
+        return reference.sample_draft(logits, shaping, uniform)
+
+
 def sample_draft(
     draft_logits: Tensor,  # [B, V]
     temperature: Tensor,  # [B]
@@ -126,15 +164,11 @@ def sample_draft(
     seed: Tensor,  # [B]
     position: Tensor,  # [B]
 ) -> Tensor:
-    """One draft token per row, int64 [B], from exactly the q that `verify_chain` computes.
+    """One draft token per row, int64 [B]: `DraftSampler` for a single step.
 
-    position: index in the sequence of the token drawn. Other arguments and errors: as `verify_chain`.
+    position: index in the sequence of the token drawn.
     """
-    _expect("draft_logits", draft_logits, (None, None), floating=True)
-    logits = draft_logits.detach()
-    shaping, noise = _sampling(temperature, top_k, top_p, seed, position, logits.shape[0], logits.device)
-    _expect_laws("draft_logits", logits, torch.ones_like(shaping.greedy))
-    return reference.sample_draft(logits, shaping, noise)
+    return DraftSampler(temperature, top_k, top_p, seed, position).draw(draft_logits)
 
 
 def _sampling(
@@ -188,8 +222,10 @@ def _expect_range(name: str, value: Tensor, least: float, most: float) -> None:
         raise ValueError(f"{name}[{row}] must be at least {least:g}{limit}, got {value[row].item()}")
 
 
-def _expect_laws(argument: str, logits: Tensor, read: Tensor) -> None:
-    """Refuse a row of [..., V] that will be read and has no finite maximum, so that no law is in it."""
-    wrong = read & ~logits.amax(-1).isfinite()
+def _expect_laws(argument: str, logits: Tensor, read: Tensor | None = None) -> None:
+    """Refuse a row of [..., V] that will be read (None: all) and has no finite maximum: no law is in it."""
+    wrong = ~logits.amax(-1).isfinite()
+    if read is not None:
+        wrong &= read
     if bool(wrong.any()):
         raise InvalidLogits(argument, wrong.nonzero().tolist())

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from driftguard_engine.drafters.base import DraftRow, Proposal, Sampling
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.base import TokenModel
-from driftguard_engine.verify import sample_draft
+from driftguard_engine.verify import DraftSampler
 
 
 class DraftModelDrafter:
@@ -41,11 +41,13 @@ class DraftModelDrafter:
         counts = [max(0, min(row.count, self._model.max_length - len(row.token_ids) + 1)) for row in rows]
         drawn: list[list[int]] = [[] for _ in rows]
         logits: list[list[Tensor]] = [[] for _ in rows]
-        for step in range(max(counts, default=0)):
+        steps = max(counts, default=0)
+        sampler = self._sampler(rows, sampling, steps)
+        for step in range(steps):
             active = [at for at, count in enumerate(counts) if count > step]
-            rows_now = [rows[at] for at in active]
-            step_logits = self._forward(rows_now, [drawn[at] for at in active])  # [R, V]
-            step_tokens = self._draw(rows_now, step, step_logits, sampling)
+            step_logits = self._forward([rows[at] for at in active], [drawn[at] for at in active])  # [R, V]
+            chosen = None if len(active) == len(rows) else torch.tensor(active, device=step_logits.device)
+            step_tokens = sampler.draw(step_logits, step, chosen).tolist()
             for place, at in enumerate(active):
                 drawn[at].append(step_tokens[place])
                 logits[at].append(step_logits[place])
@@ -87,13 +89,12 @@ class DraftModelDrafter:
             cached += 1
         return row.token_ids[cached:]
 
-    def _draw(self, rows: Sequence[DraftRow], step: int, logits: Tensor, sampling: Sampling) -> list[int]:
-        index = torch.tensor([row.index for row in rows], device=logits.device)
-        own = sampling.rows(index)
-        position = torch.tensor([len(row.token_ids) + step for row in rows], device=logits.device)
-        tokens = sample_draft(logits, own.temperature, own.top_k, own.top_p, own.seed, position)
-        drawn: list[int] = tokens.tolist()
-        return drawn
+    @staticmethod
+    def _sampler(rows: Sequence[DraftRow], sampling: Sampling, steps: int) -> DraftSampler:
+        device = sampling.seed.device
+        own = sampling.rows(torch.tensor([row.index for row in rows], device=device))
+        position = torch.tensor([len(row.token_ids) for row in rows], device=device)
+        return DraftSampler(own.temperature, own.top_k, own.top_p, own.seed, position, steps)
 
     def _fit(self, logits: Tensor) -> Tensor:
         """[R, V of the draft] to [R, V of the target]: models may pad the same vocabulary differently."""

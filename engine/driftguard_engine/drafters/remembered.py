@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,16 +25,12 @@ class RememberedDraft:
 def remember(state_dir: Path, draft: RememberedDraft) -> None:
     """Replaces the file at once: a crash leaves the old one or the new one, never half of it."""
     state_dir.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=state_dir, prefix=f".{FILE_NAME}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(asdict(draft), file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(state_dir / FILE_NAME)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    partial = state_dir / f".{FILE_NAME}.partial"  # one name: what a crash leaves is overwritten next time
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(asdict(draft), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(state_dir / FILE_NAME)
     _sync_directory(state_dir)
 
 

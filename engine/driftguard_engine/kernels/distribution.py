@@ -53,19 +53,25 @@ class Distribution:
 
 
 def distribution(logits: Tensor, shaping: Shaping) -> Distribution:
-    """Softmax of logits [B, S, V] after temperature, then top-k, then top-p, as vLLM and transformers do.
+    """Softmax of logits [B, S, V] after temperature, then top-k, then top-p, as vLLM and transformers do."""
+    mass = weights(logits, shaping)
+    return Distribution(mass, _tile_sums(mass).cumsum(-1)[..., -1])
+
+
+def weights(logits: Tensor, shaping: Shaping) -> Tensor:
+    """`Distribution.weights` of logits [B, S, V]: enough to draw from a law.
 
     Every temperature must be positive. A row without a finite maximum has no law: what it gives is
     meaningless, but harms no other row.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     # The maximum is subtracted before dividing: logits / temperature overflows where this does not.
-    weights = _weights(logits, logits.amax(-1, keepdim=True), shaping.temperature)
+    mass = _exponentials(logits, logits.amax(-1, keepdim=True), shaping.temperature)
     narrows = ((shaping.top_k > 0) & (shaping.top_k < logits.shape[-1])) | (shaping.top_p < 1)
     if bool(narrows.any()):
         chosen = slice(None) if bool(narrows.all()) else narrows.nonzero().squeeze(1)
-        weights[chosen] *= _kept(logits[chosen], shaping.rows(chosen))
-    return Distribution(weights, _tile_sums(weights).cumsum(-1)[..., -1])
+        mass[chosen] *= _kept(logits[chosen], shaping.rows(chosen))
+    return mass
 
 
 def inverse_cdf(mass: Tensor, uniform: Tensor) -> Tensor:
@@ -85,7 +91,7 @@ def inverse_cdf(mass: Tensor, uniform: Tensor) -> Tensor:
     return (tile * TILE + torch.searchsorted(inside, threshold, right=True)).squeeze(1)
 
 
-def _weights(logits: Tensor, peak: Tensor, temperature: Tensor) -> Tensor:
+def _exponentials(logits: Tensor, peak: Tensor, temperature: Tensor) -> Tensor:
     # Contiguous, because the order in which sums add follows the memory's layout.
     return (logits - peak).contiguous().div_(temperature.to(logits.dtype).reshape(-1, 1, 1)).exp_()
 
@@ -100,7 +106,7 @@ def _kept(logits: Tensor, shaping: Shaping) -> Tensor:
     top_k, top_p = shaping.top_k.reshape(-1, 1, 1), shaping.top_p.double().reshape(-1, 1, 1)
     count = torch.where((top_k > 0) & (top_k < size), top_k, size).expand(*logits.shape[:2], 1)  # tokens kept
     if bool((top_p < 1).any()):
-        held = _weights(ordered, ordered[..., :1], shaping.temperature).cumsum(-1, dtype=torch.float64)
+        held = _exponentials(ordered, ordered[..., :1], shaping.temperature).cumsum(-1, dtype=torch.float64)
         nucleus = 1 + (held < top_p * held.gather(2, count - 1)).sum(-1, keepdim=True)
         count = torch.where(top_p < 1, torch.minimum(count, nucleus), count)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from driftguard_engine.kernels import philox
-from driftguard_engine.kernels.distribution import Shaping, distribution, inverse_cdf
+from driftguard_engine.kernels.distribution import Shaping, distribution, inverse_cdf, weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,22 @@ def verify_chain(chain: Chain) -> tuple[Tensor, Tensor]:
     return tokens, accepted
 
 
-def sample_draft(logits: Tensor, shaping: Shaping, noise: Noise) -> Tensor:
-    """One token per row of logits [B, V], int64 [B]: argmax at temperature 0, else by the draft's noise."""
+def draft_uniforms(noise: Noise, steps: int) -> Tensor:
+    """The draft's noise of `steps` steps, float64 [B, steps]: in one pass, because a pass costs the same."""
+    step = torch.arange(steps, device=noise.position.device)
+    return philox.uniforms(noise.seed.unsqueeze(1), noise.position.unsqueeze(1) + step, philox.DRAFT)
+
+
+def sample_draft(logits: Tensor, shaping: Shaping, uniform: Tensor) -> Tensor:
+    """One token per row of logits [B, V], int64 [B]: argmax at temperature 0, else by uniform [B]."""
     greedy = shaping.greedy
     if bool(greedy.all()):
         return logits.argmax(-1)
     if bool(greedy.any()):
         index = (~greedy).nonzero().squeeze(1)
-        drawn = sample_draft(logits[index], shaping.rows(index), noise.rows(index))
+        drawn = sample_draft(logits[index], shaping.rows(index), uniform[index])
         return logits.argmax(-1).index_copy_(0, index, drawn)
-    uniform = philox.uniforms(noise.seed, noise.position, philox.DRAFT)
-    return inverse_cdf(distribution(logits.unsqueeze(1), shaping).weights.squeeze(1), uniform)
+    return inverse_cdf(weights(logits.unsqueeze(1), shaping).squeeze(1), uniform)
 
 
 def _verify_greedy(chain: Chain) -> tuple[Tensor, Tensor]:
@@ -119,7 +124,7 @@ def _verify_stochastic(chain: Chain) -> tuple[Tensor, Tensor]:
 
 
 def _uniforms(chain: Chain) -> Tensor:
-    """Accept and residual noise of each step, [2, B, K+1]: in one pass, because a pass costs the same."""
+    """Accept and residual noise of each step, [2, B, K+1], in one pass like `draft_uniforms`."""
     step = torch.arange(chain.target_logits.shape[1], device=chain.target_logits.device)
     purpose = [[[philox.ACCEPT]], [[philox.RESIDUAL]]]
     return philox.uniforms(chain.noise.seed.unsqueeze(1), chain.noise.position.unsqueeze(1) + step, purpose)
