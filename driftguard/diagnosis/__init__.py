@@ -1,0 +1,31 @@
+"""Why acceptance changed: the machine, the configuration, the mix, the queries. Pure.
+
+    diagnosis = diagnose(evidence)
+
+One file per kind of evidence; decision.py weighs them.
+"""
+
+from driftguard.diagnosis.decision import diagnose
+from driftguard.diagnosis.evidence import Captured, Evidence, Observed, ProbeResult
+from driftguard.diagnosis.verdict import (
+    CONFIDENCE_MEANS,
+    CONFIDENCES,
+    Cause,
+    Confidence,
+    Diagnosis,
+    Fact,
+)
+
+__all__ = [
+    "CONFIDENCES",
+    "CONFIDENCE_MEANS",
+    "Captured",
+    "Cause",
+    "Confidence",
+    "Diagnosis",
+    "Evidence",
+    "Fact",
+    "Observed",
+    "ProbeResult",
+    "diagnose",
+]

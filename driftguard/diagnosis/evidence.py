@@ -1,0 +1,66 @@
+"""What a diagnosis is made from, gathered at the edges (driftguard.store.diagnosis_evidence). Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["down", "up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One record of the stream, before or after the change point. None where its source does not tell."""
+
+    segment: str
+    steps: int
+    drafted: int
+    accepted: int
+    num_speculative_tokens: int | None = None
+    acceptance_rule: str = "unknown"
+    temperature: float | None = None
+    concurrency: int | None = None
+    first_drafted: int | None = None  # steps that drafted position 1, and those that accepted it
+    first_accepted: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """One replay of one canary prompt, greedy. `answer`: digest of the text that came back."""
+
+    prompt: str
+    answer: str
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """Token ids of one captured request."""
+
+    record_id: str
+    segment: str
+    prompt: tuple[int, ...]
+    output: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything known about one incident. Empty where nothing is known.
+
+    `before` and `after` are requests of all segments on both sides of the change point; captures likewise.
+    `probes_awaited`: there are probes from before the change and it is worth waiting for those after it.
+    `replaced_target`: the target that the server served before, when this stream began by its replacement;
+    `before` are then requests of the stream before.
+    """
+
+    direction: Direction
+    changed: tuple[str, ...]
+    before: tuple[Observed, ...]
+    after: tuple[Observed, ...]
+    probes_before: tuple[ProbeResult, ...] = ()
+    probes_after: tuple[ProbeResult, ...] = ()
+    probes_awaited: bool = False
+    captures_before: tuple[Captured, ...] = ()
+    captures_after: tuple[Captured, ...] = ()
+    replaced_target: str | None = None

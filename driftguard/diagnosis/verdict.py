@@ -1,0 +1,52 @@
+"""What a diagnosis says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Cause = Literal[
+    "query_drift", "mix_shift", "machine", "configuration", "target_replaced", "quality", "unknown"
+]
+Confidence = Literal["high", "medium", "low"]
+Number = float | int | str | None
+
+CONFIDENCES: Final[tuple[Confidence, ...]] = ("low", "medium", "high")  # rising
+LEVEL: Final = 0.01  # of every deciding test
+RETRAINABLE: Final[tuple[Cause, ...]] = ("query_drift", "target_replaced")
+
+CONFIDENCE_MEANS: Final[dict[Confidence, str]] = {
+    "high": "the deciding test rejects at 1% and the other causes are excluded",
+    "medium": "one piece of evidence decides, or another cause could not be excluded; none contradicts",
+    "low": "evidence is missing or contradictory",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One piece of evidence: a sentence for people, and the numbers that it rests on."""
+
+    about: str  # probes | configuration | mix | queries | quality | target
+    text: str
+    numbers: dict[str, Number]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why acceptance changed. `confidence` means what CONFIDENCE_MEANS says; `reason` says why it is so here.
+
+    `retrain`: the cause calls for a new draft. Whether one is trained by itself is decided elsewhere, by the
+    least confidence that the settings ask for. `examples`: record ids of captured requests that are typical
+    of what is new.
+    """
+
+    cause: Cause
+    confidence: Confidence
+    summary: str  # the likely cause in a few words, for the end of a page
+    reason: str
+    facts: tuple[Fact, ...]
+    missing: tuple[str, ...]
+    recommended_action: str
+    retrain: bool
+    awaits_probes: bool
+    examples: tuple[str, ...] = ()

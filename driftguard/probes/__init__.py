@@ -1,0 +1,1 @@
+"""Canary probes: a fixed set of prompts, replayed greedily through the server whose traffic is watched."""

@@ -1,0 +1,210 @@
+"""Which cause is named, how sure, and above all: when a new draft is called for and when not."""
+
+from __future__ import annotations
+
+import pytest
+
+from driftguard.diagnosis import Diagnosis, diagnose
+from tests.diagnosis.cases import (
+    BEFORE,
+    CAPTURED_BEFORE,
+    CODE,
+    GERMAN,
+    LEGAL,
+    captures,
+    fell,
+    probes,
+    requests,
+)
+
+SAME_TOPICS = captures(3, "code", 60, CODE) + captures(4, "german", 60, GERMAN)
+OTHER_TOPIC = captures(3, "code", 60, CODE) + captures(4, "german", 60, LEGAL)
+FALLEN = {"code": 0.75, "german": 0.45}
+
+
+def verdict(found: Diagnosis) -> tuple[str, str, bool]:
+    return found.cause, found.confidence, found.retrain
+
+
+def fact(found: Diagnosis, about: str) -> str:
+    return next(one.text for one in found.facts if one.about == about)
+
+
+def test_probes_that_fell_too_blame_the_machine_and_never_retrain() -> None:
+    found = diagnose(
+        fell(
+            probes_before=probes() + probes(),
+            probes_after=probes(-0.22),
+            captures_before=CAPTURED_BEFORE,
+            captures_after=OTHER_TOPIC,
+        )
+    )
+    assert verdict(found) == ("machine", "high", False)
+    assert "restart" in found.recommended_action
+    assert "20 prompts" in fact(found, "probes")
+
+
+def test_probes_that_fell_a_little_blame_the_machine_with_less_confidence() -> None:
+    found = diagnose(fell(probes_before=probes() + probes(), probes_after=probes(-0.09)))
+    assert verdict(found) == ("machine", "medium", False)
+    assert "a part of it" in found.reason
+
+
+def test_other_greedy_answers_are_told_because_no_draft_can_change_them() -> None:
+    found = diagnose(fell(probes_before=probes() + probes(), probes_after=probes(-0.22, answers="other")))
+    assert found.cause == "machine"
+    assert "the target itself changed" in fact(found, "probes")
+
+
+def test_steady_probes_and_moved_queries_are_query_drift_with_high_confidence() -> None:
+    found = diagnose(
+        fell(
+            probes_before=probes() + probes(),
+            probes_after=probes(),
+            captures_before=CAPTURED_BEFORE,
+            captures_after=OTHER_TOPIC,
+        )
+    )
+    assert verdict(found) == ("query_drift", "high", True)
+    assert found.missing == ()
+    assert "a new topic" in fact(found, "queries")
+    assert {example.rpartition("-")[0] for example in found.examples} == {"german-4"}
+
+
+def test_queries_like_another_segment_are_named_so() -> None:
+    like_code = captures(4, "german", 60, CODE)
+    found = diagnose(fell(captures_before=CAPTURED_BEFORE, captures_after=like_code))
+    assert "like code" in fact(found, "queries")
+    assert "like code" in found.summary
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_without_probes_query_drift_is_never_more_than_medium_and_still_retrains(captured: bool) -> None:
+    evidence = fell(captures_before=CAPTURED_BEFORE, captures_after=OTHER_TOPIC) if captured else fell()
+    found = diagnose(evidence)
+    assert verdict(found) == ("query_drift", "medium", True)
+    assert any("canary probes" in gap for gap in found.missing)
+    assert any("no captured requests" in gap for gap in found.missing) is not captured
+    if not captured:
+        assert found.examples == ()
+
+
+def test_queries_as_before_and_no_probes_is_not_called_drift() -> None:
+    found = diagnose(fell(captures_before=CAPTURED_BEFORE, captures_after=SAME_TOPICS))
+    assert verdict(found) == ("unknown", "low", False)
+    assert "driftguard probe run" in found.recommended_action
+
+
+def test_probes_not_replayed_since_the_change_are_awaited() -> None:
+    found = diagnose(
+        fell(
+            probes_before=probes() + probes(),
+            probes_awaited=True,
+            captures_before=CAPTURED_BEFORE,
+            captures_after=OTHER_TOPIC,
+        )
+    )
+    assert (found.confidence, found.awaits_probes) == ("low", True)
+    assert any("not been replayed" in gap for gap in found.missing)
+
+
+@pytest.mark.parametrize("first_rate", [0.7, None])
+def test_another_k_is_configuration_unless_position_one_fell_too(first_rate: float | None) -> None:
+    before = requests(1, {"german": 200}, {"german": 0.7}, first_rate=0.7)
+    after = requests(2, {"german": 60}, {"german": 0.45}, k=8, first_rate=first_rate)
+    found = diagnose(fell(before=before, after=after))
+    if first_rate is None:  # position 1 fell to .45 as well: not K alone
+        assert (found.cause, found.confidence) == ("query_drift", "low")
+        assert "K (num_speculative_tokens) changed as well" in found.reason
+    else:
+        assert verdict(found) == ("configuration", "high", False)
+        assert found.summary == "the configuration: K (num_speculative_tokens) went from 4 to 8"
+
+
+def test_a_hotter_share_of_the_requests_is_configuration_with_the_temperature_named() -> None:
+    cool, hot = {"german": 0.7}, {"german": 0.3}
+    before = requests(1, {"german": 180}, cool, temperature=0.0)
+    before += requests(2, {"german": 60}, hot, temperature=1.0)
+    after = requests(3, {"german": 30}, cool, temperature=0.0)
+    after += requests(4, {"german": 90}, hot, temperature=1.0)
+    found = diagnose(fell(before=before, after=after))
+    assert (found.cause, found.retrain) == ("configuration", False)
+    assert "the sampling temperature" in found.summary
+    steady = diagnose(
+        fell(
+            before=before,
+            after=after,
+            probes_before=probes() + probes(),
+            probes_after=probes(),
+            captures_before=CAPTURED_BEFORE,
+            captures_after=SAME_TOPICS,
+        )
+    )
+    assert steady.confidence == "high"
+
+
+def test_more_load_at_the_same_moment_does_not_hide_a_drift() -> None:
+    """Acceptance fell at every concurrency, so the load is told and not blamed."""
+    after = requests(2, {"german": 30}, FALLEN, concurrency=4)
+    after += requests(3, {"german": 60}, FALLEN, concurrency=16)
+    found = diagnose(
+        fell(before=BEFORE + requests(4, {"german": 40}, {"german": 0.7}, concurrency=16), after=after)
+    )
+    assert found.cause == "query_drift"
+
+
+def test_load_that_leaves_nothing_to_compare_is_not_taken_for_a_cause_of_moved_queries() -> None:
+    after = requests(2, {"code": 60, "german": 60}, FALLEN, concurrency=16)
+    found = diagnose(fell(after=after, captures_before=CAPTURED_BEFORE, captures_after=OTHER_TOPIC))
+    assert found.cause == "query_drift"
+    assert "the concurrency went from 4 to 7 to 16 to 31" in fact(found, "configuration")
+
+
+def test_shares_that_move_are_told_as_mix_and_retrain_nothing() -> None:
+    rates = {"code": 0.85, "german": 0.45}
+    found = diagnose(
+        fell(
+            changed=("code", "german"),
+            before=requests(1, {"code": 300, "german": 100}, rates),
+            after=requests(2, {"code": 60, "german": 240}, rates),
+        )
+    )
+    assert verdict(found) == ("mix_shift", "high", False)
+    assert "by the mix of segments" in fact(found, "mix")
+
+
+def test_another_target_calls_for_a_retraining_against_it() -> None:
+    found = diagnose(fell(replaced_target="llama-70b"))
+    assert verdict(found) == ("target_replaced", "high", True)
+    assert "llama-70b" in found.summary
+
+
+def risen(**more: object) -> Diagnosis:
+    after = requests(2, {"code": 60, "german": 60}, {"code": 0.75, "german": 0.95})
+    return diagnose(fell(**{"direction": "up", "after": after, **more}))
+
+
+def test_a_rise_with_answers_that_repeat_themselves_is_a_question_of_quality() -> None:
+    looping = captures(4, "german", 60, GERMAN, output=[7, 8, 9] * 20)
+    found = risen(captures_before=CAPTURED_BEFORE, captures_after=looping)
+    assert verdict(found) == ("quality", "high", False)
+    assert "read some answers" in found.recommended_action
+
+
+def test_a_rise_never_retrains() -> None:
+    assert not risen(captures_before=CAPTURED_BEFORE, captures_after=OTHER_TOPIC).retrain
+    assert not risen().retrain
+    assert not risen(probes_before=probes() + probes(), probes_after=probes(0.1)).retrain
+
+
+def test_nothing_known_at_all_still_answers() -> None:
+    found = diagnose(fell(before=(), after=()))
+    assert found.facts == ()
+    assert found.confidence != "high"
+
+
+def test_the_same_evidence_gives_the_same_diagnosis() -> None:
+    evidence = fell(
+        before=BEFORE, probes_before=probes(), captures_before=CAPTURED_BEFORE, captures_after=OTHER_TOPIC
+    )
+    assert diagnose(evidence) == diagnose(evidence)
