@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint check bench models clean
+.PHONY: setup demo test lint check bench bench-detection models clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,11 @@ bench: setup
 	$(BIN)/python engine/bench/bench_verify.py
 	$(BIN)/python engine/bench/bench_decode.py
 	$(BIN)/python engine/bench/bench_telemetry.py
+
+# Minutes on two cores. ARGS=--quick tries everything on too little traffic and writes nothing.
+bench-detection: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m tests.benchmarks.bench_detection --output tests/benchmarks/results/detection.md $(ARGS)
 
 models: setup
 	$(BIN)/python -m driftguard_training make-models --output engine/driftguard_engine/bundled --seed 0
