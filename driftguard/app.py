@@ -18,6 +18,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from driftguard import incident_diagnosis
 from driftguard.alerting import alertmanager, webhook
 from driftguard.alerting.loop import AlertLoop
 from driftguard.api import (
@@ -101,11 +102,12 @@ class Sidecar:
         self.metrics = Metrics()
         self._stopping = threading.Event()
         peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
+        self._destinations = [*alertmanager.destinations(peers), *webhook.destinations(hooks)]
         self.pipeline = Pipeline(
             database,
             detector_config(settings),
             self.metrics,
-            destinations=[*alertmanager.destinations(peers), *webhook.destinations(hooks)],
+            destinations=self._destinations,
             after_fold=[watch_promoted],
         )
         self.ingest = IngestQueue(
@@ -171,14 +173,19 @@ class Sidecar:
         return self._retraining.request(self._deferring, server, force=force)
 
     def _do_chores(self) -> None:
-        """Small things that recur: partitions and retention every hour, due retrainings every few seconds."""
+        """Small things that recur: partitions and retention every hour, the rest every few seconds."""
         since_maintenance = 0.0
         while not self._stopping.wait(DUE_SECONDS):
+            self._attempt(self._diagnose)
             self._attempt(lambda: self._retraining.defer_due(self._deferring))
             since_maintenance += DUE_SECONDS
             if since_maintenance >= MAINTENANCE_SECONDS:
                 since_maintenance = 0.0
                 self._attempt(self._maintain)
+
+    def _diagnose(self) -> None:
+        with self.database.session() as session:
+            incident_diagnosis.refresh(session, self._destinations, datetime.now(UTC))
 
     def _attempt(self, chore: Callable[[], None]) -> None:
         try:

@@ -11,6 +11,7 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
+from driftguard import incident_diagnosis
 from driftguard.detection import DriftOpened
 from driftguard.incidents import formula_slowdown, measured_slowdown, severity
 from driftguard.store import incidents, notifications, speeds
@@ -25,11 +26,12 @@ log = structlog.get_logger(__name__)
 def open_from(
     session: Session, stream: Stream, finding: DriftOpened, destinations: Sequence[str], now: datetime
 ) -> None:
-    """Stores the incident and, if it is a page, one notification per destination."""
+    """Stores the incident with its diagnosis and, if it is a page, one notification per destination."""
     if known := incidents.unresolved_of(session, stream.id, finding.direction):
         log.warning("drift found again; its incident is still open", incident=str(known[0].id))
         return
     incident = _incident(session, stream, finding, now)
+    incident_diagnosis.attach(session, incident, stream, now)
     incidents.open_incident(session, incident, _reason(finding))
     if incident.severity != "info":
         notifications.announce(session, incident.id, destinations, "firing", now)

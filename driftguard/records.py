@@ -27,6 +27,7 @@ Fidelity = Literal["request", "counter", "gauge"]
 
 DEFAULT_SEGMENT = "default"
 OTHER_SEGMENT = "other"
+PROBE_SEGMENT = "driftguard-probe"  # marks a canary probe at its server: who sends it records it
 MAX_SEGMENTS_PER_STREAM = 64
 FUTURE_TOLERANCE = timedelta(seconds=60)  # clocks of two machines differ by this much in practice
 

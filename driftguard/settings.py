@@ -12,7 +12,7 @@ import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -109,6 +109,34 @@ class RetrainingSettings(_Group):
     seed: int = Field(0, description="Seed of the distillation.")
 
 
+class DiagnosisSettings(_Group):
+    least_confidence: Literal["low", "medium", "high"] = Field(
+        "medium",
+        description="Least confidence of a diagnosis that starts a retraining by itself; high needs probes.",
+    )
+
+
+class ProbeTargetSettings(_Group):
+    server: str = Field(description="The server's name as its records carry it.")
+    url: str = Field(description="Base URL of its OpenAI-compatible API, for example http://127.0.0.1:8000.")
+    model: str | None = Field(None, description="Model to ask for; without it the first of /v1/models.")
+    api_key: SecretStr | None = Field(None, description="Key for the API, if it needs one.")
+
+
+class ProbeSettings(_Group):
+    targets: list[ProbeTargetSettings] = Field(
+        default_factory=list, description="Servers whose canary probes are replayed by themselves."
+    )
+    interval_seconds: PositiveFloat | None = Field(
+        None, description="Time between two replays; none are replayed by themselves without it."
+    )
+    pause_seconds: Annotated[float, Field(ge=0)] = Field(
+        0.5, description="Pause between two probes, so that users hardly notice them."
+    )
+    max_tokens: PositiveInt = Field(64, description="Tokens of one answer to a probe.")
+    timeout_seconds: PositiveFloat = Field(60.0, description="Longest wait for one answer to a probe.")
+
+
 class AlertingSettings(_Group):
     alertmanager_urls: list[str] = Field(
         default_factory=list, description="Alertmanager peers; alerts are posted to every one."
@@ -151,6 +179,8 @@ class Settings(BaseSettings):
     detection: DetectionSettings = Field(default_factory=DetectionSettings)
     capture: CaptureSettings = Field(default_factory=CaptureSettings)
     retraining: RetrainingSettings = Field(default_factory=RetrainingSettings)
+    diagnosis: DiagnosisSettings = Field(default_factory=DiagnosisSettings)
+    probes: ProbeSettings = Field(default_factory=ProbeSettings)
     alerting: AlertingSettings = Field(default_factory=AlertingSettings)
 
     @property

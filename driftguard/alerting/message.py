@@ -27,7 +27,7 @@ def cost_percent(incident: Incident) -> float | None:
 
 
 def summary(incident: Incident, stream: Stream) -> str:
-    """Since when, where, how bad and what it costs, in one sentence."""
+    """Since when, where, how bad and what it costs, in one sentence; and why, in another."""
     verb = "fell" if incident.direction == "down" else "rose"
     names = ", ".join(segment["segment"] for segment in incident.segments[:3])
     more = len(incident.segments) - 3
@@ -37,7 +37,17 @@ def summary(incident: Incident, stream: Stream) -> str:
         f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f} since "
         f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
     )
-    return f"{text}{_cost(incident)}."
+    return f"{text}{_cost(incident)}.{_why(incident)}"
+
+
+def _why(incident: Incident) -> str:
+    """For example: Likely cause: the traffic moved (medium confidence); a new draft is being trained."""
+    if incident.diagnosis is None:
+        return ""
+    known = incident.diagnosis
+    training = known["retrain"] and incident.state == "mitigating"
+    action = "a new draft is being trained" if training else known["recommended_action"]
+    return f" Likely cause: {known['summary']} ({known['confidence']} confidence); {action}."
 
 
 def _cost(incident: Incident) -> str:
@@ -78,6 +88,7 @@ def document(incident: Incident, stream: Stream, event: str, external_url: str) 
             "cost_percent": cost_percent(incident),
             "segments": incident.segments,
             "evidence": incident.evidence,
+            "diagnosis": incident.diagnosis,
             "resolved_at": incident.resolved_at.isoformat() if incident.resolved_at else None,
             "resolution": incident.resolution,
         },

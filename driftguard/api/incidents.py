@@ -13,11 +13,12 @@ from sqlalchemy.orm import Session
 
 from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
-from driftguard.api.models import IncidentDetail, IncidentModel, IncidentPage
+from driftguard.api.models import ExampleModel, IncidentDetail, IncidentModel, IncidentPage
 from driftguard.errors import BadInput
 from driftguard.incidents import State
-from driftguard.store import incidents, notifications
+from driftguard.store import captured_traffic, incidents, notifications
 from driftguard.store.incidents import Cursor
+from driftguard.store.tables import Incident
 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
 AnyContext = Annotated[Context, Depends(get_context)]
@@ -84,7 +85,17 @@ def detail(session: Session, incident_id: UUID) -> IncidentDetail:
         stream,
         list(incidents.transitions(session, incident_id)),
         list(notifications.of_incident(session, incident_id)),
+        _examples(session, incident),
     )
+
+
+def _examples(session: Session, incident: Incident) -> list[ExampleModel]:
+    """Token ids of the diagnosis's examples that are still kept: captures have a retention of their own."""
+    named = [UUID(record_id) for record_id in (incident.diagnosis or {}).get("examples", ())]
+    return [
+        ExampleModel(record_id=row.record_id, prompt_token_ids=row.prompt_token_ids)
+        for row in captured_traffic.token_ids(session, named)
+    ]
 
 
 def encode_cursor(opened_at: datetime, incident_id: UUID) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from driftguard.alerting.message import cost_percent, summary
 from driftguard.detection import Acceptance, SegmentSummary
+from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
 from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Stream
 
 
@@ -118,6 +120,42 @@ class StatusAnswer(_Model):
     streams: list[StreamStatusModel] = Field(description="The worst in service first.")
 
 
+class FactModel(_Model):
+    about: str = Field(description="probes, configuration, mix, queries, quality or target.")
+    text: str
+    numbers: dict[str, float | int | str | None]
+
+
+class ExampleModel(_Model):
+    """A captured request that is typical of what is new; there is one only while captures are kept."""
+
+    record_id: UUID
+    prompt_token_ids: list[int]
+
+
+class DiagnosisModel(_Model):
+    cause: Cause
+    confidence: Confidence
+    confidence_means: str = Field(examples=[CONFIDENCE_MEANS["high"]])
+    summary: str = Field(examples=["the traffic moved (new topic)"])
+    reason: str
+    facts: list[FactModel] = Field(description="The evidence, each piece in words and numbers.")
+    missing: list[str] = Field(description="Evidence that was not there, and how to have it the next time.")
+    recommended_action: str
+    retrain: bool = Field(description="The cause calls for a new draft.")
+    awaits_probes: bool = Field(description="The canary probes have yet to be replayed since the change.")
+    diagnosed_at: datetime
+    examples: list[ExampleModel] = Field(description="Of one incident only; empty in a list of incidents.")
+
+    @classmethod
+    def of(cls, incident: Incident, examples: Sequence[ExampleModel] = ()) -> DiagnosisModel | None:
+        if incident.diagnosis is None:
+            return None
+        known = {**incident.diagnosis, "examples": examples}
+        means = CONFIDENCE_MEANS[known["confidence"]]
+        return cls.model_validate({**known, "confidence_means": means})
+
+
 class IncidentModel(_Model):
     id: UUID
     stream: StreamInfo
@@ -137,6 +175,7 @@ class IncidentModel(_Model):
     cost_percent: float | None
     segments: list[dict[str, Any]] = Field(description="Changed segments, strongest evidence first.")
     evidence: dict[str, Any]
+    diagnosis: DiagnosisModel | None = Field(description="Why; null for incidents of older versions.")
     resolved_at: datetime | None
     resolution: str | None
 
@@ -184,9 +223,10 @@ class IncidentDetail(IncidentModel):
         stream: Stream,
         transitions: list[IncidentTransition],
         notifications: list[Notification],
+        examples: Sequence[ExampleModel] = (),
     ) -> IncidentDetail:
         return cls(
-            **_facts(incident, stream),
+            **{**_facts(incident, stream), "diagnosis": DiagnosisModel.of(incident, examples)},
             transitions=[TransitionModel.model_validate(item) for item in transitions],
             notifications=[NotificationModel.of(item) for item in notifications],
         )
@@ -209,6 +249,7 @@ def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
         "change_point_record": incident.change_point_seq,
         "opened_record": incident.opened_seq,
         "cost_percent": cost_percent(incident),
+        "diagnosis": DiagnosisModel.of(incident),
     }
 
 

@@ -7,6 +7,8 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
+from driftguard.diagnosis import Confidence
+from driftguard.retraining.due import why_not
 from driftguard.retraining.engine_admin import EngineInfo
 from driftguard.retraining.plan import Change, NothingToDo
 from driftguard.store import acceptance_levels, incidents
@@ -22,10 +24,12 @@ class Call:
 
 
 def what_calls_for_it(
-    session: Session, info: EngineInfo, incident_id: UUID | None, *, forced: bool
+    session: Session, info: EngineInfo, incident_id: UUID | None, *, forced: bool, least: Confidence
 ) -> Call | NothingToDo:
     """The named incident, else the newest unresolved fall of the draft in service, else force.
 
+    An incident whose diagnosis does not call for a retraining, with the `least` confidence, counts only
+    when forced.
     Raises NotFound for an incident that does not exist.
     """
     if info.draft.method != "draft_model" or info.draft.directory is None:
@@ -34,20 +38,29 @@ def what_calls_for_it(
             "there is no model to train"
         )
     if incident_id is not None:
-        return _named(session, info, incident_id)
+        named = _named(session, info, incident_id)
+        return _unless_diagnosed(named, least, forced=forced) if isinstance(named, Incident) else named
     falls = [
         incident
         for stream_id in acceptance_levels.stream_ids(session, info.server, info.target, info.draft.version)
         for incident in incidents.unresolved_of(session, stream_id, "down")
     ]
     if falls:
-        return _call(max(falls, key=lambda incident: incident.opened_at))
+        newest = max(falls, key=lambda incident: incident.opened_at)
+        return _unless_diagnosed(newest, least, forced=forced)
     if forced:
         return Call(None, None)
     return NothingToDo(f"no incident calls for it: draft {info.draft.version} accepts as it should")
 
 
-def _named(session: Session, info: EngineInfo, incident_id: UUID) -> Call | NothingToDo:
+def _unless_diagnosed(incident: Incident, least: Confidence, *, forced: bool) -> Call | NothingToDo:
+    reason = why_not(incident.diagnosis, least)
+    if reason is not None and not forced:
+        return NothingToDo(f"incident {incident.id} does not call for it: {reason}; --force retrains anyway")
+    return _call(incident)
+
+
+def _named(session: Session, info: EngineInfo, incident_id: UUID) -> Incident | NothingToDo:
     incident, stream = incidents.find(session, incident_id)
     if incident.state == "resolved":
         return NothingToDo(f"incident {incident_id} is resolved")
@@ -63,7 +76,7 @@ def _named(session: Session, info: EngineInfo, incident_id: UUID) -> Call | Noth
             f"incident {incident_id} is about draft {stream.draft_version}; "
             f"draft {info.draft.version} is in service now"
         )
-    return _call(incident)
+    return incident
 
 
 def _call(incident: Incident) -> Call:

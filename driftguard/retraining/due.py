@@ -1,10 +1,13 @@
-"""Which incidents want a retraining now, and which servers have something to settle. Pure."""
+"""Which incidents call for a retraining, and want one now. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
+
+from driftguard.diagnosis import CONFIDENCES, Confidence
 
 MAXIMUM_FAILURES = 3  # of one incident; then a person is asked
 RECHECK_PART = 60  # a wait for traffic is looked at this many times
@@ -20,6 +23,23 @@ class PastRun:
     state: str
     ended_at: datetime | None
     lives: bool
+
+
+def why_not(diagnosis: Mapping[str, Any] | None, least: Confidence) -> str | None:
+    """Why this diagnosis does not call for a retraining; None if it does.
+
+    Only moved queries and a replaced target do, and only when the diagnosis is sure enough: where the
+    machine is at fault, a new draft would learn nothing and hide the fault. An incident from before there
+    were diagnoses calls for one.
+    """
+    if diagnosis is None:
+        return None
+    told = f"{diagnosis['summary']} ({diagnosis['confidence']} confidence: {diagnosis['reason']})"
+    if not diagnosis["retrain"]:
+        return f"{told}; {diagnosis['recommended_action']}"
+    if CONFIDENCES.index(diagnosis["confidence"]) < CONFIDENCES.index(least):
+        return f"{told}; a retraining by itself asks for {least} confidence (diagnosis.least_confidence)"
+    return None
 
 
 def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:

@@ -17,7 +17,7 @@ from procrastinate.exceptions import AlreadyEnqueued
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, BadSettings, Conflict, DriftGuardError
-from driftguard.retraining.due import PastRun, is_due
+from driftguard.retraining.due import PastRun, is_due, why_not
 from driftguard.retraining.engine_admin import engine_of
 from driftguard.retraining.outcome import Trigger
 from driftguard.retraining.promotion import from_numbers
@@ -122,7 +122,10 @@ class RetrainingJobs:
     def _due(self, session: Session) -> Iterator[tuple[str, UUID]]:
         now = datetime.now(UTC)
         wait = timedelta(seconds=self._settings.retraining.wait_seconds)
+        least = self._settings.diagnosis.least_confidence
         for incident, stream in incidents.page(session, limit=_INCIDENTS, state="unresolved"):
+            if why_not(incident.diagnosis, least) is not None:
+                continue
             if incident.direction == "down" and stream.server in self._servers():
                 past = [
                     PastRun(run.state, run.ended_at, _lives(session, run))

@@ -94,7 +94,13 @@ def _retrain(
     job: Job, lock: RunLock, incident_id: UUID | None, *, force: bool, from_file: Traffic | None
 ) -> RetrainOutcome:
     with job.database.session() as session:
-        call = what_calls_for_it(session, job.info, incident_id, forced=force or from_file is not None)
+        call = what_calls_for_it(
+            session,
+            job.info,
+            incident_id,
+            forced=force or from_file is not None,
+            least=job.settings.diagnosis.least_confidence,
+        )
     if isinstance(call, NothingToDo):
         return _nothing_to_do(job, incident_id, call)
     traffic = from_file or captured_traffic(job.database, job.info.server, job.info.target)

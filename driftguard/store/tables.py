@@ -179,6 +179,7 @@ class Incident(Base):
     tokens_per_second_after: Mapped[float | None]
     segments: Mapped[list[dict[str, Any]]]
     evidence: Mapped[dict[str, Any]]
+    diagnosis: Mapped[dict[str, Any] | None]  # see driftguard.incident_diagnosis; None from before 0002
     resolved_at: Mapped[datetime | None]
     resolution: Mapped[str | None]
 
@@ -269,6 +270,20 @@ class RetrainRun(Base):
     numbers: Mapped[
         dict[str, Any] | None
     ]  # the gate's decision with what it was made on; the watch's numbers
+
+
+class ProbePrompt(Base):
+    """One canary prompt of a server, in a fixed order. `key` is a digest of `body`: the same prompt again
+    is the same probe."""
+
+    __tablename__ = "probe_prompts"
+
+    server: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    position: Mapped[int]
+    segment: Mapped[str]
+    body: Mapped[dict[str, Any]]  # {"prompt": text or token ids} or {"messages": [...]}
+    created_at: Mapped[datetime]
 
 
 class ApiKey(Base):

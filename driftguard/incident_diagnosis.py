@@ -1,0 +1,121 @@
+"""The diagnosis of an incident: gathered from the store, decided purely, kept with the incident.
+
+It is made when the incident opens, and again when evidence comes in that was missing then: canary probes
+replayed since the change, captured requests, or the end of the wait for the probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.diagnosis import Evidence, diagnose
+from driftguard.incidents import Direction, Severity, severity
+from driftguard.store import incidents, notifications
+from driftguard.store.diagnosis_evidence import (
+    Moment,
+    captures_around,
+    probes_around,
+    records_around,
+    seen_since,
+)
+from driftguard.store.tables import Incident, Stream
+
+AWAIT_PROBES: Final = timedelta(minutes=30)  # after the incident opened; then it goes without them
+_CAPTURE_STEPS: Final = (10, 50)  # captured requests since the change that make the queries comparable
+_INCIDENTS: Final = 1_000
+log = structlog.get_logger(__name__)
+
+
+def gather(session: Session, incident: Incident, stream: Stream, now: datetime) -> Evidence:
+    """Everything stored that bears on this incident."""
+    changed = [str(segment["segment"]) for segment in incident.segments]
+    moment = Moment(incident.change_point_seq, incident.change_point_at, incident.opened_seq)
+    before, after = records_around(session, stream.id, moment)
+    probes_before, probes_after = probes_around(
+        session, stream.id, incident.interval_start_at, incident.change_point_at
+    )
+    captures_before, captures_after = captures_around(session, stream, changed, incident.change_point_at)
+    return Evidence(
+        direction="down" if incident.direction == "down" else "up",
+        changed=tuple(changed),
+        before=before,
+        after=after,
+        probes_before=probes_before,
+        probes_after=probes_after,
+        probes_awaited=bool(probes_before) and now - incident.opened_at < AWAIT_PROBES,
+        captures_before=captures_before,
+        captures_after=captures_after,
+    )
+
+
+def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetime) -> dict[str, Any]:
+    """The document that is kept with the incident: the diagnosis, when it was made, and on how much."""
+    diagnosis = diagnose(gather(session, incident, stream, now))
+    log.info(
+        "incident diagnosed",
+        incident=str(incident.id),
+        cause=diagnosis.cause,
+        confidence=diagnosis.confidence,
+        reason=diagnosis.reason,
+    )
+    return {
+        **msgspec.to_builtins(diagnosis),
+        "diagnosed_at": now.isoformat(),
+        "seen": _seen(session, incident, stream),
+    }
+
+
+def attach(session: Session, incident: Incident, stream: Stream, now: datetime) -> None:
+    """Sets diagnosis and severity of an incident that is about to be stored."""
+    incident.diagnosis = diagnosed(session, incident, stream, now)
+    incident.severity = _severity(incident, incident.diagnosis)
+
+
+def severity_of(direction: Direction, slowdown: float | None, cause: str, confidence: str) -> Severity:
+    """Pages for suspicious answers although nothing got slower; no page where nothing is broken for sure."""
+    if cause == "quality":
+        return "warning"
+    if cause in ("mix_shift", "configuration") and confidence == "high":
+        return "info"
+    return severity(direction, slowdown)
+
+
+def refresh(session: Session, destinations: Sequence[str], now: datetime) -> None:
+    """Diagnoses unresolved incidents again for which something new is known."""
+    for incident, stream in incidents.page(session, limit=_INCIDENTS, state="unresolved"):
+        if not _is_outdated(session, incident, stream, now):
+            continue
+        incident.diagnosis = diagnosed(session, incident, stream, now)
+        graver = _severity(incident, incident.diagnosis)
+        if incident.severity == "info" and graver != "info":
+            incident.severity = graver
+            notifications.announce(session, incident.id, destinations, "firing", now)
+
+
+def _is_outdated(session: Session, incident: Incident, stream: Stream, now: datetime) -> bool:
+    known = incident.diagnosis
+    if known is None:
+        return True
+    if known["awaits_probes"] and now - incident.opened_at >= AWAIT_PROBES:
+        return True
+    return bool(known["seen"] != _seen(session, incident, stream))
+
+
+def _seen(session: Session, incident: Incident, stream: Stream) -> dict[str, int]:
+    """Changes when there is enough that is new for another diagnosis."""
+    changed = [str(segment["segment"]) for segment in incident.segments]
+    probes, captured = seen_since(session, stream, changed, incident.change_point_at, max(_CAPTURE_STEPS))
+    return {"probes": probes, "captures": sum(captured >= step for step in _CAPTURE_STEPS)}
+
+
+def _severity(incident: Incident, diagnosis: dict[str, Any]) -> Severity:
+    known = [incident.evidence.get(name) for name in ("slowdown_measured", "slowdown_formula")]
+    worst = max((float(value) for value in known if value is not None), default=None)
+    direction: Direction = "down" if incident.direction == "down" else "up"
+    return severity_of(direction, worst, diagnosis["cause"], diagnosis["confidence"])

@@ -1,0 +1,208 @@
+"""What a diagnosis reads: records around the change point, canary probes, captured token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from driftguard.diagnosis import Captured, Observed, ProbeResult
+from driftguard.probe_sessions import PREFIX, parse
+from driftguard.store.tables import Stream
+
+RECORDS: Final = 2_000  # on each side of the change point, of all segments: their shares must be right
+LOOK_BACK: Final = timedelta(days=7)
+PROBE_LOOK_BACK: Final = timedelta(days=30)
+PROBES: Final = 1_000  # newest on each side
+CAPTURES: Final = 150  # newest of each changed segment, on each side
+OTHER_CAPTURES: Final = 50  # of every other segment, before the change: what the queries may look like now
+OTHER_SEGMENTS: Final = 16
+PROMPT_TOKENS: Final = 2_048  # the end of a prompt
+OUTPUT_TOKENS: Final = 512  # the beginning of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The change: `seq` of its first record and its time; `newest` is the seq up to which to look."""
+
+    seq: int
+    at: datetime
+    newest: int
+
+
+_RECORDS = text(
+    """
+    SELECT segment, steps, drafted, accepted, num_speculative_tokens, acceptance_rule, temperature,
+           concurrency, coalesce(drafted_per_position[1], steps) AS first_drafted,
+           accepted_per_position[1] AS first_accepted
+    FROM records
+    WHERE stream_id = :stream_id AND kind <> 'probe' AND seq >= :first AND seq < :end
+      AND ended_at >= :since AND ended_at <= :until
+    ORDER BY seq DESC LIMIT :limit
+    """
+)
+
+
+def records_around(
+    session: Session, stream_id: int, moment: Moment
+) -> tuple[tuple[Observed, ...], tuple[Observed, ...]]:
+    """The newest before the change and the newest since, up to the record that raised the alarm."""
+    return (
+        _records(session, stream_id, 0, moment.seq, moment.at),
+        _records(session, stream_id, moment.seq, moment.newest + 1, moment.at),
+    )
+
+
+def _records(session: Session, stream_id: int, first: int, end: int, at: datetime) -> tuple[Observed, ...]:
+    rows = session.execute(
+        _RECORDS,
+        {
+            "stream_id": stream_id,
+            "first": first,
+            "end": end,
+            "since": at - LOOK_BACK,
+            "until": at + LOOK_BACK,
+            "limit": RECORDS,
+        },
+    )
+    return tuple(_observed(row) for row in rows)
+
+
+def _observed(row: Any) -> Observed:
+    told = row.first_accepted is not None
+    return Observed(
+        segment=row.segment,
+        steps=row.steps,
+        drafted=row.drafted,
+        accepted=row.accepted,
+        num_speculative_tokens=row.num_speculative_tokens,
+        acceptance_rule=row.acceptance_rule,
+        temperature=row.temperature,
+        concurrency=row.concurrency,
+        first_drafted=row.first_drafted if told else None,
+        first_accepted=row.first_accepted,
+    )
+
+
+_PROBES = text(
+    """
+    SELECT session, drafted, accepted FROM records
+    WHERE stream_id = :stream_id AND kind = 'probe' AND starts_with(session, :prefix)
+      AND ended_at >= :since AND ended_at < :until
+    ORDER BY ended_at DESC, seq DESC LIMIT :limit
+    """
+)
+
+
+def probes_around(
+    session: Session, stream_id: int, changed_from: datetime, changed_at: datetime
+) -> tuple[tuple[ProbeResult, ...], tuple[ProbeResult, ...]]:
+    """Replays before the change can have begun, and since it."""
+    return (
+        _probes(session, stream_id, changed_from - PROBE_LOOK_BACK, changed_from),
+        _probes(session, stream_id, changed_at, changed_at + LOOK_BACK),
+    )
+
+
+def _probes(session: Session, stream_id: int, since: datetime, until: datetime) -> tuple[ProbeResult, ...]:
+    values = {"stream_id": stream_id, "prefix": PREFIX, "since": since, "until": until, "limit": PROBES}
+    found = []
+    for row in session.execute(_PROBES, values):
+        prompt, answer = parse(row.session)
+        found.append(ProbeResult(prompt, answer, row.drafted, row.accepted))
+    return tuple(reversed(found))
+
+
+_CAPTURES = text(
+    """
+    SELECT record_id, segment,
+           prompt_token_ids[greatest(1, cardinality(prompt_token_ids) - :prompt_tokens + 1):] AS prompt,
+           output_token_ids[1:CASE WHEN segment = ANY(:changed) THEN :output_tokens ELSE 0 END] AS output
+    FROM (
+        SELECT *, row_number() OVER (PARTITION BY segment ORDER BY captured_at DESC, id DESC) AS age
+        FROM captures
+        WHERE server = :server AND target = :target AND segment = ANY(:segments)
+          AND captured_at >= :since AND captured_at < :until
+    ) AS newest
+    WHERE age <= CASE WHEN segment = ANY(:changed) THEN CAST(:limit AS int) ELSE :other_limit END
+    ORDER BY captured_at, id
+    """
+)
+_CAPTURED_SEGMENTS = text(
+    """
+    SELECT segment FROM captures
+    WHERE server = :server AND target = :target AND captured_at >= :since AND captured_at < :until
+      AND segment <> ALL(:changed)
+    GROUP BY segment ORDER BY count(*) DESC, segment LIMIT :limit
+    """
+)
+
+
+def captures_around(
+    session: Session, stream: Stream, changed: Sequence[str], at: datetime
+) -> tuple[tuple[Captured, ...], tuple[Captured, ...]]:
+    """Of the changed segments on both sides; before the change also of others, to compare with."""
+    span = {"server": stream.server, "target": stream.target, "since": at - LOOK_BACK, "until": at}
+    others = session.scalars(
+        _CAPTURED_SEGMENTS, {**span, "changed": list(changed), "limit": OTHER_SEGMENTS}
+    ).all()
+    later = {**span, "since": at, "until": at + LOOK_BACK}
+    return (
+        _captures(session, span, changed, [*changed, *others]),
+        _captures(session, later, changed, list(changed)),
+    )
+
+
+def _captures(
+    session: Session, span: dict[str, Any], changed: Sequence[str], segments: list[str]
+) -> tuple[Captured, ...]:
+    values = {
+        **span,
+        "changed": list(changed),
+        "segments": segments,
+        "limit": CAPTURES,
+        "other_limit": OTHER_CAPTURES,
+        "prompt_tokens": PROMPT_TOKENS,
+        "output_tokens": OUTPUT_TOKENS,
+    }
+    return tuple(
+        Captured(str(row.record_id), row.segment, tuple(row.prompt), tuple(row.output))
+        for row in session.execute(_CAPTURES, values)
+    )
+
+
+_SEEN = text(
+    """
+    SELECT (SELECT count(*) FROM records
+            WHERE stream_id = :stream_id AND kind = 'probe' AND starts_with(session, :prefix)
+              AND ended_at >= :at AND ended_at < :until) AS probes,
+           (SELECT count(*) FROM (
+                SELECT 1 FROM captures
+                WHERE server = :server AND target = :target AND segment = ANY(:changed)
+                  AND captured_at >= :at AND captured_at < :until LIMIT :limit) AS captured) AS captures
+    """
+)
+
+
+def seen_since(
+    session: Session, stream: Stream, changed: Collection[str], at: datetime, limit: int
+) -> tuple[int, int]:
+    """(probe records, captured requests of the changed segments, counted up to `limit`) since the change."""
+    row = session.execute(
+        _SEEN,
+        {
+            "stream_id": stream.id,
+            "prefix": PREFIX,
+            "server": stream.server,
+            "target": stream.target,
+            "changed": list(changed),
+            "at": at,
+            "until": at + LOOK_BACK,
+            "limit": limit,
+        },
+    ).one()
+    return row.probes, row.captures
