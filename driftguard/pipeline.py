@@ -273,4 +273,11 @@ def _observations(records: Sequence[StoredRecord]) -> ObservationBatch:
         [record.drafted for record in traffic],
         [record.accepted for record in traffic],
         [record.ended_at.timestamp() for record in traffic],
+        session=[record.session for record in traffic],
+        kind=[record.kind for record in traffic],
+        num_speculative_tokens=[record.num_speculative_tokens for record in traffic],
+        acceptance_rule=[record.acceptance_rule for record in traffic],
+        temperature=[record.temperature for record in traffic],
+        output_tokens=[record.output_tokens for record in traffic],
+        started_at=[record.started_at.timestamp() for record in traffic],
     )

@@ -35,10 +35,15 @@ LARGEST_SUM = 1e290
 SMALLEST_VARIANCE = 1e-4  # constant acceptance in the reference period: a spread of one per cent
 
 
-def stakes(boundary: Floats, variance: Floats) -> Floats:
-    """lambda_j of bets that the mean lies below `boundary` [...], as [..., BETS]."""
+def stakes(boundary: Floats, variance: Floats, fresh: Floats | None = None) -> Floats:
+    """lambda_j of bets that the mean lies below `boundary` [...], as [..., BETS].
+
+    `fresh` [...] is the part of a change that this request would show (1 by default): lambda_j is that
+    of the drop fresh x delta_j, and 0 where fresh is.
+    """
     spread = np.maximum(variance, SMALLEST_VARIANCE)[..., None]
-    wanted = DELTAS / (spread + DELTAS**2)
+    drops = DELTAS if fresh is None else DELTAS * fresh[..., None]
+    wanted = drops / (spread + drops**2)
     room = np.maximum(1.0 - boundary, 1e-9)[..., None]
     return np.minimum(wanted, LARGEST_STAKE / room)
 

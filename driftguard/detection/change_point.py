@@ -22,8 +22,8 @@ class Located:
     last: int
 
 
-def locate(x: Floats, boundary: Floats, variance: Floats, *, rise: bool) -> Located:
-    """Among requests x [T >= 1] up to an alarm, with the boundary and variance of each one's segment [T].
+def locate(x: Floats, boundary: Floats, variance: Floats, fresh: Floats, *, rise: bool) -> Located:
+    """Among requests x [T >= 1] up to an alarm, with what the bets on each were made against [T].
 
     Formula: the sum R of a bet is the sum over k of the product P_kj of its factors from request k on
     (`bets.py`). The change point is the k of the largest P_kj over all k and bets j; the interval is
@@ -39,7 +39,7 @@ def locate(x: Floats, boundary: Floats, variance: Floats, *, rise: bool) -> Loca
     high, the change point moved far into the past.
     Paper: Saha, Ramdas 2025 (localisation by the evidence of an e-detector).
     """
-    stake = stakes(1.0 - boundary if rise else boundary, variance)
+    stake = stakes(1.0 - boundary if rise else boundary, variance, fresh)
     bets = factors(x, boundary, stake, rise=rise)
     products = np.cumsum(np.log(bets)[::-1], axis=0)[::-1]  # [T, BETS] log of P_kj
     point = int(products.max(axis=1).argmax())

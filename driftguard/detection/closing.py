@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from driftguard.detection.acceptance import acceptance_of
-from driftguard.detection.baseline import Baselines, reference_acceptance
+from driftguard.detection.at_baseline import at_baseline
+from driftguard.detection.baseline import Baselines
 from driftguard.detection.change_point import locate
 from driftguard.detection.columns import Columns
 from driftguard.detection.findings import DriftClosed, SegmentChange
-from driftguard.detection.recovery import RECOVERED
+from driftguard.detection.recovery import RECOVERED, midpoint
 from driftguard.detection.state import DIRECTIONS, OpenIncident, StreamState
 
 
@@ -36,13 +37,12 @@ def _back(
 ) -> SegmentChange | None:
     """The segment's acceptance since it came back past the midpoint; None where it sent nothing since."""
     code = int(incident.segments[place])
-    own = rows[np.flatnonzero((rows.segment == code) & (rows.ordinal > incident.opened_ordinal))]
+    since = rows.ordinal > incident.opened_ordinal
+    own = rows[np.flatnonzero((rows.segment == code) & since & state.ready[rows.stratum])]
     if len(own) == 0:
         return None
-    midpoint = np.full(len(own), incident.midpoint[place])
-    variance = np.full(len(own), base.variance[code])
-    begun = locate(own.x, midpoint, variance, rise=direction == 0).point
-    after = acceptance_of(own.drafted[begun:], own.accepted[begun:])
-    return SegmentChange(
-        state.names[code], reference_acceptance(state.reference[code]), after, float(incident.evidence[place])
-    )
+    middle = midpoint(own, np.full(len(own), incident.halfway[place]), fall=direction == 0)
+    begun = locate(own.x, middle, base.variance[own.stratum], own.fresh, rise=direction == 0).point
+    back = own[begun:]
+    after = acceptance_of(back.drafted, back.accepted)
+    return SegmentChange(state.names[code], at_baseline(state, back), after, float(incident.evidence[place]))

@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.state import History, OpenIncident, StreamState
+from driftguard.detection.history import History, Narrow
+from driftguard.detection.state import OpenIncident, StreamState
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 1
+VERSION = 2
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -54,7 +55,10 @@ class _History(msgspec.Struct, array_like=True):
     ended_ms: _Steps
     drafted: _Narrow
     accepted: _Narrow
-    segment: _Array
+    stratum: _Narrow
+    expected: _Array
+    margin: _Array
+    fresh: _Array
 
 
 class _Incident(msgspec.Struct, array_like=True):
@@ -63,7 +67,7 @@ class _Incident(msgspec.Struct, array_like=True):
     change_point_ms: int
     segments: _Array
     evidence: _Array
-    midpoint: _Array
+    halfway: _Array
     test: _Array
     wealth: _Array
     seen: _Array
@@ -81,12 +85,14 @@ class _State(msgspec.Struct, array_like=True):
     requests_per_day: float
     steady_since: float
     names: tuple[str, ...]
+    segment_of_stratum: _Array
+    setting_of_stratum: _Array
     drafted_requests: _Array
     reference: _Array
     reference_size: _Array
     reference_since: _Array
     ready_ordinal: _Array
-    segment_evidence: _Array
+    stratum_evidence: _Array
     stream_evidence: _Array
     evidence_since: tuple[int, int]
     incidents: tuple[_Incident | None, _Incident | None]
@@ -122,8 +128,16 @@ def _pack(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return _array(value)
     if isinstance(value, History):
-        times = (_steps(value.ordinal), _steps(value.ended_ms))
-        return _History(*times, _narrow(value.drafted), _narrow(value.accepted), _array(value.segment))
+        return _History(
+            _steps(value.ordinal.values),
+            _steps(value.ended_ms.values),
+            _narrow(value.drafted.values),
+            _narrow(value.accepted.values),
+            _narrow(value.stratum.values),
+            _array(value.expected),
+            _array(value.margin),
+            _array(value.fresh),
+        )
     if isinstance(value, OpenIncident):
         return _Incident(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
     if isinstance(value, tuple):
@@ -135,8 +149,16 @@ def _unpack(value: Any) -> Any:
     if isinstance(value, _Array):
         return _unarray(value)
     if isinstance(value, _History):
-        times = (_unsteps(value.ordinal), _unsteps(value.ended_ms))
-        return History(*times, _unnarrow(value.drafted), _unnarrow(value.accepted), _unarray(value.segment))
+        return History(
+            Narrow.of(_unsteps(value.ordinal)),
+            Narrow.of(_unsteps(value.ended_ms)),
+            Narrow.of(_unnarrow(value.drafted)),
+            Narrow.of(_unnarrow(value.accepted)),
+            Narrow.of(_unnarrow(value.stratum)),
+            _unarray(value.expected),
+            _unarray(value.margin),
+            _unarray(value.fresh),
+        )
     if isinstance(value, _Incident):
         return OpenIncident(
             **{item.name: _unpack(getattr(value, item.name)) for item in fields(OpenIncident)}

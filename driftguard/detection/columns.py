@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from driftguard.detection.history import History
 from driftguard.detection.observations import ObservationBatch
-from driftguard.detection.state import History, StreamState
-from driftguard.records import OTHER_SEGMENT
+from driftguard.detection.state import StreamState
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +25,12 @@ class Columns:
     drafted: Ints
     accepted: Ints
     segment: NDArray[np.uint8]  # [T] index into the stream's segments
-    x: NDArray[np.float64]  # [T] accepted / drafted
+    stratum: NDArray[np.uint16]  # [T] index into the stream's strata
+    x: Floats  # [T] accepted / drafted
+    log_length: Floats  # [T] log of output_tokens; 0 where not given
+    expected: Floats  # [T] see predictive.py; 0 where the stratum has no baseline yet
+    margin: Floats  # [T]
+    fresh: Floats  # [T]
 
     def __len__(self) -> int:
         return len(self.ordinal)
@@ -37,22 +43,37 @@ class Columns:
         return int(self.ended_ms[place]) / 1000.0
 
 
-def columns_of(state: StreamState, batch: ObservationBatch) -> Columns:
-    """`state` knows every segment of the batch already (with_segments)."""
-    index = {name: number for number, name in enumerate(state.names)}
-    other = index.get(OTHER_SEGMENT, 0)  # only reached when 'other' is there
-    segment = np.array([index.get(name, other) for name in batch.segment], dtype=np.uint8)
+def columns_of(state: StreamState, batch: ObservationBatch, strata: NDArray[np.uint16]) -> Columns:
+    """`strata` [N] of the batch, all of them known to `state` (with_strata)."""
     place = np.flatnonzero(batch.drafted > 0)
-    drafted, accepted = batch.drafted[place], batch.accepted[place]
-    ended_ms = np.rint(batch.ended_at[place] * 1000.0).astype(np.int64)
+    drafted, accepted, stratum = batch.drafted[place], batch.accepted[place], strata[place]
+    zero = np.zeros(len(place))
     return Columns(
-        place, batch.ordinal[place], ended_ms, drafted, accepted, segment[place], accepted / drafted
+        place=place,
+        ordinal=batch.ordinal[place],
+        ended_ms=np.rint(batch.ended_at[place] * 1000.0).astype(np.int64),
+        drafted=drafted,
+        accepted=accepted,
+        segment=state.segment_of_stratum[stratum],
+        stratum=stratum,
+        x=accepted / drafted,
+        log_length=np.log(np.maximum(batch.output_tokens[place], 1)),
+        expected=zero,
+        margin=zero,
+        fresh=zero,
     )
 
 
-def remember(history: History, rows: Columns, limit: int) -> History:
-    """The history with these rows at its end, and no more than `limit` in all."""
-    names = [item.name for item in fields(History)]
-    return History(
-        *(np.concatenate([getattr(history, name), getattr(rows, name)])[-limit:] for name in names)
+def history_rows(state: StreamState) -> Columns:
+    """The state's history as columns; the lengths are no longer known."""
+    past = state.history
+    wide = {item.name: past.wide(item.name) for item in fields(History)}
+    stratum = wide.pop("stratum").astype(np.uint16)
+    return Columns(
+        place=np.arange(len(past)),
+        segment=state.segment_of_stratum[stratum],
+        stratum=stratum,
+        x=wide["accepted"] / wide["drafted"],
+        log_length=np.zeros(len(past)),
+        **wide,
     )

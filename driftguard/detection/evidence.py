@@ -1,13 +1,16 @@
-"""The evidence against "nothing changed": one sum of bets per segment and one for the stream.
+"""The evidence against "nothing changed": one sum of bets per stratum and one for the stream.
 
-Per request of a watched segment c, for every bet j and either direction (`bets.py`):
+Per request of a watched stratum c, for every bet j and either direction (`bets.py`):
 
     R_cj <- (1 + R_cj) e_cj        G_j <- (1 + G_j) e_cj
     S = mean_j G_j / 2 + sum over c of mean_j R_cj / 2, and an alarm when S / 2 >= A
 
-Assumptions: E[x | past] >= m_c in every segment (for a rise: <= its mirror image); nothing about the
-distribution of x, the mix of segments, or its dependence on time.
-Guarantee: each of G, and of sum_c R_c (one request moves one segment), grows by at most 1 per request
+m_c may differ from request to request as long as it is known before x is (`predictive.py`). The
+evidence of a segment is the sum over its strata.
+
+Assumptions: E[x | past] >= m_c in every stratum (for a rise: <= its mirror image); nothing about the
+distribution of x, the mix of strata, or its dependence on time.
+Guarantee: each of G, and of sum_c R_c (one request moves one stratum), grows by at most 1 per request
 in expectation, so S of either direction does, and (S_down + S_up) / 2 - t is a supermartingale. An
 alarm needs half of one S to reach A, hence E[requests to the first false alarm] >= A, over both
 directions and all segments, without a correction for their number.
@@ -23,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.bets import BETS, DOWN, LANES, UP, Floats, mean_over_bets, run_sums, stakes
+from driftguard.detection.bets import DOWN, LANES, UP, Floats, factors, mean_over_bets, run_sums, stakes
 from driftguard.detection.columns import Columns
+from driftguard.detection.predictive import safe_baseline
 from driftguard.detection.state import StreamState
 
 BOTH_DIRECTIONS = 2.0
@@ -36,7 +40,7 @@ class WatchRun:
 
     places: NDArray[np.intp]  # [W] among the T
     stream: Floats  # [W, LANES]
-    segments: dict[int, tuple[NDArray[np.intp], Floats]]  # segment: its n places among the W, [n, LANES]
+    strata: dict[int, tuple[NDArray[np.intp], Floats]]  # stratum: its n places among the W, [n, LANES]
     totals: Floats  # [2, W] S / 2 of either direction
 
     def first_alarm(self, direction: int, threshold: float) -> int | None:
@@ -46,13 +50,13 @@ class WatchRun:
 
 
 def watch(state: StreamState, base: Baselines, rows: Columns) -> WatchRun:
-    places = np.flatnonzero(state.ready[rows.segment])
-    segment = rows.segment[places]
-    bets = _bets(state, base, rows.x[places], segment)
+    places = np.flatnonzero(state.ready[rows.stratum])
+    watched = rows[places]
+    bets = _bets(state, base, watched)
     paths = {}
-    for code in np.unique(segment):
-        own = np.flatnonzero(segment == code)
-        paths[int(code)] = (own, run_sums(state.segment_evidence[code], bets[own]))
+    for code in np.unique(watched.stratum):
+        own = np.flatnonzero(watched.stratum == code)
+        paths[int(code)] = (own, run_sums(state.stratum_evidence[code], bets[own]))
     stream = run_sums(state.stream_evidence, bets)
     totals = np.stack([_totals(state, stream, paths, lanes) for lanes in (DOWN, UP)])
     return WatchRun(places, stream, paths, totals)
@@ -63,26 +67,34 @@ def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
     watched = int(np.searchsorted(run.places, stop))
     if watched == 0:
         return state
-    segments = state.segment_evidence.copy()
-    for code, (own, path) in run.segments.items():
+    strata = state.stratum_evidence.copy()
+    for code, (own, path) in run.strata.items():
         done = int(np.searchsorted(own, watched))
         if done:
-            segments[code] = path[done - 1]
-    return replace(state, stream_evidence=run.stream[watched - 1].copy(), segment_evidence=segments)
+            strata[code] = path[done - 1]
+    return replace(state, stream_evidence=run.stream[watched - 1].copy(), stratum_evidence=strata)
 
 
 def without_evidence(state: StreamState, direction: int) -> StreamState:
     """The state with the evidence of one direction started anew."""
     lanes = (DOWN, UP)[direction]
-    stream, segments = state.stream_evidence.copy(), state.segment_evidence.copy()
+    stream, strata = state.stream_evidence.copy(), state.stratum_evidence.copy()
     stream[lanes] = 0.0
-    segments[:, lanes] = 0.0
+    strata[:, lanes] = 0.0
     since = (
         (state.ordinal, state.evidence_since[1])
         if direction == 0
         else (state.evidence_since[0], state.ordinal)
     )
-    return replace(state, stream_evidence=stream, segment_evidence=segments, evidence_since=since)
+    return replace(state, stream_evidence=stream, stratum_evidence=strata, evidence_since=since)
+
+
+def segment_evidence(state: StreamState, direction: int) -> Floats:
+    """M of each segment [S]: the sum over its strata."""
+    of_stratum = mean_over_bets(state.stratum_evidence[:, (DOWN, UP)[direction]])
+    evidence = np.zeros(len(state.names))
+    np.add.at(evidence, state.segment_of_stratum, of_stratum)
+    return evidence
 
 
 def ranked(evidence: Floats, threshold: float) -> list[int]:
@@ -93,25 +105,25 @@ def ranked(evidence: Floats, threshold: float) -> list[int]:
     return [int(code) for code in order[:named]]
 
 
-def _bets(state: StreamState, base: Baselines, x: Floats, segment: NDArray[np.uint8]) -> Floats:
+def _bets(state: StreamState, base: Baselines, rows: Columns) -> Floats:
     """e [W, LANES]. A direction with an open incident collects no evidence: e = 0 keeps its sums at 0."""
-    bets = np.zeros((len(x), LANES))
-    if state.incidents[0] is None:
-        stake = stakes(base.fall_below, base.variance)
-        bets[:, :BETS] = 1.0 + stake[segment] * (base.fall_below[segment] - x)[:, None]
-    if state.incidents[1] is None:
-        stake = stakes(1.0 - base.rise_above, base.variance)
-        bets[:, BETS:] = 1.0 + stake[segment] * (x - base.rise_above[segment])[:, None]
+    bets = np.zeros((len(rows), LANES))
+    variance = base.variance[rows.stratum]
+    for lanes, rise in ((DOWN, False), (UP, True)):
+        if state.incidents[int(rise)] is None:
+            boundary = safe_baseline(rows, rise=rise)
+            stake = stakes(1.0 - boundary if rise else boundary, variance, rows.fresh)
+            bets[:, lanes] = factors(rows.x, boundary, stake, rise=rise)
     return bets
 
 
 def _totals(
     state: StreamState, stream: Floats, paths: dict[int, tuple[NDArray[np.intp], Floats]], lanes: slice
 ) -> Floats:
-    """S / 2 [W] of one direction. Added segment by segment in fixed order: batching changes no bit."""
+    """S / 2 [W] of one direction. Added stratum by stratum in fixed order: batching changes no bit."""
     total = mean_over_bets(stream[:, lanes])
-    start = mean_over_bets(state.segment_evidence[:, lanes])
-    for code in range(len(state.names)):
+    start = mean_over_bets(state.stratum_evidence[:, lanes])
+    for code in range(len(start)):
         if code in paths:
             own, path = paths[code]
             seen = np.zeros(len(total), dtype=np.intp)

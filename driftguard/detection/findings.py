@@ -24,9 +24,11 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class BaselineReady:
-    """A segment's reference period is complete; from the next request on it is watched."""
+    """A stratum's reference period is complete; from the next request on it is watched."""
 
     segment: str
+    stratum: str  # what its requests have in common besides the segment
+    reason: str  # first baseline of the segment, or what differs from the newest earlier one
     ordinal: int
     ended_at: float  # seconds since 1970 UTC, of the last request of the reference period
     since: float  # seconds since 1970 UTC, of its first request
@@ -34,7 +36,7 @@ class BaselineReady:
     acceptance: Acceptance
     mean_per_request: float  # of accepted / drafted per request: what the bets are about
     standard_deviation: float  # of accepted / drafted between requests
-    fall_below: float  # safe baselines: means per request between these two are no change
+    fall_below: float  # safe baselines at the mean length: means per request between these are no change
     rise_above: float
     false_alarm_every: float  # A in use for the stream, requests
 
@@ -92,11 +94,14 @@ class SegmentSummary:
     segment: str
     verdict: SegmentVerdict
     requests: int  # with drafted tokens, all time
-    requests_needed: int  # at least so many more until it is watched; 0 once it is
-    baseline: Acceptance | None  # None until the reference period is complete
+    requests_needed: int  # at least so many more until its present traffic is watched; 0 once it is
+    baseline: Acceptance | None  # of the strata of its recent requests; None until they are watched
     recent: Acceptance | None  # since the change point while an incident names it, else its newest requests
     mean_per_request: float | None
     standard_deviation: float | None
+    learning: str | None = (
+        None  # the stratum of the present traffic that is not watched yet, and why it is new
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The detector: folds observations of one stream into its state, and says what it found.
 
-Per segment: a reference period (`baseline.py`), then evidence of a fall and of a rise (`evidence.py`).
+Per stratum: a reference period (`baseline.py`), then evidence of a fall and of a rise (`evidence.py`).
 An alarm opens an incident of its direction (`opening.py`) and stops that direction's evidence; the
 incident ends when its segments have come back (`recovery.py`), and the evidence starts anew against
 the same baseline. The two directions are independent: an open rise never hides a fall.
@@ -27,14 +27,16 @@ from driftguard.detection.baseline import (
     terms,
 )
 from driftguard.detection.closing import closed
-from driftguard.detection.columns import Columns, columns_of, remember
+from driftguard.detection.columns import Columns, columns_of, history_rows
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.evidence import keep_evidence, watch, without_evidence
 from driftguard.detection.findings import BaselineReady, Direction, Finding
 from driftguard.detection.observations import ObservationBatch
-from driftguard.detection.opening import history_rows, open_incident
+from driftguard.detection.opening import open_incident
+from driftguard.detection.predictive import predicted
 from driftguard.detection.recovery import WAITING, keep_tests, requests_until_silent, run_tests
-from driftguard.detection.state import DIRECTIONS, OpenIncident, StreamState, with_segments
+from driftguard.detection.state import DIRECTIONS, OpenIncident, StreamState, with_strata
+from driftguard.detection.strata import unpack
 
 STEP_OBSERVATIONS = 2048
 SECONDS_PER_DAY = 86_400.0
@@ -54,8 +56,8 @@ def fold(
         raise ValueError(
             f"observation {batch.ordinal[0]} does not follow {state.ordinal}, the last one folded"
         )
-    before = state = with_segments(state, list(batch.segment))
-    rows = columns_of(state, batch)
+    state, strata = with_strata(state, batch)
+    before, rows = state, columns_of(state, batch, strata)
     findings: list[Finding] = []
     done = 0
     while done < len(rows):
@@ -73,13 +75,14 @@ def _step(
     start: int,
 ) -> tuple[StreamState, list[Finding], int]:
     """Folds rows from `start` up to the next event; returns the place after it."""
+    base = baselines(state.reference)
     part = rows[start : _step_end(config, state, rows, start)]
-    base = baselines(state.reference, config.ignore)
+    part = predicted(state, base, config.ignore, part)
     threshold = config.threshold(state.requests_per_day)
     seen = int(state.drafted_requests.sum())
     run = watch(state, base, part)
     tests = [
-        run_tests(incident, base, part, fall=direction == 0) if incident else {}
+        run_tests(incident, base, state.ready_ordinal, part, fall=direction == 0) if incident else {}
         for direction, incident in enumerate(state.incidents)
     ]
     alarms = [run.first_alarm(direction, threshold) for direction in range(2)]
@@ -109,9 +112,9 @@ def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: 
     for incident in state.incidents:
         if incident is not None:
             end = min(end, start + requests_until_silent(incident, seen, config.history))
-    segment = rows.segment[start:end]
-    for code in np.unique(segment[~state.ready[segment]]):
-        places = np.flatnonzero(segment == code)
+    stratum = rows.stratum[start:end]
+    for code in np.unique(stratum[~state.ready[stratum]]):
+        places = np.flatnonzero(stratum == code)
         missing = int(state.reference_size[code]) - int(state.reference[code, 0])
         if len(places) >= missing:
             end = min(end, start + int(places[missing - 1]) + 1)
@@ -121,18 +124,19 @@ def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: 
 def _with_rows(config: DetectorConfig, state: StreamState, rows: Columns) -> StreamState:
     """The state that has counted these rows, put them in its history and in open reference periods."""
     reference, since = state.reference.copy(), state.reference_since.copy()
-    for code in np.unique(rows.segment[~state.ready[rows.segment]]):
-        own = rows[np.flatnonzero(rows.segment == code)]
+    for code in np.unique(rows.stratum[~state.ready[rows.stratum]]):
+        own = rows[np.flatnonzero(rows.stratum == code)]
         if reference[code, 0] == 0:
             since[code] = own.ended_at(0)
-        reference[code] = add_terms(reference[code], terms(own.x, own.drafted, own.accepted))
+        reference[code] = add_terms(reference[code], terms(own.x, own.log_length, own.drafted, own.accepted))
     return replace(
         state,
         ordinal=int(rows.ordinal[-1]),
-        drafted_requests=state.drafted_requests + np.bincount(rows.segment, minlength=len(state.names)),
+        drafted_requests=state.drafted_requests
+        + np.bincount(rows.stratum, minlength=len(state.drafted_requests)),
         reference=reference,
         reference_since=since,
-        history=remember(state.history, rows, config.history),
+        history=state.history.followed_by(rows, config.history),
     )
 
 
@@ -149,8 +153,8 @@ def _after_tests(
 def _check_reference(
     config: DetectorConfig, before: StreamState, state: StreamState, batch: ObservationBatch, row: Columns
 ) -> tuple[StreamState, list[Finding]]:
-    """Ends the reference period of the row's segment, or lengthens it, when its size is reached."""
-    code = int(row.segment[0])
+    """Ends the reference period of the row's stratum, or lengthens it, when its size is reached."""
+    code = int(row.stratum[0])
     sums = state.reference[code]
     if state.ready[code] or sums[0] < state.reference_size[code]:
         return state, []
@@ -159,20 +163,26 @@ def _check_reference(
         sizes = state.reference_size.copy()
         sizes[code] = needed
         return replace(state, reference_size=sizes), []
+    why = state.why_learning(code)
     ready = state.ready_ordinal.copy()
     ready[code] = row.ordinal[0]
     if not state.ready.any():
         seen = _counted(before, state, batch[: int(row.place[0]) + 1])
         state = replace(state, requests_per_day=_requests_per_day(seen), steady_since=row.ended_at(0))
     state = replace(state, ready_ordinal=ready)
-    return state, [_baseline_ready(config, state, code, row)]
+    return state, [_baseline_ready(config, state, code, row, why)]
 
 
-def _baseline_ready(config: DetectorConfig, state: StreamState, code: int, row: Columns) -> BaselineReady:
+def _baseline_ready(
+    config: DetectorConfig, state: StreamState, code: int, row: Columns, why: str
+) -> BaselineReady:
     sums = state.reference[code]
-    base = baselines(sums, config.ignore)
+    base = baselines(sums)
+    margin = max(2.0 * float(base.mean_error), config.ignore)
     return BaselineReady(
-        segment=state.names[code],
+        segment=state.names[state.segment_of_stratum[code]],
+        stratum=str(unpack(int(state.setting_of_stratum[code]))),
+        reason=why,
         ordinal=int(row.ordinal[0]),
         ended_at=row.ended_at(0),
         since=float(state.reference_since[code]),
@@ -180,8 +190,8 @@ def _baseline_ready(config: DetectorConfig, state: StreamState, code: int, row: 
         acceptance=reference_acceptance(sums),
         mean_per_request=float(base.mean),
         standard_deviation=float(np.sqrt(base.variance)),
-        fall_below=float(base.fall_below),
-        rise_above=float(base.rise_above),
+        fall_below=max(float(base.mean) - margin, 0.0),
+        rise_above=min(float(base.mean) + margin, 1.0),
         false_alarm_every=config.threshold(state.requests_per_day),
     )
 

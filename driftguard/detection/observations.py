@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.records import AcceptanceRecord
+from driftguard.records import AcceptanceRecord, AcceptanceRule
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 LARGEST_SECONDS = 253_402_300_800.0  # the year 10,000
+LARGEST_K = 1024
+_NOT_GIVEN = -1
+_EMPTY_INTS: Ints = np.zeros(0, dtype=np.int64)
+_EMPTY_FLOATS: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +28,8 @@ class ObservationBatch:
 
     `ordinal` [N] is any strictly increasing number by which the caller finds the record again (the
     store's seq, a line number); `drafted` and `accepted` [N] are tokens, 0 <= accepted <= drafted;
-    `ended_at` [N] is in seconds since 1970 UTC. Raises ValueError when a column breaks this.
+    times are in seconds since 1970 UTC. The columns after `ended_at` may be left out: then no
+    observation gives that field. Raises ValueError when a column breaks this.
     """
 
     ordinal: Ints  # [N]
@@ -30,11 +37,32 @@ class ObservationBatch:
     drafted: Ints  # [N] tokens
     accepted: Ints  # [N] tokens
     ended_at: Floats  # [N] seconds since 1970 UTC
+    session: Sequence[str | None] = ()  # [N]
+    kind: Sequence[str] = ()  # [N] request or window
+    num_speculative_tokens: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N], -1: not given
+    acceptance_rule: Sequence[str] = ()  # [N]
+    temperature: Floats = field(default_factory=lambda: _EMPTY_FLOATS)  # [N], NaN: not given
+    output_tokens: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N], -1: not given
+    started_at: Floats = field(default_factory=lambda: _EMPTY_FLOATS)  # [N], NaN: not given
 
     def __post_init__(self) -> None:
-        lengths = {
-            len(column) for column in (self.ordinal, self.segment, self.drafted, self.accepted, self.ended_at)
+        n = len(self.ordinal)
+        left_out = {
+            "session": [None] * n,
+            "kind": ["request"] * n,
+            "num_speculative_tokens": np.full(n, _NOT_GIVEN),
+            "acceptance_rule": ["unknown"] * n,
+            "temperature": np.full(n, math.nan),
+            "output_tokens": np.full(n, _NOT_GIVEN),
+            "started_at": np.full(n, math.nan),
         }
+        for name, column in left_out.items():
+            if len(getattr(self, name)) == 0:
+                object.__setattr__(self, name, column)
+        self._check()
+
+    def _check(self) -> None:
+        lengths = {len(getattr(self, item.name)) for item in fields(self)}
         if len(lengths) > 1:
             raise ValueError(f"columns of a batch must have one length, not {sorted(lengths)}")
         if (np.diff(self.ordinal) <= 0).any() or (self.ordinal[:1] < 0).any():
@@ -43,18 +71,24 @@ class ObservationBatch:
             raise ValueError("accepted must lie between 0 and drafted in every observation")
         if not (np.abs(self.ended_at) < LARGEST_SECONDS).all():
             raise ValueError("ended_at must be seconds since 1970, before the year 10,000")
+        if (np.abs(self.started_at) >= LARGEST_SECONDS).any():
+            raise ValueError("started_at must be seconds since 1970, before the year 10,000")
+        if not set(self.kind) <= {"request", "window"}:
+            raise ValueError("kind must be request or window in every observation")
+        if not set(self.acceptance_rule) <= set(get_args(AcceptanceRule)):
+            raise ValueError("acceptance_rule must be one of the record's in every observation")
+        if ((self.num_speculative_tokens < _NOT_GIVEN) | (self.num_speculative_tokens > LARGEST_K)).any():
+            raise ValueError(f"num_speculative_tokens must lie between 0 and {LARGEST_K}")
+        if (self.temperature < 0.0).any() or np.isinf(self.temperature).any():
+            raise ValueError("temperature must be at least 0 and finite")
+        if (self.output_tokens < _NOT_GIVEN).any():
+            raise ValueError("output_tokens must be at least 0")
 
     def __len__(self) -> int:
         return len(self.ordinal)
 
     def __getitem__(self, part: slice) -> ObservationBatch:
-        return ObservationBatch(
-            self.ordinal[part],
-            self.segment[part],
-            self.drafted[part],
-            self.accepted[part],
-            self.ended_at[part],
-        )
+        return replace(self, **{item.name: getattr(self, item.name)[part] for item in fields(self)})
 
     @classmethod
     def of(
@@ -64,14 +98,29 @@ class ObservationBatch:
         drafted: Sequence[int] | Ints,
         accepted: Sequence[int] | Ints,
         ended_at: Sequence[float] | Floats,
+        *,
+        session: Sequence[str | None] = (),
+        kind: Sequence[str] = (),
+        num_speculative_tokens: Sequence[int | None] | Ints = (),
+        acceptance_rule: Sequence[str] = (),
+        temperature: Sequence[float | None] | Floats = (),
+        output_tokens: Sequence[int | None] | Ints = (),
+        started_at: Sequence[float | None] | Floats = (),
     ) -> ObservationBatch:
-        """From plain sequences."""
+        """From plain sequences; None is a field that is not given."""
         return cls(
             np.asarray(ordinal, dtype=np.int64),
             segment,
             np.asarray(drafted, dtype=np.int64),
             np.asarray(accepted, dtype=np.int64),
             np.asarray(ended_at, dtype=np.float64),
+            session,
+            kind,
+            _ints(num_speculative_tokens),
+            acceptance_rule,
+            np.asarray(temperature, dtype=np.float64),  # None becomes NaN
+            _ints(output_tokens),
+            np.asarray(started_at, dtype=np.float64),
         )
 
     @classmethod
@@ -83,4 +132,17 @@ class ObservationBatch:
             [record.drafted for record in records],
             [record.accepted for record in records],
             [record.ended_at.timestamp() for record in records],
+            session=[record.session for record in records],
+            kind=[record.kind for record in records],
+            num_speculative_tokens=[record.num_speculative_tokens for record in records],
+            acceptance_rule=[record.acceptance_rule for record in records],
+            temperature=[record.temperature for record in records],
+            output_tokens=[record.output_tokens for record in records],
+            started_at=[record.started_at.timestamp() for record in records],
         )
+
+
+def _ints(values: Sequence[int | None] | Ints) -> Ints:
+    if isinstance(values, np.ndarray):
+        return values.astype(np.int64)
+    return np.array([_NOT_GIVEN if value is None else value for value in values], dtype=np.int64)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from driftguard.detection.acceptance import acceptance_of
-from driftguard.detection.baseline import Baselines, reference_acceptance
+from driftguard.detection.at_baseline import at_baseline
+from driftguard.detection.baseline import Baselines
 from driftguard.detection.bets import DOWN, UP, Floats, mean_over_bets
 from driftguard.detection.change_point import INTERVAL_LEVEL, locate
 from driftguard.detection.columns import Columns
-from driftguard.detection.evidence import ranked
-from driftguard.detection.findings import Acceptance, DriftOpened, SegmentChange
+from driftguard.detection.evidence import ranked, segment_evidence
+from driftguard.detection.findings import DriftOpened, SegmentChange
+from driftguard.detection.predictive import safe_baseline
 from driftguard.detection.recovery import untested
 from driftguard.detection.state import DIRECTIONS, Ints, OpenIncident, StreamState
 
 SMALLEST_GAP = 0.002  # between before and after, so that a recovery test always has a direction
+SMALLEST_WEIGHT = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class _Alarm:
     state: StreamState
     base: Baselines
     rise: bool
-    evidence: Floats  # [C] M_c
+    evidence: Floats  # [S] M of each segment
     rows: Columns
     threshold: float
 
@@ -44,10 +45,10 @@ def open_incident(
     lies beyond their safe baseline and whose evidence is, in logarithms, at least half the strongest's:
     a description and not a test.
     """
-    evidence = mean_over_bets(state.segment_evidence[:, (DOWN, UP)[direction]])
+    evidence = segment_evidence(state, direction)
     stream_evidence = float(mean_over_bets(state.stream_evidence[(DOWN, UP)[direction]]))
-    since = np.maximum(state.evidence_since[direction], state.ready_ordinal)[rows.segment]
-    counted = rows[np.flatnonzero(state.ready[rows.segment] & (rows.ordinal > since))]
+    since = np.maximum(state.evidence_since[direction], state.ready_ordinal)[rows.stratum]
+    counted = rows[np.flatnonzero(state.ready[rows.stratum] & (rows.ordinal > since))]
     alarm = _Alarm(state, base, direction == 1, evidence, counted, threshold)
     within_history = set(counted.segment.tolist())
     named = [code for code in ranked(evidence, threshold) if code in within_history]
@@ -75,7 +76,7 @@ def open_incident(
         interval=interval,
         interval_level=INTERVAL_LEVEL,
         segments=tuple(_change(alarm, after, code) for code in changed),
-        before=_at_baseline(state, after),
+        before=at_baseline(state, after),
         after=acceptance_of(after.drafted, after.accepted),
         evidence=total,
         false_alarm_every=threshold,
@@ -90,8 +91,8 @@ def _when(alarm: _Alarm, pool: list[int]) -> tuple[int, int, tuple[int, int]]:
     have happened between the two.
     """
     rows = alarm.rows[np.flatnonzero(np.isin(alarm.rows.segment, pool))]
-    boundary = alarm.base.rise_above if alarm.rise else alarm.base.fall_below
-    at = locate(rows.x, boundary[rows.segment], alarm.base.variance[rows.segment], rise=alarm.rise)
+    boundary = safe_baseline(rows, rise=alarm.rise)
+    at = locate(rows.x, boundary, alarm.base.variance[rows.stratum], rows.fresh, rise=alarm.rise)
     first = rows.ordinal[at.first - 1] + 1 if at.first else rows.ordinal[0]
     return int(rows.ordinal[at.point]), int(rows.ended_ms[at.point]), (int(first), int(rows.ordinal[at.last]))
 
@@ -99,12 +100,12 @@ def _when(alarm: _Alarm, pool: list[int]) -> tuple[int, int, tuple[int, int]]:
 def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:
     """Segments that may be part of a fall (or rise) of the whole stream; at least the strongest."""
     present = sorted(set(after.segment.tolist()), key=lambda code: (-alarm.evidence[code], code))
-    means = {code: after.x[after.segment == code].mean() for code in present}
-    base = alarm.base
+    sign = 1.0 if alarm.rise else -1.0
+    distance = sign * (after.x - safe_baseline(after, rise=alarm.rise))
     beyond = [
         code
         for code in present
-        if (means[code] > base.rise_above[code] if alarm.rise else means[code] < base.fall_below[code])
+        if distance[after.segment == code].mean() > 0.0
         and alarm.evidence[code] ** 2 >= alarm.evidence[present[0]]
     ]
     return beyond or present[:1]
@@ -113,50 +114,29 @@ def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:
 def _tests(
     alarm: _Alarm, after: Columns, changed: list[int], *, common: bool
 ) -> tuple[Floats, Ints, Floats, Ints, Ints, Ints]:
-    """(midpoint, test) of the changed segments, then the empty recovery tests (see OpenIncident)."""
+    """(halfway, test) of the changed segments, then the empty recovery tests (see OpenIncident).
+
+    The distance between before and after is that of a change which shows in request t as
+    fresh_t x distance, by least squares.
+    """
     sign = 1.0 if alarm.rise else -1.0
     own = [after.segment == code for code in changed]
     if common:
         own = [np.logical_or.reduce(own)] * len(changed)
-    gaps = [sign * float((after.x - alarm.base.mean[after.segment])[rows].mean()) for rows in own]
-    midpoint = alarm.base.mean[changed] + sign * np.maximum(gaps, SMALLEST_GAP) / 2.0
+    moved = sign * after.fresh * (after.x - after.expected)
+    weight = after.fresh**2
+    gaps = [float(moved[rows].sum() / max(weight[rows].sum(), SMALLEST_WEIGHT)) for rows in own]
+    halfway = np.clip(gaps, SMALLEST_GAP, 1.0) / 2.0
     test = np.zeros(len(changed), dtype=np.int64) if common else np.arange(len(changed))
     now = int(alarm.state.drafted_requests.sum())
-    return np.clip(midpoint, 0.0, 1.0), test, *untested(1 if common else len(changed), now)
+    return halfway, test, *untested(1 if common else len(changed), now)
 
 
 def _change(alarm: _Alarm, after: Columns, code: int) -> SegmentChange:
     own = after.segment == code
-    before = reference_acceptance(alarm.state.reference[code])
     return SegmentChange(
         alarm.state.names[code],
-        before,
+        at_baseline(alarm.state, after[np.flatnonzero(own)]),
         acceptance_of(after.drafted[own], after.accepted[own]),
         float(alarm.evidence[code]),
     )
-
-
-def _at_baseline(state: StreamState, after: Columns) -> Acceptance:
-    """What the traffic after the change would have accepted at the baselines (same mix of drafted tokens).
-
-    A plain mean over earlier traffic would move with the mix alone. The interval adds the squared
-    half widths of the segments' intervals, weighted by their shares squared.
-    """
-    rate, squares, requests = 0.0, 0.0, 0
-    total = float(after.drafted.astype(np.float64).sum())
-    for code in sorted(set(after.segment.tolist())):
-        share = float(after.drafted[after.segment == code].astype(np.float64).sum()) / total
-        before = reference_acceptance(state.reference[code])
-        rate += share * before.rate
-        squares += (share * (before.high - before.low) / 2.0) ** 2
-        requests += before.requests
-    half = math.sqrt(squares)
-    return Acceptance(min(rate, 1.0), max(rate - half, 0.0), min(rate + half, 1.0), requests)
-
-
-def history_rows(state: StreamState) -> Columns:
-    """The state's history as columns."""
-    past = state.history
-    place: NDArray[np.intp] = np.arange(len(past))
-    x = past.accepted / past.drafted
-    return Columns(place, past.ordinal, past.ended_ms, past.drafted, past.accepted, past.segment, x)

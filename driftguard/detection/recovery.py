@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from driftguard.detection.baseline import Baselines
 from driftguard.detection.bets import BETS, Floats, factors, mean_over_bets, run_sums, stakes
 from driftguard.detection.columns import Columns
-from driftguard.detection.state import Ints, OpenIncident
+from driftguard.detection.state import NOT_READY, Ints, OpenIncident
+from driftguard.records import MAX_SEGMENTS_PER_STREAM
 
 RECOVERY_LEVEL = 0.01
 WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test
@@ -49,22 +50,31 @@ class RecoveryRun:
         return int(self.places[decided.argmax()]) if decided.any() else None
 
 
+def midpoint(rows: Columns, halfway: Floats, *, fall: bool) -> Floats:
+    """What each request is expected to accept halfway between before and after [T]."""
+    sign = -1.0 if fall else 1.0
+    return np.clip(rows.expected + sign * rows.fresh * halfway, 0.0, 1.0)
+
+
 def run_tests(
-    incident: OpenIncident, base: Baselines, rows: Columns, *, fall: bool
+    incident: OpenIncident, base: Baselines, ready_ordinal: Ints, rows: Columns, *, fall: bool
 ) -> dict[int, RecoveryRun]:
-    """Every undecided test of the incident over the requests of a step."""
-    test_of = np.full(len(base.mean), -1)
+    """Every undecided test of the incident over the requests of a step.
+
+    Strata whose baseline was learned after the alarm cannot tell whether the change is over.
+    """
+    test_of, halfway_of = np.full(MAX_SEGMENTS_PER_STREAM, -1), np.zeros(MAX_SEGMENTS_PER_STREAM)
     test_of[incident.segments] = incident.test
-    midpoint_of = np.zeros(len(base.mean))
-    midpoint_of[incident.segments] = incident.midpoint
-    tests = test_of[rows.segment]
+    halfway_of[incident.segments] = incident.halfway
+    comparable = (ready_ordinal != NOT_READY) & (ready_ordinal <= incident.opened_ordinal)
+    tests = np.where(comparable[rows.stratum] & (rows.fresh > 0.0), test_of[rows.segment], -1)
     runs = {}
     for test in np.flatnonzero(incident.outcome == WAITING):
         places = np.flatnonzero(tests == test)
-        segment = rows.segment[places]
-        x, midpoint, variance = rows.x[places], midpoint_of[segment], base.variance[segment]
-        stake = stakes(1.0 - midpoint if fall else midpoint, variance)
-        bets = factors(x, midpoint, stake, rise=fall)
+        own = rows[places]
+        middle = midpoint(own, halfway_of[own.segment], fall=fall)
+        stake = stakes(1.0 - middle if fall else middle, base.variance[own.stratum], own.fresh)
+        bets = factors(own.x, middle, stake, rise=fall)
         shares = map(_share, count(int(incident.seen[test]) + 1))
         runs[int(test)] = RecoveryRun(places, run_sums(incident.wealth[test], bets, shares))
     return runs

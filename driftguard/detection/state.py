@@ -1,11 +1,8 @@
-"""Everything a detector remembers about one stream, as columns over segments.
+"""Everything a detector remembers about one stream, as columns over strata.
 
 A state is a value: folding never changes one, it makes the next. The arrays with a first dimension C
-run over the stream's segments in order of first appearance; LANES are the bets (`bets.py`): ten that
-acceptance fell, then ten that it rose.
-
-Sessions (design §7) will need one more block of columns here (open sessions and their sums); the
-version in the codec tells old states from new ones.
+run over the stream's strata (`strata.py`) in order of first appearance; LANES are the bets
+(`bets.py`): ten that acceptance fell, then ten that it rose.
 """
 
 from __future__ import annotations
@@ -18,32 +15,15 @@ from numpy.typing import NDArray
 from driftguard.detection.baseline import FIRST_CHECK, SUMS
 from driftguard.detection.bets import LANES
 from driftguard.detection.findings import Direction
-from driftguard.records import MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT
+from driftguard.detection.history import History
+from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.strata import NO_SETTING, assign, settings_of, why_new
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 DIRECTIONS: tuple[Direction, Direction] = ("down", "up")
 NOT_READY = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class History:
-    """The newest observations with drafted tokens, oldest first, all columns of one length H."""
-
-    ordinal: Ints
-    ended_ms: Ints  # milliseconds since 1970 UTC
-    drafted: Ints
-    accepted: Ints
-    segment: NDArray[np.uint8]  # index into the stream's segments
-
-    @classmethod
-    def empty(cls) -> History:
-        zero = _ints(0)
-        return cls(zero, zero, zero, zero, np.zeros(0, dtype=np.uint8))
-
-    def __len__(self) -> int:
-        return len(self.ordinal)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +39,7 @@ class OpenIncident:
     change_point_ms: int  # milliseconds since 1970 UTC
     segments: NDArray[np.uint8]  # [D]
     evidence: Floats  # [D] each segment's sum M_c at the alarm
-    midpoint: Floats  # [D] per request, between before and after
+    halfway: Floats  # [D] half the distance between before and after, per request; above 0
     test: Ints  # [D] index of the recovery test
     wealth: Floats  # [K, BETS]
     seen: Ints  # [K] requests tested
@@ -79,13 +59,15 @@ class StreamState:
     last_ended_at: float = 0.0
     requests_per_day: float = 0.0  # measured when the first segment became ready
     steady_since: float = 0.0  # seconds since 1970: first segment ready, or the last incident ended
-    names: tuple[str, ...] = ()  # [C]
+    names: tuple[str, ...] = ()  # [S] segments
+    segment_of_stratum: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))  # [C]
+    setting_of_stratum: Ints = field(default_factory=lambda: _ints(0))  # [C] packed, see strata.py
     drafted_requests: Ints = field(default_factory=lambda: _ints(0))  # [C]
     reference: Floats = field(default_factory=lambda: np.zeros((0, SUMS)))  # [C, SUMS]
     reference_size: Ints = field(default_factory=lambda: _ints(0))  # [C] requests at the next check
     reference_since: Floats = field(default_factory=lambda: np.zeros(0))  # [C] seconds since 1970
     ready_ordinal: Ints = field(default_factory=lambda: _ints(0))  # [C] or NOT_READY
-    segment_evidence: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] R_cj
+    stratum_evidence: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] R_cj
     stream_evidence: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES] G_j
     evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
     incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
@@ -95,6 +77,17 @@ class StreamState:
     def ready(self) -> NDArray[np.bool_]:
         ready: NDArray[np.bool_] = self.ready_ordinal != NOT_READY
         return ready
+
+    def newest_baseline(self, segment: int) -> int | None:
+        """The segment's stratum that became ready last."""
+        same = np.flatnonzero(self.ready & (self.segment_of_stratum == segment))
+        return int(same[self.ready_ordinal[same].argmax()]) if len(same) else None
+
+    def why_learning(self, code: int) -> str:
+        """Why stratum `code`, which has no baseline yet, needs one: against the segment's newest one."""
+        earlier = self.newest_baseline(int(self.segment_of_stratum[code]))
+        settings = self.setting_of_stratum
+        return why_new(int(settings[code]), None if earlier is None else int(settings[earlier]))
 
     def to_bytes(self) -> bytes:
         """The state in a versioned format; equal states give equal bytes."""
@@ -110,27 +103,27 @@ class StreamState:
         return decode_state(data)
 
 
-def with_segments(state: StreamState, names: list[str]) -> StreamState:
-    """The state with every new name given its row; beyond the limit all new names share 'other'."""
-    known = dict.fromkeys(state.names)
-    for name in dict.fromkeys(names):
-        if name not in known:
-            known[
-                name if len(known.keys() - {OTHER_SEGMENT}) < MAX_SEGMENTS_PER_STREAM - 1 else OTHER_SEGMENT
-            ] = None
-    added = len(known) - len(state.names)
+def with_strata(state: StreamState, batch: ObservationBatch) -> tuple[StreamState, NDArray[np.uint16]]:
+    """The state with a row for every new stratum of the batch, and each observation's stratum [N]."""
+    names = list(state.names)
+    strata = list(zip(state.segment_of_stratum.tolist(), state.setting_of_stratum.tolist(), strict=True))
+    settings = np.where(batch.drafted > 0, settings_of(batch), NO_SETTING).tolist()
+    codes = assign(names, strata, zip(batch.segment, settings, strict=True))
+    added = len(strata) - len(state.setting_of_stratum)
+    state = replace(state, names=tuple(names))
     if added == 0:
-        return state
+        return state, codes
     return replace(
         state,
-        names=tuple(known),
+        segment_of_stratum=np.array([segment for segment, _ in strata], dtype=np.uint8),
+        setting_of_stratum=np.array([setting for _, setting in strata], dtype=np.int64),
         drafted_requests=np.concatenate([state.drafted_requests, _ints(added)]),
         reference=np.concatenate([state.reference, np.zeros((added, SUMS))]),
         reference_size=np.concatenate([state.reference_size, _ints(added) + FIRST_CHECK]),
         reference_since=np.concatenate([state.reference_since, np.zeros(added)]),
         ready_ordinal=np.concatenate([state.ready_ordinal, _ints(added) + NOT_READY]),
-        segment_evidence=np.concatenate([state.segment_evidence, np.zeros((added, LANES))]),
-    )
+        stratum_evidence=np.concatenate([state.stratum_evidence, np.zeros((added, LANES))]),
+    ), codes
 
 
 def _ints(length: int) -> Ints:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.acceptance import acceptance_of
-from driftguard.detection.baseline import baselines, reference_acceptance
+from driftguard.detection.at_baseline import at_baseline
+from driftguard.detection.baseline import FIRST_CHECK, baselines, reference_acceptance
+from driftguard.detection.columns import Columns, history_rows
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import Acceptance, SegmentSummary, SegmentVerdict, StreamSummary, Verdict
 from driftguard.detection.state import OpenIncident, StreamState
+from driftguard.detection.strata import unpack
 
 RECENT_REQUESTS = 200
+PRESENT_REQUESTS = 50  # newest requests of a segment that say which of its strata is in use
 STOPPED_AFTER = 100  # requests in a row without a drafted token, in a stream that drafted before
 
 
 def describe(config: DetectorConfig, state: StreamState) -> StreamSummary:
     """What the detector would say now. Intervals are at 95% and do not correct for having been selected."""
-    verdict, since = _verdict(state)
+    rows = history_rows(state)
+    segments = tuple(_segment(state, rows, code) for code in range(len(state.names)))
+    verdict, since = _verdict(state, rows, segments)
     opened = [incident for incident in state.incidents if incident is not None]
-    every = np.arange(len(state.history))
     return StreamSummary(
         verdict=verdict,
         since=since,
@@ -29,50 +36,85 @@ def describe(config: DetectorConfig, state: StreamState) -> StreamSummary:
         requests_per_day=state.requests_per_day,
         false_alarm_every=config.threshold(state.requests_per_day),
         change_point=opened[0].change_point if opened else None,
-        acceptance=_acceptance(state, every[-RECENT_REQUESTS:]),
-        segments=tuple(_segment(config, state, code) for code in range(len(state.names))),
+        acceptance=_acceptance(rows[-RECENT_REQUESTS:]),
+        segments=segments,
     )
 
 
-def _verdict(state: StreamState) -> tuple[Verdict, float | None]:
+def _verdict(
+    state: StreamState, rows: Columns, segments: tuple[SegmentSummary, ...]
+) -> tuple[Verdict, float | None]:
     down, up = state.incidents
     if state.undrafted_in_a_row >= STOPPED_AFTER and state.undrafted < state.requests:
-        return "drafting_stopped", float(state.history.ended_ms[-1]) / 1000.0
+        return "drafting_stopped", rows.ended_at(-1)
     if down is not None:
         return "degraded", down.change_point_ms / 1000.0
     if up is not None:
         return "improved", up.change_point_ms / 1000.0
-    if state.ready.any():
+    if any(segment.verdict == "steady" for segment in segments):
         return "steady", state.steady_since
     return "insufficient_data", state.first_ended_at if state.requests else None
 
 
-def _segment(config: DetectorConfig, state: StreamState, code: int) -> SegmentSummary:
-    sums = state.reference[code]
-    ready = bool(state.ready[code])
-    base = baselines(sums, config.ignore)
+def _segment(state: StreamState, rows: Columns, code: int) -> SegmentSummary:
     down, up = (incident if _concerns(incident, code) else None for incident in state.incidents)
-    own = np.flatnonzero(state.history.segment == code)
+    own = rows[np.flatnonzero(rows.segment == code)]
+    newest = own[-RECENT_REQUESTS:]
+    learning = None if down or up else _learning(state, newest[-PRESENT_REQUESTS:])
     incident = down or up
-    recent = own[state.history.ordinal[own] >= incident.change_point] if incident else own[-RECENT_REQUESTS:]
+    recent = own[np.flatnonzero(own.ordinal >= incident.change_point)] if incident else newest
+    watched = recent[np.flatnonzero(state.ready[recent.stratum])]
+    newest_ready = state.newest_baseline(code)
+    known = learning is None and newest_ready is not None
     verdict: SegmentVerdict = "degraded" if down else "improved" if up else "steady"
+    strata = watched.stratum if len(watched) else np.array([newest_ready or 0])
+    mean, deviation = _per_request(state, strata) if known else (None, None)
     return SegmentSummary(
         segment=state.names[code],
-        verdict=verdict if ready else "insufficient_data",
-        requests=int(state.drafted_requests[code]),
-        requests_needed=0 if ready else int(state.reference_size[code] - sums[0]),
-        baseline=reference_acceptance(sums) if ready else None,
-        recent=_acceptance(state, recent),
-        mean_per_request=float(base.mean) if ready else None,
-        standard_deviation=float(np.sqrt(base.variance)) if ready else None,
+        verdict=verdict if known or incident else "insufficient_data",
+        requests=int(state.drafted_requests[state.segment_of_stratum == code].sum()),
+        requests_needed=_missing(state, code, learning),
+        baseline=_baseline(state, watched, strata) if known else None,
+        recent=_acceptance(watched if len(watched) and known else recent),
+        mean_per_request=mean,
+        standard_deviation=deviation,
+        learning=None if learning is None else learning_text(state, learning),
     )
+
+
+def _learning(state: StreamState, newest: Columns) -> int | None:
+    """The stratum without a baseline that most of the segment's newest requests are in, if most are."""
+    unwatched = newest.stratum[~state.ready[newest.stratum]]
+    if 2 * len(unwatched) <= len(newest):
+        return None
+    return int(np.bincount(unwatched).argmax())
+
+
+def _missing(state: StreamState, code: int, learning: int | None) -> int:
+    if learning is not None:
+        return int(state.reference_size[learning] - state.reference[learning, 0])
+    return FIRST_CHECK if state.newest_baseline(code) is None else 0  # nothing was drafted yet, or watched
+
+
+def learning_text(state: StreamState, code: int) -> str:
+    setting = int(state.setting_of_stratum[code])
+    return f"{unpack(setting)}: {state.why_learning(code)}"
+
+
+def _baseline(state: StreamState, watched: Columns, strata: NDArray[np.integer[Any]]) -> Acceptance:
+    """In the mix of the recent requests; of the newest baseline where the history holds none of them."""
+    return at_baseline(state, watched) if len(watched) else reference_acceptance(state.reference[strata[0]])
+
+
+def _per_request(state: StreamState, strata: NDArray[np.integer[Any]]) -> tuple[float, float]:
+    """Baseline mean per request in this mix of strata, and the deviation around it."""
+    base = baselines(state.reference)
+    return float(base.mean[strata].mean()), float(np.sqrt(base.variance[strata].mean()))
 
 
 def _concerns(incident: OpenIncident | None, code: int) -> bool:
     return incident is not None and code in incident.segments
 
 
-def _acceptance(state: StreamState, places: NDArray[np.intp]) -> Acceptance | None:
-    if len(places) == 0:
-        return None
-    return acceptance_of(state.history.drafted[places], state.history.accepted[places])
+def _acceptance(rows: Columns) -> Acceptance | None:
+    return acceptance_of(rows.drafted, rows.accepted) if len(rows) else None

@@ -37,6 +37,7 @@ class StoredRecord(NamedTuple):
     session: str | None
     kind: str
     fidelity: str
+    started_at: datetime
     ended_at: datetime
     steps: int
     drafted: int
@@ -44,6 +45,8 @@ class StoredRecord(NamedTuple):
     emitted: int
     num_speculative_tokens: int | None
     acceptance_rule: str
+    temperature: float | None
+    output_tokens: int | None
     time_per_output_token_seconds: float | None
 
 

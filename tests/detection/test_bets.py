@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftguard.detection.bets import BETS, DELTAS, factors, mean_over_bets, run_sums, stakes
@@ -11,6 +11,7 @@ from driftguard.detection.evidence import ranked
 UNIT = st.floats(0.0, 1.0)
 
 
+@settings(deadline=None)
 @given(x=UNIT, boundary=UNIT, variance=st.floats(0.0, 0.25), rise=st.booleans())
 def test_one_request_never_takes_more_than_98_percent(
     x: float, boundary: float, variance: float, rise: bool
@@ -21,6 +22,7 @@ def test_one_request_never_takes_more_than_98_percent(
     assert bets.min() >= 0.02 - 1e-9
 
 
+@settings(deadline=None)
 @given(boundary=UNIT, variance=st.floats(0.0, 0.25), high=UNIT)
 def test_a_bet_is_fair_at_the_boundary_whatever_the_distribution(
     boundary: float, variance: float, high: float

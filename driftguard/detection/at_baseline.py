@@ -1,0 +1,32 @@
+"""What requests would have accepted at the baselines of their strata, in their own mix."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from driftguard.detection.baseline import reference_acceptance
+from driftguard.detection.columns import Columns
+from driftguard.detection.findings import Acceptance
+from driftguard.detection.state import StreamState
+
+
+def at_baseline(state: StreamState, rows: Columns) -> Acceptance:
+    """Of rows of strata with a baseline: the strata's acceptance in the mix of the rows' drafted tokens.
+
+    A plain mean over earlier traffic would move with the mix alone. The interval adds the squared
+    half widths of the strata's intervals, weighted by their shares squared.
+    """
+    drafted = np.bincount(rows.stratum, weights=rows.drafted.astype(np.float64))
+    strata = [int(code) for code in np.unique(rows.stratum)]
+    if len(strata) == 1:
+        return reference_acceptance(state.reference[strata[0]])
+    parts = [reference_acceptance(state.reference[code]) for code in strata]
+    shares = [float(drafted[code] / drafted.sum()) for code in strata]
+    rate = sum(share * part.rate for share, part in zip(shares, parts, strict=True))
+    squares = [(share * (part.high - part.low) / 2.0) ** 2 for share, part in zip(shares, parts, strict=True)]
+    half = math.sqrt(sum(squares))
+    return Acceptance(
+        min(rate, 1.0), max(rate - half, 0.0), min(rate + half, 1.0), sum(part.requests for part in parts)
+    )

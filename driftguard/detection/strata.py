@@ -1,0 +1,139 @@
+"""Strata: the requests of a segment that may be compared with each other.
+
+Acceptance changes with the configuration without any drift, so every combination of (segment, kind,
+num_speculative_tokens, acceptance_rule, temperature class, length known or not) has a baseline of its
+own. A new combination therefore begins a new baseline, and says so; a shift of the mix of strata is no
+drift by construction. Answer length itself is regressed out (`baseline.py`).
+
+A stratum is kept as (index of its segment, setting), the setting packed into one whole number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.observations import ObservationBatch
+from driftguard.records import MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT, AcceptanceRule
+
+Ints = NDArray[np.int64]
+
+MAX_STRATA = 512  # per stream; what comes later shares four strata of the segment 'other'
+NO_SETTING = -1
+KINDS = ("request", "window")
+RULES = get_args(AcceptanceRule)
+TEMPERATURES = ("unknown", "greedy", "sampled")
+_K_BITS, _RULE_BITS, _TEMPERATURE_BITS = 11, 2, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a stratum's requests have in common besides their segment."""
+
+    kind: str
+    num_speculative_tokens: int | None
+    acceptance_rule: str
+    temperature: str  # greedy: 0; sampled: above 0
+    length_known: bool
+
+    def __str__(self) -> str:
+        k = self.num_speculative_tokens
+        return ", ".join(
+            [
+                self.kind,
+                f"num_speculative_tokens {'unknown' if k is None else k}",
+                f"acceptance_rule {self.acceptance_rule}",
+                f"temperature {self.temperature}",
+                f"output_tokens {'known' if self.length_known else 'unknown'}",
+            ]
+        )
+
+
+def settings_of(batch: ObservationBatch) -> Ints:
+    """Each observation's setting, packed: [N]."""
+    kind = np.array([KINDS.index(name) for name in batch.kind], dtype=np.int64)
+    rule = np.array([RULES.index(name) for name in batch.acceptance_rule], dtype=np.int64)
+    temperature = np.where(np.isnan(batch.temperature), 0, np.where(batch.temperature == 0.0, 1, 2))
+    packed = kind << _K_BITS | (batch.num_speculative_tokens + 1)
+    packed = (packed << _RULE_BITS | rule) << _TEMPERATURE_BITS | temperature
+    length_known: Ints = packed << 1 | ((batch.output_tokens >= 0) & (kind == 0))
+    return length_known
+
+
+def unpack(setting: int) -> Setting:
+    rest, known = setting >> 1, bool(setting & 1)
+    rest, temperature = rest >> _TEMPERATURE_BITS, rest & (2**_TEMPERATURE_BITS - 1)
+    rest, rule = rest >> _RULE_BITS, rest & (2**_RULE_BITS - 1)
+    kind, k = rest >> _K_BITS, rest & (2**_K_BITS - 1)
+    return Setting(KINDS[kind], k - 1 if k else None, RULES[rule], TEMPERATURES[temperature], known)
+
+
+def without_configuration(setting: int) -> int:
+    """The setting with everything unknown that can be: kind and whether the length is known stay."""
+    known = unpack(setting)
+    packed = KINDS.index(known.kind) << (_K_BITS + _RULE_BITS + _TEMPERATURE_BITS)
+    packed |= RULES.index("unknown") << _TEMPERATURE_BITS
+    return packed << 1 | known.length_known
+
+
+def assign(
+    names: list[str], strata: list[tuple[int, int]], observed: Iterable[tuple[str, int]]
+) -> NDArray[np.uint16]:
+    """The stratum of each (segment, setting); `names` and `strata` grow by those not seen before.
+
+    A setting of NO_SETTING (nothing was drafted) makes the segment known and has no stratum: 0.
+    At most MAX_SEGMENTS_PER_STREAM names and MAX_STRATA strata: later segments share 'other', and the
+    requests of later strata go to the segment 'other' without their configuration.
+    """
+    segment_of = {name: place for place, name in enumerate(names)}
+    code_of = {stratum: place for place, stratum in enumerate(strata)}
+    known: dict[tuple[str, int], int] = {}
+
+    def segment(name: str) -> int:
+        if name not in segment_of:
+            if len(segment_of.keys() - {OTHER_SEGMENT}) >= MAX_SEGMENTS_PER_STREAM - 1:
+                name = OTHER_SEGMENT
+            if name not in segment_of:
+                segment_of[name] = len(names)
+                names.append(name)
+        return segment_of[name]
+
+    def stratum(pair: tuple[str, int]) -> int:
+        wanted = (segment(pair[0]), pair[1])
+        if pair[1] == NO_SETTING:
+            return 0
+        if wanted not in code_of and len(strata) >= MAX_STRATA - 4:
+            wanted = (segment(OTHER_SEGMENT), without_configuration(pair[1]))
+        if wanted not in code_of:
+            code_of[wanted] = len(strata)
+            strata.append(wanted)
+        return code_of[wanted]
+
+    codes = []
+    for pair in observed:
+        code = known.get(pair)
+        if code is None:
+            code = known[pair] = stratum(pair)
+        codes.append(code)
+    return np.array(codes, dtype=np.uint16)
+
+
+def why_new(setting: int, earlier: int | None) -> str:
+    """Why a baseline begins: against the setting of the segment's newest earlier baseline."""
+    if earlier is None:
+        return "first baseline of the segment"
+    new, old = unpack(setting), unpack(earlier)
+    changes = [
+        f"{field} changed from {_word(getattr(old, field))} to {_word(getattr(new, field))}"
+        for field in ("kind", "num_speculative_tokens", "acceptance_rule", "temperature", "length_known")
+        if getattr(old, field) != getattr(new, field)
+    ]
+    return "; ".join(changes) or "relearned"
+
+
+def _word(value: object) -> str:
+    return "unknown" if value is None else {True: "yes", False: "no"}.get(value, str(value))  # type: ignore[call-overload]
