@@ -10,16 +10,21 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from driftguard.detection.acceptance import acceptance_from_sums
 from driftguard.detection.findings import Acceptance
+from driftguard.detection.sessions import cluster_terms
 
 Floats = NDArray[np.float64]
 
-# requests n, x, x^2, drafted d, accepted a, d^2, d a, a^2, log length l, l^2, l x
-SUMS = 11
+# requests n, x, x^2, drafted d, accepted a, d^2, d a, a^2, log length l, l^2, l x;
+# then over sessions s (sessions.py): how many, sum X_s^2 / n_s, sum X_s L_s / n_s, sum L_s^2 / n_s, sum n_s^2
+SUMS = 16
 FIRST_CHECK = 100  # requests after which the spread is first estimated
 SIZE_FACTOR = 8.0  # a reference of (8 sd / drop)^2 requests puts two standard errors at a quarter of the drop
+TWO_ERRORS_LEVEL = 0.97725  # of a normal distribution below two standard errors
+LEAST_REPEATS = 10  # requests beyond each session's first, before sessions tell anything
 SMALLEST_LENGTH_SPREAD = 0.05  # sd of log length below which lengths are all alike
 
 
@@ -30,17 +35,25 @@ class Baselines:
     mean: Floats  # of x
     slope: Floats  # of x on l; 0 where lengths are not known or all alike
     middle: Floats  # mean of l
-    variance: Floats  # of x around the line
-    mean_error: Floats  # standard error of the mean
+    variance: Floats  # of x around the line: within + between
+    within: Floats  # variance inside a session
+    between: Floats  # variance of the sessions' own means; 0 where sessions are not given or all alike
+    mean_error: Floats  # standard error of the mean, clustered by session
+    error_factor: Floats  # how many standard errors make the margin
     slope_error: Floats
 
 
-def terms(x: Floats, log_length: Floats, drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> Floats:
-    """What each of T requests adds to the sums: [T, SUMS]."""
+def terms(
+    x: Floats,
+    log_length: Floats,
+    drafted: NDArray[np.int64],
+    accepted: NDArray[np.int64],
+    session_before: Floats,
+) -> Floats:
+    """What each of T requests adds to the sums: [T, SUMS]. `session_before` [T, 3] as in sessions.py."""
     d, a, line = drafted.astype(np.float64), accepted.astype(np.float64), log_length
-    return np.stack(
-        [np.ones_like(x), x, x * x, d, a, d * d, d * a, a * a, line, line * line, line * x], axis=1
-    )
+    own = [np.ones_like(x), x, x * x, d, a, d * d, d * a, a * a, line, line * line, line * x]
+    return np.hstack([np.stack(own, axis=1), cluster_terms(session_before, x, line)])
 
 
 def add_terms(sums: Floats, added: Floats) -> Floats:
@@ -71,15 +84,43 @@ def variance_of(sums: Floats) -> Floats:
     return np.where(freedom >= 1.0, squares / np.maximum(freedom, 1.0), 0.0)
 
 
+def _components(sums: Floats) -> tuple[Floats, Floats]:
+    """(within, between): one-way random effects by moments (analysis of variance), from [..., SUMS].
+
+    within = (sum r^2 - sum R_s^2 / n_s) / (n - k); between = (sum R_s^2 / n_s / (k - 1) - within) / n_0,
+    n_0 = (n - sum n_s^2 / n) / (k - 1), for residuals r around the line and their sums R_s over k
+    sessions. With fewer than LEAST_REPEATS repeats, or one session, all variance is within.
+    Paper: Searle, Casella, McCulloch, Variance Components (1992), section 3.6.
+    """
+    n, x, line = np.maximum(sums[..., 0], 1.0), sums[..., 1], sums[..., 8]
+    slope, _, squares = _line(sums)
+    start = (x - slope * line) / n
+    sessions, sxx, sxl, sll, sizes = (sums[..., place] for place in range(11, 16))
+    of_sessions = sxx + start**2 * n + slope**2 * sll - 2.0 * start * x - 2.0 * slope * sxl
+    of_sessions = np.clip(of_sessions + 2.0 * start * slope * line, 0.0, squares)
+    tells = (n - sessions >= LEAST_REPEATS) & (sessions >= 2.0)
+    more = np.maximum(sessions - 1.0, 1.0)
+    within = np.where(tells, (squares - of_sessions) / np.maximum(n - sessions, 1.0), variance_of(sums))
+    size = np.where(tells, (n - sizes / n) / more, 1.0)
+    between = np.where(tells, np.maximum(of_sessions / more - within, 0.0) / np.maximum(size, 1.0), 0.0)
+    return within, between
+
+
+def _mean_variance(sums: Floats, within: Floats, between: Floats) -> Floats:
+    """n x the variance of the mean of n requests: within + between sum n_s^2 / n."""
+    return within + between * sums[..., 15] / np.maximum(sums[..., 0], 1.0)
+
+
 def needed_requests(sums: Floats, minimum_drop: float) -> int:
     """Size of the reference period, from the spread seen so far (sums [SUMS]).
 
-    n = (8 sd / minimum_drop)^2, at least 8 / minimum_drop and at least FIRST_CHECK. The floor is the
+    n = (8 sd / minimum_drop)^2 with sd^2 / n the variance of the mean (many requests of one session tell
+    little more than one), at least 8 / minimum_drop and at least FIRST_CHECK. The floor is the
     same rule for sd^2 = 1/n, the spread that n equal requests cannot exclude. The size looks at the
     spread only, never at the mean, so stopping there does not select a flattering mean.
     """
     spread = SIZE_FACTOR / minimum_drop
-    wanted = spread**2 * float(variance_of(sums))
+    wanted = spread**2 * float(_mean_variance(sums, *_components(sums)))
     return max(FIRST_CHECK, math.ceil(spread), math.ceil(wanted))
 
 
@@ -87,10 +128,13 @@ def baselines(sums: Floats) -> Baselines:
     """From reference sums [C, SUMS] of complete reference periods.
 
     Formula: x = mean + slope (l - middle) by least squares, l the logarithm of output_tokens; variance v
-    around that line; standard errors sqrt(max(v, 1/n) / n) of the mean and sqrt(v / sum (l - middle)^2)
-    of the slope. v is the variance between requests, not binomial, which is wrong by a factor of 2 to 40.
-    Assumptions: requests of the reference period are independent and in control; acceptance is linear
-    in log length.
+    around that line, its parts within and between sessions (_components); standard errors
+    sqrt(max(v', 1/n) / n) of the mean, v' = within + between sum n_s^2 / n, and
+    sqrt(v / sum (l - middle)^2) of the slope. v is the variance between requests, not binomial, which is
+    wrong by a factor of 2 to 40. Where sessions differ, the two standard errors of the margin become the
+    Student quantile of as many sessions at the same level.
+    Assumptions: sessions (requests, where none are given) of the reference period are independent and in
+    control; acceptance is linear in log length.
     Against four buckets of length as strata (tests/benchmarks/bench_length.py: sd .12, correlation -.5
     and -.7) the line needs a seventh of the requests until 90% of the traffic is watched (about 400
     against 3,000), finds a drop of .05 or .10 as soon, and raises a false alarm in 0 to 1 of 12 runs
@@ -102,12 +146,17 @@ def baselines(sums: Floats) -> Baselines:
     variance = variance_of(sums)
     with_spread = lengths > 0.0
     slope_error = np.where(with_spread, np.sqrt(variance / np.where(with_spread, lengths, 1.0)), 0.0)
+    within, between = _components(sums)
+    by_session = stdtrit(np.maximum(sums[..., 11] - 1.0, 1.0), TWO_ERRORS_LEVEL)
     return Baselines(
         mean=sums[..., 1] / n,
         slope=slope,
         middle=sums[..., 8] / n,
-        variance=variance,
-        mean_error=np.sqrt(np.maximum(variance, 1.0 / n) / n),
+        variance=within + between,
+        within=within,
+        between=between,
+        mean_error=np.sqrt(np.maximum(_mean_variance(sums, within, between), 1.0 / n) / n),
+        error_factor=np.where(between > 0.0, by_session, 2.0),
         slope_error=slope_error,
     )
 

@@ -10,6 +10,7 @@ from driftguard.detection.baseline import Baselines
 from driftguard.detection.change_point import locate
 from driftguard.detection.columns import Columns
 from driftguard.detection.findings import DriftClosed, SegmentChange
+from driftguard.detection.predictive import request_variance
 from driftguard.detection.recovery import RECOVERED, midpoint
 from driftguard.detection.state import DIRECTIONS, OpenIncident, StreamState
 
@@ -42,7 +43,7 @@ def _back(
     if len(own) == 0:
         return None
     middle = midpoint(own, np.full(len(own), incident.halfway[place]), fall=direction == 0)
-    begun = locate(own.x, middle, base.variance[own.stratum], own.fresh, rise=direction == 0).point
+    begun = locate(own.x, middle, request_variance(base, own), own.fresh, rise=direction == 0).point
     back = own[begun:]
     after = acceptance_of(back.drafted, back.accepted)
     return SegmentChange(state.names[code], at_baseline(state, back), after, float(incident.evidence[place]))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.history import History, Narrow
+from driftguard.detection.sessions import OpenSessions
 from driftguard.detection.state import OpenIncident, StreamState
 from driftguard.errors import DriftGuardError
 
@@ -61,6 +62,11 @@ class _History(msgspec.Struct, array_like=True):
     fresh: _Array
 
 
+class _Sessions(msgspec.Struct, array_like=True):
+    key: _Array
+    sums: _Array
+
+
 class _Incident(msgspec.Struct, array_like=True):
     opened_ordinal: int
     change_point: int
@@ -96,6 +102,8 @@ class _State(msgspec.Struct, array_like=True):
     stream_evidence: _Array
     evidence_since: tuple[int, int]
     incidents: tuple[_Incident | None, _Incident | None]
+    sessions: _Sessions
+    in_session: int
     history: _History
 
 
@@ -138,6 +146,8 @@ def _pack(value: Any) -> Any:
             _array(value.margin),
             _array(value.fresh),
         )
+    if isinstance(value, OpenSessions):
+        return _Sessions(_array(value.key), _array(value.sums))
     if isinstance(value, OpenIncident):
         return _Incident(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
     if isinstance(value, tuple):
@@ -159,6 +169,8 @@ def _unpack(value: Any) -> Any:
             _unarray(value.margin),
             _unarray(value.fresh),
         )
+    if isinstance(value, _Sessions):
+        return OpenSessions(_unarray(value.key), _unarray(value.sums))
     if isinstance(value, _Incident):
         return OpenIncident(
             **{item.name: _unpack(getattr(value, item.name)) for item in fields(OpenIncident)}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection.history import History
 from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.sessions import Keys, session_keys
 from driftguard.detection.state import StreamState
 
 Ints = NDArray[np.int64]
@@ -28,6 +29,7 @@ class Columns:
     stratum: NDArray[np.uint16]  # [T] index into the stream's strata
     x: Floats  # [T] accepted / drafted
     log_length: Floats  # [T] log of output_tokens; 0 where not given
+    session: Keys  # [T] see sessions.py
     expected: Floats  # [T] see predictive.py; 0 where the stratum has no baseline yet
     margin: Floats  # [T]
     fresh: Floats  # [T]
@@ -58,6 +60,7 @@ def columns_of(state: StreamState, batch: ObservationBatch, strata: NDArray[np.u
         stratum=stratum,
         x=accepted / drafted,
         log_length=np.log(np.maximum(batch.output_tokens[place], 1)),
+        session=session_keys([batch.session[index] for index in place.tolist()], stratum),
         expected=zero,
         margin=zero,
         fresh=zero,
@@ -65,7 +68,7 @@ def columns_of(state: StreamState, batch: ObservationBatch, strata: NDArray[np.u
 
 
 def history_rows(state: StreamState) -> Columns:
-    """The state's history as columns; the lengths are no longer known."""
+    """The state's history as columns; lengths and sessions are no longer known."""
     past = state.history
     wide = {item.name: past.wide(item.name) for item in fields(History)}
     stratum = wide.pop("stratum").astype(np.uint16)
@@ -75,5 +78,6 @@ def history_rows(state: StreamState) -> Columns:
         stratum=stratum,
         x=wide["accepted"] / wide["drafted"],
         log_length=np.zeros(len(past)),
+        session=np.zeros(len(past), dtype=np.uint64),
         **wide,
     )

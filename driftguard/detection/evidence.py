@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from driftguard.detection.baseline import Baselines
 from driftguard.detection.bets import DOWN, LANES, UP, Floats, factors, mean_over_bets, run_sums, stakes
 from driftguard.detection.columns import Columns
-from driftguard.detection.predictive import safe_baseline
+from driftguard.detection.predictive import request_variance, safe_baseline
 from driftguard.detection.state import StreamState
 
 BOTH_DIRECTIONS = 2.0
@@ -108,7 +108,7 @@ def ranked(evidence: Floats, threshold: float) -> list[int]:
 def _bets(state: StreamState, base: Baselines, rows: Columns) -> Floats:
     """e [W, LANES]. A direction with an open incident collects no evidence: e = 0 keeps its sums at 0."""
     bets = np.zeros((len(rows), LANES))
-    variance = base.variance[rows.stratum]
+    variance = request_variance(base, rows)
     for lanes, rise in ((DOWN, False), (UP, True)):
         if state.incidents[int(rise)] is None:
             boundary = safe_baseline(rows, rise=rise)

@@ -9,6 +9,7 @@ Direction = Literal["down", "up"]
 Scope = Literal["segments", "stream"]
 Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafting_stopped"]
 SegmentVerdict = Literal["insufficient_data", "steady", "degraded", "improved"]
+SessionsGiven = Literal["given", "in part", "not given"]
 CloseReason = Literal["recovered", "no_traffic"]
 
 
@@ -118,3 +119,5 @@ class StreamSummary:
     change_point: int | None  # of the open incident
     acceptance: Acceptance | None  # newest requests of all segments
     segments: tuple[SegmentSummary, ...]  # in order of first appearance
+    # Do the requests name their session? Where not, requests of one conversation count as independent.
+    sessions: SessionsGiven = "not given"

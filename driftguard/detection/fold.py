@@ -35,6 +35,7 @@ from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.opening import open_incident
 from driftguard.detection.predictive import predicted
 from driftguard.detection.recovery import WAITING, keep_tests, requests_until_silent, run_tests
+from driftguard.detection.sessions import NO_SESSION, sums_before
 from driftguard.detection.state import DIRECTIONS, OpenIncident, StreamState, with_strata
 from driftguard.detection.strata import unpack
 
@@ -77,7 +78,8 @@ def _step(
     """Folds rows from `start` up to the next event; returns the place after it."""
     base = baselines(state.reference)
     part = rows[start : _step_end(config, state, rows, start)]
-    part = predicted(state, base, config.ignore, part)
+    earlier, _ = sums_before(state.sessions, part.session, part.x, part.log_length)
+    part = predicted(state, base, config.ignore, part, earlier)
     threshold = config.threshold(state.requests_per_day)
     seen = int(state.drafted_requests.sum())
     run = watch(state, base, part)
@@ -124,11 +126,15 @@ def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: 
 def _with_rows(config: DetectorConfig, state: StreamState, rows: Columns) -> StreamState:
     """The state that has counted these rows, put them in its history and in open reference periods."""
     reference, since = state.reference.copy(), state.reference_since.copy()
+    earlier, sessions = sums_before(state.sessions, rows.session, rows.x, rows.log_length)
     for code in np.unique(rows.stratum[~state.ready[rows.stratum]]):
-        own = rows[np.flatnonzero(rows.stratum == code)]
+        places = np.flatnonzero(rows.stratum == code)
+        own = rows[places]
         if reference[code, 0] == 0:
             since[code] = own.ended_at(0)
-        reference[code] = add_terms(reference[code], terms(own.x, own.log_length, own.drafted, own.accepted))
+        reference[code] = add_terms(
+            reference[code], terms(own.x, own.log_length, own.drafted, own.accepted, earlier[places])
+        )
     return replace(
         state,
         ordinal=int(rows.ordinal[-1]),
@@ -136,6 +142,8 @@ def _with_rows(config: DetectorConfig, state: StreamState, rows: Columns) -> Str
         + np.bincount(rows.stratum, minlength=len(state.drafted_requests)),
         reference=reference,
         reference_since=since,
+        sessions=sessions,
+        in_session=state.in_session + int((rows.session != NO_SESSION).sum()),
         history=state.history.followed_by(rows, config.history),
     )
 
@@ -178,7 +186,7 @@ def _baseline_ready(
 ) -> BaselineReady:
     sums = state.reference[code]
     base = baselines(sums)
-    margin = max(2.0 * float(base.mean_error), config.ignore)
+    margin = max(float(base.error_factor * base.mean_error), config.ignore)
     return BaselineReady(
         segment=state.names[state.segment_of_stratum[code]],
         stratum=str(unpack(int(state.setting_of_stratum[code]))),

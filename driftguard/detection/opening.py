@@ -14,7 +14,7 @@ from driftguard.detection.change_point import INTERVAL_LEVEL, locate
 from driftguard.detection.columns import Columns
 from driftguard.detection.evidence import ranked, segment_evidence
 from driftguard.detection.findings import DriftOpened, SegmentChange
-from driftguard.detection.predictive import safe_baseline
+from driftguard.detection.predictive import request_variance, safe_baseline
 from driftguard.detection.recovery import untested
 from driftguard.detection.state import DIRECTIONS, Ints, OpenIncident, StreamState
 
@@ -92,7 +92,7 @@ def _when(alarm: _Alarm, pool: list[int]) -> tuple[int, int, tuple[int, int]]:
     """
     rows = alarm.rows[np.flatnonzero(np.isin(alarm.rows.segment, pool))]
     boundary = safe_baseline(rows, rise=alarm.rise)
-    at = locate(rows.x, boundary, alarm.base.variance[rows.stratum], rows.fresh, rise=alarm.rise)
+    at = locate(rows.x, boundary, request_variance(alarm.base, rows), rows.fresh, rise=alarm.rise)
     first = rows.ordinal[at.first - 1] + 1 if at.first else rows.ordinal[0]
     return int(rows.ordinal[at.point]), int(rows.ended_ms[at.point]), (int(first), int(rows.ordinal[at.last]))
 

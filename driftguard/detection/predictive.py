@@ -7,19 +7,31 @@ from dataclasses import replace
 import numpy as np
 
 from driftguard.detection.baseline import Baselines
+from driftguard.detection.bets import SMALLEST_VARIANCE
 from driftguard.detection.columns import Columns, Floats
 from driftguard.detection.state import StreamState
 
 LARGEST_LENGTH_ERROR = 0.1  # beyond it too little is known about such lengths to bet on
 
 
-def predicted(state: StreamState, base: Baselines, ignore: float, rows: Columns) -> Columns:
+def predicted(
+    state: StreamState, base: Baselines, ignore: float, rows: Columns, session_before: Floats
+) -> Columns:
     """The rows with what the bets are made against; those of strata without a baseline unchanged (0).
 
-    Formula: expected = mean + slope (l - middle); margin = max(2 se, ignore), se^2 = mean_error^2 +
-    (slope_error (l - middle))^2. The safe baseline of a fall is expected - margin, upward mirrored.
-    fresh = 0 marks requests that hold no evidence: no baseline yet, or a length so far from those of
-    the reference period that the line says nothing.
+    Formula: the line expects b = mean + slope (l - middle), and safe is m = b - k, k = max(2 se, ignore),
+    se^2 = mean_error^2 + (slope_error (l - middle))^2. After n earlier requests of the session, whose x
+    lay d above the line on average, the request is expected to accept expected = b + w d and at least
+    m + w (b + d - m) = expected - fresh k (= `margin`), with w = n / (n + kappa), kappa = within /
+    between, fresh = 1 - w: design section 7. Upward mirrored.
+    fresh is also the part of a lasting change that the request shows, and 0 marks requests that hold no
+    evidence: no baseline yet, or a length so far from those of the reference period that the line says
+    nothing.
+    Assumptions: sessions differ by Gaussian random effects with the estimated variances; the shrunken
+    mean is then exactly the predictive mean E[x | past]. For other distributions it is the best linear
+    predictor: right on average over sessions, not in every session, and the guarantee approximate.
+    Nothing is assumed about the order in which sessions interleave. A session that spans strata counts
+    in each by itself.
     Guarantee: the false-alarm guarantee is conditional on the true mean lying above the safe baseline,
     which fails in about 2% of strata when 2 se decides; a mean that lies a further standard error
     below it still loses most bets, because each pays for its own variance.
@@ -28,13 +40,31 @@ def predicted(state: StreamState, base: Baselines, ignore: float, rows: Columns)
     distance = rows.log_length - base.middle[own]
     length_error = base.slope_error[own] * np.abs(distance)
     error = np.sqrt(base.mean_error[own] ** 2 + length_error**2)
-    expected = np.clip(base.mean[own] + base.slope[own] * distance, 0.0, 1.0)
+    margin = np.maximum(base.error_factor[own] * error, ignore)
+    session, fresh = _session_effect(base, rows, session_before)
+    expected = np.clip(base.mean[own] + base.slope[own] * distance + session, 0.0, 1.0)
+    told = watched & (2.0 * length_error <= LARGEST_LENGTH_ERROR)
     return replace(
         rows,
         expected=np.where(watched, expected, 0.0),
-        margin=np.where(watched, np.maximum(2.0 * error, ignore), 0.0),
-        fresh=np.where(watched & (2.0 * length_error <= LARGEST_LENGTH_ERROR), 1.0, 0.0),
+        margin=np.where(watched, fresh * margin, 0.0),
+        fresh=np.where(told, fresh, 0.0),
     )
+
+
+def _session_effect(base: Baselines, rows: Columns, before: Floats) -> tuple[Floats, Floats]:
+    """(w d, 1 - w) of each request, from the sums of its session before it [T, 3]."""
+    own, n = rows.stratum, before[:, 0]
+    line = base.mean[own] * n + base.slope[own] * (before[:, 2] - n * base.middle[own])
+    weight = n * base.between[own]
+    total = np.maximum(weight + base.within[own], SMALLEST_VARIANCE)
+    effect = base.between[own] / total * (before[:, 1] - line)
+    return effect, 1.0 - weight / total
+
+
+def request_variance(base: Baselines, rows: Columns) -> Floats:
+    """Variance of x given the past: what is left of the session's, and the request's own."""
+    return base.within[rows.stratum] + base.between[rows.stratum] * rows.fresh
 
 
 def safe_baseline(rows: Columns, *, rise: bool) -> Floats:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from driftguard.detection.baseline import Baselines
 from driftguard.detection.bets import BETS, Floats, factors, mean_over_bets, run_sums, stakes
 from driftguard.detection.columns import Columns
+from driftguard.detection.predictive import request_variance
 from driftguard.detection.state import NOT_READY, Ints, OpenIncident
 from driftguard.records import MAX_SEGMENTS_PER_STREAM
 
@@ -73,7 +74,7 @@ def run_tests(
         places = np.flatnonzero(tests == test)
         own = rows[places]
         middle = midpoint(own, halfway_of[own.segment], fall=fall)
-        stake = stakes(1.0 - middle if fall else middle, base.variance[own.stratum], own.fresh)
+        stake = stakes(1.0 - middle if fall else middle, request_variance(base, own), own.fresh)
         bets = factors(own.x, middle, stake, rise=fall)
         shares = map(_share, count(int(incident.seen[test]) + 1))
         runs[int(test)] = RecoveryRun(places, run_sums(incident.wealth[test], bets, shares))

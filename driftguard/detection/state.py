@@ -17,6 +17,7 @@ from driftguard.detection.bets import LANES
 from driftguard.detection.findings import Direction
 from driftguard.detection.history import History
 from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.sessions import OpenSessions
 from driftguard.detection.strata import NO_SETTING, assign, settings_of, why_new
 
 Floats = NDArray[np.float64]
@@ -71,6 +72,8 @@ class StreamState:
     stream_evidence: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES] G_j
     evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
     incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
+    sessions: OpenSessions = field(default_factory=OpenSessions.empty)
+    in_session: int = 0  # drafted requests that gave their session
     history: History = field(default_factory=History.empty)
 
     @property

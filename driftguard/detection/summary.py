@@ -12,7 +12,14 @@ from driftguard.detection.at_baseline import at_baseline
 from driftguard.detection.baseline import FIRST_CHECK, baselines, reference_acceptance
 from driftguard.detection.columns import Columns, history_rows
 from driftguard.detection.config import DetectorConfig
-from driftguard.detection.findings import Acceptance, SegmentSummary, SegmentVerdict, StreamSummary, Verdict
+from driftguard.detection.findings import (
+    Acceptance,
+    SegmentSummary,
+    SegmentVerdict,
+    SessionsGiven,
+    StreamSummary,
+    Verdict,
+)
 from driftguard.detection.state import OpenIncident, StreamState
 from driftguard.detection.strata import unpack
 
@@ -38,7 +45,14 @@ def describe(config: DetectorConfig, state: StreamState) -> StreamSummary:
         change_point=opened[0].change_point if opened else None,
         acceptance=_acceptance(rows[-RECENT_REQUESTS:]),
         segments=segments,
+        sessions=_sessions_given(state),
     )
+
+
+def _sessions_given(state: StreamState) -> SessionsGiven:
+    if state.in_session == 0:
+        return "not given"
+    return "given" if state.in_session == int(state.drafted_requests.sum()) else "in part"
 
 
 def _verdict(

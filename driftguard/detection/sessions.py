@@ -1,0 +1,94 @@
+"""Requests of one conversation are not independent: what its earlier requests say about the next one.
+
+Sums over every open session (a session inside one stratum) are kept in a bounded table, the least
+recently seen at its front. One that was dropped and comes back counts as a new session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Keys = NDArray[np.uint64]
+
+OPEN_SESSIONS = 512  # per stream
+NO_SESSION = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenSessions:
+    """Q sessions, least recently seen first."""
+
+    key: Keys  # [Q]
+    sums: Floats  # [Q, 3] requests, sum of x, sum of log length
+
+    @classmethod
+    def empty(cls) -> OpenSessions:
+        return cls(np.zeros(0, dtype=np.uint64), np.zeros((0, 3)))
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+def session_keys(session: Sequence[str | None], stratum: NDArray[np.uint16]) -> Keys:
+    """A 64-bit hash of each (session, stratum) that is the same in every process; NO_SESSION where none."""
+    known: dict[tuple[str | None, int], int] = {}
+    keys = []
+    for pair in zip(session, stratum.tolist(), strict=True):
+        key = known.get(pair)
+        if key is None:
+            key = known[pair] = NO_SESSION if pair[0] is None else _hash(pair[0], pair[1])
+        keys.append(key)
+    return np.array(keys, dtype=np.uint64)
+
+
+def _hash(session: str, stratum: int) -> int:
+    text = f"{stratum} {session}".encode(errors="surrogatepass")
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1
+
+
+def sums_before(table: OpenSessions, keys: Keys, x: Floats, line: Floats) -> tuple[Floats, OpenSessions]:
+    """Each request's session as it was before it [T, 3], and the table after all of them."""
+    if not keys.any():
+        return np.zeros((len(keys), 3)), table
+    rows: Iterable[list[float]] = table.sums.tolist()
+    open_now = dict(zip(table.key.tolist(), rows, strict=True))
+    before = []
+    for key, value, length in zip(keys.tolist(), x.tolist(), line.tolist(), strict=True):
+        if key == NO_SESSION:
+            before.append([0.0, 0.0, 0.0])
+            continue
+        sums = open_now.pop(key, [0.0, 0.0, 0.0])
+        before.append(sums)
+        open_now[key] = [sums[0] + 1.0, sums[1] + value, sums[2] + length]
+        if len(open_now) > OPEN_SESSIONS:
+            del open_now[next(iter(open_now))]
+    after = OpenSessions(
+        np.array(list(open_now), dtype=np.uint64), np.array(list(open_now.values())).reshape(-1, 3)
+    )
+    return np.array(before), after
+
+
+def cluster_terms(before: Floats, x: Floats, line: Floats) -> Floats:
+    """What each request adds to the sums over sessions s of a reference period [T, 5].
+
+    The number of sessions, sum X_s^2 / n_s, sum X_s L_s / n_s, sum L_s^2 / n_s and sum n_s^2, with X_s
+    and L_s the session's sums of x and of log length; a request without a session is one of its own.
+    """
+    n, old_x, old_l = before[:, 0], before[:, 1], before[:, 2]
+    new_x, new_l, least = old_x + x, old_l + line, np.maximum(n, 1.0)
+    return np.stack(
+        [
+            (n == 0.0).astype(np.float64),
+            new_x * new_x / (n + 1.0) - old_x * old_x / least,
+            new_x * new_l / (n + 1.0) - old_x * old_l / least,
+            new_l * new_l / (n + 1.0) - old_l * old_l / least,
+            2.0 * n + 1.0,
+        ],
+        axis=1,
+    )
