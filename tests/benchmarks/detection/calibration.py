@@ -71,7 +71,7 @@ def _crossings(maxima: Sequence[Floats], threshold: float) -> FalseAlarms:
 def by_search(
     false_alarms: Callable[[float], FalseAlarms], low: float, high: float, wanted: float
 ) -> Calibrated:
-    """Bisection between a threshold that alarms too often and one that alarms too seldom.
+    """Geometric bisection between a threshold that alarms too often and one that alarms too seldom.
 
     Where even `high` alarms too often, `high` and its realised rate are the answer.
     """
@@ -82,7 +82,7 @@ def by_search(
             or best.realised.mean_time < wanted
         ):
             return best
-        middle = (low + high) / 2.0
+        middle = math.sqrt(low * high)
         tried = Calibrated(middle, false_alarms(middle))
         if tried.realised.mean_time >= wanted * (1.0 - CLOSE_ENOUGH):
             best, high = tried, middle

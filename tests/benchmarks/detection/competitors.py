@@ -3,7 +3,7 @@
 All of them see the stream as a whole, request by request, and may use its first REFERENCE requests as known
 good. Where a detector can be told to look for falls only, it is. Parameters other than the threshold keep
 river's defaults. HDDM is made for bits; its bounds hold for any numbers in [0, 1], and it is fed 1 - x. The
-threshold is the detector's own parameter on a scale on which larger is stricter.
+threshold is the detector's own, minus log10 of it where it is a probability: larger is stricter.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _adwin(threshold: float) -> Any:
 
 
 def _page_hinkley(threshold: float) -> Any:
-    return drift.PageHinkley(threshold=10.0**threshold, mode="down")
+    return drift.PageHinkley(threshold=threshold, mode="down")
 
 
 def _hddm_a(threshold: float) -> Any:
@@ -167,10 +167,10 @@ def _reference_share(traffic: Traffic) -> float:
 
 
 COMPETITORS: tuple[PathDetector | RiverDetector | Kswin, ...] = (
-    RiverDetector("ADWIN", _adwin, 0.0, 60.0),
-    RiverDetector("PageHinkley", _page_hinkley, -1.0, 4.0),
-    RiverDetector("HDDM_A", _hddm_a, 1e-6, 60.0, of_errors=True),
-    RiverDetector("HDDM_W", _hddm_w, 1e-6, 60.0, of_errors=True),
+    RiverDetector("ADWIN", _adwin, 1e-3, 300.0),
+    RiverDetector("PageHinkley", _page_hinkley, 0.1, 1e4),
+    RiverDetector("HDDM_A", _hddm_a, 1e-3, 300.0, of_errors=True),
+    RiverDetector("HDDM_W", _hddm_w, 1e-3, 300.0, of_errors=True),
     Kswin(),
     PathDetector("5-minute average", _five_minutes),
     PathDetector("burn rates", _burn_rates),

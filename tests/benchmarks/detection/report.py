@@ -42,6 +42,7 @@ def report(results: Results) -> str:
             f"{DELAYS}. Guessing at this rate has a median of {EQUAL_RATE * math.log(2):,.0f}.",
             _equal_rate_table(results),
             "## Calibration: mean requests to a false alarm that each detector realised (its threshold)",
+            "Thresholds: log10 of A for DriftGuard, minus log10 of a probability for ADWIN, HDDM, KSWIN.",
             _calibration_table(results),
             "## Goals",
             _goals(results),
