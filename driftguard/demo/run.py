@@ -116,8 +116,7 @@ def _start(options: DemoOptions, screen: Screen, facts: Facts, directory: Path, 
 def _start_sidecar(
     options: DemoOptions, receiver: Receiver | None, engine_url: str, sidecar_url: str, directory: Path
 ) -> Process:
-    """The demo's own choices: a short reference period, capture on, and a gate that lets so small a draft
-    (0.6 million parameters) give up a little of what it knew for what it learns."""
+    """The demo's own choices: a short reference period, capture on, and a short training."""
     config = directory / "driftguard.toml"
     alertmanagers = [options.alertmanager_url] if options.alertmanager_url else []
     config.write_text(
@@ -129,11 +128,10 @@ admin_url = "{engine_url}"
 [capture]
 enabled = true
 [detection]
-minimum_drop = 0.08
+minimum_drop = 0.1
 [retraining]
-aim_requests = 192
-wait_seconds = 60
-maximum_regression = 0.04
+aim_requests = 128
+steps = 100
 threads = 1
 [alerting]
 external_url = "{sidecar_url}"

@@ -24,14 +24,14 @@ EVEN_MIX = {"code": 0.5, "docs": 0.5}
 SHIFTED_MIX = {"code": 0.85, "docs": 0.15}
 
 BASELINE_SECONDS = 120.0
-MIX_REQUESTS = 200
+MIX_REQUESTS = 120
 INCIDENT_SECONDS = 60.0
 PAGE_SECONDS = 20.0
 RETRAIN_SECONDS = 240.0
 RECOVERY_SECONDS = 90.0
-REFERENCE_REQUESTS = 60  # without speculation
-MEASURED_REQUESTS = 160  # at the end
-BACKGROUND_PAUSE_SECONDS = 0.5  # between requests of one worker while the draft trains on the same cores
+REFERENCE_REQUESTS = 40  # without speculation
+MEASURED_REQUESTS = 100  # at the end
+BACKGROUND_PAUSE_SECONDS = 1.0  # between requests of one worker while the draft trains on the same cores
 
 
 @dataclass(slots=True)

@@ -70,14 +70,14 @@ def test_the_candidate_is_a_plain_directory_and_the_same_seed_gives_the_same_byt
     assert not [p for p in outputs[0].iterdir() if p.suffix not in (".json", ".safetensors")]
 
 
-def test_half_of_every_batch_is_replay_and_every_request_is_seen() -> None:
-    train = [TrafficRequest("new", [1], [index]) for index in range(16)]
-    replay = [TrafficRequest("old", [2], [index]) for index in range(16)]
+def test_a_quarter_of_every_batch_is_replay_and_every_request_is_seen() -> None:
+    train = [TrafficRequest("new", [1], [index]) for index in range(24)]
+    replay = [TrafficRequest("old", [2], [index]) for index in range(8)]
     settings = DistillSettings(Path(), Path(), Path(), Path(), batch_requests=16)
     made = batches(train, replay, settings)
     first = [next(made), next(made)]
     for batch in first:
-        assert sorted(request.segment for request in batch) == ["new"] * 8 + ["old"] * 8
+        assert sorted(request.segment for request in batch) == ["new"] * 12 + ["old"] * 4
     for requests in (train, replay):  # two batches are exactly one pass over each
         seen = [request for batch in first for request in batch if request in requests]
         assert sorted(seen, key=requests.index) == requests

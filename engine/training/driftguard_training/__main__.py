@@ -94,7 +94,7 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", type=Path, required=True, help="directory of the target")
     parser.add_argument("--draft", type=Path, required=True, help="directory of the draft to start from")
     parser.add_argument("--train", type=Path, required=True, help="captured traffic to learn")
-    parser.add_argument("--replay", type=Path, help="older traffic, half of every batch")
+    parser.add_argument("--replay", type=Path, help="older traffic, a quarter of every batch")
     parser.add_argument("--output", type=Path, required=True, help="new directory for the candidate")
     parser.add_argument("--steps", type=_whole(1), default=150)
     parser.add_argument("--seed", type=_whole(0), default=0)

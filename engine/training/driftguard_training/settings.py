@@ -13,7 +13,7 @@ MINIMUM_REQUESTS = 128  # with 16 requests the draft became worse than it was
 
 @dataclass(frozen=True, slots=True)
 class DistillSettings:
-    """One distillation. `batch_requests` includes the replayed half."""
+    """One distillation. `batch_requests` includes the replayed quarter."""
 
     target: Path
     draft: Path
