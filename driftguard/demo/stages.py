@@ -23,12 +23,13 @@ DRIFTED = {"code": "headers", "docs": "prose"}
 EVEN_MIX = {"code": 0.5, "docs": 0.5}
 SHIFTED_MIX = {"code": 0.85, "docs": 0.15}
 
-BASELINE_SECONDS = 120.0
+BASELINE_SECONDS = 240.0
 MIX_REQUESTS = 120
-INCIDENT_SECONDS = 60.0
+INCIDENT_SECONDS = 120.0
+ANSWERS_SECONDS = 180.0  # limits, not delays: a slow machine must get through as well
 PAGE_SECONDS = 20.0
-RETRAIN_SECONDS = 240.0
-RECOVERY_SECONDS = 90.0
+RETRAIN_SECONDS = 480.0
+RECOVERY_SECONDS = 180.0
 REFERENCE_REQUESTS = 40  # without speculation
 MEASURED_REQUESTS = 100  # at the end
 BACKGROUND_PAUSE_SECONDS = 1.0  # between requests of one worker while the draft trains on the same cores
@@ -79,7 +80,7 @@ def without_speculation(loop: Loop, stage: Stage) -> dict[str, Any]:
     """What the same engine does without a draft: the floor that drift approaches."""
     loop.traffic.load = Load(EVEN_MIX, KNOWN, speculation=False)
     loop.traffic.start()
-    answers = loop.wait_for_answers(REFERENCE_REQUESTS, 60.0)
+    answers = loop.wait_for_answers(REFERENCE_REQUESTS, ANSWERS_SECONDS)
     loop.traffic.pause()
     loop.measure("without speculation", answers)
     stage.note = f"{loop.facts.tokens_per_second['without speculation'] or 0:.0f} tokens/s"
@@ -110,7 +111,7 @@ def baseline(loop: Loop, stage: Stage) -> dict[str, Any]:
 def mix_shift(loop: Loop, stage: Stage) -> dict[str, Any]:
     """Another mix of the same routes: acceptance moves in the aggregate, and nothing may fire."""
     loop.traffic.load = Load(SHIFTED_MIX, KNOWN)
-    answers = loop.wait_for_answers(MIX_REQUESTS, 60.0)
+    answers = loop.wait_for_answers(MIX_REQUESTS, ANSWERS_SECONDS)
     time.sleep(2.0)  # the last of them must have been folded before silence counts
     incidents = loop.sidecar.incidents()
     if incidents:
@@ -217,7 +218,7 @@ def recovery(loop: Loop, stage: Stage) -> dict[str, Any]:
         return incident if incident["state"] == "resolved" else None
 
     incident = wait_for("the end of the incident", RECOVERY_SECONDS, resolved)
-    loop.measure("after", loop.wait_for_answers(MEASURED_REQUESTS, 60.0))
+    loop.measure("after", loop.wait_for_answers(MEASURED_REQUESTS, ANSWERS_SECONDS))
     loop.screen.state = "recovered; incident resolved"
     stage.note = incident["resolution"]
     return {"resolution": incident["resolution"], "transitions": incident["transitions"]}
