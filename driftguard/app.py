@@ -40,6 +40,7 @@ from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
+from driftguard.probes.loop import ProbeLoop
 from driftguard.retraining.jobs import NAMESPACE, QUEUE, RetrainingJobs
 from driftguard.retraining.run import retrain
 from driftguard.retraining.watching import watch_promoted
@@ -121,6 +122,7 @@ class Sidecar:
         self._retraining = RetrainingJobs(database, settings, self._stopping.is_set)
         self._deferring = self._job_app(jobs.deferring_connector(database))
         self._alerts = AlertLoop(self._deferring, self._webhooks, self._alertmanagers)
+        self._probes = ProbeLoop(database, settings.probes)
         self._chores = threading.Thread(target=self._do_chores, name="chores", daemon=True)
 
     def _job_app(self, connector: procrastinate.BaseConnector) -> procrastinate.App:
@@ -135,6 +137,7 @@ class Sidecar:
         self.ingest.start()
         self.pipeline.start()
         self._alerts.start()
+        self._probes.start()
         self._chores.start()
 
     def stop(self) -> None:
@@ -143,6 +146,7 @@ class Sidecar:
         self.ingest.stop()
         self.pipeline.stop()
         self._alerts.stop()
+        self._probes.stop()
         self._chores.join()
         self._deferring.close()
 

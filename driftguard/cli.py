@@ -23,6 +23,10 @@ database_commands = typer.Typer(no_args_is_help=True, help="Create or update the
 key_commands = typer.Typer(no_args_is_help=True, help="API keys, needed when binding to more than loopback.")
 app.add_typer(database_commands, name="db")
 app.add_typer(key_commands, name="keys")
+probe_commands = typer.Typer(
+    no_args_is_help=True, help="Canary probes: fixed prompts that tell the machine from the traffic."
+)
+app.add_typer(probe_commands, name="probe")
 
 Config = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings.", envvar="DRIFTGUARD_CONFIG")
@@ -202,6 +206,59 @@ def key_revoke(name: str, config: Config = None) -> None:
     with open_database(load_settings(config)) as database, database.session() as session:
         revoke_key(session, name)
     typer.echo(f"revoked {name}")
+
+
+@probe_commands.command("init")
+def probe_init(
+    server: Annotated[str, typer.Option(help="The server's name as its records carry it.")],
+    config: Config = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help='JSON Lines of {"prompt"}, {"prompt_token_ids"} or {"messages"}, and "segment".'),
+    ] = None,
+    per_segment: Annotated[
+        int, typer.Option(min=1, max=100, help="Without --file: captured prompts to choose per segment.")
+    ] = 10,
+    replace: Annotated[bool, typer.Option("--replace", help="Make a new set in place of the old.")] = False,
+) -> None:
+    """Keep a fixed set of prompts for a server, from a file or chosen from its captured traffic."""
+    from collections import Counter
+    from datetime import UTC, datetime
+
+    from driftguard.app import open_database
+    from driftguard.probes.prompt_set import make
+
+    with open_database(load_settings(config)) as database, database.session() as session:
+        now = datetime.now(UTC)
+        prompts = make(session, server, file=file, per_segment=per_segment, is_replacing=replace, now=now)
+    counts = Counter(prompt.segment for prompt in prompts)
+    told = ", ".join(f"{segment} {count}" for segment, count in sorted(counts.items()))
+    typer.echo(f"{len(prompts)} canary prompts for {server}: {told}")
+    if file is None:
+        typer.echo("they are copies of captured prompts, kept until the set is replaced")
+
+
+@probe_commands.command("run")
+def probe_run(
+    server: Annotated[str, typer.Option(help="The server's name as its records carry it.")],
+    config: Config = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Base URL of its OpenAI-compatible API; else from probes.targets or engines."),
+    ] = None,
+) -> None:
+    """Replay a server's prompts once, greedily and one at a time, and record what was accepted."""
+    from driftguard.app import open_database
+    from driftguard.probes.replay import replay
+    from driftguard.probes.target import target_of
+
+    loaded = load_settings(config)
+    target = target_of(loaded, server, url)
+    with open_database(loaded) as database:
+        done = replay(database, target, loaded.probes)
+    if done is not None:
+        rate = "nothing was drafted" if done.acceptance is None else f"acceptance {done.acceptance:.3f}"
+        typer.echo(f"{done.prompts} probes replayed on {done.server}, draft {done.draft_version}: {rate}")
 
 
 def main() -> NoReturn:

@@ -23,7 +23,7 @@ import httpx
 import msgspec
 import structlog
 
-from driftguard.records import AcceptanceRecord, encode_record
+from driftguard.records import PROBE_SEGMENT, AcceptanceRecord, encode_record
 from driftguard_engine.core import FinishedRequest
 from driftguard_engine.shipping import CaptureForbidden, Lane, LaneCounts
 from driftguard_engine.spool import SEGMENT_LINES, Spool, lock_directory
@@ -156,8 +156,11 @@ class Telemetry:
             self._thread.start()
 
     def finished(self, finished: FinishedRequest) -> None:
-        """Takes one finished request; O(1), never blocks. When the buffer is full its oldest is dropped."""
-        if self._url is None:
+        """Takes one finished request; O(1), never blocks. When the buffer is full its oldest is dropped.
+
+        A canary probe is no traffic, and whoever sent it records it: it is neither sent nor captured.
+        """
+        if self._url is None or finished.request.segment == PROBE_SEGMENT:
             return
         if len(self._arrived) >= self._max_buffered:
             try:

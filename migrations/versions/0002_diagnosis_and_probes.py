@@ -29,3 +29,10 @@ def upgrade() -> None:
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
         sa.PrimaryKeyConstraint("server", "key"),
     )
+    op.create_index(
+        "ix_records_probes",
+        "records",
+        ["stream_id", "ended_at"],
+        unique=False,
+        postgresql_where="kind = 'probe'",
+    )

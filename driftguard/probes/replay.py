@@ -1,0 +1,134 @@
+"""One replay of a server's canary prompts, from the stored set to stored records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from driftguard.errors import BadInput
+from driftguard.probe_sessions import session_of
+from driftguard.probes.answers import Answer, ProbeFailed
+from driftguard.probes.prompts import Prompt
+from driftguard.probes.server import ProbedServer, Serving
+from driftguard.records import AcceptanceRecord, RecordError, check_record
+from driftguard.settings import ProbeSettings, ProbeTargetSettings
+from driftguard.store import probe_prompts
+from driftguard.store.database import Database
+from driftguard.store.records import insert_batches
+from driftguard.store.streams import StreamRegistry
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What one replay measured."""
+
+    server: str
+    draft_version: str
+    prompts: int
+    drafted: int
+    accepted: int
+
+    @property
+    def acceptance(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+
+def replay(
+    database: Database,
+    target: ProbeTargetSettings,
+    rules: ProbeSettings,
+    sleep: Callable[[float], object] = time.sleep,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Replay | None:
+    """Asks every prompt once, with a pause after each, and stores all records or none.
+
+    None when it was told to stop. Raises BadInput (there are no prompts, or the stream is not known yet),
+    ProbeFailed (the server), DatabaseUnavailable.
+    """
+    with database.session() as session:
+        prompts = [Prompt(*stored) for stored in probe_prompts.of_server(session, target.server)]
+    if not prompts:
+        raise BadInput(
+            f"there are no canary prompts for {target.server}; make them with `driftguard probe init`"
+        )
+    limits = {"max_tokens": rules.max_tokens, "timeout_seconds": rules.timeout_seconds}
+    with ProbedServer(target, **limits) as server:  # type: ignore[arg-type]
+        serving = _serving(database, server, target.server)
+        records: list[AcceptanceRecord] = []
+        for prompt in prompts:
+            if should_stop():
+                return None
+            started_at = datetime.now(UTC)
+            answer = server.ask(prompt)
+            records.append(_record(target.server, serving, prompt, answer, started_at, server.url))
+            sleep(rules.pause_seconds)
+        if _serving(database, server, target.server) != serving:
+            raise ProbeFailed(
+                f"{server.url}: another draft came into service during the replay; replay again"
+            )
+    with database.session() as session:
+        insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
+    return _summed(target.server, serving, records)
+
+
+def _serving(database: Database, server: ProbedServer, name: str) -> Serving:
+    if (told := server.serving()) is not None:
+        return told
+    with database.session() as session:
+        stream = probe_prompts.newest_stream(session, name)
+        if stream is None:
+            raise BadInput(
+                f"no records of {name} have arrived yet, so the draft that it serves is not known; send "
+                "its traffic's records first"
+            )
+        return Serving(stream.target, stream.draft, stream.draft_version, stream.method)
+
+
+def _record(
+    name: str, serving: Serving, prompt: Prompt, answer: Answer, started_at: datetime, url: str
+) -> AcceptanceRecord:
+    emitted = answer.accepted + answer.steps
+    record = AcceptanceRecord(
+        record_id=uuid4(),
+        kind="probe",
+        started_at=started_at,
+        ended_at=datetime.now(UTC),
+        server=name,
+        target=serving.target,
+        draft=serving.draft,
+        draft_version=serving.draft_version,
+        method=serving.method,
+        segment=prompt.segment,
+        session=session_of(prompt.key, answer.text),
+        steps=answer.steps,
+        drafted=answer.drafted,
+        accepted=answer.accepted,
+        emitted=emitted if answer.output_tokens is None else min(emitted, answer.output_tokens),
+        accepted_per_position=answer.accepted_per_position,
+        num_speculative_tokens=answer.num_speculative_tokens,
+        acceptance_rule="greedy",
+        temperature=0.0,
+        prompt_tokens=answer.prompt_tokens,
+        output_tokens=answer.output_tokens,
+        time_to_first_token_seconds=answer.time_to_first_token_seconds,
+        time_per_output_token_seconds=answer.time_per_output_token_seconds,
+        fidelity="request",
+    )
+    try:
+        check_record(record)
+    except RecordError as error:
+        raise ProbeFailed(f"{url}: its numbers contradict each other: {error}") from None
+    return record
+
+
+def _summed(name: str, serving: Serving, records: Sequence[AcceptanceRecord]) -> Replay:
+    return Replay(
+        server=name,
+        draft_version=serving.draft_version,
+        prompts=len(records),
+        drafted=sum(record.drafted for record in records),
+        accepted=sum(record.accepted for record in records),
+    )

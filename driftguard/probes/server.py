@@ -1,0 +1,127 @@
+"""The server that is probed, through its OpenAI-compatible API: greedy, seeded, one request at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import httpx
+import msgspec
+
+from driftguard.probes.answers import Answer, ProbeFailed, detail_of, parse_answer
+from driftguard.probes.prompts import Prompt
+from driftguard.records import PROBE_SEGMENT
+from driftguard.settings import ProbeTargetSettings
+
+SEED: Final = 0
+NOT_FOUND: Final = (404, 405)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the built-in engine says that it serves."""
+
+    target: str
+    draft: str
+    draft_version: str
+    method: str
+
+
+class _Draft(msgspec.Struct, frozen=True):
+    name: str
+    version: str
+    method: str
+
+
+class _Info(msgspec.Struct, frozen=True):
+    server: str
+    target: str
+    draft: _Draft
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
+Kind = TypeVar("Kind", _Info, _Models)
+
+
+class ProbedServer:
+    """Every method raises ProbeFailed, in one line that names the address. A context manager."""
+
+    def __init__(self, target: ProbeTargetSettings, *, max_tokens: int, timeout_seconds: float) -> None:
+        self.url = target.url.rstrip("/").removesuffix("/v1")
+        self._name = target.server
+        self._model = target.model
+        self._max_tokens = max_tokens
+        key = target.api_key.get_secret_value() if target.api_key else None
+        headers = {"X-DriftGuard-Segment": PROBE_SEGMENT}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        self._client = httpx.Client(headers=headers, timeout=timeout_seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def ask(self, prompt: Prompt) -> Answer:
+        """One greedy answer."""
+        path = "/v1/chat/completions" if prompt.is_chat else "/v1/completions"
+        body = {
+            "model": self._model_name(),
+            "temperature": 0,
+            "seed": SEED,
+            "max_tokens": self._max_tokens,
+            **prompt.body,
+        }
+        return parse_answer(self._checked(path, self._call("POST", path, body)), self.url)
+
+    def serving(self) -> Serving | None:
+        """None for any other server than the built-in engine: only that one tells its draft's version."""
+        answer = self._call("GET", "/admin/info")
+        if answer.status_code in NOT_FOUND:
+            return None
+        info = self._decode(self._checked("/admin/info", answer), _Info)
+        if info.server != self._name:
+            raise ProbeFailed(f"{self.url} calls itself {info.server!r}, not {self._name!r}; give that name")
+        return Serving(info.target, info.draft.name, info.draft.version, info.draft.method)
+
+    def _model_name(self) -> str:
+        if self._model is None:
+            found = self._decode(self._checked("/v1/models", self._call("GET", "/v1/models")), _Models)
+            if not found.data:
+                raise ProbeFailed(f"{self.url} lists no models; name one as probes.targets.model")
+            self._model = found.data[0].id
+        return self._model
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        try:
+            return self._client.request(method, self.url + path, json=body)
+        except httpx.TimeoutException:
+            raise ProbeFailed(f"{self.url}: no answer to {path} in time (probes.timeout_seconds)") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ProbeFailed(f"{self.url} cannot be reached: {error}") from None
+
+    def _checked(self, path: str, answer: httpx.Response) -> bytes:
+        if not answer.is_success:
+            raise ProbeFailed(
+                f"{self.url} answered {path} with {answer.status_code}: {detail_of(answer.content)}"
+            )
+        return answer.content
+
+    def _decode(self, content: bytes, kind: type[Kind]) -> Kind:
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ProbeFailed(
+                f"{self.url}: not the answer of an OpenAI-compatible server ({error})"
+            ) from None

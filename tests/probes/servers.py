@@ -1,0 +1,78 @@
+"""A server that answers as an OpenAI-compatible one does, and as told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+SPECULATION = {
+    "mean_acceptance_length": 2.4,
+    "draft_acceptance_rate": 0.35,
+    "acceptance_histogram": [2, 1, 1, 0, 1],
+    "num_spec_steps": 5,
+    "num_accepted_draft_tokens": 7,
+    "num_draft_tokens": 20,
+    "num_spec_tokens": 4,
+}
+
+
+def answer(speculation: dict[str, Any] | None = SPECULATION, text: str = "hello") -> dict[str, Any]:
+    return {
+        "choices": [{"index": 0, "text": text, "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 13, "total_tokens": 16},
+        "metrics": {"speculative_decoding": speculation, "mean_itl_ms": 20.0},
+    }
+
+
+@dataclass(slots=True)
+class Stub:
+    """What it answers to completions, and what it was asked."""
+
+    url: str = ""
+    status: int = 200
+    body: Any = field(default_factory=answer)
+    asked: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
+
+
+@contextmanager
+def stub_server() -> Iterator[Stub]:
+    """No built-in engine: /admin/info is unknown to it."""
+    stub = Stub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/v1/models":
+                self._answer(200, {"object": "list", "data": [{"id": "big/model"}]})
+            else:
+                self._answer(404, {"detail": "Not Found"})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            stub.asked.append((self.path, body, dict(self.headers)))
+            self._answer(stub.status, stub.body)
+
+        def _answer(self, status: int, body: object) -> None:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    stub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield stub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

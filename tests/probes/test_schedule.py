@@ -1,0 +1,30 @@
+"""When probes are replayed by themselves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from driftguard.probes.schedule import Past, is_due
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def minutes_ago(minutes: float) -> datetime:
+    return NOW - timedelta(minutes=minutes)
+
+
+def test_at_every_interval_and_at_once_for_a_new_draft() -> None:
+    assert is_due(Past(None, None, None), NOW, HOUR)
+    assert not is_due(Past(minutes_ago(59), None, None), NOW, HOUR)
+    assert is_due(Past(minutes_ago(60), None, None), NOW, HOUR)
+
+
+def test_a_diagnosis_that_waits_is_answered_at_once_and_only_once() -> None:
+    assert is_due(Past(minutes_ago(20), None, minutes_ago(5)), NOW, HOUR)
+    assert not is_due(Past(minutes_ago(1), None, minutes_ago(5)), NOW, HOUR)
+
+
+def test_a_server_that_did_not_answer_is_left_alone_for_a_minute() -> None:
+    assert not is_due(Past(None, minutes_ago(0.5), minutes_ago(5)), NOW, HOUR)
+    assert is_due(Past(None, minutes_ago(1), None), NOW, HOUR)
