@@ -58,7 +58,7 @@ class Effort:
     slow_runs: int
 
 
-FULL = Effort(20, 16, 400_000, 300, 60, 8, 24)
+FULL = Effort(20, 16, 200_000, 200, 40, 6, 16)
 QUICK = Effort(1, 3, 40_000, 8, 3, 1, 2)
 Detector = PathDetector | RiverDetector | Kswin
 
