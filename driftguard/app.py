@@ -41,6 +41,7 @@ from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.probes.loop import ProbeLoop
+from driftguard.replaced_target import comparing_targets
 from driftguard.retraining.jobs import NAMESPACE, QUEUE, RetrainingJobs
 from driftguard.retraining.run import retrain
 from driftguard.retraining.watching import watch_promoted
@@ -109,7 +110,10 @@ class Sidecar:
             detector_config(settings),
             self.metrics,
             destinations=self._destinations,
-            after_fold=[watch_promoted],
+            after_fold=[
+                watch_promoted,
+                comparing_targets(settings.detection.minimum_drop, self._destinations),
+            ],
         )
         self.ingest = IngestQueue(
             database,

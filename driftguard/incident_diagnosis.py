@@ -22,13 +22,16 @@ from driftguard.store.diagnosis_evidence import (
     captures_around,
     probes_around,
     records_around,
+    records_between,
     seen_since,
 )
+from driftguard.store.streams import get_stream
 from driftguard.store.tables import Incident, Stream
 
 AWAIT_PROBES: Final = timedelta(minutes=30)  # after the incident opened; then it goes without them
 _CAPTURE_STEPS: Final = (10, 50)  # captured requests since the change that make the queries comparable
 _INCIDENTS: Final = 1_000
+PREDECESSOR: Final = "predecessor_stream_id"  # in an incident's evidence, see driftguard.replaced_target
 log = structlog.get_logger(__name__)
 
 
@@ -37,6 +40,9 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
     changed = [str(segment["segment"]) for segment in incident.segments]
     moment = Moment(incident.change_point_seq, incident.change_point_at, incident.opened_seq)
     before, after = records_around(session, stream.id, moment)
+    replaced = _predecessor(session, incident)
+    if replaced is not None:
+        before = records_between(session, replaced.id, 0, moment.seq, moment.at)
     probes_before, probes_after = probes_around(
         session, stream.id, incident.interval_start_at, incident.change_point_at
     )
@@ -51,7 +57,14 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
         probes_awaited=bool(probes_before) and now - incident.opened_at < AWAIT_PROBES,
         captures_before=captures_before,
         captures_after=captures_after,
+        replaced_target=replaced.target if replaced else None,
     )
+
+
+def _predecessor(session: Session, incident: Incident) -> Stream | None:
+    """The stream of the target before, where the incident is about a replaced one."""
+    stream_id = incident.evidence.get(PREDECESSOR)
+    return None if stream_id is None else get_stream(session, int(stream_id))
 
 
 def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetime) -> dict[str, Any]:

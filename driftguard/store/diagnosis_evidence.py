@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Captured, Observed, ProbeResult
 from driftguard.probe_sessions import PREFIX, parse
-from driftguard.store.tables import Stream
+from driftguard.store.tables import Record, Stream
 
 RECORDS: Final = 2_000  # on each side of the change point, of all segments: their shares must be right
 LOOK_BACK: Final = timedelta(days=7)
@@ -52,12 +52,15 @@ def records_around(
 ) -> tuple[tuple[Observed, ...], tuple[Observed, ...]]:
     """The newest before the change and the newest since, up to the record that raised the alarm."""
     return (
-        _records(session, stream_id, 0, moment.seq, moment.at),
-        _records(session, stream_id, moment.seq, moment.newest + 1, moment.at),
+        records_between(session, stream_id, 0, moment.seq, moment.at),
+        records_between(session, stream_id, moment.seq, moment.newest + 1, moment.at),
     )
 
 
-def _records(session: Session, stream_id: int, first: int, end: int, at: datetime) -> tuple[Observed, ...]:
+def records_between(
+    session: Session, stream_id: int, first: int, end: int, at: datetime
+) -> tuple[Observed, ...]:
+    """The newest of the seqs `first` to `end` - 1 that ended within a week of `at`."""
     rows = session.execute(
         _RECORDS,
         {
@@ -86,6 +89,41 @@ def _observed(row: Any) -> Observed:
         first_drafted=row.first_drafted if told else None,
         first_accepted=row.first_accepted,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRecord:
+    """Where a stream began."""
+
+    seq: int
+    at: datetime
+
+
+def first_record(session: Session, stream_id: int) -> FirstRecord:
+    """Of the traffic that is kept; a stream that the fold has just read has one."""
+    query = select(Record.seq, Record.ended_at).where(Record.stream_id == stream_id, Record.kind != "probe")
+    return FirstRecord(*session.execute(query.order_by(Record.ended_at, Record.seq).limit(1)).one())
+
+
+def usual_k(session: Session, stream_id: int, since: datetime) -> float | None:
+    """Drafted tokens per step; None where nothing was drafted."""
+    sums = select(func.sum(Record.drafted), func.sum(Record.steps)).where(
+        Record.stream_id == stream_id, Record.kind != "probe", Record.ended_at >= since
+    )
+    drafted, steps = session.execute(sums).one()
+    return float(drafted / steps) if drafted and steps else None
+
+
+def stream_with_another_target(session: Session, stream: Stream) -> Stream | None:
+    """The same server, draft and method with another target, heard last before this stream began."""
+    query = select(Stream).where(
+        Stream.server == stream.server,
+        Stream.draft_version == stream.draft_version,
+        Stream.method == stream.method,
+        Stream.target != stream.target,
+        Stream.first_seen_at < stream.first_seen_at,
+    )
+    return session.scalars(query.order_by(Stream.last_seen_at.desc(), Stream.id.desc()).limit(1)).first()
 
 
 _PROBES = text(

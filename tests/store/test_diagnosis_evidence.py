@@ -1,0 +1,115 @@
+"""What a diagnosis is given: which side of the change each record, probe and capture falls on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from driftguard.diagnosis import Captured
+from driftguard.probe_sessions import session_of
+from driftguard.store import diagnosis_evidence
+from driftguard.store.captures import CapturedRequest, insert_captures
+from driftguard.store.database import Database
+from driftguard.store.diagnosis_evidence import Moment, captures_around, probes_around, records_around
+from driftguard.store.records import insert_batches
+from driftguard.store.streams import StreamRegistry, all_streams
+from driftguard.store.tables import Stream
+from tests.store.samples import make_records
+
+AT = datetime.now(UTC) - timedelta(minutes=5)
+
+
+def insert(database: Database, count: int, seconds: float, **fixed: Any) -> None:
+    """Records that ended so many seconds after AT, in an order of their own."""
+    records = make_records(
+        count, seed=int(seconds) + 1_000, ended_at=AT + timedelta(seconds=seconds), **fixed
+    )
+    with database.session() as session:
+        insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
+
+
+def the_stream(database: Database) -> Stream:
+    with database.session() as session:
+        (stream,) = all_streams(session)
+        return stream
+
+
+def test_records_are_split_at_the_change_and_end_at_the_alarm(database: Database) -> None:
+    insert(database, 4, -60)
+    insert(database, 1, -50, kind="probe")
+    insert(database, 3, 1, num_speculative_tokens=8)
+    insert(database, 2, 2)  # after the alarm
+    with database.session() as session:
+        before, after = records_around(session, the_stream(database).id, Moment(seq=6, at=AT, newest=8))
+    assert [one.num_speculative_tokens for one in before] == [4] * 4
+    assert [one.num_speculative_tokens for one in after] == [8] * 3
+    assert all(one.first_drafted == one.steps and one.first_accepted is not None for one in after)
+
+
+def test_records_without_positions_tell_nothing_of_the_first(database: Database) -> None:
+    insert(database, 1, -60, drafted_per_position=None, accepted_per_position=None)
+    with database.session() as session:
+        ((one,), _) = records_around(session, the_stream(database).id, Moment(seq=9, at=AT, newest=9))
+    assert (one.first_drafted, one.first_accepted) == (None, None)
+
+
+def test_probes_of_the_time_in_which_the_change_began_are_left_out(database: Database) -> None:
+    for name, seconds in (("old", -120), ("unclear", -10), ("new", 5)):
+        insert(database, 1, seconds, kind="probe", session=session_of(name, "answer"))
+    insert(database, 1, 6, kind="probe", session="somebody else's probe")
+    insert(database, 1, 7)
+    with database.session() as session:
+        before, after = probes_around(session, the_stream(database).id, AT - timedelta(seconds=30), AT)
+    assert [(one.prompt, one.answer) for one in before] == [("old", "answer")]
+    assert [one.prompt for one in after] == ["new"]
+
+
+def capture(database: Database, segment: str, seconds: Sequence[float], tokens: int = 3) -> None:
+    captured = [
+        CapturedRequest(
+            record_id=UUID(int=1_000_000 * len(segment) + 1_000 + int(1_000 * second)),
+            server="server-1",
+            target="target-1",
+            draft_version="v1",
+            segment=segment,
+            captured_at=AT + timedelta(seconds=second),
+            prompt_token_ids=list(range(tokens)),
+            output_token_ids=list(range(900)),
+        )
+        for second in seconds
+    ]
+    with database.session() as session:
+        insert_captures(session, captured, max_per_segment=1_000)
+
+
+def test_captures_of_changed_segments_on_both_sides_and_of_others_before(database: Database) -> None:
+    insert(database, 1, -60)
+    capture(database, "german", [-0.1 * n for n in range(200, 0, -1)], tokens=3_000)
+    capture(database, "code", [-0.1 * n for n in range(80, 0, -1)])
+    capture(database, "german!", [1])  # of another segment, after the change
+    capture(database, "german", [0, 1])
+    with database.session() as session:
+        before, after = captures_around(session, the_stream(database), ["german"], AT)
+
+    def of(segment: str, side: tuple[Captured, ...]) -> list[Captured]:
+        return [one for one in side if one.segment == segment]
+
+    assert len(of("german", before)) == diagnosis_evidence.CAPTURES
+    assert len(of("code", before)) == diagnosis_evidence.OTHER_CAPTURES
+    assert [one.segment for one in after] == ["german", "german"]
+    newest = of("german", before)[-1]
+    assert newest.prompt == tuple(range(3_000))[-diagnosis_evidence.PROMPT_TOKENS :]
+    assert newest.output == tuple(range(diagnosis_evidence.OUTPUT_TOKENS))
+    assert of("code", before)[0].output == ()  # only prompts of other segments are compared
+
+
+def test_what_is_new_is_counted_up_to_the_limit(database: Database) -> None:
+    insert(database, 1, -60)
+    insert(database, 2, 5, kind="probe", session=session_of("p", "a"))
+    capture(database, "german", [-1, 1, 2, 3])
+    with database.session() as session:
+        stream = the_stream(database)
+        assert diagnosis_evidence.seen_since(session, stream, ["german"], AT, 50) == (2, 3)
+        assert diagnosis_evidence.seen_since(session, stream, ["german"], AT, 2) == (2, 2)
