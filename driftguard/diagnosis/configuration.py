@@ -13,8 +13,8 @@ from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import mannwhitneyu
 
+from driftguard.diagnosis import rank_test
 from driftguard.diagnosis.evidence import Observed
 from driftguard.diagnosis.mix import decompose, rates_by
 from driftguard.diagnosis.rates import Difference, difference, rate_of
@@ -145,13 +145,9 @@ def _rank_test(
     name: Field, before: Sequence[Observed], after: Sequence[Observed]
 ) -> tuple[float, float, bool]:
     value_of = _VALUE_OF[name]
-    values0, values1 = [value_of(one) for one in before], [value_of(one) for one in after]
-    if min(values0) == max(values0) == min(values1) == max(values1):
-        return 1.0, 0.0, False
-    test = mannwhitneyu(values1, values0, alternative="two-sided", method="asymptotic")
-    superiority = float(test.statistic) / (len(values0) * len(values1))
-    distance = abs(superiority - 0.5)
-    return float(test.pvalue), distance, distance >= RELEVANT_SUPERIORITY
+    test = rank_test.compare([value_of(one) for one in before], [value_of(one) for one in after])
+    distance = abs(test.superiority - 0.5)
+    return test.p_value, distance, distance >= RELEVANT_SUPERIORITY
 
 
 def _first_position(before: Sequence[Observed], after: Sequence[Observed]) -> Difference | None:

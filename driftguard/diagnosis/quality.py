@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.stats import mannwhitneyu
 
+from driftguard.diagnosis import rank_test
 from driftguard.diagnosis.evidence import Captured
 
 LENGTH: Final = 4  # tokens of an n-gram
@@ -53,9 +53,7 @@ def compare(
     )
     if min(len(rates0), len(rates1)) < MINIMUM_SAMPLE:
         return None
-    p_value = 1.0
-    if max(rates0 + rates1) > min(rates0 + rates1):
-        p_value = float(mannwhitneyu(rates1, rates0, alternative="greater", method="asymptotic").pvalue)
+    p_value = rank_test.compare(rates0, rates1).p_rose
     return Repetition(len(rates0), len(rates1), float(np.mean(rates0)), float(np.mean(rates1)), p_value)
 
 

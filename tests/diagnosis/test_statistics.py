@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, mannwhitneyu
 
-from driftguard.diagnosis import ProbeResult, configuration, mix, probes, query_drift
+from driftguard.diagnosis import ProbeResult, configuration, mix, probes, query_drift, rank_test
 from driftguard.diagnosis.features import features_of
 from driftguard.diagnosis.probes import sign_flip_p_value
 from driftguard.diagnosis.quality import repetition_rate
@@ -92,6 +92,19 @@ def test_a_category_test_holds_its_level_and_sees_a_change() -> None:
     p_value, distance = configuration.total_variation(Counter("a" * 40), Counter("a" * 10 + "b" * 20))
     assert p_value == pytest.approx(0.0002)
     assert distance == pytest.approx(2 / 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(*[st.lists(st.integers(0, 4).map(float), min_size=2, max_size=30)] * 2)
+def test_the_rank_test_is_scipys(before: list[float], after: list[float]) -> None:
+    found = rank_test.compare(before, after)
+    if len({*before, *after}) == 1:
+        assert (found.superiority, found.p_rose, found.p_value) == (0.5, 1.0, 1.0)
+        return
+    both = mannwhitneyu(after, before, alternative="two-sided", method="asymptotic")
+    rose = mannwhitneyu(after, before, alternative="greater", method="asymptotic")
+    assert found.superiority == pytest.approx(both.statistic / (len(before) * len(after)))
+    assert (found.p_value, found.p_rose) == pytest.approx((both.pvalue, rose.pvalue))
 
 
 def test_no_setting_is_named_where_none_changed() -> None:
