@@ -24,6 +24,7 @@ from driftguard.detection.findings import (
     Verdict,
 )
 from driftguard.detection.fold import end_incident, fold
+from driftguard.detection.new_normal import accept_new_normal
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state import StreamState
 from driftguard.detection.summary import describe
@@ -46,6 +47,7 @@ __all__ = [
     "StreamSummary",
     "UnreadableState",
     "Verdict",
+    "accept_new_normal",
     "describe",
     "end_incident",
     "fold",

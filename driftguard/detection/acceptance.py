@@ -11,17 +11,27 @@ from scipy.special import stdtrit
 from driftguard.detection.findings import Acceptance
 
 LEVEL = 0.95
+WINDOW_DEVIATION = 0.01
 
 
-def acceptance_of(drafted: NDArray[np.int64], accepted: NDArray[np.int64]) -> Acceptance:
-    """Of n >= 1 requests, each with drafted > 0."""
+def acceptance_of(
+    drafted: NDArray[np.int64], accepted: NDArray[np.int64], *, of_windows: bool = False
+) -> Acceptance:
+    """Of n >= 1 requests (or windows), each with drafted > 0."""
     d, a = drafted.astype(np.float64), accepted.astype(np.float64)
     sums = (float(column.sum()) for column in (d, a, d * d, d * a, a * a))
-    return acceptance_from_sums(len(d), *sums)
+    return acceptance_from_sums(len(d), *sums, of_windows=of_windows)
 
 
 def acceptance_from_sums(
-    requests: float, drafted: float, accepted: float, drafted2: float, both: float, accepted2: float
+    requests: float,
+    drafted: float,
+    accepted: float,
+    drafted2: float,
+    both: float,
+    accepted2: float,
+    *,
+    of_windows: bool = False,
 ) -> Acceptance:
     """From sums over n requests of d, a, d^2, d a and a^2.
 
@@ -29,7 +39,7 @@ def acceptance_from_sums(
     error of a ratio of sums, se = sqrt(n s^2) / sum d, s^2 = sum (a - r d)^2 / (n - 1), t the Student
     quantile of n - 1 degrees of freedom. Requests are the units, never tokens: the binomial error of
     tokens is too small by a factor of 2 to 40. se is at least 1/n, because n requests cannot exclude
-    that one in n behaves differently.
+    that one in n behaves differently; a window is a mean of many, with a deviation of at least .01.
     Assumptions: independent requests; n of a few dozen or more for the level to hold well.
     Paper: Cochran, Sampling Techniques (1977), section 6.3.
     """
@@ -38,5 +48,6 @@ def acceptance_from_sums(
         return Acceptance(rate, 0.0, 1.0, int(requests))
     squares = max(accepted2 - 2.0 * rate * both + rate * rate * drafted2, 0.0)
     error = math.sqrt(requests * squares / (requests - 1)) / drafted
-    half = float(stdtrit(requests - 1, 0.5 + LEVEL / 2)) * max(error, 1.0 / requests)
+    least = WINDOW_DEVIATION / math.sqrt(requests) if of_windows else 1.0 / requests
+    half = float(stdtrit(requests - 1, 0.5 + LEVEL / 2)) * max(error, least)
     return Acceptance(rate, max(rate - half, 0.0), min(rate + half, 1.0), int(requests))

@@ -6,10 +6,22 @@ import math
 
 import numpy as np
 
+from driftguard.detection.acceptance import acceptance_of
 from driftguard.detection.baseline import reference_acceptance
 from driftguard.detection.columns import Columns
 from driftguard.detection.findings import Acceptance
 from driftguard.detection.state import StreamState
+
+
+def acceptance_over(state: StreamState, rows: Columns) -> Acceptance:
+    """Of n >= 1 rows; where requests are among them, their interval is the wider one of requests."""
+    windows = bool(state.of_windows[rows.stratum].all())
+    return acceptance_of(rows.drafted, rows.accepted, of_windows=windows)
+
+
+def baseline_of(state: StreamState, code: int) -> Acceptance:
+    """Of one stratum's reference period."""
+    return reference_acceptance(state.reference[code], of_windows=bool(state.of_windows[code]))
 
 
 def at_baseline(state: StreamState, rows: Columns) -> Acceptance:
@@ -21,8 +33,8 @@ def at_baseline(state: StreamState, rows: Columns) -> Acceptance:
     drafted = np.bincount(rows.stratum, weights=rows.drafted.astype(np.float64))
     strata = [int(code) for code in np.unique(rows.stratum)]
     if len(strata) == 1:
-        return reference_acceptance(state.reference[strata[0]])
-    parts = [reference_acceptance(state.reference[code]) for code in strata]
+        return baseline_of(state, strata[0])
+    parts = [baseline_of(state, code) for code in strata]
     shares = [float(drafted[code] / drafted.sum()) for code in strata]
     rate = sum(share * part.rate for share, part in zip(shares, parts, strict=True))
     squares = [(share * (part.high - part.low) / 2.0) ** 2 for share, part in zip(shares, parts, strict=True)]

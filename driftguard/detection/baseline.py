@@ -161,7 +161,7 @@ def baselines(sums: Floats) -> Baselines:
     )
 
 
-def reference_acceptance(sums: Floats) -> Acceptance:
+def reference_acceptance(sums: Floats, *, of_windows: bool = False) -> Acceptance:
     """Acceptance rate of one reference period, from its sums [SUMS] with n >= 1."""
     n, _, _, drafted, accepted, drafted2, both, accepted2 = (float(value) for value in sums[:8])
-    return acceptance_from_sums(n, drafted, accepted, drafted2, both, accepted2)
+    return acceptance_from_sums(n, drafted, accepted, drafted2, both, accepted2, of_windows=of_windows)

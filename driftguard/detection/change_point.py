@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.bets import Floats, factors, stakes
+from driftguard.detection.bets import Floats
 
 INTERVAL_LEVEL = 0.95
 HELD_EVIDENCE = 0.98  # more than the level, because the baseline is itself an estimate
@@ -22,8 +22,8 @@ class Located:
     last: int
 
 
-def locate(x: Floats, boundary: Floats, variance: Floats, fresh: Floats, *, rise: bool) -> Located:
-    """Among requests x [T >= 1] up to an alarm, with what the bets on each were made against [T].
+def locate(bets: Floats) -> Located:
+    """Among T >= 1 requests up to an alarm, from the factors of the bets on each [T, BETS].
 
     Formula: the sum R of a bet is the sum over k of the product P_kj of its factors from request k on
     (`bets.py`). The change point is the k of the largest P_kj over all k and bets j; the interval is
@@ -39,13 +39,24 @@ def locate(x: Floats, boundary: Floats, variance: Floats, fresh: Floats, *, rise
     high, the change point moved far into the past.
     Paper: Saha, Ramdas 2025 (localisation by the evidence of an e-detector).
     """
-    stake = stakes(1.0 - boundary if rise else boundary, variance, fresh)
-    bets = factors(x, boundary, stake, rise=rise)
     products = np.cumsum(np.log(bets)[::-1], axis=0)[::-1]  # [T, BETS] log of P_kj
     point = int(products.max(axis=1).argmax())
     weights = np.exp(products - products.max()).sum(axis=1)  # [T]
     first, last = _shortest_run(weights, point, HELD_EVIDENCE)
     return Located(point, first, last)
+
+
+def between_levels(at: Located, moved: Floats) -> int:
+    """The change point of windows: few, but each of them tells on which side of the change it lies.
+
+    Formula: the k inside the interval with the largest sum over t >= k of (moved_t - h), moved_t how
+    far window t lies from the baseline and h half the median of that since `at.point`: the maximum
+    likelihood of one step between two levels of equal spread. The products of the bets alone take in a
+    window before the change whenever it happens to lie on the same side.
+    """
+    halfway = float(np.median(moved[at.point :])) / 2.0
+    since = np.cumsum((moved - halfway)[::-1])[::-1]
+    return at.first + int(since[at.first : at.last + 1].argmax())
 
 
 def _shortest_run(weights: NDArray[np.float64], point: int, level: float) -> tuple[int, int]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from driftguard.detection.acceptance import acceptance_of
-from driftguard.detection.at_baseline import at_baseline
+from driftguard.detection.at_baseline import acceptance_over, at_baseline
 from driftguard.detection.baseline import Baselines
 from driftguard.detection.change_point import locate
 from driftguard.detection.columns import Columns
 from driftguard.detection.findings import DriftClosed, SegmentChange
-from driftguard.detection.predictive import request_variance
-from driftguard.detection.recovery import RECOVERED, midpoint
+from driftguard.detection.recovery import RECOVERED, recovery_bets
 from driftguard.detection.state import DIRECTIONS, OpenIncident, StreamState
 
 
@@ -42,8 +40,8 @@ def _back(
     own = rows[np.flatnonzero((rows.segment == code) & since & state.ready[rows.stratum])]
     if len(own) == 0:
         return None
-    middle = midpoint(own, np.full(len(own), incident.halfway[place]), fall=direction == 0)
-    begun = locate(own.x, middle, request_variance(base, own), own.fresh, rise=direction == 0).point
+    halfway = np.full(len(own), incident.halfway[place])
+    begun = locate(recovery_bets(state, base, own, halfway, fall=direction == 0)).point
     back = own[begun:]
-    after = acceptance_of(back.drafted, back.accepted)
+    after = acceptance_over(state, back)
     return SegmentChange(state.names[code], at_baseline(state, back), after, float(incident.evidence[place]))

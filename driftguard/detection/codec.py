@@ -102,6 +102,10 @@ class _State(msgspec.Struct, array_like=True):
     stream_evidence: _Array
     evidence_since: tuple[int, int]
     incidents: tuple[_Incident | None, _Incident | None]
+    accepted_anew: _Array
+    windows: _Array
+    last_window_ended_at: float
+    windows_after_gap: int
     sessions: _Sessions
     in_session: int
     history: _History

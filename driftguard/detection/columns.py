@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """T observations with drafted > 0."""
+    """T observations that hold evidence: drafted > 0, and no window after a gap."""
 
     place: NDArray[np.intp]  # [T] in the batch
     ordinal: Ints
@@ -45,9 +45,11 @@ class Columns:
         return int(self.ended_ms[place]) / 1000.0
 
 
-def columns_of(state: StreamState, batch: ObservationBatch, strata: NDArray[np.uint16]) -> Columns:
-    """`strata` [N] of the batch, all of them known to `state` (with_strata)."""
-    place = np.flatnonzero(batch.drafted > 0)
+def columns_of(
+    state: StreamState, batch: ObservationBatch, evident: NDArray[np.bool_], strata: NDArray[np.uint16]
+) -> Columns:
+    """The `evident` observations; `strata` [N] of the batch, all of them known to `state` (with_strata)."""
+    place = np.flatnonzero(evident)
     drafted, accepted, stratum = batch.drafted[place], batch.accepted[place], strata[place]
     zero = np.zeros(len(place))
     return Columns(

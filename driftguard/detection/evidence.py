@@ -30,6 +30,7 @@ from driftguard.detection.bets import DOWN, LANES, UP, Floats, factors, mean_ove
 from driftguard.detection.columns import Columns
 from driftguard.detection.predictive import request_variance, safe_baseline
 from driftguard.detection.state import StreamState
+from driftguard.detection.windows import window_factors
 
 BOTH_DIRECTIONS = 2.0
 
@@ -105,15 +106,25 @@ def ranked(evidence: Floats, threshold: float) -> list[int]:
     return [int(code) for code in order[:named]]
 
 
+def bets_on(state: StreamState, base: Baselines, rows: Columns, *, rise: bool) -> Floats:
+    """e [T, BETS] of a fall (or rise), as requests or as windows."""
+    boundary = safe_baseline(rows, rise=rise)
+    stake = stakes(1.0 - boundary if rise else boundary, request_variance(base, rows), rows.fresh)
+    bets = factors(rows.x, boundary, stake, rise=rise)
+    places = np.flatnonzero(state.of_windows[rows.stratum])
+    if len(places):
+        own = rows[places]
+        learned, drafted = state.windows[own.stratum], own.drafted.astype(np.float64)
+        bets[places] = window_factors(learned, own.x, drafted, own.margin, rise=rise)
+    return bets
+
+
 def _bets(state: StreamState, base: Baselines, rows: Columns) -> Floats:
     """e [W, LANES]. A direction with an open incident collects no evidence: e = 0 keeps its sums at 0."""
     bets = np.zeros((len(rows), LANES))
-    variance = request_variance(base, rows)
     for lanes, rise in ((DOWN, False), (UP, True)):
         if state.incidents[int(rise)] is None:
-            boundary = safe_baseline(rows, rise=rise)
-            stake = stakes(1.0 - boundary if rise else boundary, variance, rows.fresh)
-            bets[:, lanes] = factors(rows.x, boundary, stake, rise=rise)
+            bets[:, lanes] = bets_on(state, base, rows, rise=rise)
     return bets
 
 

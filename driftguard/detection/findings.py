@@ -121,3 +121,4 @@ class StreamSummary:
     segments: tuple[SegmentSummary, ...]  # in order of first appearance
     # Do the requests name their session? Where not, requests of one conversation count as independent.
     sessions: SessionsGiven = "not given"
+    windows_after_gap: int = 0  # began after a restart or a missed scrape: counted, never evidence

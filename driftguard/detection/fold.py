@@ -17,13 +17,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from driftguard.detection.at_baseline import baseline_of
 from driftguard.detection.baseline import (
     Baselines,
     add_terms,
     baselines,
     needed_requests,
-    reference_acceptance,
     terms,
 )
 from driftguard.detection.closing import closed
@@ -38,6 +39,7 @@ from driftguard.detection.recovery import WAITING, keep_tests, requests_until_si
 from driftguard.detection.sessions import NO_SESSION, sums_before
 from driftguard.detection.state import DIRECTIONS, OpenIncident, StreamState, with_strata
 from driftguard.detection.strata import unpack
+from driftguard.detection.windows import WINDOW_REFERENCE, after_gap, deviation, learn, window_margin
 
 STEP_OBSERVATIONS = 2048
 SECONDS_PER_DAY = 86_400.0
@@ -57,14 +59,22 @@ def fold(
         raise ValueError(
             f"observation {batch.ordinal[0]} does not follow {state.ordinal}, the last one folded"
         )
-    state, strata = with_strata(state, batch)
-    before, rows = state, columns_of(state, batch, strata)
+    gap, last_end = after_gap(_windows(batch), batch.started_at, batch.ended_at, state.last_window_ended_at)
+    evident = (batch.drafted > 0) & ~gap
+    state, strata = with_strata(state, batch, evident)
+    before, rows = state, columns_of(state, batch, evident, strata)
     findings: list[Finding] = []
     done = 0
     while done < len(rows):
         state, found, done = _step(config, before, state, batch, rows, done)
         findings += found
-    return _counted(before, state, batch), findings
+    state = _counted(before, state, batch)
+    missed = state.windows_after_gap + int(gap.sum())
+    return replace(state, last_window_ended_at=last_end, windows_after_gap=missed), findings
+
+
+def _windows(batch: ObservationBatch) -> NDArray[np.bool_]:
+    return np.array([kind == "window" for kind in batch.kind], dtype=np.bool_)
 
 
 def _step(
@@ -84,7 +94,7 @@ def _step(
     seen = int(state.drafted_requests.sum())
     run = watch(state, base, part)
     tests = [
-        run_tests(incident, base, state.ready_ordinal, part, fall=direction == 0) if incident else {}
+        run_tests(state, incident, base, part, fall=direction == 0) if incident else {}
         for direction, incident in enumerate(state.incidents)
     ]
     alarms = [run.first_alarm(direction, threshold) for direction in range(2)]
@@ -117,7 +127,7 @@ def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: 
     stratum = rows.stratum[start:end]
     for code in np.unique(stratum[~state.ready[stratum]]):
         places = np.flatnonzero(stratum == code)
-        missing = int(state.reference_size[code]) - int(state.reference[code, 0])
+        missing = max(int(state.reference_size[code]) - int(state.reference[code, 0]), 1)
         if len(places) >= missing:
             end = min(end, start + int(places[missing - 1]) + 1)
     return end
@@ -166,7 +176,7 @@ def _check_reference(
     sums = state.reference[code]
     if state.ready[code] or sums[0] < state.reference_size[code]:
         return state, []
-    needed = needed_requests(sums, config.minimum_drop)
+    state, needed = _learned(config, state, code)
     if needed > sums[0]:
         sizes = state.reference_size.copy()
         sizes[code] = needed
@@ -181,12 +191,24 @@ def _check_reference(
     return state, [_baseline_ready(config, state, code, row, why)]
 
 
+def _learned(config: DetectorConfig, state: StreamState, code: int) -> tuple[StreamState, int]:
+    """The state that learned from the windows of a reference period, and the size that the period needs."""
+    if not state.of_windows[code]:
+        return state, needed_requests(state.reference[code], config.minimum_drop)
+    rows = history_rows(state)
+    own = rows[np.flatnonzero(rows.stratum == code)][-int(state.reference[code, 0]) :]
+    if len(own) < WINDOW_REFERENCE:  # other traffic pushed them out of the history
+        return state, int(state.reference[code, 0]) + WINDOW_REFERENCE
+    windows = state.windows.copy()
+    windows[code] = learn(own.x, own.drafted.astype(np.float64))
+    return replace(state, windows=windows), 0
+
+
 def _baseline_ready(
     config: DetectorConfig, state: StreamState, code: int, row: Columns, why: str
 ) -> BaselineReady:
     sums = state.reference[code]
-    base = baselines(sums)
-    margin = max(float(base.error_factor * base.mean_error), config.ignore)
+    mean, spread, margin = _level(config, state, code)
     return BaselineReady(
         segment=state.names[state.segment_of_stratum[code]],
         stratum=str(unpack(int(state.setting_of_stratum[code]))),
@@ -195,13 +217,25 @@ def _baseline_ready(
         ended_at=row.ended_at(0),
         since=float(state.reference_since[code]),
         requests=int(sums[0]),
-        acceptance=reference_acceptance(sums),
-        mean_per_request=float(base.mean),
-        standard_deviation=float(np.sqrt(base.variance)),
-        fall_below=max(float(base.mean) - margin, 0.0),
-        rise_above=min(float(base.mean) + margin, 1.0),
+        acceptance=baseline_of(state, code),
+        mean_per_request=mean,
+        standard_deviation=spread,
+        fall_below=max(mean - margin, 0.0),
+        rise_above=min(mean + margin, 1.0),
         false_alarm_every=config.threshold(state.requests_per_day),
     )
+
+
+def _level(config: DetectorConfig, state: StreamState, code: int) -> tuple[float, float, float]:
+    """(mean, standard deviation, margin) of a stratum at the mean length, or at typical traffic."""
+    if state.of_windows[code]:
+        learned = state.windows[code : code + 1]
+        typical = learned[:, 3]
+        at_typical = window_margin(learned, typical, config.ignore)
+        return float(learned[0, 0]), float(deviation(learned, typical)[0]), float(at_typical[0])
+    base = baselines(state.reference[code])
+    margin = max(float(base.error_factor * base.mean_error), config.ignore)
+    return float(base.mean), float(np.sqrt(base.variance)), margin
 
 
 def _requests_per_day(state: StreamState) -> float:
@@ -215,7 +249,9 @@ def _counted(before: StreamState, state: StreamState, batch: ObservationBatch) -
     earliest, latest = float(batch.ended_at.min()), float(batch.ended_at.max())
     first = before.requests == 0
     drafted = np.flatnonzero(batch.drafted > 0)
-    in_a_row = len(batch) - 1 - int(drafted[-1]) if len(drafted) else before.undrafted_in_a_row + len(batch)
+    undrafted = (batch.drafted == 0) & ~_windows(batch)  # an idle window says nothing about drafting
+    in_a_row = int(undrafted[drafted[-1] + 1 :].sum() if len(drafted) else undrafted.sum())
+    in_a_row += 0 if len(drafted) else before.undrafted_in_a_row
     return replace(
         state,
         ordinal=int(batch.ordinal[-1]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,15 @@ class Narrow:
             if largest - smallest <= np.iinfo(width).max:
                 return cls(smallest, (values - smallest).astype(width))
         return cls(0, values.astype(np.int64))
+
+    def followed_by(self, added: NDArray[Any], limit: int) -> Narrow:
+        """These and then `added`, the last `limit` of them. As wide as it was where the new ones fit."""
+        above = added.astype(np.int64) - self.smallest
+        if len(above) and above.min() >= 0 and above.max() <= np.iinfo(self.above.dtype).max:
+            return Narrow(
+                self.smallest, np.concatenate([self.above, above.astype(self.above.dtype)])[-limit:]
+            )
+        return Narrow.of(np.concatenate([self.values, added.astype(np.int64)])[-limit:])
 
     @property
     def values(self) -> Ints:
@@ -67,12 +76,12 @@ class History:
 
     def followed_by(self, rows: Any, limit: int) -> History:
         """The history with `rows` (which has the same columns, wide) at its end: at most `limit` in all."""
-        joined = {
-            item.name: np.concatenate([self.wide(item.name), getattr(rows, item.name)])[-limit:]
-            for item in fields(self)
+        columns: dict[str, Any] = {
+            name: getattr(self, name).followed_by(getattr(rows, name), limit) for name in _WHOLE
         }
-        columns: dict[str, Any] = {name: Narrow.of(joined[name].astype(np.int64)) for name in _WHOLE}
-        columns |= {name: joined[name].astype(width) for name, width in _FLOATS}
+        for name, width in _FLOATS:
+            added = getattr(rows, name).astype(width)
+            columns[name] = np.concatenate([getattr(self, name), added])[-limit:]
         return History(**columns)
 
 

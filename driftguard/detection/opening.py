@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from driftguard.detection.acceptance import acceptance_of
-from driftguard.detection.at_baseline import at_baseline
+from driftguard.detection.at_baseline import acceptance_over, at_baseline
 from driftguard.detection.baseline import Baselines
 from driftguard.detection.bets import DOWN, UP, Floats, mean_over_bets
-from driftguard.detection.change_point import INTERVAL_LEVEL, locate
+from driftguard.detection.change_point import INTERVAL_LEVEL, between_levels, locate
 from driftguard.detection.columns import Columns
-from driftguard.detection.evidence import ranked, segment_evidence
+from driftguard.detection.evidence import bets_on, ranked, segment_evidence
 from driftguard.detection.findings import DriftOpened, SegmentChange
-from driftguard.detection.predictive import request_variance, safe_baseline
+from driftguard.detection.predictive import safe_baseline
 from driftguard.detection.recovery import untested
 from driftguard.detection.state import DIRECTIONS, Ints, OpenIncident, StreamState
 
@@ -77,7 +76,7 @@ def open_incident(
         interval_level=INTERVAL_LEVEL,
         segments=tuple(_change(alarm, after, code) for code in changed),
         before=at_baseline(state, after),
-        after=acceptance_of(after.drafted, after.accepted),
+        after=acceptance_over(state, after),
         evidence=total,
         false_alarm_every=threshold,
         requests_to_alarm=len(after),
@@ -91,10 +90,12 @@ def _when(alarm: _Alarm, pool: list[int]) -> tuple[int, int, tuple[int, int]]:
     have happened between the two.
     """
     rows = alarm.rows[np.flatnonzero(np.isin(alarm.rows.segment, pool))]
-    boundary = safe_baseline(rows, rise=alarm.rise)
-    at = locate(rows.x, boundary, request_variance(alarm.base, rows), rows.fresh, rise=alarm.rise)
+    at = locate(bets_on(alarm.state, alarm.base, rows, rise=alarm.rise))
+    point = at.point
+    if alarm.state.of_windows[rows.stratum].all():
+        point = between_levels(at, (1.0 if alarm.rise else -1.0) * (rows.x - rows.expected))
     first = rows.ordinal[at.first - 1] + 1 if at.first else rows.ordinal[0]
-    return int(rows.ordinal[at.point]), int(rows.ended_ms[at.point]), (int(first), int(rows.ordinal[at.last]))
+    return int(rows.ordinal[point]), int(rows.ended_ms[point]), (int(first), int(rows.ordinal[at.last]))
 
 
 def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:
@@ -137,6 +138,6 @@ def _change(alarm: _Alarm, after: Columns, code: int) -> SegmentChange:
     return SegmentChange(
         alarm.state.names[code],
         at_baseline(alarm.state, after[np.flatnonzero(own)]),
-        acceptance_of(after.drafted[own], after.accepted[own]),
+        acceptance_over(alarm.state, after[np.flatnonzero(own)]),
         float(alarm.evidence[code]),
     )

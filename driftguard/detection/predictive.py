@@ -10,6 +10,7 @@ from driftguard.detection.baseline import Baselines
 from driftguard.detection.bets import SMALLEST_VARIANCE
 from driftguard.detection.columns import Columns, Floats
 from driftguard.detection.state import StreamState
+from driftguard.detection.windows import window_margin
 
 LARGEST_LENGTH_ERROR = 0.1  # beyond it too little is known about such lengths to bet on
 
@@ -44,12 +45,26 @@ def predicted(
     session, fresh = _session_effect(base, rows, session_before)
     expected = np.clip(base.mean[own] + base.slope[own] * distance + session, 0.0, 1.0)
     told = watched & (2.0 * length_error <= LARGEST_LENGTH_ERROR)
-    return replace(
+    rows = replace(
         rows,
         expected=np.where(watched, expected, 0.0),
         margin=np.where(watched, fresh * margin, 0.0),
         fresh=np.where(told, fresh, 0.0),
     )
+    return _windows_predicted(state, ignore, rows)
+
+
+def _windows_predicted(state: StreamState, ignore: float, rows: Columns) -> Columns:
+    """The rows with the windows among them predicted as windows."""
+    places = np.flatnonzero(state.of_windows[rows.stratum] & state.ready[rows.stratum])
+    if len(places) == 0:
+        return rows
+    learned, drafted = state.windows[rows.stratum[places]], rows.drafted[places].astype(np.float64)
+    expected, margin, fresh = rows.expected.copy(), rows.margin.copy(), rows.fresh.copy()
+    expected[places] = learned[:, 0]
+    margin[places] = window_margin(learned, drafted, ignore)
+    fresh[places] = 1.0
+    return replace(rows, expected=expected, margin=margin, fresh=fresh)
 
 
 def _session_effect(base: Baselines, rows: Columns, before: Floats) -> tuple[Floats, Floats]:

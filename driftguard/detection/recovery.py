@@ -31,7 +31,8 @@ from driftguard.detection.baseline import Baselines
 from driftguard.detection.bets import BETS, Floats, factors, mean_over_bets, run_sums, stakes
 from driftguard.detection.columns import Columns
 from driftguard.detection.predictive import request_variance
-from driftguard.detection.state import NOT_READY, Ints, OpenIncident
+from driftguard.detection.state import Ints, OpenIncident, StreamState
+from driftguard.detection.windows import window_recovery_factors
 from driftguard.records import MAX_SEGMENTS_PER_STREAM
 
 RECOVERY_LEVEL = 0.01
@@ -57,8 +58,25 @@ def midpoint(rows: Columns, halfway: Floats, *, fall: bool) -> Floats:
     return np.clip(rows.expected + sign * rows.fresh * halfway, 0.0, 1.0)
 
 
+def recovery_bets(
+    state: StreamState, base: Baselines, rows: Columns, halfway: Floats, *, fall: bool
+) -> Floats:
+    """e [T, BETS] against "not back past the midpoint yet"; `halfway` [T]."""
+    middle = midpoint(rows, halfway, fall=fall)
+    stake = stakes(1.0 - middle if fall else middle, request_variance(base, rows), rows.fresh)
+    bets = factors(rows.x, middle, stake, rise=fall)
+    places = np.flatnonzero(state.of_windows[rows.stratum])
+    if len(places):
+        own = rows[places]
+        learned, drafted = state.windows[own.stratum], own.drafted.astype(np.float64)
+        bets[places] = window_recovery_factors(
+            learned, own.x, drafted, middle[places], halfway[places], fall=fall
+        )
+    return bets
+
+
 def run_tests(
-    incident: OpenIncident, base: Baselines, ready_ordinal: Ints, rows: Columns, *, fall: bool
+    state: StreamState, incident: OpenIncident, base: Baselines, rows: Columns, *, fall: bool
 ) -> dict[int, RecoveryRun]:
     """Every undecided test of the incident over the requests of a step.
 
@@ -67,15 +85,13 @@ def run_tests(
     test_of, halfway_of = np.full(MAX_SEGMENTS_PER_STREAM, -1), np.zeros(MAX_SEGMENTS_PER_STREAM)
     test_of[incident.segments] = incident.test
     halfway_of[incident.segments] = incident.halfway
-    comparable = (ready_ordinal != NOT_READY) & (ready_ordinal <= incident.opened_ordinal)
+    comparable = state.ready & (state.ready_ordinal <= incident.opened_ordinal)
     tests = np.where(comparable[rows.stratum] & (rows.fresh > 0.0), test_of[rows.segment], -1)
     runs = {}
     for test in np.flatnonzero(incident.outcome == WAITING):
         places = np.flatnonzero(tests == test)
         own = rows[places]
-        middle = midpoint(own, halfway_of[own.segment], fall=fall)
-        stake = stakes(1.0 - middle if fall else middle, request_variance(base, own), own.fresh)
-        bets = factors(own.x, middle, stake, rise=fall)
+        bets = recovery_bets(state, base, own, halfway_of[own.segment], fall=fall)
         shares = map(_share, count(int(incident.seen[test]) + 1))
         runs[int(test)] = RecoveryRun(places, run_sums(incident.wealth[test], bets, shares))
     return runs

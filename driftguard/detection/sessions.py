@@ -37,12 +37,14 @@ class OpenSessions:
 
 def session_keys(session: Sequence[str | None], stratum: NDArray[np.uint16]) -> Keys:
     """A 64-bit hash of each (session, stratum) that is the same in every process; NO_SESSION where none."""
+    if not any(session):
+        return np.zeros(len(session), dtype=np.uint64)
     known: dict[tuple[str | None, int], int] = {}
     keys = []
     for pair in zip(session, stratum.tolist(), strict=True):
         key = known.get(pair)
         if key is None:
-            key = known[pair] = NO_SESSION if pair[0] is None else _hash(pair[0], pair[1])
+            key = known[pair] = NO_SESSION if not pair[0] else _hash(pair[0], pair[1])
         keys.append(key)
     return np.array(keys, dtype=np.uint64)
 

@@ -7,6 +7,7 @@ run over the stream's strata (`strata.py`) in order of first appearance; LANES a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +19,8 @@ from driftguard.detection.findings import Direction
 from driftguard.detection.history import History
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.sessions import OpenSessions
-from driftguard.detection.strata import NO_SETTING, assign, settings_of, why_new
+from driftguard.detection.strata import NO_SETTING, assign, is_window, settings_of, why_new
+from driftguard.detection.windows import LEARNED, WINDOW_REFERENCE
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -72,6 +74,11 @@ class StreamState:
     stream_evidence: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES] G_j
     evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
     incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
+    # [C] an operator accepted a new normal: the baseline is (being) relearned
+    accepted_anew: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    windows: Floats = field(default_factory=lambda: np.zeros((0, LEARNED)))  # [C, LEARNED] see windows.py
+    last_window_ended_at: float = math.nan  # seconds since 1970
+    windows_after_gap: int = 0  # counted, never evidence
     sessions: OpenSessions = field(default_factory=OpenSessions.empty)
     in_session: int = 0  # drafted requests that gave their session
     history: History = field(default_factory=History.empty)
@@ -81,6 +88,10 @@ class StreamState:
         ready: NDArray[np.bool_] = self.ready_ordinal != NOT_READY
         return ready
 
+    @property
+    def of_windows(self) -> NDArray[np.bool_]:
+        return is_window(self.setting_of_stratum)
+
     def newest_baseline(self, segment: int) -> int | None:
         """The segment's stratum that became ready last."""
         same = np.flatnonzero(self.ready & (self.segment_of_stratum == segment))
@@ -88,6 +99,8 @@ class StreamState:
 
     def why_learning(self, code: int) -> str:
         """Why stratum `code`, which has no baseline yet, needs one: against the segment's newest one."""
+        if self.accepted_anew[code]:
+            return "an operator accepted a new normal"
         earlier = self.newest_baseline(int(self.segment_of_stratum[code]))
         settings = self.setting_of_stratum
         return why_new(int(settings[code]), None if earlier is None else int(settings[earlier]))
@@ -106,26 +119,32 @@ class StreamState:
         return decode_state(data)
 
 
-def with_strata(state: StreamState, batch: ObservationBatch) -> tuple[StreamState, NDArray[np.uint16]]:
-    """The state with a row for every new stratum of the batch, and each observation's stratum [N]."""
+def with_strata(
+    state: StreamState, batch: ObservationBatch, evident: NDArray[np.bool_]
+) -> tuple[StreamState, NDArray[np.uint16]]:
+    """The state with a row for each new stratum of the `evident` observations, and their strata [N]."""
     names = list(state.names)
     strata = list(zip(state.segment_of_stratum.tolist(), state.setting_of_stratum.tolist(), strict=True))
-    settings = np.where(batch.drafted > 0, settings_of(batch), NO_SETTING).tolist()
+    settings = np.where(evident, settings_of(batch), NO_SETTING).tolist()
     codes = assign(names, strata, zip(batch.segment, settings, strict=True))
     added = len(strata) - len(state.setting_of_stratum)
     state = replace(state, names=tuple(names))
     if added == 0:
         return state, codes
+    setting_of_stratum = np.array([setting for _, setting in strata], dtype=np.int64)
+    sizes = np.where(is_window(setting_of_stratum[-added:]), WINDOW_REFERENCE, FIRST_CHECK)
     return replace(
         state,
         segment_of_stratum=np.array([segment for segment, _ in strata], dtype=np.uint8),
-        setting_of_stratum=np.array([setting for _, setting in strata], dtype=np.int64),
+        setting_of_stratum=setting_of_stratum,
         drafted_requests=np.concatenate([state.drafted_requests, _ints(added)]),
         reference=np.concatenate([state.reference, np.zeros((added, SUMS))]),
-        reference_size=np.concatenate([state.reference_size, _ints(added) + FIRST_CHECK]),
+        reference_size=np.concatenate([state.reference_size, sizes]),
         reference_since=np.concatenate([state.reference_since, np.zeros(added)]),
         ready_ordinal=np.concatenate([state.ready_ordinal, _ints(added) + NOT_READY]),
         stratum_evidence=np.concatenate([state.stratum_evidence, np.zeros((added, LANES))]),
+        accepted_anew=np.concatenate([state.accepted_anew, np.zeros(added, dtype=np.bool_)]),
+        windows=np.concatenate([state.windows, np.zeros((added, LEARNED))]),
     ), codes
 
 

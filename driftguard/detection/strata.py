@@ -10,7 +10,7 @@ A stratum is kept as (index of its segment, setting), the setting packed into on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -55,13 +55,25 @@ class Setting:
 
 def settings_of(batch: ObservationBatch) -> Ints:
     """Each observation's setting, packed: [N]."""
-    kind = np.array([KINDS.index(name) for name in batch.kind], dtype=np.int64)
-    rule = np.array([RULES.index(name) for name in batch.acceptance_rule], dtype=np.int64)
+    kind, rule = _places(batch.kind, KINDS), _places(batch.acceptance_rule, RULES)
     temperature = np.where(np.isnan(batch.temperature), 0, np.where(batch.temperature == 0.0, 1, 2))
     packed = kind << _K_BITS | (batch.num_speculative_tokens + 1)
     packed = (packed << _RULE_BITS | rule) << _TEMPERATURE_BITS | temperature
     length_known: Ints = packed << 1 | ((batch.output_tokens >= 0) & (kind == 0))
     return length_known
+
+
+def _places(names: Sequence[str], known: Sequence[str]) -> Ints:
+    present = set(names)
+    if len(present) == 1:  # as in nearly every batch
+        return np.full(len(names), known.index(present.pop()), dtype=np.int64)
+    return np.array([known.index(name) for name in names], dtype=np.int64)
+
+
+def is_window(settings: Ints) -> NDArray[np.bool_]:
+    """Which packed settings are of windows."""
+    kind: NDArray[np.bool_] = settings >> (1 + _TEMPERATURE_BITS + _RULE_BITS + _K_BITS) == 1
+    return kind
 
 
 def unpack(setting: int) -> Setting:

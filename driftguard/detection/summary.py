@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.acceptance import acceptance_of
-from driftguard.detection.at_baseline import at_baseline
-from driftguard.detection.baseline import FIRST_CHECK, baselines, reference_acceptance
+from driftguard.detection.at_baseline import acceptance_over, at_baseline, baseline_of
+from driftguard.detection.baseline import FIRST_CHECK, baselines
 from driftguard.detection.columns import Columns, history_rows
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import (
@@ -43,9 +42,10 @@ def describe(config: DetectorConfig, state: StreamState) -> StreamSummary:
         requests_per_day=state.requests_per_day,
         false_alarm_every=config.threshold(state.requests_per_day),
         change_point=opened[0].change_point if opened else None,
-        acceptance=_acceptance(rows[-RECENT_REQUESTS:]),
+        acceptance=_acceptance(state, rows[-RECENT_REQUESTS:]),
         segments=segments,
         sessions=_sessions_given(state),
+        windows_after_gap=state.windows_after_gap,
     )
 
 
@@ -89,7 +89,7 @@ def _segment(state: StreamState, rows: Columns, code: int) -> SegmentSummary:
         requests=int(state.drafted_requests[state.segment_of_stratum == code].sum()),
         requests_needed=_missing(state, code, learning),
         baseline=_baseline(state, watched, strata) if known else None,
-        recent=_acceptance(watched if len(watched) and known else recent),
+        recent=_acceptance(state, watched if len(watched) and known else recent),
         mean_per_request=mean,
         standard_deviation=deviation,
         learning=None if learning is None else learning_text(state, learning),
@@ -117,7 +117,7 @@ def learning_text(state: StreamState, code: int) -> str:
 
 def _baseline(state: StreamState, watched: Columns, strata: NDArray[np.integer[Any]]) -> Acceptance:
     """In the mix of the recent requests; of the newest baseline where the history holds none of them."""
-    return at_baseline(state, watched) if len(watched) else reference_acceptance(state.reference[strata[0]])
+    return at_baseline(state, watched) if len(watched) else baseline_of(state, int(strata[0]))
 
 
 def _per_request(state: StreamState, strata: NDArray[np.integer[Any]]) -> tuple[float, float]:
@@ -130,5 +130,5 @@ def _concerns(incident: OpenIncident | None, code: int) -> bool:
     return incident is not None and code in incident.segments
 
 
-def _acceptance(rows: Columns) -> Acceptance | None:
-    return acceptance_of(rows.drafted, rows.accepted) if len(rows) else None
+def _acceptance(state: StreamState, rows: Columns) -> Acceptance | None:
+    return acceptance_over(state, rows) if len(rows) else None

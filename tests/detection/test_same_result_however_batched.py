@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,7 +73,27 @@ def test_one_by_one_in_batches_and_across_restarts() -> None:
     rng = np.random.default_rng(9)
     cuts = sorted(rng.choice(np.arange(1, len(batch)), 60, replace=False).tolist())
     assert in_parts(config, batch, cuts, restart=True) == whole
-    assert in_parts(config, batch, list(range(1, len(batch))), restart=False) == whole
+    singly = [*range(1, 700), *range(2_400, 3_900)]  # around the references, two changes and their ends
+    assert in_parts(config, batch, singly, restart=False) == whole
+
+
+def with_odd_columns(batch: ObservationBatch) -> ObservationBatch:
+    """Settings, sessions, lengths and starts that change in runs and at random."""
+    n = len(batch)
+    rng = np.random.default_rng(n)
+    run = np.repeat(rng.integers(0, 2**31, n // 40 + 1), 40)[:n]  # one number for 40 records
+    return replace(
+        batch,
+        session=[
+            None if number % 3 == 0 else f"s{number % 7}\ud800" for number in run + rng.integers(0, 2, n)
+        ],
+        kind=["window" if number % 2 else "request" for number in run],
+        num_speculative_tokens=run % 3 - 1,
+        acceptance_rule=[("unknown", "greedy")[number % 2] for number in run // 2],
+        temperature=rng.choice([np.nan, 0.0, 5e-324, 1e308], n),
+        output_tokens=rng.choice([-1, 0, 1, 2**62], n),
+        started_at=batch.ended_at - rng.choice([np.nan, 0.0, 10.0, -1e9], n),
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,6 +109,7 @@ def test_any_records_fold_without_error_or_nan(
         [min(run[1:3]) for run in records],
         [run[3] for run in records],
     )
+    batch = with_odd_columns(batch)
     cuts = sorted(set(data.draw(st.lists(st.integers(0, len(batch)), max_size=5))))
     with np.errstate(all="raise", under="ignore"):
         whole = in_parts(QUICK, batch, [], restart=False)

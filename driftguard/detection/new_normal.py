@@ -1,0 +1,63 @@
+"""An operator accepts a new normal: the baseline of what changed is learned anew, and says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from driftguard.detection.baseline import FIRST_CHECK, add_terms, terms
+from driftguard.detection.columns import Columns, Floats, history_rows
+from driftguard.detection.findings import Direction
+from driftguard.detection.fold import end_incident
+from driftguard.detection.sessions import OpenSessions
+from driftguard.detection.state import DIRECTIONS, NOT_READY, StreamState
+from driftguard.detection.strata import unpack
+from driftguard.detection.windows import WINDOW_REFERENCE
+
+
+def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:
+    """The state whose changed segments begin new reference periods at the incident's change point.
+
+    Ends the open incident of this direction, and one of the other direction that names one of the same
+    segments. The history since the change point counts as the beginning of the reference period, except
+    where it lacks what the baseline needs (answer lengths, sessions): then it begins with the next
+    request. BaselineReady follows when it is complete. Without an open incident, the same state.
+    """
+    incident = state.incidents[DIRECTIONS.index(direction)]
+    if incident is None:
+        return state
+    anew = np.isin(state.segment_of_stratum, incident.segments)
+    for other, name in zip(state.incidents, DIRECTIONS, strict=True):
+        if other is not None and np.isin(other.segments, incident.segments).any():
+            state = end_incident(state, name)
+    rows = history_rows(state)
+    rows = rows[np.flatnonzero(rows.ordinal >= incident.change_point)]
+    reference, since = state.reference.copy(), state.reference_since.copy()
+    for code in np.flatnonzero(anew):
+        own = rows[np.flatnonzero(rows.stratum == code)]
+        reference[code] = 0.0
+        if len(own) and _history_suffices(state, int(code)):
+            reference[code] = _sums(reference[code], own)
+            since[code] = own.ended_at(0)
+    first_size = np.where(state.of_windows, WINDOW_REFERENCE, FIRST_CHECK)
+    return replace(
+        state,
+        reference=reference,
+        reference_since=since,
+        reference_size=np.where(anew, first_size, state.reference_size),
+        ready_ordinal=np.where(anew, NOT_READY, state.ready_ordinal),
+        stratum_evidence=np.where(anew[:, None], 0.0, state.stratum_evidence),
+        accepted_anew=state.accepted_anew | anew,
+        sessions=OpenSessions.empty(),
+    )
+
+
+def _history_suffices(state: StreamState, code: int) -> bool:
+    known = unpack(int(state.setting_of_stratum[code]))
+    return known.kind == "window" or (not known.length_known and state.in_session == 0)
+
+
+def _sums(start: Floats, rows: Columns) -> Floats:
+    alone = np.zeros((len(rows), 3))
+    return add_terms(start, terms(rows.x, rows.log_length, rows.drafted, rows.accepted, alone))
