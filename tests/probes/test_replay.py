@@ -9,9 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from click.testing import Result
 from sqlalchemy import select
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from driftguard import cli
 from driftguard.errors import BadInput, BadSettings, DriftGuardError
