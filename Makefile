@@ -19,7 +19,7 @@ demo: setup
 	@$(BIN)/driftguard demo $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
