@@ -1,4 +1,7 @@
-"""A real PostgreSQL for every test that asks for one: the embedded server, and a fresh database per test."""
+"""A real PostgreSQL for every test that asks for one: the embedded server, and a fresh database per test.
+
+Property tests draw the same examples in every run.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,13 @@ from uuid import uuid4
 import psycopg
 import pytest
 import structlog
+from hypothesis import settings
 
 from driftguard.store.database import Database, parse_url, upgrade
 from driftguard.store.embedded import start_embedded
+
+settings.register_profile("same-examples", derandomize=True)
+settings.load_profile("same-examples")
 
 # The default prints every local variable of every frame, which takes seconds.
 structlog.configure(

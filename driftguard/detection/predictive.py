@@ -41,7 +41,7 @@ def predicted(
     distance = rows.log_length - base.middle[own]
     length_error = base.slope_error[own] * np.abs(distance)
     error = np.sqrt(base.mean_error[own] ** 2 + length_error**2)
-    margin = np.maximum(base.error_factor[own] * error, ignore)
+    margin = np.clip(base.error_factor[own] * error, ignore, 1.0)
     session, fresh = _session_effect(base, rows, session_before)
     expected = np.clip(base.mean[own] + base.slope[own] * distance + session, 0.0, 1.0)
     told = watched & (2.0 * length_error <= LARGEST_LENGTH_ERROR)

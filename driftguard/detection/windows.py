@@ -73,10 +73,13 @@ def shortfall(learned: Floats, x: Floats, drafted: Floats, *, rise: bool) -> Flo
 
 
 def window_margin(learned: Floats, drafted: Floats, ignore: float) -> Floats:
-    """Of acceptance: Student's margin of the mean shortfall, and at least what is to be ignored."""
+    """Of acceptance: Student's margin of the mean shortfall, at least what is to be ignored, at most 1.
+
+    A window whose deviation makes the margin 1 cannot fall (or rise) by more, and loses every bet.
+    """
     student = float(stdtrit(WINDOW_REFERENCE - 1, TWO_ERRORS_LEVEL))
     margin = student * SHORTFALL_DEVIATION / math.sqrt(WINDOW_REFERENCE)
-    return np.maximum(margin * deviation(learned, drafted), ignore)
+    return np.clip(margin * deviation(learned, drafted), ignore, 1.0)
 
 
 def window_factors(learned: Floats, x: Floats, drafted: Floats, margin: Floats, *, rise: bool) -> Floats:

@@ -195,3 +195,13 @@ def test_state_does_not_depend_on_batches_through_changes_and_accepted_normals()
         return state.to_bytes()
 
     assert folded([45]) == folded(sorted({45, *rng.choice(119, 40, replace=False).tolist()} - {0}))
+
+
+def test_windows_of_next_to_no_traffic_after_a_busy_baseline_say_nothing() -> None:
+    drafted = np.array([2**40] * WINDOW_REFERENCE + [1] * 400)
+    means = [0.1, 0.9] * (WINDOW_REFERENCE // 2) + [0.0] * 400
+    batch = windows(np.random.default_rng(3), means, drafted)
+    with np.errstate(all="raise", under="ignore"):
+        state, findings = fold(CONFIG, StreamState(), batch)
+    assert opened(findings) == []
+    assert describe(CONFIG, state).verdict == "steady"
