@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Tests and the demo start many processes, each of which would otherwise compile its sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test lint check bench bench-detection models clean
 
 setup: $(STAMP)
@@ -12,7 +15,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "DriftGuard needs Python 3.11 to 3.13, this is %d.%d; name another one: make PYTHON=python3.12 ..." % v)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (torch is large, this takes a minute or a few)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -c 'import driftguard.app, driftguard_engine.server, driftguard_training.distill' # compiles what is used
 	@touch $(STAMP)
 
 demo: setup
