@@ -18,7 +18,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from driftguard import incident_diagnosis
+from driftguard import incident_diagnosis, stream_cost
 from driftguard.alerting import alertmanager, webhook
 from driftguard.alerting.loop import AlertLoop
 from driftguard.api import (
@@ -185,6 +185,7 @@ class Sidecar:
         since_maintenance = 0.0
         while not self._stopping.wait(DUE_SECONDS):
             self._attempt(self._diagnose)
+            self._attempt(self._measure_costs)
             self._attempt(lambda: self._retraining.defer_due(self._deferring))
             since_maintenance += DUE_SECONDS
             if since_maintenance >= MAINTENANCE_SECONDS:
@@ -194,6 +195,10 @@ class Sidecar:
     def _diagnose(self) -> None:
         with self.database.session() as session:
             incident_diagnosis.refresh(session, self._destinations, datetime.now(UTC))
+
+    def _measure_costs(self) -> None:
+        with self.database.session() as session:
+            stream_cost.refresh(session, datetime.now(UTC))
 
     def _attempt(self, chore: Callable[[], None]) -> None:
         try:

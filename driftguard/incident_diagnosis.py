@@ -15,7 +15,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Evidence, diagnose
-from driftguard.incidents import Direction, Severity, severity
+from driftguard.incidents import Direction, Severity, known_slowdown, severity
 from driftguard.store import incidents, notifications
 from driftguard.store.diagnosis_evidence import (
     Moment,
@@ -128,7 +128,6 @@ def _seen(session: Session, incident: Incident, stream: Stream) -> dict[str, int
 
 
 def _severity(incident: Incident, diagnosis: dict[str, Any]) -> Severity:
-    known = [incident.evidence.get(name) for name in ("slowdown_measured", "slowdown_formula")]
-    worst = max((float(value) for value in known if value is not None), default=None)
+    slowdown = known_slowdown(incident.evidence)
     direction: Direction = "down" if incident.direction == "down" else "up"
-    return severity_of(direction, worst, diagnosis["cause"], diagnosis["confidence"])
+    return severity_of(direction, slowdown, diagnosis["cause"], diagnosis["confidence"])

@@ -11,11 +11,11 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import incident_diagnosis
+from driftguard import incident_diagnosis, stream_cost
+from driftguard.cost import Cost
 from driftguard.detection import DriftOpened
-from driftguard.incidents import formula_slowdown, measured_slowdown, severity
+from driftguard.incidents import formula_slowdown, known_slowdown, severity
 from driftguard.store import incidents, notifications, speeds
-from driftguard.store.speeds import Speed
 from driftguard.store.tables import Incident, Stream
 
 # Makes an incident's id from what it is about: the same fold gives the same id.
@@ -57,23 +57,19 @@ def _reason(finding: DriftOpened) -> str:
 def _incident(session: Session, stream: Stream, finding: DriftOpened, now: datetime) -> Incident:
     changed_at = datetime.fromtimestamp(finding.change_point_at, UTC)
     times = speeds.ended_at(session, stream.id, set(finding.interval))
-    before, after = speeds.around(
-        session,
-        stream.id,
-        [change.segment for change in finding.segments],
-        change_point=finding.change_point,
-        newest=finding.ordinal,
-        newest_ended_at=datetime.fromtimestamp(finding.ended_at, UTC),
+    change = stream_cost.Change(
+        finding.change_point, finding.ordinal, tuple(item.segment for item in finding.segments)
+    )
+    cost, drafted = stream_cost.at_change(
+        session, stream, change, datetime.fromtimestamp(finding.ended_at, UTC)
     )
     acceptances = _changed_acceptance(finding)
-    evidence = _evidence(finding, acceptances, before, after)
-    slowdowns = [evidence["slowdown_measured"], evidence["slowdown_formula"]]
-    worst = max((value for value in slowdowns if value is not None), default=None)
+    evidence = _evidence(finding, acceptances, cost, drafted)
     return Incident(
         id=uuid5(_NAMESPACE, f"{stream.id}/{finding.direction}/{finding.ordinal}"),
         stream_id=stream.id,
         direction=finding.direction,
-        severity=severity(finding.direction, worst),
+        severity=severity(finding.direction, known_slowdown(evidence)),
         opened_at=now,
         opened_seq=finding.ordinal,
         change_point_seq=finding.change_point,
@@ -82,18 +78,19 @@ def _incident(session: Session, stream: Stream, finding: DriftOpened, now: datet
         interval_end_at=times.get(finding.interval[1], changed_at),
         acceptance_before=acceptances[0],
         acceptance_after=acceptances[1],
-        tokens_per_second_before=before.tokens_per_second,
-        tokens_per_second_after=after.tokens_per_second,
+        tokens_per_second_before=cost.before.tokens_per_second if cost and cost.before else None,
+        tokens_per_second_after=cost.now.tokens_per_second if cost else None,
         segments=[msgspec.to_builtins(change) for change in finding.segments],
         evidence=evidence,
     )
 
 
 def _evidence(
-    finding: DriftOpened, acceptances: tuple[float, float], before: Speed, after: Speed
+    finding: DriftOpened, acceptances: tuple[float, float], cost: Cost | None, drafted_per_step: float | None
 ) -> dict[str, Any]:
     """What the statement rests on, so that a reader can check it. Slowdowns are of the changed segments."""
-    k = before.num_speculative_tokens or after.num_speculative_tokens
+    lost = cost.lost if cost else None
+    sure = lost is not None and lost.low * lost.high > 0.0
     return {
         "evidence": finding.evidence,
         "false_alarm_every": finding.false_alarm_every,
@@ -102,9 +99,10 @@ def _evidence(
         "interval_level": finding.interval_level,
         "stream_before": msgspec.to_builtins(finding.before),
         "stream_after": msgspec.to_builtins(finding.after),
-        "slowdown_measured": measured_slowdown(before.tokens_per_second, after.tokens_per_second),
-        "slowdown_formula": formula_slowdown(*acceptances, k) if k else None,
-        "num_speculative_tokens": k,
+        "slowdown_measured": lost.value if lost and sure else None,
+        "slowdown_formula": formula_slowdown(*acceptances, drafted_per_step) if drafted_per_step else None,
+        "num_speculative_tokens": drafted_per_step,
+        "cost": msgspec.to_builtins(cost),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from driftguard.errors import BadInput, Conflict
 
@@ -74,23 +74,17 @@ def severity(direction: Direction, slowdown: float | None) -> Severity:
     return "critical" if slowdown is not None and slowdown >= CRITICAL_SLOWDOWN else "warning"
 
 
-def emitted_per_step(acceptance: float, num_speculative_tokens: float) -> float:
-    """Expected tokens per step, (1 - a^(K+1)) / (1 - a), if every position is accepted alike and
-    independently (Leviathan, Kalman, Matias 2023, eq. 1)."""
-    if acceptance >= 1.0:
-        return num_speculative_tokens + 1.0
-    return float((1.0 - acceptance ** (num_speculative_tokens + 1.0)) / (1.0 - acceptance))
+def formula_slowdown(before: float, after: float, drafted_per_step: float) -> float:
+    """Part of the tokens per second lost when the acceptance rate changes and a step takes as long as before.
+
+    A step emits its accepted tokens and one of the target's own: 1 + rate x drafted tokens per step.
+    """
+    return 1.0 - (1.0 + after * drafted_per_step) / (1.0 + before * drafted_per_step)
 
 
-def formula_slowdown(before: float, after: float, num_speculative_tokens: float) -> float:
-    """Part of the tokens per second lost when acceptance changes and a step costs the same."""
-    return 1.0 - emitted_per_step(after, num_speculative_tokens) / emitted_per_step(
-        before, num_speculative_tokens
-    )
-
-
-def measured_slowdown(before: float | None, after: float | None) -> float | None:
-    """The same from measured tokens per second; None unless both were measured."""
-    if before is None or after is None or before <= 0.0:
-        return None
-    return 1.0 - after / before
+def known_slowdown(evidence: Mapping[str, Any]) -> float | None:
+    """Part of the tokens per second lost: measured where that is sure, else by formula."""
+    for name in ("slowdown_measured", "slowdown_formula"):
+        if evidence.get(name) is not None:
+            return float(evidence[name])
+    return None

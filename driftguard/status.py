@@ -11,12 +11,15 @@ from uuid import UUID
 import msgspec
 from sqlalchemy.orm import Session
 
+from driftguard import stream_cost
 from driftguard.alerting.message import clock, cost_percent
+from driftguard.cost import Cost, advice
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.store import detector_states, status, streams
 from driftguard.store.tables import Incident, RetrainRun, Stream
 
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
+_CURRENT: Final = ("degraded", "improved", "insufficient_data", "steady")  # drafts now
 _WORST_FIRST: Final = ("degraded", "drafting_stopped", "improved", "insufficient_data", "steady", "replaced")
 
 
@@ -40,6 +43,7 @@ class StreamStatus:
     incident_id: UUID | None
     last_retrain: RetrainRun | None
     segments: Sequence[SegmentSummary]
+    cost: Cost | None  # as it was last measured
 
 
 def gather(session: Session, now: datetime) -> list[StreamStatus]:
@@ -55,6 +59,7 @@ def gather(session: Session, now: datetime) -> list[StreamStatus]:
         speeds=status.speeds(session, now),
         drafts=status.drafts_in_service(session),
         retrains=status.last_retrains(session),
+        costs=stream_cost.known(session),
     )
     found = [_status(stream, facts) for stream in facts.streams]
     return sorted(
@@ -71,6 +76,7 @@ class _Facts:
     speeds: dict[int, dict[str, status.SegmentSpeed]]
     drafts: dict[tuple[str, str], str]
     retrains: dict[tuple[str, str], RetrainRun]
+    costs: dict[int, Cost]
 
 
 def _status(stream: Stream, facts: _Facts) -> StreamStatus:
@@ -104,6 +110,7 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         incident_id=incident.id if incident else None,
         last_retrain=facts.retrains.get(place),
         segments=summary.segments if summary else (),
+        cost=facts.costs.get(stream.id),
     )
     return _with_text(found, incident)
 
@@ -179,7 +186,9 @@ def _rate(parts: Sequence[status.Speed]) -> float | None:
 
 
 def _with_text(found: StreamStatus, incident: Incident | None) -> StreamStatus:
-    return replace(found, text=_sentence(found, incident))
+    text = _sentence(found, incident)
+    told = advice(found.cost) if found.cost and found.verdict in _CURRENT else None
+    return replace(found, text=f"{text} {told[0].upper()}{told[1:]}." if told else text)
 
 
 def _sentence(found: StreamStatus, incident: Incident | None) -> str:

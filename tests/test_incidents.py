@@ -12,9 +12,8 @@ from driftguard.incidents import (
     STATES,
     IllegalTransition,
     State,
-    emitted_per_step,
     formula_slowdown,
-    measured_slowdown,
+    known_slowdown,
     severity,
     transition,
 )
@@ -58,13 +57,6 @@ def test_a_reason_is_needed() -> None:
         transition("open", "resolved", " ", NOW)
 
 
-@pytest.mark.parametrize(
-    ("acceptance", "k", "expected"), [(0.0, 4, 1.0), (0.5, 1, 1.5), (0.5, 2, 1.75), (1.0, 4, 5.0)]
-)
-def test_tokens_per_step_by_the_formula(acceptance: float, k: float, expected: float) -> None:
-    assert emitted_per_step(acceptance, k) == pytest.approx(expected)
-
-
 def test_a_fifth_slower_is_critical_and_a_rise_never_is() -> None:
     assert severity("down", 0.2) == "critical"
     assert severity("down", 0.19) == "warning"
@@ -74,5 +66,11 @@ def test_a_fifth_slower_is_critical_and_a_rise_never_is() -> None:
 
 def test_slowdowns() -> None:
     assert formula_slowdown(0.5, 0.0, 1) == pytest.approx(1 / 3)
-    assert measured_slowdown(50.0, 40.0) == pytest.approx(0.2)
-    assert measured_slowdown(None, 40.0) is None
+    assert formula_slowdown(0.7, 0.35, 4) == pytest.approx(1 - 2.4 / 3.8)
+    assert formula_slowdown(0.5, 0.75, 2) == pytest.approx(-0.25)
+
+
+def test_the_slowdown_is_the_measured_one_where_there_is_one() -> None:
+    assert known_slowdown({"slowdown_measured": 0.05, "slowdown_formula": 0.3}) == 0.05
+    assert known_slowdown({"slowdown_measured": None, "slowdown_formula": 0.3}) == 0.3
+    assert known_slowdown({}) is None

@@ -6,6 +6,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import msgspec
+
+from driftguard.cost import Cost, advice
+from driftguard.incidents import known_slowdown
 from driftguard.store.tables import Incident, Stream
 
 
@@ -19,11 +23,8 @@ def clock(at: datetime) -> str:
 
 def cost_percent(incident: Incident) -> float | None:
     """Tokens per second lost, in percent: measured where it could be, else by formula; negative is a gain."""
-    for name in ("slowdown_measured", "slowdown_formula"):
-        value = incident.evidence.get(name)
-        if value is not None:
-            return round(100.0 * float(value), 1)
-    return None
+    slowdown = known_slowdown(incident.evidence)
+    return None if slowdown is None else round(100.0 * slowdown, 1)
 
 
 def summary(incident: Incident, stream: Stream) -> str:
@@ -37,7 +38,7 @@ def summary(incident: Incident, stream: Stream) -> str:
         f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f} since "
         f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
     )
-    return f"{text}{_cost(incident)}.{_why(incident)}"
+    return f"{text}{_cost(incident)}{_advice(incident)}.{_why(incident)}"
 
 
 def _why(incident: Incident) -> str:
@@ -57,6 +58,18 @@ def _cost(incident: Incident) -> str:
     measured = incident.evidence.get("slowdown_measured") is not None
     change = "slower" if percent >= 0 else "faster"
     return f"; about {abs(percent):.0f}% {change} ({'measured' if measured else 'by formula'})"
+
+
+def cost_of(incident: Incident) -> Cost | None:
+    """What the change cost and which K would be best, as it was measured when the incident opened."""
+    stored = incident.evidence.get("cost")
+    return None if stored is None else msgspec.convert(stored, Cost)
+
+
+def _advice(incident: Incident) -> str:
+    cost = cost_of(incident)
+    told = advice(cost) if cost else None
+    return f"; {told}" if told else ""
 
 
 def document(incident: Incident, stream: Stream, event: str, external_url: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from driftguard.alerting.message import cost_percent, summary
+from driftguard.alerting.message import cost_of, cost_percent, summary
+from driftguard.cost import Cost
 from driftguard.detection import Acceptance, SegmentSummary
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
 from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Stream
@@ -109,6 +110,7 @@ class StreamStatusModel(StreamInfo):
     incident_id: UUID | None
     last_retrain: LastRetrain | None
     segments: list[SegmentStatus]
+    cost: Cost | None = Field(description="Of speculation, and the best K; measured every few minutes.")
     first_seen_at: datetime
     last_seen_at: datetime
     records_in_other: int = Field(description="Records whose segment was beyond the limit of 64.")
@@ -173,6 +175,7 @@ class IncidentModel(_Model):
     tokens_per_second_before: float | None
     tokens_per_second_after: float | None
     cost_percent: float | None
+    cost: Cost | None = Field(description="In tokens per second, and the best K, as the incident opened.")
     segments: list[dict[str, Any]] = Field(description="Changed segments, strongest evidence first.")
     evidence: dict[str, Any]
     diagnosis: DiagnosisModel | None = Field(description="Why; null for incidents of older versions.")
@@ -249,6 +252,7 @@ def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
         "change_point_record": incident.change_point_seq,
         "opened_record": incident.opened_seq,
         "cost_percent": cost_percent(incident),
+        "cost": cost_of(incident),
         "diagnosis": DiagnosisModel.of(incident),
     }
 

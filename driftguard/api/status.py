@@ -188,6 +188,7 @@ def stream_model(item: StreamStatus) -> StreamStatusModel:
         incident_id=item.incident_id,
         last_retrain=LastRetrain.of(item.last_retrain),
         segments=[SegmentStatus.of(segment) for segment in item.segments],
+        cost=item.cost,
         first_seen_at=stream.first_seen_at,
         last_seen_at=stream.last_seen_at,
         records_in_other=stream.records_in_other,

@@ -1,27 +1,22 @@
-"""What stored records tell about the moment of a change: its time, and the speed before and after it."""
+"""What stored records tell about speed, and about the time of a change."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import select, text
+from sqlalchemy import TextClause, select, text
 from sqlalchemy.orm import Session
 
-from driftguard.store.tables import Record
+from driftguard.cost import TimedRequest
+from driftguard.store.tables import Record, Stream
 
-SPEED_SAMPLE = 2_000  # requests on each side of a change point
-SPEED_LOOK_BACK = timedelta(days=7)
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Decoding on one side of a change point. None where no record tells."""
-
-    tokens_per_second: float | None  # per request: requests / sum of time per output token
-    num_speculative_tokens: float | None  # drafted / steps
+REQUESTS: Final = 2_000  # newest on each side of a change point
+WITHOUT: Final = 1_000  # newest requests without speculation
+LOOK_BACK: Final = timedelta(days=7)
+WITHOUT_LOOK_BACK: Final = timedelta(days=1)  # seconds per step are compared, so from the same hours
+_AHEAD: Final = timedelta(days=1)  # records arrive a little out of order
 
 
 def ended_at(session: Session, stream_id: int, seqs: Collection[int]) -> dict[int, datetime]:
@@ -30,56 +25,49 @@ def ended_at(session: Session, stream_id: int, seqs: Collection[int]) -> dict[in
     return {row.seq: row.ended_at for row in session.execute(query)}
 
 
-_SPEEDS = text(
+_COLUMNS = """
+    SELECT extract(epoch FROM r.ended_at)::float8 AS ended_at, r.segment, r.num_speculative_tokens,
+           r.concurrency, r.steps, r.drafted, r.accepted, r.emitted, r.accepted_per_position,
+           r.output_tokens, r.time_per_output_token_seconds
+    FROM records r
     """
-    SELECT side, count(tpot) AS timed, sum(tpot) AS seconds, sum(drafted) AS drafted, sum(steps) AS steps
-    FROM (
-        (SELECT 'before' AS side, time_per_output_token_seconds AS tpot, drafted, steps FROM records
-         WHERE stream_id = :stream_id AND kind <> 'probe' AND segment = ANY(:segments)
-           AND seq < :change_point AND ended_at >= :since AND ended_at <= :until
-         ORDER BY seq DESC LIMIT :limit)
-        UNION ALL
-        (SELECT 'after', time_per_output_token_seconds, drafted, steps FROM records
-         WHERE stream_id = :stream_id AND kind <> 'probe' AND segment = ANY(:segments)
-           AND seq >= :change_point AND seq <= :newest AND ended_at >= :since AND ended_at <= :until
-         ORDER BY seq DESC LIMIT :limit)
-    ) AS sides GROUP BY side
+_BETWEEN = text(
+    _COLUMNS
+    + """
+    WHERE r.stream_id = :stream_id AND r.kind <> 'probe' AND r.seq >= :first AND r.seq < :end
+      AND r.ended_at >= :since AND r.ended_at <= :until
+    ORDER BY r.ended_at DESC, r.seq DESC LIMIT :limit
+    """
+)
+_WITHOUT = text(
+    _COLUMNS
+    + """
+    JOIN streams s ON s.id = r.stream_id
+    WHERE s.server = :server AND s.target = :target AND s.method = 'none' AND r.kind <> 'probe'
+      AND r.seq < :end AND r.ended_at >= :since AND r.ended_at <= :until
+    ORDER BY r.ended_at DESC, r.seq DESC LIMIT :limit
     """
 )
 
 
-def around(
-    session: Session,
-    stream_id: int,
-    segments: Sequence[str],
-    *,
-    change_point: int,
-    newest: int,
-    newest_ended_at: datetime,
-) -> tuple[Speed, Speed]:
-    """Speed of the changed segments before and after the change point (a seq), up to `newest`.
-
-    Like is compared with like: other segments, whose share may have changed, are left out.
-    """
-    rows = session.execute(
-        _SPEEDS,
-        {
-            "stream_id": stream_id,
-            "segments": list(segments),
-            "change_point": change_point,
-            "newest": newest,
-            "since": newest_ended_at - SPEED_LOOK_BACK,
-            "until": newest_ended_at + timedelta(days=1),  # records arrive a little out of order
-            "limit": SPEED_SAMPLE,
-        },
-    )
-    sides = {row.side: _speed(row) for row in rows}
-    nothing = Speed(None, None)
-    return sides.get("before", nothing), sides.get("after", nothing)
+def between(
+    session: Session, stream_id: int, first: int, end: int, newest_ended_at: datetime
+) -> list[TimedRequest]:
+    """The newest of a stream's seqs `first` to `end` - 1, up to a week older than `newest_ended_at`."""
+    values = {"stream_id": stream_id, "first": first, "end": end, "limit": REQUESTS}
+    return _requests(session, _BETWEEN, values, newest_ended_at, LOOK_BACK)
 
 
-def _speed(row: Any) -> Speed:
-    return Speed(
-        tokens_per_second=row.timed / row.seconds if row.timed and row.seconds else None,
-        num_speculative_tokens=float(row.drafted / row.steps) if row.steps else None,
-    )
+def without_speculation(
+    session: Session, stream: Stream, end: int, newest_ended_at: datetime
+) -> list[TimedRequest]:
+    """The newest requests of the same server and target that had no draft, up to a day older."""
+    values = {"server": stream.server, "target": stream.target, "end": end, "limit": WITHOUT}
+    return _requests(session, _WITHOUT, values, newest_ended_at, WITHOUT_LOOK_BACK)
+
+
+def _requests(
+    session: Session, query: TextClause, values: Mapping[str, Any], newest: datetime, look_back: timedelta
+) -> list[TimedRequest]:
+    span = {"since": newest - look_back, "until": newest + _AHEAD}
+    return [TimedRequest._make(row) for row in session.execute(query, {**values, **span})]

@@ -150,6 +150,16 @@ class DetectorState(Base):
     updated_at: Mapped[datetime]
 
 
+class StreamCost(Base):
+    """What speculation costs a stream, see driftguard.cost; `cost` is None where its records do not tell."""
+
+    __tablename__ = "stream_costs"
+
+    stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True)
+    measured_at: Mapped[datetime]
+    cost: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+
+
 class Incident(Base):
     __tablename__ = "incidents"
     __table_args__ = (

@@ -1,0 +1,16 @@
+"""What speculation costs and gives, from a stream's own measured times. Pure: no database, clock or network.
+
+    cost = assess(before, now, without, changed=("german",))
+
+Tokens per second = tokens per step / seconds per step. The first comes from what was accepted
+(`tokens_per_step.py`), the second from times measured at several K (`step_time.py`); together they tell
+the K that would be best now (`best_k.py`). What was lost against the time before a change is compared
+directly (`loss.py`).
+"""
+
+from driftguard.cost.assessment import assess
+from driftguard.cost.results import Choice, Cost, Interval, SeenK, Speed, StepTime
+from driftguard.cost.sample import TimedRequest
+from driftguard.cost.words import advice
+
+__all__ = ["Choice", "Cost", "Interval", "SeenK", "Speed", "StepTime", "TimedRequest", "advice", "assess"]

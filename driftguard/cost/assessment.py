@@ -1,0 +1,121 @@
+"""What a stream's speculation costs now, what it lost, and which K would be best."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from driftguard.cost.best_k import Model, best, implausible
+from driftguard.cost.loss import lost, matched, standardised
+from driftguard.cost.results import Cost, Speed
+from driftguard.cost.sample import (
+    LEAST_REQUESTS,
+    UNKNOWN_BAND,
+    Floats,
+    Ints,
+    Sample,
+    TimedRequest,
+    one_label,
+    sample_of,
+)
+from driftguard.cost.step_time import fit, seen_ks, step_time
+from driftguard.cost.tokens_per_step import chain_of
+from driftguard.cost.words import ALIKE, IMPLAUSIBLE, limits
+
+
+def assess(
+    before: Sequence[TimedRequest],
+    now: Sequence[TimedRequest],
+    without: Sequence[TimedRequest],
+    *,
+    changed: Collection[str] | None = None,
+) -> Cost | None:
+    """The cost of speculation in the requests of `now`; None where fewer than ten of them were timed.
+
+    before: requests of the stream before a change, if there was one. without: requests of the same server
+    and target without speculation. changed: segments whose speed is told, all by default; K is one for the
+    whole stream, so the best K is of all of `now`.
+    """
+    newest = sample_of(now)
+    found = _speeds(_of(sample_of(before), changed), _of(newest, changed))
+    k = _usual(newest, newest.k, least=1)
+    if found is None or k is None:
+        return found
+    own = newest[newest.k == k]
+    band = _usual(own, own.band, least=UNKNOWN_BAND)
+    found = replace(
+        found, num_speculative_tokens=k, acceptance_rate=float(own.accepted.sum() / own.drafted.sum())
+    )
+    timed = sample_of([*before, *now, *without])
+    return _with_best(found, newest, timed[timed.band == band], band)
+
+
+def _with_best(found: Cost, newest: Sample, timed: Sample, band: int | None) -> Cost:
+    """`timed`: requests of every K in the band of concurrency of the K in use."""
+    k = found.num_speculative_tokens
+    seen = seen_ks(timed)
+    ks = [item.num_speculative_tokens for item in seen]
+    if k is None or k not in ks:
+        return found
+    found = replace(found, notes=limits(ks, band, k))
+    line = fit(timed, seen)
+    if line is None:
+        return found
+    if implausible(line):
+        return replace(found, notes=(*found.notes, IMPLAUSIBLE))
+    chain = chain_of(newest, k)
+    model = Model(chain, line, k)
+    choices = model.choices()
+    best_k, sure = best(model, choices)
+    return replace(
+        found,
+        step_time=step_time(line, seen),
+        choices=choices,
+        best=best_k,
+        sure=sure,
+        break_even_acceptance=model.break_even(newest[newest.k == k]),
+        notes=found.notes if chain.per_position else (*found.notes, ALIKE),
+    )
+
+
+def _speeds(before: Sample, now: Sample) -> Cost | None:
+    if len(now) < LEAST_REQUESTS:
+        return None
+    pair = matched(before, now)
+    if pair is None:
+        return Cost(_speed(now, one_label(len(now)), np.ones(1)))
+    return Cost(
+        _speed(pair.after, pair.after_stratum, pair.weight),
+        _speed(pair.before, pair.before_stratum, pair.weight),
+        lost(pair),
+    )
+
+
+def _speed(sample: Sample, stratum: Ints, weight: Floats) -> Speed:
+    times = sample.seconds_per_token
+    per_token = standardised(times, np.ones_like(times), stratum, weight)
+    none = sample.k == 0  # a step is a token then, whether or not the server counts steps
+    tokens = np.where(none, sample.timed_steps, sample.emitted)
+    steps = np.where(none, sample.timed_steps, sample.steps)
+    return Speed(
+        tokens_per_second=1.0 / per_token,
+        time_per_output_token_seconds=per_token,
+        tokens_per_step=standardised(tokens, steps, stratum, weight),
+        seconds_per_step=standardised(sample.seconds, sample.timed_steps, stratum, weight),
+        requests=len(sample),
+    )
+
+
+def _of(sample: Sample, segments: Collection[str] | None) -> Sample:
+    return sample if segments is None else sample[np.isin(sample.segment, list(segments))]
+
+
+def _usual(sample: Sample, values: Ints, *, least: int) -> int | None:
+    """Of the values from `least` on the one with most steps."""
+    chosen = values >= least
+    if not chosen.any():
+        return None
+    names, places = np.unique(values[chosen], return_inverse=True)
+    return int(names[np.bincount(places, weights=sample.timed_steps[chosen]).argmax()])

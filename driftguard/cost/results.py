@@ -1,0 +1,79 @@
+"""What is told about the cost of speculation; kept as JSON with an incident and with a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with a 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Decoding of some requests. Before and after a change: both in the mix of strata after it."""
+
+    tokens_per_second: float  # per request: 1 / mean time per output token
+    time_per_output_token_seconds: float
+    tokens_per_step: float
+    seconds_per_step: float
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenK:
+    """How many timed requests had this K; 0 is without speculation."""
+
+    num_speculative_tokens: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """t(K) = seconds + seconds_per_draft_token x K (+ seconds_of_speculating where K > 0)."""
+
+    seconds: float
+    seconds_error: float  # standard error
+    seconds_per_draft_token: float
+    seconds_per_draft_token_error: float
+    seconds_of_speculating: float | None  # None where it could not be told from the rest
+    seen: tuple[SeenK, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one K would give with the present acceptance."""
+
+    num_speculative_tokens: int
+    tokens_per_step: float
+    seconds_per_step: float
+    tokens_per_second: float
+    gain: Interval  # of tokens per second, against the K in use
+    measured: bool  # requests with this K were timed
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """`best`: 0 where no K beats none by more than the uncertainty. `sure`: it beats the K in use,
+    and by more than that; False where the K in use is the best.
+
+    break_even_acceptance: the acceptance rate (accepted / drafted) at which the K in use is as fast as
+    no speculation; above 1 where no acceptance would do.
+    """
+
+    now: Speed
+    before: Speed | None = None
+    lost: Interval | None = None  # part of the tokens per second, negative where gained
+    num_speculative_tokens: int | None = None  # the K in use: of most steps now
+    acceptance_rate: float | None = None  # at that K
+    step_time: StepTime | None = None
+    choices: tuple[Choice, ...] = ()
+    best: int | None = None
+    sure: bool = False
+    break_even_acceptance: Interval | None = None
+    notes: tuple[str, ...] = ()  # what limits these numbers, and what would mend it

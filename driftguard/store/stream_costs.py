@@ -1,0 +1,44 @@
+"""The cost of speculation as it was last measured, one row per stream."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import or_, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from driftguard.store.tables import Stream, StreamCost
+
+
+def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
+    """Streams with drafts that have traffic newer than their last measurement, and none since `before`;
+    the longest unmeasured first."""
+    query = (
+        select(Stream)
+        .outerjoin(StreamCost, StreamCost.stream_id == Stream.id)
+        .where(
+            Stream.method != "none",
+            or_(
+                StreamCost.measured_at.is_(None),
+                (StreamCost.measured_at < before) & (Stream.last_seen_at > StreamCost.measured_at),
+            ),
+        )
+        .order_by(StreamCost.measured_at.asc().nulls_first(), Stream.id)
+        .limit(limit)
+    )
+    return list(session.scalars(query))
+
+
+def store(session: Session, stream_id: int, cost: dict[str, Any] | None, measured_at: datetime) -> None:
+    """None where the records do not tell."""
+    values = {"cost": cost, "measured_at": measured_at}
+    statement = insert(StreamCost).values(stream_id=stream_id, **values)
+    session.execute(statement.on_conflict_do_update(index_elements=["stream_id"], set_=values))
+
+
+def measured(session: Session) -> dict[int, dict[str, Any]]:
+    """stream id -> cost, of the streams where it is known."""
+    query = select(StreamCost.stream_id, StreamCost.cost).where(StreamCost.cost.is_not(None))
+    return {row.stream_id: row.cost for row in session.execute(query)}

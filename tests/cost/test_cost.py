@@ -1,0 +1,287 @@
+"""Servers of known step time and acceptance: what is recovered, which K is best, and what is not told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from driftguard.cost import Cost, Interval, TimedRequest, advice, assess
+from tests.cost.traffic import Server
+
+SERVER = Server()
+GOOD = Server(accepts=(0.85, 0.8, 0.75, 0.7))
+BAD = Server(accepts=(0.6, 0.5, 0.4, 0.3))
+
+
+def assessed(
+    server: Server, *, seed: int, ks: dict[int, int], before: list[TimedRequest] | None = None
+) -> Cost:
+    """The cost with so many requests of each K; those without speculation come from elsewhere."""
+    rng = np.random.default_rng(seed)
+    now = [item for k, count in ks.items() if k > 0 for item in server.serve(rng, count, k, start=1e6)]
+    found = assess(before or [], now, server.serve(rng, ks.get(0, 0), 0, start=1e6))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("first_from_steps", [False, True])
+def test_the_time_of_a_step_is_recovered(first_from_steps: bool) -> None:
+    server = Server(a=0.020, b=0.002, speculating=0.005, first_from_steps=first_from_steps)
+    time = assessed(server, seed=1, ks={0: 200, 2: 200, 5: 200}).step_time
+    assert time is not None
+    assert time.seconds == pytest.approx(0.020, abs=3 * time.seconds_error)
+    assert time.seconds_per_draft_token == pytest.approx(0.002, abs=3 * time.seconds_per_draft_token_error)
+    assert time.seconds_of_speculating == pytest.approx(0.005, abs=0.001)
+    assert (time.seconds_error, time.seconds_per_draft_token_error) < (0.0005, 0.0003)
+    assert [(item.num_speculative_tokens, item.requests) for item in time.seen] == [
+        (0, 200),
+        (2, 200),
+        (5, 200),
+    ]
+
+
+def test_the_best_k_is_the_one_that_gives_most_tokens_per_second() -> None:
+    server = Server(a=0.020, b=0.004, accepts=(0.75, 0.6, 0.4, 0.3))
+    cost = assessed(server, seed=2, ks={0: 300, 2: 300, 4: 900})
+    truth = [server.tokens_per_second(k) for k in range(7)]
+    assert cost.num_speculative_tokens == 4
+    assert (cost.best, cost.sure) == (int(np.argmax(truth)), True)
+    for choice in cost.choices:
+        k = choice.num_speculative_tokens
+        assert choice.tokens_per_second == pytest.approx(truth[k], rel=0.05)
+        assert choice.gain.low <= truth[k] / truth[4] - 1.0 <= choice.gain.high
+    assert advice(cost) == "K = 2 would now be best (about 16% faster than K = 4)"
+
+
+def test_below_break_even_speculation_off_is_best_and_said_to_be() -> None:
+    server = Server(a=0.020, b=0.004, accepts=(0.12,))
+    cost = assessed(server, seed=3, ks={0: 100, 4: 300})
+    assert (cost.best, cost.sure) == (0, True)
+    even = cost.break_even_acceptance
+    assert even is not None
+    assert even.low <= (server.step_seconds(4) / server.step_seconds(0) - 1.0) / 4 <= even.high
+    assert cost.acceptance_rate is not None
+    assert cost.acceptance_rate < even.low
+    assert str(advice(cost)).startswith("speculation off would now be faster (about ")
+
+
+def test_where_no_k_surely_beats_none_the_best_is_none_and_nobody_is_told() -> None:
+    even = Server(a=0.020, b=0.010, accepts=(0.5,), noise=0.3)  # K = 1: 1.5 tokens in 30 ms
+    cost = assessed(even, seed=4, ks={0: 30, 1: 60})
+    assert (cost.best, cost.sure, advice(cost)) == (0, False, None)
+
+
+def test_nothing_is_advised_where_the_k_in_use_is_the_best() -> None:
+    cost = assessed(Server(accepts=(0.6,)), seed=5, ks={0: 100, 3: 300, 5: 100})
+    assert (cost.best, cost.sure, advice(cost)) == (3, False, None)
+
+
+def test_a_best_k_above_all_that_were_timed_is_called_a_trend() -> None:
+    cost = assessed(Server(b=0.0005, accepts=(0.95,)), seed=6, ks={0: 100, 1: 100, 2: 400})
+    assert cost.best == 4
+    assert not next(item for item in cost.choices if item.num_speculative_tokens == 4).measured
+    assert "a larger K would now be better (K = 4: about " in str(advice(cost))
+
+
+def test_one_k_tells_the_loss_and_says_what_would_tell_more() -> None:
+    before = GOOD.serve(np.random.default_rng(7), 400, 4)
+    cost = assessed(BAD, seed=8, ks={4: 100}, before=before)
+    assert cost.lost is not None
+    assert cost.lost.low <= 1 - BAD.tokens_per_second(4) / GOOD.tokens_per_second(4) <= cost.lost.high
+    assert (cost.step_time, cost.choices, cost.best, cost.sure) == (None, (), None, False)
+    assert cost.break_even_acceptance is None
+    assert any("only K = 4 was timed" in note and "without speculation" in note for note in cost.notes)
+
+
+def test_without_requests_without_speculation_off_is_never_the_answer() -> None:
+    cost = assessed(Server(accepts=(0.1,)), seed=9, ks={2: 200, 5: 200})
+    assert [item.num_speculative_tokens for item in cost.choices] == [1, 2, 3, 4, 5, 6, 7]
+    assert (cost.best, cost.break_even_acceptance) == (1, None)
+    assert any("whether speculation pays is not known" in note for note in cost.notes)
+
+
+def test_one_k_beside_none_is_sure_of_off_only() -> None:
+    """Whether speculating has a cost of its own cannot be told, and here it has one."""
+    server = Server(a=0.020, b=0.0, speculating=0.020, accepts=(0.7, 0.2))
+    cost = assessed(server, seed=10, ks={0: 200, 4: 400})
+    assert cost.best == 1  # as the straight line has it
+    assert server.tokens_per_second(1) < server.tokens_per_second(4)
+    assert not cost.sure
+    assert any("straight line" in note for note in cost.notes)
+
+
+def test_without_positions_all_are_taken_to_be_accepted_alike() -> None:
+    rng = np.random.default_rng(11)
+    now = SERVER.serve(rng, 400, 4, accepted_per_position=None)
+    cost = assess([], now, SERVER.serve(rng, 100, 0))
+    assert cost is not None
+    for choice in cost.choices:
+        assert choice.tokens_per_step == pytest.approx(
+            SERVER.tokens_per_step(choice.num_speculative_tokens), rel=0.03
+        )
+    assert any("accepted_per_position" in note for note in cost.notes)
+
+
+def test_beyond_the_measured_positions_the_last_goes_on() -> None:
+    cost = assessed(GOOD, seed=12, ks={0: 100, 4: 400})
+    assert [item.measured for item in cost.choices] == [True, False, False, False, True, False, False]
+    assert cost.choices[6].tokens_per_step == pytest.approx(GOOD.tokens_per_step(6), rel=0.03)
+
+
+def test_a_moved_mix_or_a_fuller_server_is_no_loss() -> None:
+    rng = np.random.default_rng(13)
+    slow = replace(SERVER, a=0.060)
+    before = SERVER.serve(rng, 300, 4) + slow.serve(rng, 40, 4, concurrency=8)
+    before += BAD.serve(rng, 40, 4, segment="german")
+    now = SERVER.serve(rng, 30, 4) + slow.serve(rng, 200, 4, concurrency=7)
+    now += BAD.serve(rng, 100, 4, segment="german")
+    cost = assess(before, now, [])
+    assert cost is not None
+    assert cost.lost is not None
+    assert cost.lost.low < 0.0 < cost.lost.high
+    assert cost.lost.high - cost.lost.low < 0.15
+
+
+def test_only_the_changed_segments_tell_the_loss() -> None:
+    rng = np.random.default_rng(14)
+    before = GOOD.serve(rng, 200, 4) + GOOD.serve(rng, 200, 4, segment="german")
+    now = GOOD.serve(rng, 60, 4) + BAD.serve(rng, 60, 4, segment="german")
+    cost = assess(before, now, [], changed=["german"])
+    assert cost is not None
+    assert cost.now.requests == 60
+    assert cost.lost is not None
+    assert cost.lost.low <= 1 - BAD.tokens_per_second(4) / GOOD.tokens_per_second(4) <= cost.lost.high
+
+
+def test_step_times_are_compared_at_one_band_of_concurrency() -> None:
+    """Requests without speculation at night and speculation by day: nothing is told of the best K."""
+    rng = np.random.default_rng(15)
+    cost = assess([], SERVER.serve(rng, 200, 4, concurrency=16), SERVER.serve(rng, 200, 0, concurrency=1))
+    assert cost is not None
+    assert (cost.step_time, cost.best) == (None, None)
+    assert "seconds per step are those at a concurrency of 9 to 16" in cost.notes
+
+
+def test_a_step_that_gets_faster_with_more_drafts_is_not_believed() -> None:
+    rng = np.random.default_rng(16)
+    slower = replace(SERVER, a=0.080)  # the requests without speculation ran while the machine was busy
+    cost = assess([], SERVER.serve(rng, 200, 4), slower.serve(rng, 50, 0))
+    assert cost is not None
+    assert (cost.best, cost.choices) == (None, ())
+    assert any("same hours" in note for note in cost.notes)
+
+
+def test_requests_that_drafted_nothing_are_without_speculation_whatever_k_says() -> None:
+    rng = np.random.default_rng(17)
+    stopped = SERVER.serve(rng, 50, 0, num_speculative_tokens=4)
+    cost = assess([], SERVER.serve(rng, 200, 4) + stopped, [])
+    assert cost is not None
+    assert cost.step_time is not None
+    assert [item.num_speculative_tokens for item in cost.step_time.seen] == [0, 4]
+
+
+def test_k_is_the_drafted_tokens_per_step_where_no_record_gives_it() -> None:
+    rng = np.random.default_rng(18)
+    cost = assess([], SERVER.serve(rng, 50, 3, num_speculative_tokens=None), [])
+    assert cost is not None
+    assert cost.num_speculative_tokens == 3
+
+
+def test_a_stream_without_speculation_has_a_speed_and_no_best_k() -> None:
+    cost = assess([], SERVER.serve(np.random.default_rng(19), 50, 0, steps=0, emitted=0), [])
+    assert cost is not None
+    assert cost.now.tokens_per_step == 1.0
+    assert (cost.num_speculative_tokens, cost.best) == (None, None)
+
+
+@pytest.mark.parametrize("useless", ["few", "untimed", "zero", "single tokens"])
+def test_too_little_tells_nothing(useless: str) -> None:
+    rng = np.random.default_rng(20)
+    now = {
+        "few": SERVER.serve(rng, 9, 4),
+        "untimed": SERVER.serve(rng, 50, 4, time_per_output_token_seconds=None),
+        "zero": SERVER.serve(rng, 50, 4, time_per_output_token_seconds=0.0),
+        "single tokens": SERVER.serve(rng, 50, 4, output_tokens=1),
+    }[useless]
+    assert assess(SERVER.serve(rng, 50, 4), now, SERVER.serve(rng, 50, 0)) is None
+
+
+def test_whatever_the_records_say_the_numbers_are_numbers() -> None:
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        parts = [[_any_request(rng) for _ in range(rng.integers(0, 60))] for _ in range(3)]
+        cost = assess(*parts)
+        for number in _numbers(cost):
+            assert math.isfinite(number), f"seed {seed}: {cost}"
+        for interval in _intervals(cost):
+            assert interval.low <= interval.value <= interval.high, f"seed {seed}: {interval}"
+        assert msgspec.convert(msgspec.to_builtins(cost), Cost | None) == cost
+
+
+def test_the_intervals_hold_as_often_as_they_say() -> None:
+    """At 95%: fewer than 88 of 100 happens with probability .002."""
+    rng = np.random.default_rng(21)
+    good, bad = (replace(server, noise=0.3, tokens=50) for server in (GOOD, BAD))
+    truth = {
+        "lost": 1.0 - bad.tokens_per_second(4) / good.tokens_per_second(4),
+        "gain": bad.tokens_per_second(1) / bad.tokens_per_second(4) - 1.0,
+        "off": bad.tokens_per_second(0) / bad.tokens_per_second(4) - 1.0,
+    }
+    hits = dict.fromkeys(truth, 0)
+    for _ in range(100):
+        now = bad.serve(rng, 40, 4)
+        cost = assess(good.serve(rng, 80, 4), now, bad.serve(rng, 20, 0))
+        assert cost is not None
+        assert cost.lost is not None
+        told = {"lost": cost.lost, "off": cost.choices[0].gain, "gain": cost.choices[1].gain}
+        for name, interval in told.items():
+            hits[name] += interval.low <= truth[name] <= interval.high
+    assert min(hits.values()) >= 88, hits
+
+
+def _any_request(rng: np.random.Generator) -> TimedRequest:
+    """Legal by the schema, and odd in every way it allows."""
+    steps = int(rng.integers(0, 5))
+    k = int(rng.integers(0, 4))
+    per_position = [int(count) for count in rng.integers(0, steps + 1, k)]
+    accepted = sum(per_position)
+    return TimedRequest(
+        ended_at=float(rng.integers(0, 3)),
+        segment=str(rng.integers(0, 2)),
+        num_speculative_tokens=[None, k, 0, 5][rng.integers(0, 4)],
+        concurrency=[None, 0, 1, 4][rng.integers(0, 4)],
+        steps=steps,
+        drafted=steps * k,
+        accepted=accepted,
+        emitted=int(rng.integers(0, accepted + steps + 1)),
+        accepted_per_position=[None, per_position, [], per_position[:1]][rng.integers(0, 4)],
+        output_tokens=[None, 0, 1, int(rng.integers(1, 40))][rng.integers(0, 4)],
+        time_per_output_token_seconds=[None, 0.0, 1e-12, 1.0, 1e9][rng.integers(0, 5)],
+    )
+
+
+def _numbers(value: object) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _numbers(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _numbers(getattr(value, field.name))
+
+
+def _intervals(value: object) -> Iterator[Interval]:
+    if isinstance(value, Interval):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _intervals(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _intervals(getattr(value, field.name))
