@@ -8,21 +8,32 @@ and number are not.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from driftguard.detection import DriftOpened, Finding, ObservationBatch, describe
+from driftguard.detection import (
+    DriftOpened,
+    Finding,
+    ObservationBatch,
+    StreamState,
+    accept_new_normal,
+    describe,
+    fold,
+)
 from driftguard.detection.config import DetectorConfig
 from tests.detection.traffic import START, fold_all
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 FUTURE_OUTLIER = TRACES / "futureoutlier_qwen3_4b_t0.jsonl"
 SPEC_BENCH = TRACES / "specbench_BNukhkadiev_vicuna7b.jsonl"
+LIVE_WINDOWS = TRACES / "vllm_live_windows_labelled.jsonl"
 SPEC_BENCH_RUN = "vicuna-7b-v1.3-sps-68m-float16-temp-0.0"
 SPEC_BENCH_TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")  # the rest is MT-bench
 POSITIONS = 5
@@ -129,3 +140,43 @@ def test_task_after_task_raises_no_alarm_although_the_aggregate_moves() -> None:
     state, findings = fold_all(batch_of([request for block in blocks for request in block]))
     assert opened(findings) == []
     assert {segment.verdict for segment in describe(DetectorConfig(), state).segments} == {"steady"}
+
+
+def live_servers() -> list[list[dict[str, Any]]]:
+    """Windows of 10 seconds of each of two live servers, in order."""
+    servers: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in lines(LIVE_WINDOWS):
+        servers[row["file"]].append(row)
+    return list(servers.values())
+
+
+@pytest.mark.parametrize("rows", live_servers() if TRACES.is_dir() else [], ids=["first", "second"])
+def test_live_windows_tell_every_change_of_workload_and_none_of_concurrency(
+    rows: list[dict[str, Any]],
+) -> None:
+    """Each change is accepted as the new normal as soon as it is found, as its operator would."""
+    workloads = [row["workload"] for row in rows]
+    changes = [place for place in range(1, len(rows)) if workloads[place] != workloads[place - 1]]
+    state, found = StreamState(), []
+    for place, row in enumerate(rows):
+        ended = datetime.fromisoformat(row["ts"]).replace(tzinfo=UTC).timestamp()
+        window = ObservationBatch.of(
+            [place],
+            ["default"],
+            [row["drafted"]],
+            [row["accepted"]],
+            [ended],
+            kind=["window"],
+            started_at=[ended - 10.0],
+        )
+        state, findings = fold(DetectorConfig(), state, window)
+        for finding in opened(findings):
+            found.append(finding)
+            state = accept_new_normal(state, finding.direction)
+    assert [finding.direction for finding in found] == ["up", "down"]
+    delays = [finding.ordinal - change for finding, change in zip(found, changes, strict=True)]
+    assert max(delays) <= 6
+    assert all(
+        finding.interval[0] <= change + 1 and change - 1 <= finding.interval[1]  # labels are good to that
+        for finding, change in zip(found, changes, strict=True)
+    )
