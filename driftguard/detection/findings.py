@@ -89,6 +89,15 @@ Finding = BaselineReady | DriftOpened | DriftClosed
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedDelay:
+    """From a drop of the segment's acceptance to its alarm, about half of the time sooner."""
+
+    drop: float  # of the mean per request
+    requests: float | None  # of the segment; None: not detectable (expected_delay.py)
+    seconds: float | None  # at the measured traffic; None where that is not known either
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentSummary:
     """One segment now."""
 
@@ -103,6 +112,8 @@ class SegmentSummary:
     learning: str | None = (
         None  # the stratum of the present traffic that is not watched yet, and why it is new
     )
+    baseline_reason: str | None = None  # why the baseline of the present traffic was begun
+    expected_delays: tuple[ExpectedDelay, ...] = ()  # of the stratum of most of the present traffic
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.at_baseline import acceptance_over, at_baseline, baseline_of
-from driftguard.detection.baseline import FIRST_CHECK, baselines
+from driftguard.detection.baseline import FIRST_CHECK, Baselines, baselines
 from driftguard.detection.columns import Columns, history_rows
 from driftguard.detection.config import DetectorConfig
+from driftguard.detection.expected_delay import expected_delays
 from driftguard.detection.findings import (
     Acceptance,
     SegmentSummary,
@@ -20,7 +21,7 @@ from driftguard.detection.findings import (
     Verdict,
 )
 from driftguard.detection.state import OpenIncident, StreamState
-from driftguard.detection.strata import unpack
+from driftguard.detection.strata import unpack, why_new
 
 RECENT_REQUESTS = 200
 PRESENT_REQUESTS = 50  # newest requests of a segment that say which of its strata is in use
@@ -30,7 +31,8 @@ STOPPED_AFTER = 100  # requests in a row without a drafted token, in a stream th
 def describe(config: DetectorConfig, state: StreamState) -> StreamSummary:
     """What the detector would say now. Intervals are at 95% and do not correct for having been selected."""
     rows = history_rows(state)
-    segments = tuple(_segment(state, rows, code) for code in range(len(state.names)))
+    base = baselines(state.reference)
+    segments = tuple(_segment(config, state, base, rows, code) for code in range(len(state.names)))
     verdict, since = _verdict(state, rows, segments)
     opened = [incident for incident in state.incidents if incident is not None]
     return StreamSummary(
@@ -70,7 +72,9 @@ def _verdict(
     return "insufficient_data", state.first_ended_at if state.requests else None
 
 
-def _segment(state: StreamState, rows: Columns, code: int) -> SegmentSummary:
+def _segment(
+    config: DetectorConfig, state: StreamState, base: Baselines, rows: Columns, code: int
+) -> SegmentSummary:
     down, up = (incident if _concerns(incident, code) else None for incident in state.incidents)
     own = rows[np.flatnonzero(rows.segment == code)]
     newest = own[-RECENT_REQUESTS:]
@@ -82,7 +86,7 @@ def _segment(state: StreamState, rows: Columns, code: int) -> SegmentSummary:
     known = learning is None and newest_ready is not None
     verdict: SegmentVerdict = "degraded" if down else "improved" if up else "steady"
     strata = watched.stratum if len(watched) else np.array([newest_ready or 0])
-    mean, deviation = _per_request(state, strata) if known else (None, None)
+    mean, deviation = _per_request(base, strata) if known else (None, None)
     return SegmentSummary(
         segment=state.names[code],
         verdict=verdict if known or incident else "insufficient_data",
@@ -93,6 +97,8 @@ def _segment(state: StreamState, rows: Columns, code: int) -> SegmentSummary:
         mean_per_request=mean,
         standard_deviation=deviation,
         learning=None if learning is None else learning_text(state, learning),
+        baseline_reason=_baseline_reason(state, strata) if known else None,
+        expected_delays=expected_delays(config, state, base, rows, strata) if known else (),
     )
 
 
@@ -120,9 +126,20 @@ def _baseline(state: StreamState, watched: Columns, strata: NDArray[np.integer[A
     return at_baseline(state, watched) if len(watched) else baseline_of(state, int(strata[0]))
 
 
-def _per_request(state: StreamState, strata: NDArray[np.integer[Any]]) -> tuple[float, float]:
+def _baseline_reason(state: StreamState, strata: NDArray[np.integer[Any]]) -> str:
+    """Why the newest baseline of these strata was begun, against the segment's baseline before it."""
+    code = int(strata[state.ready_ordinal[strata].argmax()])
+    if state.accepted_anew[code]:
+        return state.why_learning(code)
+    same = state.ready & (state.segment_of_stratum == state.segment_of_stratum[code])
+    earlier = np.flatnonzero(same & (state.ready_ordinal < state.ready_ordinal[code]))
+    before = earlier[state.ready_ordinal[earlier].argmax()] if len(earlier) else None
+    settings = state.setting_of_stratum
+    return why_new(int(settings[code]), None if before is None else int(settings[before]))
+
+
+def _per_request(base: Baselines, strata: NDArray[np.integer[Any]]) -> tuple[float, float]:
     """Baseline mean per request in this mix of strata, and the deviation around it."""
-    base = baselines(state.reference)
     return float(base.mean[strata].mean()), float(np.sqrt(base.variance[strata].mean()))
 
 

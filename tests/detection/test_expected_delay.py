@@ -1,0 +1,161 @@
+"""The expected delay against the real fold: medians over simulated drops, nothing fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from driftguard.detection import (
+    DetectorConfig,
+    DriftOpened,
+    ExpectedDelay,
+    ObservationBatch,
+    StreamState,
+    describe,
+    fold,
+)
+from driftguard.detection.baseline import baselines
+from driftguard.detection.expected_delay import expected_requests
+from tests.detection.test_windows import windows
+from tests.detection.traffic import START
+
+QUIET = DetectorConfig(false_alarm_every=1e12)
+SEEDS = range(30)
+DROPS = (0.05, 0.10, 0.20)
+MEAN = 0.65
+
+
+def requests(
+    rng: np.random.Generator, mean: float, deviation: float, n: int, first: int = 1, segments: int = 1
+) -> ObservationBatch:
+    """Beta-distributed acceptance, one request per second, the segments in turn."""
+    precision = mean * (1.0 - mean) / deviation**2 - 1.0
+    drafted, ordinal = rng.integers(20, 200, n), np.arange(first, first + n)
+    x = rng.beta(mean * precision, (1.0 - mean) * precision, n)
+    names = [f"s{place % segments}" for place in range(n)]
+    return ObservationBatch.of(
+        ordinal, names, drafted, rng.binomial(drafted, x), START + ordinal.astype(np.float64)
+    )
+
+
+def watched(batch: ObservationBatch) -> StreamState:
+    state, _ = fold(QUIET, StreamState(), batch)
+    assert state.ready.all()
+    return state
+
+
+def expected(config: DetectorConfig, state: StreamState, drop: float) -> float | None:
+    return expected_requests(config, state, baselines(state.reference), 0, drop)
+
+
+def alarm(config: DetectorConfig, state: StreamState, after: ObservationBatch) -> float:
+    """Observations after the drop until the alarm."""
+    start = state.ordinal
+    for place in range(0, len(after), 500):
+        state, findings = fold(config, state, after[place : place + 500])
+        for finding in findings:
+            if isinstance(finding, DriftOpened) and finding.direction == "down":
+                return finding.ordinal - start
+    return np.inf
+
+
+def close(predicted: Sequence[float | None], simulated: Sequence[float], told: str) -> bool:
+    known = np.array([value for value in predicted if value is not None])
+    assert len(known) == len(predicted)
+    ratio = float(np.median(known) / np.median(simulated))
+    print(f"{told}: expected {np.median(known):.0f}, simulated median {np.median(simulated):.0f}")
+    return 0.75 <= ratio <= 1.25
+
+
+@pytest.mark.parametrize("deviation", [0.05, 0.12, 0.2])
+def test_it_is_the_median_of_simulated_delays_within_a_quarter(deviation: float) -> None:
+    configs = [DetectorConfig(false_alarm_every=every) for every in (1e4, 1e6)]
+    found: dict[tuple[float, float], tuple[list[float | None], list[float]]] = {}
+    for seed in SEEDS:
+        rng = np.random.default_rng([71, seed])
+        state = watched(requests(rng, MEAN, deviation, 2_500))
+        for drop in DROPS:
+            after = requests(rng, MEAN - drop, deviation, 4_000, first=2_501)
+            for config in configs:
+                cell = found.setdefault((config.false_alarm_every, drop), ([], []))
+                cell[0].append(expected(config, state, drop))
+                cell[1].append(alarm(config, state, after))
+    print(f"seeds [71, 0..{len(SEEDS) - 1}], deviation {deviation}")
+    far = [key for key, cell in found.items() if not close(*cell, told=f"A {key[0]:g}, drop {key[1]}")]
+    assert far == []
+
+
+def test_of_windows_too() -> None:
+    config = DetectorConfig()
+    for drop in DROPS:
+        predicted: list[float | None] = []
+        simulated = []
+        for seed in SEEDS:
+            rng = np.random.default_rng([72, seed])
+            state = watched(windows(rng, [MEAN] * 40))
+            predicted.append(expected(config, state, drop))
+            simulated.append(alarm(config, state, windows(rng, [MEAN - drop] * 200, first_ordinal=41)))
+        assert close(predicted, simulated, f"seeds [72, 0..29], windows, drop {drop}")
+
+
+def test_with_other_segments_an_alarm_takes_twice_the_evidence() -> None:
+    rng = np.random.default_rng(73)
+    one = watched(requests(rng, MEAN, 0.12, 1_500))
+    config = DetectorConfig()
+    alone, doubled = expected(config, one, 0.1), expected(DetectorConfig(false_alarm_every=2e5), one, 0.1)
+    # A stratum that another one joins has the baseline that it had.
+    other = requests(rng, MEAN, 0.12, 300, first=1_501, segments=2)
+    two, _ = fold(QUIET, one, other)
+    assert alone is not None
+    assert expected(config, two, 0.1) == doubled
+    assert doubled is not None
+    assert doubled > alone
+
+
+def test_a_drop_within_the_margin_is_not_detectable() -> None:
+    state = watched(requests(np.random.default_rng(74), MEAN, 0.12, 1_500))
+    config = DetectorConfig(ignore=0.06)
+    assert expected(config, state, 0.05) is None
+    assert expected(config, state, 0.06) is None
+    assert expected(config, state, 0.10) is not None
+    # Found later than a false alarm would come is not found.
+    assert expected(DetectorConfig(false_alarm_every=100.0), state, 0.014) is None
+
+
+def test_the_status_gives_it_in_requests_and_in_time_at_the_measured_traffic() -> None:
+    config = DetectorConfig()
+    state = watched(requests(np.random.default_rng(75), MEAN, 0.12, 3_000, segments=2))
+    for segment in describe(config, state).segments:
+        small, large = segment.expected_delays
+        assert (small.drop, large.drop) == (0.05, 0.10)
+        assert small.requests is not None
+        assert large.requests is not None
+        assert small.requests > large.requests
+        # One request per second, every other one of this segment.
+        assert small.seconds == pytest.approx(2.0 * small.requests, rel=0.01)
+    learning, _ = fold(config, StreamState(), requests(np.random.default_rng(76), MEAN, 0.12, 50))
+    (segment,) = describe(config, learning).segments
+    assert segment.expected_delays == ()
+    unknown = ExpectedDelay(0.05, None, None)
+    ignoring = DetectorConfig(ignore=0.3)
+    assert describe(ignoring, state).segments[0].expected_delays[0] == unknown
+
+
+def test_in_a_mix_of_settings_only_a_part_of_the_requests_tells() -> None:
+    """Greedy and sampled requests have a baseline each: half of the requests, twice the wait."""
+    rng = np.random.default_rng(77)
+    batch = requests(rng, MEAN, 0.12, 3_000)
+    temperature: NDArray[np.float64] = (np.arange(3_000) % 2).astype(np.float64)
+    mixed = ObservationBatch.of(
+        batch.ordinal, batch.segment, batch.drafted, batch.accepted, batch.ended_at, temperature=temperature
+    )
+    state = watched(mixed)
+    (segment,) = describe(DetectorConfig(), state).segments
+    own = expected(DetectorConfig(), state, 0.1)
+    other = expected_requests(DetectorConfig(), state, baselines(state.reference), 1, 0.1)
+    assert own is not None
+    assert other is not None
+    assert segment.expected_delays[1].requests in (pytest.approx(2.0 * own), pytest.approx(2.0 * other))
