@@ -113,7 +113,24 @@ def status(
     """Each stream: its verdict in a sentence, acceptance now and before, cost, draft in service."""
     from driftguard.status_view import print_status
 
-    print_status(sidecar, as_json=as_json, api_key=os.environ.get("DRIFTGUARD_API_KEY"))
+    print_status(sidecar, as_json=as_json)
+
+
+@app.command()
+def accept(
+    incident_id: Annotated[str, typer.Argument(help="Id of an incident, as its page and its link show it.")],
+    reason: Annotated[str, typer.Option(help="Why the new level is normal; it is kept.")],
+    sidecar: Server = DEFAULT_SIDECAR,
+) -> None:
+    """Accept the new level of an incident as normal: it is resolved, and its baselines are learned anew."""
+    from urllib.parse import quote
+
+    from driftguard.sidecar_call import call
+
+    path = f"/api/v1/incidents/{quote(incident_id, safe='')}/accept"
+    incident = call("POST", sidecar, path, {"reason": reason})
+    segments = ", ".join(segment["segment"] for segment in incident["segments"])
+    typer.echo(f"{incident['id']} is resolved; the baseline of {segments} is learned anew")
 
 
 @app.command()

@@ -18,7 +18,15 @@ from prometheus_client.process_collector import ProcessCollector
 from driftguard.records import StreamKey
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-VERDICTS: Final = ("insufficient_data", "steady", "degraded", "improved", "drafting_stopped", "replaced")
+VERDICTS: Final = (
+    "insufficient_data",
+    "steady",
+    "degraded",
+    "improved",
+    "drafting_stopped",
+    "stale",
+    "replaced",
+)
 
 STREAM = ("server", "target", "draft_version", "method")
 TRAFFIC = (*STREAM, "segment", "kind")

@@ -21,10 +21,9 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import gauges, incident_closing, incident_opening, status
+from driftguard import gauges, incident_closing, incident_decisions, incident_opening, status
 from driftguard.detection import (
     DetectorConfig,
-    Direction,
     DriftClosed,
     DriftOpened,
     Finding,
@@ -32,10 +31,8 @@ from driftguard.detection import (
     StreamState,
     UnreadableState,
     describe,
-    end_incident,
     fold,
 )
-from driftguard.detection.state import DIRECTIONS
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.records import StreamKey
@@ -174,7 +171,7 @@ class Pipeline:
         changed = {}
         for stream_id, items in sorted(by_stream.items()):
             stream = found[stream_id]
-            state = self._without_ended_incidents(session, stream_id, self._states[stream_id])
+            state = incident_decisions.applied(session, stream_id, self._states[stream_id])
             state, findings = fold(self._config, state, _observations(items))
             for finding in findings:
                 self._apply(session, stream, finding)
@@ -194,19 +191,6 @@ class Pipeline:
                 )
         else:
             log.info("baseline ready", stream=stream.id, segment=finding.segment, requests=finding.requests)
-
-    def _without_ended_incidents(self, session: Session, stream_id: int, state: StreamState) -> StreamState:
-        """An incident that a person or the watch has resolved is over for the detector too."""
-        open_directions: list[Direction] = [
-            direction for direction, incident in zip(DIRECTIONS, state.incidents, strict=True) if incident
-        ]
-        if not open_directions:
-            return state
-        unresolved = {incident.direction for incident in incidents.unresolved_of(session, stream_id)}
-        for direction in open_directions:
-            if direction not in unresolved:
-                state = end_incident(state, direction)
-        return state
 
     def _store(self, session: Session, changed: dict[int, StreamState]) -> None:
         rows = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -15,12 +17,21 @@ from driftguard import stream_cost
 from driftguard.alerting.message import clock, cost_percent
 from driftguard.cost import Cost, advice
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
+from driftguard.silence import is_stale
 from driftguard.store import detector_states, status, streams
 from driftguard.store.tables import Incident, RetrainRun, Stream
 
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
 _CURRENT: Final = ("degraded", "improved", "insufficient_data", "steady")  # drafts now
-_WORST_FIRST: Final = ("degraded", "drafting_stopped", "improved", "insufficient_data", "steady", "replaced")
+_WORST_FIRST: Final = (
+    "degraded",
+    "stale",
+    "drafting_stopped",
+    "improved",
+    "insufficient_data",
+    "steady",
+    "replaced",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +55,14 @@ class StreamStatus:
     last_retrain: RetrainRun | None
     segments: Sequence[SegmentSummary]
     cost: Cost | None  # as it was last measured
+    summary: StreamSummary | None  # the detector's; None before the first fold
 
 
 def gather(session: Session, now: datetime) -> list[StreamStatus]:
     """Every stream, the worst of those in service first."""
+    known = streams.all_streams(session)
     facts = _Facts(
-        now=now,
-        streams=streams.all_streams(session),
+        streams=known,
         summaries={
             stream_id: msgspec.convert(summary, StreamSummary)
             for stream_id, summary in detector_states.summaries(session).items()
@@ -60,6 +72,7 @@ def gather(session: Session, now: datetime) -> list[StreamStatus]:
         drafts=status.drafts_in_service(session),
         retrains=status.last_retrains(session),
         costs=stream_cost.known(session),
+        silent=_silent_sources(session, known, now),
     )
     found = [_status(stream, facts) for stream in facts.streams]
     return sorted(
@@ -69,7 +82,6 @@ def gather(session: Session, now: datetime) -> list[StreamStatus]:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    now: datetime
     streams: Sequence[Stream]
     summaries: dict[int, StreamSummary]
     incidents: dict[int, dict[str, Incident]]
@@ -77,6 +89,24 @@ class _Facts:
     drafts: dict[tuple[str, str], str]
     retrains: dict[tuple[str, str], RetrainRun]
     costs: dict[int, Cost]
+    silent: dict[tuple[str, str], datetime]
+
+
+def _silent_sources(
+    session: Session, known: Sequence[Stream], now: datetime
+) -> dict[tuple[str, str], datetime]:
+    """(server, target) -> end of the last record, of sources that stopped sending (silence.py)."""
+    last_traffic = status.last_traffic(session)
+    sources: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for stream in known:
+        if stream.id in last_traffic:
+            sources[stream.server, stream.target].append(stream.id)
+    silent = {}
+    for source, ids in sources.items():
+        last = max(last_traffic[stream_id] for stream_id in ids)
+        if is_stale(last, now, partial(status.active_minutes, session, ids)):
+            silent[source] = last
+    return silent
 
 
 def _status(stream: Stream, facts: _Facts) -> StreamStatus:
@@ -111,8 +141,16 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         last_retrain=facts.retrains.get(place),
         segments=summary.segments if summary else (),
         cost=facts.costs.get(stream.id),
+        summary=summary,
     )
-    return _with_text(found, incident)
+    found = _with_text(found, incident)
+    return _stale(found, facts.silent[place]) if in_service and place in facts.silent else found
+
+
+def _stale(found: StreamStatus, last: datetime) -> StreamStatus:
+    """Whatever the verdict was, nobody knows it now; the incident stays."""
+    text = f"Stale: no records from {found.stream.server} since {clock(last)}. Before that: {found.text}"
+    return replace(found, verdict="stale", since=last, text=text)
 
 
 def _verdict(
@@ -204,12 +242,18 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
         more = f"; at least {found.requests_missing} more are needed" if found.requests_missing else ""
         return f"Insufficient data: {found.sample_size} requests so far{more} before a change could be told."
     rates = f"acceptance {found.now.rate:.2f}" if found.now else "acceptance not known"
-    return f"Steady: {rates}" + (f", baseline {found.baseline.rate:.2f}." if found.baseline else ".")
+    told = f"Steady: {rates}" + (f", baseline {found.baseline.rate:.2f}." if found.baseline else ".")
+    learning = [segment.segment for segment in found.segments if segment.learning]
+    return f"{told} Not watched yet: {_some(learning)}." if learning else told
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _incident_sentence(incident: Incident) -> str:
-    names = ", ".join(segment["segment"] for segment in incident.segments[:3])
-    more = f" and {len(incident.segments) - 3} more" if len(incident.segments) > 3 else ""
+    names = _some([segment["segment"] for segment in incident.segments])
     word, verb = ("Degraded", "fell") if incident.direction == "down" else ("Improved", "rose")
     percent = cost_percent(incident)
     cost = (
@@ -217,7 +261,7 @@ def _incident_sentence(incident: Incident) -> str:
     )
     doing = {"acknowledged": " Acknowledged.", "mitigating": " A new draft is being made."}
     return (
-        f"{word} since {clock(incident.change_point_at)}: acceptance in {names}{more} {verb} from "
+        f"{word} since {clock(incident.change_point_at)}: acceptance in {names} {verb} from "
         f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}{cost}."
         f"{doing.get(incident.state, '')}"
     )

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 from rich.console import Console
 
-from driftguard.errors import DriftGuardError
+from driftguard.sidecar_call import call
 
-_STYLES = {"degraded": "bold red", "drafting_stopped": "bold red", "improved": "cyan", "steady": "green"}
+_STYLES = {
+    "degraded": "bold red",
+    "stale": "bold yellow",
+    "drafting_stopped": "bold red",
+    "improved": "cyan",
+    "steady": "green",
+}
 
 
-def print_status(base_url: str, *, as_json: bool, api_key: str | None) -> None:
+def print_status(base_url: str, *, as_json: bool) -> None:
     """Prints a few lines per stream, worst first. Raises DriftGuardError when the sidecar gives no answer."""
-    status = _fetch(base_url, api_key)
+    status = call("GET", base_url, "/api/v1/status")
     if as_json:
         print(json.dumps(status))
         return
@@ -29,7 +34,9 @@ def print_status(base_url: str, *, as_json: bool, api_key: str | None) -> None:
             f"[bold]{stream['server']}[/] {stream['target']}, {stream['method']} {stream['draft_version']}"
         )
         console.print(f"  [{style}]{stream['text']}[/]", highlight=False)
-        console.print(f"  {_numbers(stream)}\n", highlight=False)
+        for line in [_numbers(stream), *_detector(stream), *map(_segment, stream["segments"])]:
+            console.print(f"  {line}", highlight=False, markup=False)
+        console.print()
 
 
 def _numbers(stream: dict[str, Any]) -> str:
@@ -43,17 +50,24 @@ def _numbers(stream: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _fetch(base_url: str, api_key: str | None) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        answer = httpx.get(f"{base_url.rstrip('/')}/api/v1/status", headers=headers, timeout=10.0)
-        answer.raise_for_status()
-        body: dict[str, Any] = answer.json()
-    except (httpx.InvalidURL, httpx.HTTPError, ValueError) as error:
-        raise DriftGuardError(
-            f"no status from {base_url}: {error}; is `driftguard serve` running there?"
-        ) from None
-    return body
+def _detector(stream: dict[str, Any]) -> list[str]:
+    """What is promised, at which traffic, and what the records do not tell."""
+    if stream["false_alarms"] is None:
+        return []
+    per_day = _number(stream["requests_per_day"], "{:,.0f}")
+    parts = [stream["false_alarms"]["text"], f"{per_day} requests per day", f"sessions {stream['sessions']}"]
+    if stream["windows_after_gap"]:
+        parts.append(f"{stream['windows_after_gap']} windows after a gap left out")
+    return ["; ".join(parts)]
+
+
+def _segment(segment: dict[str, Any]) -> str:
+    if segment["learning"] is not None:
+        needed = f"at least {segment['requests_needed']:,} more requests needed"
+        return f"{segment['segment']}: not watched yet, {needed} ({segment['learning']})"
+    delays = "; ".join(delay["text"] for delay in segment["expected_delays"])
+    reason = f"{segment['verdict'].replace('_', ' ')} ({segment['baseline_reason'] or 'no baseline'})"
+    return f"{segment['segment']}: {reason}" + (f"; {delays}" if delays else "")
 
 
 def _rate(rate: dict[str, Any] | None) -> str:

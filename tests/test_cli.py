@@ -16,7 +16,7 @@ import pytest
 
 from driftguard.demo.processes import free_port
 
-COMMANDS = ["serve", "engine", "demo", "retrain", "status", "replay", "db", "keys", "settings"]
+COMMANDS = ["serve", "engine", "demo", "retrain", "status", "accept", "replay", "db", "keys", "settings"]
 
 
 def driftguard(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -58,7 +58,7 @@ def test_status_without_a_sidecar_says_where_it_looked() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     result = driftguard("status", "--sidecar", url)
     assert result.returncode == 1
-    assert result.stderr.startswith(f"driftguard: no status from {url}:")
+    assert result.stderr.startswith(f"driftguard: no answer from {url}:")
     assert len(result.stderr.strip().splitlines()) == 1
 
 

@@ -1,4 +1,4 @@
-"""Incidents: list, one, acknowledge, resolve."""
+"""Incidents: list, one, acknowledge, resolve, accept the new level."""
 
 from __future__ import annotations
 
@@ -70,6 +70,15 @@ def acknowledge(incident_id: UUID, body: Reason, context: AnyContext) -> Inciden
 def resolve(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
     """It is over; the detector starts looking for the next change. 409 when it is resolved already."""
     return _move(context, incident_id, "resolved", body.reason)
+
+
+@router.post("/{incident_id}/accept", dependencies=[Depends(require_key)])
+def accept(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
+    """The new level is normal: resolves the incident, and the detector learns the baselines of its segments
+    anew, beginning at the change point where it can. 409 when the incident is resolved already."""
+    with context.database.session() as session:
+        incidents.accept_level(session, incident_id, body.reason, datetime.now(UTC))
+        return detail(session, incident_id)
 
 
 def _move(context: Context, incident_id: UUID, to_state: State, reason: str) -> IncidentDetail:

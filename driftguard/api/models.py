@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -11,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from driftguard.alerting.message import cost_of, cost_percent, summary
 from driftguard.cost import Cost
-from driftguard.detection import Acceptance, SegmentSummary
+from driftguard.detection import Acceptance, ExpectedDelay, SegmentSummary, StreamSummary
+from driftguard.detection.findings import SessionsGiven
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
 from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Stream
 
@@ -50,6 +52,53 @@ class TokensPerSecond(_Model):
     )
 
 
+class ExpectedDelayModel(_Model):
+    """From a drop of acceptance to its alarm; half of the alarms come sooner."""
+
+    drop: float = Field(examples=[0.05])
+    requests: float | None = Field(description="Of the segment; null: not detectable.", examples=[118.0])
+    seconds: float | None = Field(
+        description="At the segment's measured traffic; null where that is not known.", examples=[7_080.0]
+    )
+    text: str = Field(examples=["a drop of 0.05: about 118 requests (2.0 h)"])
+
+    @classmethod
+    def of(cls, item: ExpectedDelay) -> ExpectedDelayModel:
+        return cls(drop=item.drop, requests=item.requests, seconds=item.seconds, text=_delay_text(item))
+
+
+def _delay_text(item: ExpectedDelay) -> str:
+    if item.requests is None:
+        return f"a drop of {item.drop:.2f}: not detectable"
+    time = f" ({_duration(item.seconds)})" if item.seconds is not None else ""
+    return f"a drop of {item.drop:.2f}: about {math.ceil(item.requests):,} requests{time}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= 2.0 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{math.ceil(seconds)} s"
+
+
+class FalseAlarms(_Model):
+    """How rare a false page is made: the expected time to one is at least this, while nothing changes."""
+
+    requests: float = Field(description="A of the guarantee.", examples=[777_600.0])
+    days: float | None = Field(
+        description="The same at the measured traffic; null until that is known.", examples=[90.0]
+    )
+    text: str = Field(examples=["at most one false page in 90 days (777,600 requests)"])
+
+    @classmethod
+    def of(cls, summary: StreamSummary) -> FalseAlarms:
+        requests = summary.false_alarm_every
+        days = requests / summary.requests_per_day if summary.requests_per_day > 0.0 else None
+        told = f"{requests:,.0f} requests"
+        text = f"{days:,.0f} days ({told})" if days is not None else told
+        return cls(requests=requests, days=days, text=f"at most one false page in {text}")
+
+
 class SegmentStatus(_Model):
     segment: str = Field(examples=["german"])
     verdict: Literal["insufficient_data", "steady", "degraded", "improved"]
@@ -57,6 +106,14 @@ class SegmentStatus(_Model):
     requests_needed: int = Field(description="At least so many more until the segment is watched.")
     now: Rate | None
     baseline: Rate | None
+    learning: str | None = Field(
+        description="Why its present traffic is not watched yet; null once it is.",
+        examples=["request, num_speculative_tokens 6: num_speculative_tokens changed from 4 to 6"],
+    )
+    baseline_reason: str | None = Field(
+        description="Why the baseline in use was begun.", examples=["first baseline of the segment"]
+    )
+    expected_delays: list[ExpectedDelayModel] = Field(description="Empty until the segment is watched.")
 
     @classmethod
     def of(cls, item: SegmentSummary) -> SegmentStatus:
@@ -67,6 +124,9 @@ class SegmentStatus(_Model):
             requests_needed=item.requests_needed,
             now=Rate.of(item.recent),
             baseline=Rate.of(item.baseline),
+            learning=item.learning,
+            baseline_reason=item.baseline_reason,
+            expected_delays=[ExpectedDelayModel.of(delay) for delay in item.expected_delays],
         )
 
 
@@ -96,7 +156,9 @@ class LastRetrain(_Model):
 
 
 class StreamStatusModel(StreamInfo):
-    verdict: Literal["insufficient_data", "steady", "degraded", "improved", "drafting_stopped", "replaced"]
+    verdict: Literal[
+        "insufficient_data", "steady", "degraded", "improved", "drafting_stopped", "stale", "replaced"
+    ]
     text: str = Field(
         description="The verdict in one sentence.", examples=["Steady: acceptance 0.74, baseline 0.75."]
     )
@@ -114,11 +176,25 @@ class StreamStatusModel(StreamInfo):
     first_seen_at: datetime
     last_seen_at: datetime
     records_in_other: int = Field(description="Records whose segment was beyond the limit of 64.")
+    sessions: SessionsGiven = Field(
+        description="Do requests name their session? Where not, each counts as independent."
+    )
+    windows_after_gap: int = Field(
+        description="Windows of a counter that restarted or was missed: counted, never evidence."
+    )
+    requests_per_day: float | None = Field(
+        description="Measured over the first reference period; null until then."
+    )
+    false_alarms: FalseAlarms | None = Field(description="null before the first record is read.")
 
 
 class StatusAnswer(_Model):
     generated_at: datetime
     unfolded_records: int = Field(description="Stored records that the detector has not read yet.")
+    false_alarm_days: float = Field(
+        description="The setting: at most one false page per stream in so many days, or in "
+        "detection.false_alarm_minimum_requests if that takes longer."
+    )
     streams: list[StreamStatusModel] = Field(description="The worst in service first.")
 
 
@@ -181,6 +257,7 @@ class IncidentModel(_Model):
     diagnosis: DiagnosisModel | None = Field(description="Why; null for incidents of older versions.")
     resolved_at: datetime | None
     resolution: str | None
+    level_accepted: bool = Field(description="It was resolved because the new level is normal.")
 
     @classmethod
     def of(cls, incident: Incident, stream: Stream) -> IncidentModel:
@@ -244,7 +321,7 @@ def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
     names = ("id", "state", "direction", "severity", "opened_at", "acceptance_before", "acceptance_after")
     more = ("tokens_per_second_before", "tokens_per_second_after", "segments", "evidence", "resolved_at")
     return {
-        **{name: getattr(incident, name) for name in (*names, *more, "resolution")},
+        **{name: getattr(incident, name) for name in (*names, *more, "resolution", "level_accepted")},
         "stream": StreamInfo.model_validate(stream),
         "summary": summary(incident, stream),
         "since": incident.change_point_at,

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.api.context import Context, get_context
 from driftguard.api.models import (
+    FalseAlarms,
     LastRetrain,
     NowAndBaseline,
     Rate,
@@ -84,6 +85,7 @@ def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswe
         return StatusAnswer(
             generated_at=now,
             unfolded_records=detector_states.unfolded(session),
+            false_alarm_days=context.settings.detection.false_alarm_days,
             streams=[stream_model(item) for item in gather(session, now)],
         )
 
@@ -169,7 +171,7 @@ def _point(at: datetime, requests: int, drafted: int, accepted: int) -> Point:
 
 
 def stream_model(item: StreamStatus) -> StreamStatusModel:
-    stream = item.stream
+    stream, summary = item.stream, item.summary
     return StreamStatusModel(
         **StreamInfo.model_validate(stream).model_dump(),
         verdict=item.verdict,
@@ -192,4 +194,8 @@ def stream_model(item: StreamStatus) -> StreamStatusModel:
         first_seen_at=stream.first_seen_at,
         last_seen_at=stream.last_seen_at,
         records_in_other=stream.records_in_other,
+        sessions=summary.sessions if summary else "not given",
+        windows_after_gap=summary.windows_after_gap if summary else 0,
+        requests_per_day=(summary.requests_per_day or None) if summary else None,
+        false_alarms=FalseAlarms.of(summary) if summary else None,
     )

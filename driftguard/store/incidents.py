@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import func, select, text, tuple_
 from sqlalchemy.orm import Session
 
-from driftguard.errors import NotFound
+from driftguard.errors import BadInput, NotFound
 from driftguard.incidents import State, transition
 from driftguard.store.tables import Incident, IncidentTransition, Stream
 
@@ -57,6 +57,31 @@ def move(session: Session, incident_id: UUID, to_state: State, reason: str, at: 
     session.flush()
     _add_transition(session, incident_id, step.from_state, step.to_state, step.reason, step.at)
     return incident
+
+
+def accept_level(session: Session, incident_id: UUID, reason: str, at: datetime) -> Incident:
+    """Resolves one incident because its new level is normal; the next fold of the stream reads that.
+
+    Raises NotFound, IllegalTransition (it is resolved already), BadInput (empty reason).
+    """
+    if not reason.strip():
+        raise BadInput("reason: is empty; say why the new level is normal", field="reason")
+    told = f"the operator accepted the new level as normal: {reason.strip()}"
+    incident = move(session, incident_id, "resolved", told, at)
+    incident.level_accepted = True
+    session.flush()
+    return incident
+
+
+def is_level_accepted(session: Session, stream_id: int, direction: str) -> bool:
+    """Of the stream's newest incident of this direction."""
+    query = (
+        select(Incident.level_accepted)
+        .where(Incident.stream_id == stream_id, Incident.direction == direction)
+        .order_by(Incident.opened_seq.desc())
+        .limit(1)
+    )
+    return bool(session.scalar(query))
 
 
 def _add_transition(

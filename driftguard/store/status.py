@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, true
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
-from driftguard.store.tables import Draft, Incident, RetrainRun, Rollup
+from driftguard.store.tables import Draft, Incident, Record, RetrainRun, Rollup, Stream
 
 RECENT = timedelta(minutes=5)
 EARLIER = timedelta(hours=2)
@@ -56,6 +57,29 @@ def speeds(session: Session, now: datetime) -> dict[int, dict[str, SegmentSpeed]
             Speed(int(now_count), float(now_seconds)), Speed(int(then_count), float(then_seconds))
         )
     return found
+
+
+def last_traffic(session: Session) -> dict[int, datetime]:
+    """stream id -> end of its newest record that is no canary probe; streams without one are left out."""
+    newest = (
+        select(Record.ended_at)
+        .where(Record.stream_id == Stream.id, Record.kind != "probe")
+        .order_by(Record.ended_at.desc())
+        .limit(1)
+        .lateral()
+    )
+    query = select(Stream.id, newest.c.ended_at).join(newest, true())
+    return {row.id: row.ended_at for row in session.execute(query)}
+
+
+def active_minutes(
+    session: Session, stream_ids: Collection[int], start: datetime, end: datetime
+) -> list[datetime]:
+    """Minutes with traffic of these streams from `start` to `end`, and the first after; oldest first."""
+    own = (Rollup.stream_id.in_(stream_ids), Rollup.kind != "probe")
+    within = select(Rollup.minute).where(*own, Rollup.minute.between(start, end)).distinct()
+    after = select(Rollup.minute).where(*own, Rollup.minute > end).order_by(Rollup.minute).limit(1)
+    return sorted({*session.scalars(within), *session.scalars(after)})
 
 
 def drafts_in_service(session: Session) -> dict[tuple[str, str], str]:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    false,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -193,6 +194,8 @@ class Incident(Base):
     diagnosis: Mapped[dict[str, Any] | None]  # see driftguard.incident_diagnosis; None from before 0002
     resolved_at: Mapped[datetime | None]
     resolution: Mapped[str | None]
+    # An operator accepted the new level: the fold has its segments' baselines learned anew.
+    level_accepted: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class IncidentTransition(Base):

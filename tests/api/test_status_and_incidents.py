@@ -36,9 +36,14 @@ def recent_traffic(seed: int, minutes: int = 40) -> Traffic:
     return Traffic(seed=seed, start=datetime.now(UTC) - timedelta(minutes=minutes))
 
 
+def live_traffic(seed: int) -> Traffic:
+    """Up to 1,400 records that end within the last five minutes."""
+    return Traffic(seed=seed, start=datetime.now(UTC) - timedelta(minutes=4.8), seconds_apart=0.2)
+
+
 def test_the_status_goes_from_insufficient_to_steady_to_degraded(client: httpx.Client) -> None:
     assert client.get("/api/v1/status").json()["streams"] == []
-    traffic = recent_traffic(1)
+    traffic = live_traffic(1)
     post(client, traffic.draw(40, GOOD))
     folded(client)
     (stream,) = client.get("/api/v1/status").json()["streams"]
@@ -67,7 +72,7 @@ def test_the_status_goes_from_insufficient_to_steady_to_degraded(client: httpx.C
 def test_a_replaced_draft_is_named_as_such_and_the_new_one_is_in_service(
     client: httpx.Client, database: Database
 ) -> None:
-    traffic = recent_traffic(2)
+    traffic = live_traffic(2)
     post(client, traffic.draw(600, GOOD))
     promoted_at = traffic.clock
     with database.session() as session:
@@ -218,7 +223,7 @@ def test_the_metrics_follow_the_traffic(client: httpx.Client) -> None:
 
 
 def test_the_page_says_what_the_api_says_and_escapes_what_senders_chose(client: httpx.Client) -> None:
-    traffic = recent_traffic(5)
+    traffic = live_traffic(5)
     post(client, traffic.draw(1000, GOOD) + traffic.draw(300, BAD))
     folded(client)
     (stream,) = client.get("/api/v1/status").json()["streams"]

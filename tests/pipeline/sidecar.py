@@ -23,7 +23,7 @@ def running_sidecar(
         {
             "data_dir": data_dir,
             "alerting": {"webhook_urls": list(webhook_urls)},
-            "detection": {"minimum_drop": 0.1, "false_alarm_days": 1},
+            "detection": {"minimum_drop": 0.1, "false_alarm_days": 0.1},
         }
     )
     with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:

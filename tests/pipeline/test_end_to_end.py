@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from driftguard.store.database import Database
@@ -17,7 +17,8 @@ BAD = {**GOOD, "german": 0.35}
 def test_a_drop_pages_once_and_its_recovery_resolves_once_over_a_restart(
     database: Database, tmp_path: Path
 ) -> None:
-    traffic = Traffic(seed=20)
+    start = datetime.now(UTC) - timedelta(minutes=5)
+    traffic = Traffic(seed=20, start=start, seconds_apart=0.09)
     with http_receiver() as pager:
         with running_sidecar(database, tmp_path, [pager.url]) as client:
             post(client, traffic.draw(1500, GOOD))

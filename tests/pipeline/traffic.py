@@ -18,10 +18,11 @@ SECONDS_PER_STEP = 0.05
 
 
 class Traffic:
-    """Records one second apart, ending before now. `send` draws the next ones."""
+    """Records one second apart by default, ending before now. `draw` gives the next ones."""
 
-    def __init__(self, seed: int, start: datetime | None = None) -> None:
+    def __init__(self, seed: int, start: datetime | None = None, *, seconds_apart: float = 1.0) -> None:
         self._random = np.random.default_rng(seed)
+        self._apart = timedelta(seconds=seconds_apart)
         self.clock = start or datetime.now(UTC) - timedelta(hours=2)
 
     def draw(
@@ -46,7 +47,7 @@ class Traffic:
         steps = int(self._random.integers(10, 40))
         accepted = int(self._random.binomial(steps * K, rate))
         emitted = accepted + steps
-        self.clock += timedelta(seconds=1)
+        self.clock += self._apart
         return AcceptanceRecord(
             record_id=UUID(bytes=self._random.bytes(16)),
             kind=kind,  # type: ignore[arg-type]

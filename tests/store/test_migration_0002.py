@@ -36,6 +36,7 @@ def test_a_0001_database_with_an_incident_is_upgraded(empty_database_url: str) -
         with database.session() as session:
             ((incident, _),) = incidents.page(session, limit=10)
             assert incident.diagnosis is None
+            assert incident.level_accepted is False
             assert session.get(ProbePrompt, ("chat", "key")) is None
     finally:
         database.close()

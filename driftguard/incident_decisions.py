@@ -1,0 +1,61 @@
+"""What was decided about incidents since the last fold (by a person, or by the watch over a promotion),
+told to the detector.
+
+The incident's row says what was decided; whether the detector's state holds the incident as open says if that
+was applied. The fold commits both in one transaction, so a decision is neither lost nor applied twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.detection import Direction, StreamState, accept_new_normal, end_incident
+from driftguard.detection.state import DIRECTIONS
+from driftguard.store import incidents
+
+log = structlog.get_logger(__name__)
+
+
+def applied(session: Session, stream_id: int, state: StreamState) -> StreamState:
+    """The state before the next record. Called inside the fold's transaction."""
+    opened = open_directions(state)
+    if not opened:
+        return state
+    unresolved = {incident.direction: incident for incident in incidents.unresolved_of(session, stream_id)}
+    accepted = {
+        direction: incidents.is_level_accepted(session, stream_id, direction)
+        for direction in opened
+        if direction not in unresolved
+    }
+    decided = without_resolved(state, accepted)
+    for direction in opened:
+        if direction in unresolved and direction not in open_directions(decided):
+            reason = (
+                "the operator accepted a new level of the same segments; their baselines are learned anew"
+            )
+            incidents.move(session, unresolved[direction].id, "resolved", reason, datetime.now(UTC))
+    if any(accepted.values()):
+        log.info("new level accepted; its baselines are learned anew", stream=stream_id)
+    return decided
+
+
+def open_directions(state: StreamState) -> list[Direction]:
+    return [direction for direction, incident in zip(DIRECTIONS, state.incidents, strict=True) if incident]
+
+
+def without_resolved(state: StreamState, resolved: Mapping[Direction, bool]) -> StreamState:
+    """The state without its `resolved` incidents; True: the new level was accepted."""
+    both = state.incidents
+    for direction, level_accepted in resolved.items():
+        if not level_accepted:
+            state = end_incident(state, direction)
+            continue
+        if direction not in open_directions(state):  # it shared a segment with the one accepted before
+            state = replace(state, incidents=both)
+        state = accept_new_normal(state, direction)
+    return state

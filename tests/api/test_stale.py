@@ -1,0 +1,106 @@
+"""A source that stopped sending: the status, the page, the gauge; and what does not count as sending."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+from sqlalchemy import update
+
+from driftguard.detection import DetectorConfig
+from driftguard.metrics import Metrics
+from driftguard.pipeline import Pipeline
+from driftguard.status import StreamStatus, gather
+from driftguard.store.database import Database
+from driftguard.store.tables import Stream
+from tests.alerting.http_receiver import wait_until
+from tests.pipeline.sidecar import post, running_sidecar
+from tests.pipeline.traffic import Traffic, store
+
+GOOD = {"code": 0.75, "german": 0.7}
+BAD = {**GOOD, "german": 0.35}
+CONFIG = DetectorConfig(minimum_drop=0.1)
+
+
+def statuses(database: Database, now: datetime) -> list[StreamStatus]:
+    with database.session() as session:
+        return gather(session, now)
+
+
+def test_stale_says_since_when_and_what_was_known_and_is_over_with_the_next_record(
+    database: Database,
+) -> None:
+    traffic, metrics = Traffic(seed=91), Metrics()
+    pipeline = Pipeline(database, CONFIG, metrics)
+    store(database, traffic.draw(1000, GOOD) + traffic.draw(300, BAD))
+    while pipeline.fold_batch():
+        pass
+    last = traffic.clock
+    (alive,) = statuses(database, last + timedelta(minutes=4))
+    assert alive.verdict == "degraded"
+    (stale,) = statuses(database, last + timedelta(minutes=6))
+    assert (stale.verdict, stale.since, stale.incident_id) == ("stale", last, alive.incident_id)
+    assert stale.text == f"Stale: no records from chat since {last:%F %T} UTC. Before that: {alive.text}"
+    pipeline.look_around(last + timedelta(minutes=6))
+    assert b'verdict="stale"} 1.0' in metrics.exposition()
+
+    traffic.clock += timedelta(minutes=20)
+    store(database, traffic.draw(1, BAD))
+    (again,) = statuses(database, traffic.clock + timedelta(minutes=6))
+    assert again.verdict == "degraded"  # a silence of 20 minutes was seen: the next one may last an hour
+    (again,) = statuses(database, traffic.clock + timedelta(minutes=65))
+    assert again.verdict == "stale"
+
+
+def test_canary_probes_are_no_sign_of_life_and_another_server_is_none_either(database: Database) -> None:
+    traffic = Traffic(seed=92)
+    store(database, traffic.draw(300, GOOD))
+    store(database, traffic.draw(900, GOOD, server="mail"))
+    store(database, traffic.draw(2, GOOD, kind="probe"))
+    mail, chat = sorted(statuses(database, traffic.clock), key=lambda item: item.verdict)
+    assert [(item.stream.server, item.verdict) for item in (mail, chat)] == [
+        ("mail", "insufficient_data"),
+        ("chat", "stale"),
+    ]
+
+
+def test_a_stream_that_another_draft_replaced_is_replaced_and_not_stale(database: Database) -> None:
+    traffic = Traffic(seed=93)
+    store(database, traffic.draw(100, GOOD))
+    store(database, traffic.draw(900, GOOD, draft_version="v2"))
+    with database.session() as session:
+        session.execute(
+            update(Stream)
+            .where(Stream.draft_version == "v1")
+            .values(last_seen_at=datetime.now(UTC) - timedelta(minutes=15))
+        )
+    found = {item.stream.draft_version: item.verdict for item in statuses(database, traffic.clock)}
+    assert found == {"v1": "replaced", "v2": "insufficient_data"}
+    found = {
+        item.stream.draft_version: item.verdict
+        for item in statuses(database, traffic.clock + timedelta(hours=1))
+    }
+    assert found == {"v1": "replaced", "v2": "stale"}
+
+
+def test_requests_without_drafts_are_no_silence(database: Database) -> None:
+    traffic = Traffic(seed=94)
+    pipeline = Pipeline(database, CONFIG, Metrics())
+    store(database, traffic.draw(600, GOOD))
+    none = {"steps": 0, "drafted": 0, "accepted": 0, "emitted": 0}
+    store(database, [msgspec.structs.replace(record, **none) for record in traffic.draw(200, GOOD)])
+    while pipeline.fold_batch():
+        pass
+    assert [item.verdict for item in statuses(database, traffic.clock)] == ["drafting_stopped"]
+
+
+def test_the_api_and_the_page_say_it(database: Database, tmp_path: Path) -> None:
+    with running_sidecar(database, tmp_path) as client:
+        traffic = Traffic(seed=95)
+        post(client, traffic.draw(50, GOOD))
+        wait_until(lambda: client.get("/api/v1/status").json()["unfolded_records"] == 0, "the fold")
+        (stream,) = client.get("/api/v1/status").json()["streams"]
+        assert (stream["verdict"], stream["in_service"]) == ("stale", True)
+        assert datetime.fromisoformat(stream["since"]) == traffic.clock
+        assert stream["text"] in client.get("/").text

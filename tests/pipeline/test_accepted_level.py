@@ -1,0 +1,189 @@
+"""An operator accepts a new level: relearned exactly once, over restarts and beside a fold that runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from uuid import UUID
+
+import psycopg
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from driftguard.detection import BaselineReady, Finding, StreamState
+from driftguard.incidents import IllegalTransition
+from driftguard.metrics import Metrics
+from driftguard.pipeline import Pipeline
+from driftguard.store import incidents
+from driftguard.store.database import Database
+from driftguard.store.records import StoredRecord
+from driftguard.store.tables import DetectorState, Incident, Stream
+from tests.alerting.http_receiver import wait_until
+from tests.pipeline.test_pipeline import BAD, CONFIG, GOOD, all_incidents, fold_all
+from tests.pipeline.traffic import Traffic, store
+
+NEW = "an operator accepted a new normal"
+
+
+def new_pipeline(database: Database, learned: list[BaselineReady] | None = None) -> Pipeline:
+    into = [] if learned is None else learned
+
+    def keep(
+        session: Session, stream: Stream, records: Sequence[StoredRecord], findings: Sequence[Finding]
+    ) -> None:
+        del session, stream, records
+        into.extend(finding for finding in findings if isinstance(finding, BaselineReady))
+
+    return Pipeline(database, CONFIG, Metrics(), after_fold=[keep], batch_records=100)
+
+
+def accept(database: Database, incident_id: UUID) -> Incident:
+    with database.session() as session:
+        return incidents.accept_level(session, incident_id, "a new tenant", datetime.now(UTC))
+
+
+def state_of(database: Database) -> StreamState:
+    with database.session() as session:
+        return StreamState.from_bytes(session.scalars(select(DetectorState.state)).one())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_new_level_is_learned_once_and_the_next_fall_is_measured_against_it(
+    database: Database, restarted: bool
+) -> None:
+    learned: list[BaselineReady] = []
+    traffic, pipeline = Traffic(seed=31), new_pipeline(database, learned)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
+    fold_all(pipeline)
+    (incident,) = all_incidents(database)
+    del learned[:]
+
+    resolved = accept(database, incident.id)
+    assert (resolved.state, resolved.resolution) == (
+        "resolved",
+        "the operator accepted the new level as normal: a new tenant",
+    )
+    for _ in range(6):
+        if restarted:
+            pipeline = new_pipeline(database, learned)
+        store(database, traffic.draw(150, BAD))
+        fold_all(pipeline)
+    assert [(ready.segment, ready.reason) for ready in learned] == [("german", NEW)]
+    assert learned[0].mean_per_request == pytest.approx(0.35, abs=0.03)
+    assert len(all_incidents(database)) == 1  # what is normal now pages no more
+
+    store(database, traffic.draw(450, {**BAD, "german": 0.1}))
+    fold_all(pipeline)
+    _, second = all_incidents(database)
+    assert second.state == "open"
+    assert second.acceptance_before == pytest.approx(0.35, abs=0.03)
+
+
+def test_a_second_sidecar_that_had_the_old_state_in_memory_goes_on_with_the_relearned_one(
+    database: Database,
+) -> None:
+    traffic = Traffic(seed=32)
+    one, other = new_pipeline(database), new_pipeline(database)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(250, BAD))
+    fold_all(one)
+    store(database, traffic.draw(50, BAD))
+    fold_all(other)
+    (incident,) = all_incidents(database)
+    accept(database, incident.id)
+    for pipeline in (other, one, other, one, one):
+        store(database, traffic.draw(150, BAD))
+        fold_all(pipeline)
+    state = state_of(database)
+    german = state.names.index("german")
+    assert state.accepted_anew[state.segment_of_stratum == german].all()
+    assert state.ready.all()
+    assert len(all_incidents(database)) == 1
+
+
+@pytest.mark.parametrize("after_alarm", [BAD, GOOD])
+def test_accepting_while_a_fold_holds_the_incident_waits_for_it(
+    database: Database, database_url: str, after_alarm: dict[str, float]
+) -> None:
+    """The fold either leaves the incident open, then it is accepted; or ends it, then that is refused."""
+    traffic = Traffic(seed=33)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
+    fold_all(new_pipeline(database))
+    (incident,) = all_incidents(database)
+    folded, going_on = threading.Event(), threading.Event()
+
+    def hold(
+        session: Session, stream: Stream, records: Sequence[StoredRecord], findings: Sequence[Finding]
+    ) -> None:
+        del session, stream, records, findings
+        folded.set()
+        assert going_on.wait(60)
+
+    slow = Pipeline(database, CONFIG, Metrics(), after_fold=[hold])
+    store(database, traffic.draw(1200, after_alarm))
+    with ThreadPoolExecutor(2) as threads:
+        folding = threads.submit(slow.fold_batch)
+        assert folded.wait(60)
+        accepting = threads.submit(accept, database, incident.id)
+        wait_until(lambda: waiting_for_a_lock(database_url), "accept to wait for the fold")
+        going_on.set()
+        assert folding.result(60) == 1200
+        if after_alarm is GOOD:
+            with pytest.raises(IllegalTransition, match="is resolved cannot become resolved"):
+                accepting.result(60)
+        else:
+            accepting.result(60)
+    (incident,) = all_incidents(database)
+    assert incident.state == "resolved"
+    assert incident.level_accepted is (after_alarm is BAD)
+    with database.session() as session:
+        ends = [step.to_state for step in incidents.transitions(session, incident.id)]
+    assert ends == ["open", "resolved"]
+
+    store(database, traffic.draw(30, after_alarm))
+    fold_all(new_pipeline(database))
+    assert state_of(database).accepted_anew.any() == (after_alarm is BAD)
+
+
+def waiting_for_a_lock(database_url: str) -> bool:
+    with psycopg.connect(database_url.replace("+psycopg", "")) as connection:
+        query = (
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        (count,) = connection.execute(query).fetchone() or (0,)
+    return bool(count)
+
+
+RISEN = {"code": 0.75, "english": 0.9, "german": 0.9}
+TURNED = {**RISEN, "german": 0.35}
+
+
+@pytest.mark.parametrize("accepted", [("down",), ("up", "down")])
+def test_two_incidents_of_one_segment_end_together_and_nothing_accepted_is_left_out(
+    database: Database, accepted: tuple[str, ...]
+) -> None:
+    """German rose with English, and then fell: its segment is in both incidents."""
+    traffic = Traffic(seed=34)
+    pipeline = new_pipeline(database)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, RISEN) + traffic.draw(120, TURNED))
+    fold_all(pipeline)
+    by_direction = {incident.direction: incident for incident in all_incidents(database)}
+    assert {incident.state for incident in by_direction.values()} == {"open"}
+    for direction in accepted:
+        accept(database, by_direction[direction].id)
+    store(database, traffic.draw(3, TURNED))
+    fold_all(pipeline)
+
+    ended = {incident.direction: incident for incident in all_incidents(database)}
+    assert {incident.state for incident in ended.values()} == {"resolved"}
+    assert "baselines are learned anew" in (ended["up"].resolution or "") or "up" in accepted
+    state = state_of(database)
+    anew = {
+        state.names[segment]
+        for segment, is_anew in zip(state.segment_of_stratum, state.accepted_anew, strict=True)
+        if is_anew
+    }
+    assert anew == ({"german"} if accepted == ("down",) else {"english", "german"})
