@@ -190,7 +190,14 @@ class Pipeline:
                     session, incident.id, "resolved", incident_closing.closing_reason(finding), now
                 )
         else:
-            log.info("baseline ready", stream=stream.id, segment=finding.segment, requests=finding.requests)
+            log.info(
+                "baseline ready",
+                stream=stream.id,
+                segment=finding.segment,
+                requests=finding.requests,
+                stratum=finding.stratum,
+                reason=finding.reason,
+            )
 
     def _store(self, session: Session, changed: dict[int, StreamState]) -> None:
         rows = {

@@ -34,11 +34,17 @@ from driftguard.detection import (
     describe,
     fold,
 )
+from driftguard.detection.findings import SessionsGiven
 from driftguard.records import AcceptanceRecord, RecordError, StreamKey, decode_record
 
 STANDARD_INPUT = Path("-")
 CHUNK_RECORDS = 5_000
 MAX_LISTED_PROBLEMS = 100
+_SESSIONS_MEAN: dict[SessionsGiven, str] = {
+    "given": "",
+    "in part": "; requests without one count as independent",
+    "not given": "; requests of one conversation count as independent",
+}
 
 
 @dataclass(slots=True)
@@ -185,11 +191,15 @@ def event_json(event: ReplayEvent) -> dict[str, Any]:
 def _baseline_json(finding: BaselineReady) -> dict[str, Any]:
     return {
         "segment": finding.segment,
+        "stratum": finding.stratum,
+        "reason": finding.reason,
         "since": _time(finding.since),
         "requests": finding.requests,
         **_acceptance_json("acceptance", finding.acceptance),
         "mean_per_request": finding.mean_per_request,
         "standard_deviation_per_request": finding.standard_deviation,
+        "fall_below": finding.fall_below,
+        "rise_above": finding.rise_above,
         "false_alarm_every": finding.false_alarm_every,
     }
 
@@ -245,7 +255,8 @@ def event_text(event: ReplayEvent) -> str:
     match finding:
         case BaselineReady():
             watched = f"{finding.acceptance.rate:.3f} over {finding.requests} requests"
-            return f"{head} segment {finding.segment} is watched from here; acceptance {watched}"
+            why = f"    {finding.reason} ({finding.stratum})"
+            return f"{head} segment {finding.segment} is watched from here; acceptance {watched}\n{why}"
         case DriftOpened():
             first, last = finding.interval
             when = (
@@ -271,6 +282,9 @@ def _summary(running: Replay) -> Iterator[str]:
     for watched in running.streams.values():
         summary = describe(running.config, watched.state)
         yield f"{_stream_text(watched)}: {summary.verdict.replace('_', ' ')}"
+        yield f"    sessions {summary.sessions}" + _SESSIONS_MEAN[summary.sessions]
+        if summary.windows_after_gap:
+            yield f"    {summary.windows_after_gap} windows after a restart or a missed scrape left out"
         for segment in summary.segments:
             recent = f"{segment.recent.rate:.3f}" if segment.recent else "none"
             if segment.baseline is None:
@@ -278,6 +292,10 @@ def _summary(running: Replay) -> Iterator[str]:
             else:
                 told = f"{segment.verdict}, acceptance {segment.baseline.rate:.3f} at first, now {recent}"
             yield f"    segment {segment.segment}: {segment.requests} requests, {told}"
+            if segment.learning is not None:
+                yield f"        not watched: {segment.learning}"
+            elif segment.expected_delays:
+                yield f"        found after: {'; '.join(delay.text for delay in segment.expected_delays)}"
 
 
 def _stream_text(watched: Watched) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from driftguard.alerting.message import cost_of, cost_percent, summary
 from driftguard.cost import Cost
-from driftguard.detection import Acceptance, ExpectedDelay, SegmentSummary, StreamSummary
+from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.detection.findings import SessionsGiven
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
 from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Stream
@@ -62,24 +61,6 @@ class ExpectedDelayModel(_Model):
     )
     text: str = Field(examples=["a drop of 0.05: about 118 requests (2.0 h)"])
 
-    @classmethod
-    def of(cls, item: ExpectedDelay) -> ExpectedDelayModel:
-        return cls(drop=item.drop, requests=item.requests, seconds=item.seconds, text=_delay_text(item))
-
-
-def _delay_text(item: ExpectedDelay) -> str:
-    if item.requests is None:
-        return f"a drop of {item.drop:.2f}: not detectable"
-    time = f" ({_duration(item.seconds)})" if item.seconds is not None else ""
-    return f"a drop of {item.drop:.2f}: about {math.ceil(item.requests):,} requests{time}"
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
-        if seconds >= 2.0 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{math.ceil(seconds)} s"
-
 
 class FalseAlarms(_Model):
     """How rare a false page is made: the expected time to one is at least this, while nothing changes."""
@@ -126,7 +107,7 @@ class SegmentStatus(_Model):
             baseline=Rate.of(item.baseline),
             learning=item.learning,
             baseline_reason=item.baseline_reason,
-            expected_delays=[ExpectedDelayModel.of(delay) for delay in item.expected_delays],
+            expected_delays=[ExpectedDelayModel.model_validate(delay) for delay in item.expected_delays],
         )
 
 

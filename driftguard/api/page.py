@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import FileResponse, HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from driftguard.api.auth import is_loopback
 from driftguard.api.context import Context, get_context
 from driftguard.api.incidents import detail
 from driftguard.api.models import IncidentModel
@@ -51,6 +52,7 @@ def status_page(context: Annotated[Context, Depends(get_context)]) -> HTMLRespon
             replaced=[item for item in found if not item.in_service],
             incidents=[IncidentModel.of(*row) for row in newest],
             unfolded=detector_states.unfolded(session),
+            false_alarm_days=context.settings.detection.false_alarm_days,
         )
 
 
@@ -58,7 +60,12 @@ def status_page(context: Annotated[Context, Depends(get_context)]) -> HTMLRespon
 def incident_page(incident_id: UUID, context: Annotated[Context, Depends(get_context)]) -> HTMLResponse:
     """What the link in an alert opens."""
     with context.database.session() as session:
-        return _render("incident.html", now=datetime.now(UTC), incident=detail(session, incident_id))
+        return _render(
+            "incident.html",
+            now=datetime.now(UTC),
+            incident=detail(session, incident_id),
+            key_needed=not is_loopback(context.settings.host),
+        )
 
 
 @router.get("/static/{name}")

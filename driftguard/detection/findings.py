@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,6 +96,21 @@ class ExpectedDelay:
     drop: float  # of the mean per request
     requests: float | None  # of the segment; None: not detectable (expected_delay.py)
     seconds: float | None  # at the measured traffic; None where that is not known either
+
+    @property
+    def text(self) -> str:
+        """For example: a drop of 0.05: about 118 requests (2.0 h)."""
+        if self.requests is None:
+            return f"a drop of {self.drop:.2f}: not detectable"
+        time = f" ({_duration(self.seconds)})" if self.seconds is not None else ""
+        return f"a drop of {self.drop:.2f}: about {math.ceil(self.requests):,} requests{time}"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= 2.0 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{math.ceil(seconds)} s"
 
 
 @dataclass(frozen=True, slots=True)

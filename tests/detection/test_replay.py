@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -72,6 +74,9 @@ def test_events_name_the_line_of_the_file(tmp_path: Path) -> None:
         "method": "draft_model",
     }
     assert ready["segment"] == "chat"
+    assert ready["reason"] == "first baseline of the segment"
+    assert ready["stratum"].startswith("request, num_speculative_tokens unknown")
+    assert ready["fall_below"] < ready["mean_per_request"] < ready["rise_above"]
     assert opened["direction"] == "down"
     assert opened["interval"][0] <= 1_501 <= opened["interval"][1]
     line = path.read_text().splitlines()[opened["change_point"] - 1]
@@ -147,6 +152,27 @@ def test_text_for_a_terminal_ends_with_a_summary(tmp_path: Path) -> None:
     assert "1609 records, 0 of them probes, 2 streams" in out
     assert "s1 big with small (v1, draft_model): degraded" in out
     assert "at least 91 more requests needed" in out
+    assert "sessions not given; requests of one conversation count as independent" in out
+    assert re.search(r"found after: a drop of 0\.05: about \d+ requests \([\d.]+ min\); a drop of 0\.10", out)
+
+
+def test_text_says_why_a_baseline_begins(tmp_path: Path) -> None:
+    before = (msgspec.structs.replace(one, num_speculative_tokens=3) for one in records([0.7] * 800))
+    after = (
+        msgspec.structs.replace(one, num_speculative_tokens=5, session=f"s{number}")
+        for number, one in enumerate(records([0.6] * 900, number_from=801, seed=2))
+    )
+    later = (
+        msgspec.structs.replace(one, num_speculative_tokens=7)
+        for one in records([0.5] * 100, number_from=1_701, seed=3)
+    )
+    path = write(tmp_path / "r.jsonl", before, after, later)
+    _, _, out, _ = run(path, as_json=False)
+    assert "first baseline of the segment (request, num_speculative_tokens 3," in out
+    assert "num_speculative_tokens changed from 3 to 5 (request, num_speculative_tokens 5," in out
+    assert "sessions in part; requests without one count as independent" in out
+    assert "not watched: request, num_speculative_tokens 7" in out
+    assert "num_speculative_tokens changed from 5 to 7" in out
 
 
 def test_the_false_alarm_setting_is_used_and_checked(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ from tests.api.ingest_server import serving
 
 @contextmanager
 def running_sidecar(
-    database: Database, data_dir: Path, webhook_urls: Sequence[str] = ()
+    database: Database, data_dir: Path, webhook_urls: Sequence[str] = (), host: str = "127.0.0.1"
 ) -> Iterator[httpx.Client]:
     settings = Settings.model_validate(
         {
             "data_dir": data_dir,
+            "host": host,  # what the sidecar takes itself to be bound to; it is served on loopback
             "alerting": {"webhook_urls": list(webhook_urls)},
             "detection": {"minimum_drop": 0.1, "false_alarm_days": 0.1},
         }

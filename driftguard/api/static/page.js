@@ -4,6 +4,7 @@
 const REFRESH_MILLISECONDS = 10000;
 const COLOURS = ["#3b82f6", "#e0792b", "#10a37f", "#b455d6", "#d6455f", "#8a8f2a", "#0ea5c6", "#a0703c"];
 const chart = document.getElementById("chart");
+const decide = document.getElementById("decide");
 const first = document.querySelector("[data-choices] [data-stream]");
 const choice = { stream: chart?.dataset.stream ?? first?.dataset.stream, minutes: "60" };
 
@@ -96,7 +97,12 @@ async function refresh() {
       part.className = other.className;
     }
   }
+  offer();
   await draw();
+}
+
+function offer() { // nothing is left to decide about a resolved incident
+  if (decide) decide.hidden = !decide.querySelector("button");
 }
 
 for (const bar of document.querySelectorAll("[data-choices]")) {
@@ -109,7 +115,34 @@ for (const bar of document.querySelectorAll("[data-choices]")) {
     draw();
   });
 }
+decide?.addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  if (button) act(button).catch((error) => say(String(error)));
+});
+
+function say(text) {
+  decide.querySelector("[role=status]").textContent = text;
+}
+
+async function act(button) { // the key stays in its field: nothing stores it
+  const key = document.getElementById("key")?.value;
+  button.disabled = true;
+  try {
+    const answer = await fetch(`/api/v1/incidents/${decide.dataset.incident}/${button.dataset.action}`, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", ...(key ? { Authorization: "Bearer " + key } : {}) },
+      body: JSON.stringify({ reason: document.getElementById("reason").value }),
+    });
+    const told = await answer.json();
+    say(answer.ok ? "The incident is " + told.state + "." : told.detail);
+    if (answer.ok) await refresh();
+  } finally {
+    button.disabled = false;
+  }
+}
+
 press();
+offer();
 draw();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 setInterval(() => { if (!document.hidden) refresh().catch(() => {}); }, REFRESH_MILLISECONDS);
