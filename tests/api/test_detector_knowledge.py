@@ -1,0 +1,109 @@
+"""What the detector knows, in the status of the API, on the page and at the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from driftguard.records import AcceptanceRecord
+from driftguard.store.database import Database
+from tests.alerting.incident_rows import add_incident
+from tests.api.test_status_and_incidents import GOOD, folded, live_traffic
+from tests.pipeline.sidecar import post, running_sidecar
+from tests.test_cli import driftguard
+
+
+@pytest.fixture
+def client(database: Database, tmp_path: Path) -> Iterator[httpx.Client]:
+    with running_sidecar(database, tmp_path) as client:
+        yield client
+
+
+def status(client: httpx.Client) -> tuple[dict[str, Any], dict[str, Any]]:
+    folded(client)
+    (stream,) = client.get("/api/v1/status").json()["streams"]
+    return stream, {segment["segment"]: segment for segment in stream["segments"]}
+
+
+def with_k(records: list[AcceptanceRecord], k: int) -> list[AcceptanceRecord]:
+    return [msgspec.structs.replace(record, num_speculative_tokens=k) for record in records]
+
+
+def test_why_a_segment_is_not_watched_and_why_its_baseline_was_begun(client: httpx.Client) -> None:
+    traffic = live_traffic(51)
+    post(client, with_k(traffic.draw(40, GOOD), 4))
+    stream, segments = status(client)
+    assert segments["code"]["learning"].endswith(": first baseline of the segment")
+    assert segments["code"]["expected_delays"] == []
+    assert segments["code"]["baseline_reason"] is None
+    assert stream["requests_per_day"] is None
+
+    post(client, with_k(traffic.draw(500, GOOD), 4))
+    stream, segments = status(client)
+    assert segments["code"]["learning"] is None
+    assert segments["code"]["baseline_reason"] == "first baseline of the segment"
+
+    post(client, with_k(traffic.draw(100, GOOD), 6))
+    _, segments = status(client)
+    assert segments["code"]["learning"].endswith(": num_speculative_tokens changed from 4 to 6")
+    post(client, with_k(traffic.draw(300, GOOD), 6))
+    stream, segments = status(client)
+    assert segments["code"]["baseline_reason"] == "num_speculative_tokens changed from 4 to 6"
+    assert stream["verdict"] == "steady"
+
+
+def test_what_is_promised_in_requests_and_in_days_and_how_soon_a_drop_is_found(client: httpx.Client) -> None:
+    post(client, live_traffic(52).draw(1000, GOOD))
+    stream, segments = status(client)
+    assert client.get("/api/v1/status").json()["false_alarm_days"] == 0.1
+    assert stream["requests_per_day"] == pytest.approx(5 * 86_400, rel=0.02)  # one in 0.2 seconds
+    promised = stream["false_alarms"]
+    assert promised["requests"] == 100_000.0  # a tenth of a day would be less than the minimum
+    assert promised["days"] == pytest.approx(100_000.0 / stream["requests_per_day"])
+    small, large = segments["code"]["expected_delays"]
+    assert (small["drop"], large["drop"]) == (0.05, 0.1)
+    assert small["requests"] > large["requests"] > 10
+    assert large["seconds"] == pytest.approx(large["requests"] * 2 * 0.2, rel=0.02)  # every other request
+    page = client.get("/").text
+    for text in (large["text"], promised["text"], "No request names its session"):
+        assert text in page
+    told = driftguard("status", "--sidecar", str(client.base_url)).stdout
+    for text in (large["text"], promised["text"], "sessions not given"):
+        assert text in told
+
+
+def test_sessions_and_windows_after_a_gap_are_counted(client: httpx.Client) -> None:
+    traffic = live_traffic(53)
+    records = traffic.draw(30, GOOD)
+    windows = [
+        msgspec.structs.replace(record, kind="window", fidelity="counter", session="s1")
+        for record in records[:20] + records[25:]
+    ]
+    post(client, windows)
+    stream, _ = status(client)
+    assert stream["sessions"] == "given"
+    assert stream["windows_after_gap"] > 0
+    post(client, traffic.draw(10, GOOD))
+    stream, _ = status(client)
+    assert stream["sessions"] == "in part"
+    assert "Some requests name no session" in client.get("/").text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_incident_page_lets_a_person_decide(database: Database, tmp_path: Path, host: str) -> None:
+    incident_id = add_incident(database, [])
+    with running_sidecar(database, tmp_path, host=host) as client:
+        page = client.get(f"/incidents/{incident_id}").text
+    for action in ("acknowledge", "resolve", "accept"):
+        assert f'data-action="{action}"' in page
+    assert ('id="key"' in page) is (host != "127.0.0.1")
+    with running_sidecar(database, tmp_path) as client:
+        client.post(f"/api/v1/incidents/{incident_id}/accept", json={"reason": "a new tenant"})
+        page = client.get(f"/incidents/{incident_id}").text
+    assert "data-action" not in page
+    assert "the operator accepted the new level as normal: a new tenant" in page
