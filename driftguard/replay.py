@@ -255,8 +255,8 @@ def event_text(event: ReplayEvent) -> str:
     match finding:
         case BaselineReady():
             watched = f"{finding.acceptance.rate:.3f} over {finding.requests} requests"
-            why = f"    {finding.reason} ({finding.stratum})"
-            return f"{head} segment {finding.segment} is watched from here; acceptance {watched}\n{why}"
+            line = f"{head} segment {finding.segment} is watched from here; acceptance {watched}"
+            return f"{line}\n    {finding.reason} ({finding.stratum})"
         case DriftOpened():
             first, last = finding.interval
             when = (
