@@ -109,6 +109,7 @@ class Sidecar:
             database,
             detector_config(settings),
             self.metrics,
+            scope=settings.detection.false_alarm_scope,
             destinations=self._destinations,
             after_fold=[
                 watch_promoted,

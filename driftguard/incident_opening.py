@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import incident_diagnosis, stream_cost
+from driftguard import fleet, incident_diagnosis, stream_cost
 from driftguard.cost import Cost
 from driftguard.detection import DriftOpened
 from driftguard.incidents import formula_slowdown, known_slowdown, severity
@@ -24,13 +24,22 @@ log = structlog.get_logger(__name__)
 
 
 def open_from(
-    session: Session, stream: Stream, finding: DriftOpened, destinations: Sequence[str], now: datetime
+    session: Session,
+    stream: Stream,
+    finding: DriftOpened,
+    destinations: Sequence[str],
+    now: datetime,
+    factor: float,
 ) -> None:
-    """Stores the incident with its diagnosis and, if it is a page, one notification per destination."""
+    """Stores the incident with its diagnosis and, if it is a page, one notification per destination.
+
+    factor: what the stream's own A was multiplied by, see driftguard.detection.fleet.
+    """
     if known := incidents.unresolved_of(session, stream.id, finding.direction):
         log.warning("drift found again; its incident is still open", incident=str(known[0].id))
         return
     incident = _incident(session, stream, finding, now)
+    incident.evidence[fleet.FACTOR] = factor
     incident_diagnosis.attach(session, incident, stream, now)
     incidents.open_incident(session, incident, _reason(finding))
     if incident.severity != "info":

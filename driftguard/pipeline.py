@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,21 +21,24 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import gauges, incident_closing, incident_decisions, incident_opening, status
+from driftguard import fleet, gauges, incident_closing, incident_decisions, incident_opening, status
 from driftguard.detection import (
     DetectorConfig,
     DriftClosed,
     DriftOpened,
     Finding,
+    Folded,
     ObservationBatch,
     StreamState,
     UnreadableState,
     describe,
     fold,
+    fold_fleet,
 )
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.records import StreamKey
+from driftguard.settings import FalseAlarmScope
 from driftguard.store import detector_states, incidents, streams
 from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord, read_after
@@ -63,7 +66,8 @@ class _Counts:
 
 class Pipeline:
     """The detector loop. `after_fold` callables run inside the transaction, once per stream and batch,
-    with the stream's records (probes too) and findings; what they raise rolls the batch back."""
+    with the stream's records (probes too) and findings; what they raise rolls the batch back. `scope`: what
+    A of the config is for, each stream or all of them together."""
 
     def __init__(
         self,
@@ -71,12 +75,14 @@ class Pipeline:
         config: DetectorConfig,
         metrics: Metrics,
         *,
+        scope: FalseAlarmScope = "stream",
         destinations: Sequence[str] = (),
         after_fold: Sequence[AfterFold] = (),
         batch_records: int = BATCH_RECORDS,
     ) -> None:
         self._database = database
         self._config = config
+        self._scope = scope
         self._metrics = metrics
         self._destinations = tuple(destinations)
         self._after_fold = tuple(after_fold)
@@ -163,27 +169,42 @@ class Pipeline:
 
     def _fold_streams(
         self, session: Session, records: Sequence[StoredRecord], found: dict[int, Stream]
-    ) -> dict[int, StreamState]:
+    ) -> dict[int, Folded]:
         by_stream: dict[int, list[StoredRecord]] = defaultdict(list)
         for record in records:
             by_stream[record.stream_id].append(record)
         self._load(session, [stream_id for stream_id in by_stream if stream_id not in self._states])
-        changed = {}
-        for stream_id, items in sorted(by_stream.items()):
+        states = {
+            stream_id: incident_decisions.applied(session, stream_id, self._states[stream_id])
+            for stream_id in sorted(by_stream)
+        }
+        changed = self._folded(session, states, by_stream)
+        for stream_id, folded in changed.items():
             stream = found[stream_id]
-            state = incident_decisions.applied(session, stream_id, self._states[stream_id])
-            state, findings = fold(self._config, state, _observations(items))
-            for finding in findings:
-                self._apply(session, stream, finding)
+            for finding in folded.findings:
+                self._apply(session, stream, finding, folded.factor)
             for hook in self._after_fold:
-                hook(session, stream, items, findings)
-            changed[stream_id] = state
+                hook(session, stream, by_stream[stream_id], folded.findings)
         return changed
 
-    def _apply(self, session: Session, stream: Stream, finding: Finding) -> None:
+    def _folded(
+        self,
+        session: Session,
+        states: Mapping[int, StreamState],
+        records: Mapping[int, Sequence[StoredRecord]],
+    ) -> dict[int, Folded]:
+        batches = {stream_id: _observations(records[stream_id]) for stream_id in states}
+        if self._scope == "fleet":
+            return fold_fleet(self._config, fleet.gather(session), states, batches)
+        return {
+            stream_id: Folded(*fold(self._config, state, batches[stream_id]), 1.0)
+            for stream_id, state in states.items()
+        }
+
+    def _apply(self, session: Session, stream: Stream, finding: Finding, factor: float) -> None:
         now = datetime.now(UTC)
         if isinstance(finding, DriftOpened):
-            incident_opening.open_from(session, stream, finding, self._destinations, now)
+            incident_opening.open_from(session, stream, finding, self._destinations, now, factor)
         elif isinstance(finding, DriftClosed):
             for incident in incidents.unresolved_of(session, stream.id, finding.direction):
                 incidents.move(
@@ -199,11 +220,11 @@ class Pipeline:
                 reason=finding.reason,
             )
 
-    def _store(self, session: Session, changed: dict[int, StreamState]) -> None:
-        rows = {
-            stream_id: (state.to_bytes(), msgspec.to_builtins(describe(self._config, state)))
-            for stream_id, state in changed.items()
-        }
+    def _store(self, session: Session, changed: dict[int, Folded]) -> None:
+        rows = {}
+        for stream_id, folded in changed.items():
+            summary = describe(self._config.times(folded.factor), folded.state)
+            rows[stream_id] = (folded.state.to_bytes(), msgspec.to_builtins(summary))
         detector_states.store(session, rows, datetime.now(UTC))
 
     def _load(self, session: Session, stream_ids: Sequence[int]) -> None:
@@ -226,10 +247,10 @@ class Pipeline:
                 incidents.move(session, incident.id, "resolved", reason, datetime.now(UTC))
             return StreamState()
 
-    def _remember(self, changed: dict[int, StreamState], position: int) -> None:
+    def _remember(self, changed: dict[int, Folded], position: int) -> None:
         self._position = position
-        for stream_id, state in changed.items():
-            self._states[stream_id] = state
+        for stream_id, folded in changed.items():
+            self._states[stream_id] = folded.state
             self._states.move_to_end(stream_id)
         while len(self._states) > STATES_IN_MEMORY:
             self._states.popitem(last=False)

@@ -29,6 +29,7 @@ RESERVED_VARIABLES = frozenset({CONFIG_VARIABLE, "DRIFTGUARD_API_KEY"})
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+FalseAlarmScope = Literal["stream", "fleet"]
 
 
 class _Group(BaseModel):
@@ -56,7 +57,12 @@ class RetentionSettings(_Group):
 
 class DetectionSettings(_Group):
     false_alarm_days: PositiveFloat = Field(
-        90.0, description="One false page per stream in this many days, at the stream's measured traffic."
+        90.0, description="At most one false page in this many days, at the measured traffic."
+    )
+    false_alarm_scope: FalseAlarmScope = Field(
+        "stream",
+        description='What that is for: "stream", each stream; "fleet", all streams in service together, '
+        "which finds a change of a single stream a little later.",
     )
     false_alarm_minimum_requests: PositiveFloat = Field(
         100_000.0, description="The expected number of requests to a false alarm is never set below this."

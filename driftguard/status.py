@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -60,16 +60,18 @@ class StreamStatus:
 
 def gather(session: Session, now: datetime) -> list[StreamStatus]:
     """Every stream, the worst of those in service first."""
-    known = streams.all_streams(session)
+    known, drafts = streams.all_streams(session), status.drafts_in_service(session)
     facts = _Facts(
         streams=known,
+        newest=_newest(known),
+        serving=in_service(known, drafts),
         summaries={
             stream_id: msgspec.convert(summary, StreamSummary)
             for stream_id, summary in detector_states.summaries(session).items()
         },
         incidents=status.unresolved_incidents(session),
         speeds=status.speeds(session, now),
-        drafts=status.drafts_in_service(session),
+        drafts=drafts,
         retrains=status.last_retrains(session),
         costs=stream_cost.known(session),
         silent=_silent_sources(session, known, now),
@@ -80,9 +82,34 @@ def gather(session: Session, now: datetime) -> list[StreamStatus]:
     )
 
 
+def in_service(known: Sequence[Stream], drafts: Mapping[tuple[str, str], str]) -> set[int]:
+    """Ids of the streams heard lately, beside the newest of their server and target, with the draft that was
+    put into service there if one was (`drafts`: (server, target) -> its version)."""
+    newest = _newest(known)
+    serving = set()
+    for stream in known:
+        place = (stream.server, stream.target)
+        replaced = stream.method != "none" and drafts.get(place, stream.draft_version) != stream.draft_version
+        if not replaced and newest[place].last_seen_at - stream.last_seen_at <= IN_SERVICE_WITHIN:
+            serving.add(stream.id)
+    return serving
+
+
+def _newest(known: Sequence[Stream]) -> dict[tuple[str, str], Stream]:
+    """(server, target) -> the stream heard last."""
+    newest: dict[tuple[str, str], Stream] = {}
+    for stream in known:
+        best = newest.setdefault((stream.server, stream.target), stream)
+        if stream.last_seen_at > best.last_seen_at:
+            newest[stream.server, stream.target] = stream
+    return newest
+
+
 @dataclass(frozen=True, slots=True)
 class _Facts:
     streams: Sequence[Stream]
+    newest: dict[tuple[str, str], Stream]
+    serving: set[int]
     summaries: dict[int, StreamSummary]
     incidents: dict[int, dict[str, Incident]]
     speeds: dict[int, dict[str, status.SegmentSpeed]]
@@ -111,15 +138,9 @@ def _silent_sources(
 
 def _status(stream: Stream, facts: _Facts) -> StreamStatus:
     place = (stream.server, stream.target)
-    newest = max(
-        (other for other in facts.streams if (other.server, other.target) == place),
-        key=lambda other: other.last_seen_at,
-    )
-    in_service = newest.last_seen_at - stream.last_seen_at <= IN_SERVICE_WITHIN
-    if place in facts.drafts and stream.method != "none":
-        in_service = in_service and facts.drafts[place] == stream.draft_version
+    serving = stream.id in facts.serving
     summary = facts.summaries.get(stream.id)
-    verdict, incident = _verdict(summary, facts.incidents.get(stream.id, {}), in_service=in_service)
+    verdict, incident = _verdict(summary, facts.incidents.get(stream.id, {}), in_service=serving)
     now, baseline = _acceptances(summary)
     speeds = facts.speeds.get(stream.id, {})
     now_speed, baseline_speed = _speeds(speeds, incident if verdict == "degraded" else None)
@@ -128,8 +149,8 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         verdict=verdict,
         text="",
         since=_since(summary, incident),
-        in_service=in_service,
-        draft_in_service=facts.drafts.get(place, newest.draft_version),
+        in_service=serving,
+        draft_in_service=facts.drafts.get(place, facts.newest[place].draft_version),
         now=now,
         baseline=baseline,
         tokens_per_second_now=now_speed,
@@ -144,7 +165,7 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         summary=summary,
     )
     found = _with_text(found, incident)
-    return _stale(found, facts.silent[place]) if in_service and place in facts.silent else found
+    return _stale(found, facts.silent[place]) if serving and place in facts.silent else found
 
 
 def _stale(found: StreamStatus, last: datetime) -> StreamStatus:

@@ -28,6 +28,7 @@ def print_status(base_url: str, *, as_json: bool) -> None:
     if not status["streams"]:
         console.print("No records yet: send some to POST /api/v1/records, or start an engine with --sidecar.")
         return
+    console.print(f"{status['fleet']['text']}\n", highlight=False)
     for stream in status["streams"]:
         style = _STYLES.get(stream["verdict"], "dim")
         console.print(

@@ -11,9 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from driftguard.alerting.message import cost_of, cost_percent, summary
 from driftguard.cost import Cost
-from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
+from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
 from driftguard.detection.findings import SessionsGiven
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
+from driftguard.settings import DetectionSettings, FalseAlarmScope
 from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Stream
 
 
@@ -169,13 +170,39 @@ class StreamStatusModel(StreamInfo):
     false_alarms: FalseAlarms | None = Field(description="null before the first record is read.")
 
 
+class FleetModel(_Model):
+    """How rare false pages are over all streams together, while nothing changes."""
+
+    streams: int = Field(description="In service, with speculation.")
+    false_alarm_scope: FalseAlarmScope = Field(description="Whose rate is set: of each, or of all together.")
+    false_alarm_factor: float = Field(
+        description="What the A of the next stream to be named is multiplied by: N / k with the scope fleet."
+    )
+    false_pages_per_day: float = Field(description="At most, over all streams.", examples=[0.133])
+    text: str
+
+    @classmethod
+    def of(cls, fleet: Fleet, settings: DetectionSettings) -> FleetModel:
+        together = settings.false_alarm_scope == "fleet"
+        rate = (1.0 if together else fleet.streams) / settings.false_alarm_days
+        each = "" if together else f", one per stream in {settings.false_alarm_days:g} days"
+        return cls(
+            streams=fleet.streams,
+            false_alarm_scope=settings.false_alarm_scope,
+            false_alarm_factor=fleet.factor() if together and fleet.streams else 1.0,
+            false_pages_per_day=rate,
+            text=f"{fleet.streams} streams in service: at most {rate:.2g} false pages per day over all{each}",
+        )
+
+
 class StatusAnswer(_Model):
     generated_at: datetime
     unfolded_records: int = Field(description="Stored records that the detector has not read yet.")
     false_alarm_days: float = Field(
-        description="The setting: at most one false page per stream in so many days, or in "
-        "detection.false_alarm_minimum_requests if that takes longer."
+        description="The setting: at most one false page in so many days, or in "
+        "detection.false_alarm_minimum_requests of a stream if that takes longer."
     )
+    fleet: FleetModel
     streams: list[StreamStatusModel] = Field(description="The worst in service first.")
 
 

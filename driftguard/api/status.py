@@ -11,9 +11,11 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from driftguard import fleet
 from driftguard.api.context import Context, get_context
 from driftguard.api.models import (
     FalseAlarms,
+    FleetModel,
     LastRetrain,
     NowAndBaseline,
     Rate,
@@ -86,6 +88,7 @@ def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswe
             generated_at=now,
             unfolded_records=detector_states.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
+            fleet=FleetModel.of(fleet.gather(session), context.settings.detection),
             streams=[stream_model(item) for item in gather(session, now)],
         )
 

@@ -24,6 +24,7 @@ from driftguard.detection.findings import (
     StreamSummary,
     Verdict,
 )
+from driftguard.detection.fleet import Fleet, Folded, fold_fleet
 from driftguard.detection.fold import end_incident, fold
 from driftguard.detection.new_normal import accept_new_normal
 from driftguard.detection.observations import ObservationBatch
@@ -40,6 +41,8 @@ __all__ = [
     "DriftOpened",
     "ExpectedDelay",
     "Finding",
+    "Fleet",
+    "Folded",
     "ObservationBatch",
     "Scope",
     "SegmentChange",
@@ -53,4 +56,5 @@ __all__ = [
     "describe",
     "end_incident",
     "fold",
+    "fold_fleet",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from driftguard.errors import BadSettings
 
@@ -34,7 +34,15 @@ class DetectorConfig:
         _within("ignore", self.ignore, 0.0, 0.5)
         _within("history", self.history, 256, 2**20)
         if self.false_alarm_days is not None:
-            _within("false_alarm_days", self.false_alarm_days, 1e-6, 1e5)
+            _within("false_alarm_days", self.false_alarm_days, 1e-6, 1e9)
+
+    def times(self, factor: float) -> DetectorConfig:
+        """The same with `factor` times A, for every traffic (up to the largest A there is)."""
+        return replace(
+            self,
+            false_alarm_every=min(self.false_alarm_every * factor, LARGEST_FALSE_ALARM_EVERY),
+            false_alarm_days=None if self.false_alarm_days is None else self.false_alarm_days * factor,
+        )
 
     def threshold(self, requests_per_day: float) -> float:
         """A in requests, for a stream with this traffic (0 where it is not known)."""

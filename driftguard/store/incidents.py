@@ -157,6 +157,14 @@ def unresolved_counts(session: Session) -> list[tuple[str, str, int]]:
     return [(severity, direction, count) for severity, direction, count in rows]
 
 
+def opened_by_detector(session: Session) -> list[tuple[int, dict[str, Any]]]:
+    """(stream id, evidence) of the unresolved incidents that an alarm of the detector opened."""
+    query = select(Incident.stream_id, Incident.evidence).where(
+        Incident.state != "resolved", Incident.evidence.has_key("false_alarm_every")
+    )
+    return [(row.stream_id, row.evidence) for row in session.execute(query)]
+
+
 def in_window(session: Session, stream_ids: Sequence[int], since: datetime) -> list[Incident]:
     """Incidents of these streams whose change point or opening lies at or after `since`, oldest first."""
     return list(

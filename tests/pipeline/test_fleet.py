@@ -1,0 +1,102 @@
+"""One stated rate of false pages for all streams together, on a real database."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, update
+
+from driftguard import fleet
+from driftguard.app import Sidecar, create_app
+from driftguard.detection import DetectorConfig
+from driftguard.metrics import Metrics
+from driftguard.pipeline import Pipeline
+from driftguard.settings import FalseAlarmScope, Settings
+from driftguard.store import incidents
+from driftguard.store.database import Database
+from driftguard.store.tables import DetectorState, Incident, Stream
+from tests.api.ingest_server import serving
+from tests.pipeline.traffic import Traffic, store
+
+CONFIG = DetectorConfig(minimum_drop=0.1)
+SERVERS = ("alpha", "beta", "gamma", "delta")
+
+
+def fold_all(database: Database, scope: FalseAlarmScope) -> None:
+    pipeline = Pipeline(database, CONFIG, Metrics(), scope=scope, batch_records=200)
+    while pipeline.fold_batch():
+        pass
+
+
+def send(database: Database, traffic: Traffic, count: int, bad: tuple[str, ...] = ()) -> None:
+    """So many requests of each server, one after the other."""
+    rates = {server: 0.35 if server in bad else 0.7 for server in SERVERS}
+    drawn = [
+        record
+        for _ in range(count)
+        for server, rate in rates.items()
+        for record in traffic.draw(1, {"chat": rate}, server=server)
+    ]
+    store(database, drawn)
+
+
+def opened(database: Database) -> list[Incident]:
+    with database.session() as session:
+        return list(session.scalars(select(Incident).order_by(Incident.opened_seq)))
+
+
+def test_each_stream_alone_needs_a_and_all_together_need_n_times_as_much(database: Database) -> None:
+    traffic = Traffic(seed=1)
+    send(database, traffic, 250)
+    send(database, traffic, 80, bad=("beta",))
+    fold_all(database, "fleet")
+    (incident,) = opened(database)
+    assert incident.evidence[fleet.FACTOR] == 4.0
+    assert incident.evidence["false_alarm_every"] == 4 * CONFIG.false_alarm_every
+    assert incident.evidence["evidence"] >= 4 * CONFIG.false_alarm_every
+    with database.session() as session:
+        assert fleet.gather(session).named == {incident.stream_id: 4.0}
+        every = {
+            row.stream_id: row.summary["false_alarm_every"] for row in session.scalars(select(DetectorState))
+        }
+    others = {every[stream] / CONFIG.false_alarm_every for stream in every if stream != incident.stream_id}
+    assert others == {2.0}  # k = 2 for the next one
+    assert every[incident.stream_id] / CONFIG.false_alarm_every == 4.0  # its own naming does not help it
+
+    send(database, traffic, 80, bad=("beta", "gamma"))
+    fold_all(database, "fleet")
+    assert [item.evidence[fleet.FACTOR] for item in opened(database)] == [4.0, 2.0]
+    with database.session() as session:
+        incidents.move(session, incident.id, "resolved", "expected", datetime.now(UTC))
+        assert list(fleet.gather(session).named.values()) == [2.0]
+        assert fleet.gather(session).factor() == 2.0  # gamma still counts, with what it was named with
+
+
+def test_by_default_each_stream_has_its_own_a(database: Database) -> None:
+    traffic = Traffic(seed=1)
+    send(database, traffic, 250)
+    send(database, traffic, 80, bad=("beta",))
+    fold_all(database, "stream")
+    (incident,) = opened(database)
+    assert incident.evidence[fleet.FACTOR] == 1.0
+    assert incident.evidence["false_alarm_every"] == CONFIG.false_alarm_every
+
+
+@pytest.mark.parametrize(("scope", "per_day", "factor"), [("stream", 4 / 90, 1.0), ("fleet", 1 / 90, 4.0)])
+def test_the_status_says_what_was_chosen_for_so_many_streams(
+    database: Database, tmp_path: Path, scope: FalseAlarmScope, per_day: float, factor: float
+) -> None:
+    send(database, Traffic(seed=2), 3)
+    store(database, Traffic(seed=3).draw(5, {"chat": 0.7}, draft_version="old", server="alpha"))
+    with database.session() as session:
+        old = update(Stream).where(Stream.draft_version == "old")
+        session.execute(old.values(last_seen_at=Stream.last_seen_at - timedelta(hours=1)))
+    settings = Settings.model_validate({"data_dir": tmp_path, "detection": {"false_alarm_scope": scope}})
+    with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:
+        told = client.get("/api/v1/status").json()["fleet"]
+    assert (told["streams"], told["false_alarm_scope"]) == (4, scope)
+    assert told["false_pages_per_day"] == pytest.approx(per_day)
+    assert told["false_alarm_factor"] == factor
+    assert told["text"].startswith("4 streams in service: at most 0.0")
