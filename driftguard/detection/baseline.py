@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from driftguard.detection.acceptance import acceptance_from_sums
+from driftguard.detection.dependence import BLOCK, blocks_needed
 from driftguard.detection.findings import Acceptance
 from driftguard.detection.sessions import cluster_terms
 
@@ -36,9 +37,9 @@ class Baselines:
     slope: Floats  # of x on l; 0 where lengths are not known or all alike
     middle: Floats  # mean of l
     variance: Floats  # of x around the line: within + between
-    within: Floats  # variance inside a session
+    within: Floats  # variance inside a session; of a block's mean, where there are blocks
     between: Floats  # variance of the sessions' own means; 0 where sessions are not given or all alike
-    mean_error: Floats  # standard error of the mean, clustered by session
+    mean_error: Floats  # standard error of the mean, clustered by session or by block
     error_factor: Floats  # how many standard errors make the margin
     slope_error: Floats
 
@@ -84,6 +85,13 @@ def variance_of(sums: Floats) -> Floats:
     return np.where(freedom >= 1.0, squares / np.maximum(freedom, 1.0), 0.0)
 
 
+def _tells(sums: Floats) -> NDArray[np.bool_]:
+    """Are there sessions with enough repeats to tell how much they differ?"""
+    sessions = sums[..., 11]
+    tells: NDArray[np.bool_] = (sums[..., 0] - sessions >= LEAST_REPEATS) & (sessions >= 2.0)
+    return tells
+
+
 def _components(sums: Floats) -> tuple[Floats, Floats]:
     """(within, between): one-way random effects by moments (analysis of variance), from [..., SUMS].
 
@@ -94,11 +102,11 @@ def _components(sums: Floats) -> tuple[Floats, Floats]:
     """
     n, x, line = np.maximum(sums[..., 0], 1.0), sums[..., 1], sums[..., 8]
     slope, _, squares = _line(sums)
+    tells = _tells(sums)
     start = (x - slope * line) / n
     sessions, sxx, sxl, sll, sizes = (sums[..., place] for place in range(11, 16))
     of_sessions = sxx + start**2 * n + slope**2 * sll - 2.0 * start * x - 2.0 * slope * sxl
     of_sessions = np.clip(of_sessions + 2.0 * start * slope * line, 0.0, squares)
-    tells = (n - sessions >= LEAST_REPEATS) & (sessions >= 2.0)
     more = np.maximum(sessions - 1.0, 1.0)
     within = np.where(tells, (squares - of_sessions) / np.maximum(n - sessions, 1.0), variance_of(sums))
     size = np.where(tells, (n - sizes / n) / more, 1.0)
@@ -106,13 +114,26 @@ def _components(sums: Floats) -> tuple[Floats, Floats]:
     return within, between
 
 
-def _mean_variance(sums: Floats, within: Floats, between: Floats) -> Floats:
-    """n x the variance of the mean of n requests: within + between sum n_s^2 / n."""
-    return within + between * sums[..., 15] / np.maximum(sums[..., 0], 1.0)
+def _mean_variance(sums: Floats, blocks: Floats, within: Floats, between: Floats) -> Floats:
+    """n x the variance of the mean of n requests: within + between sum n_s^2 / n, or W_B of blocks."""
+    by_session = within + between * sums[..., 15] / np.maximum(sums[..., 0], 1.0)
+    return np.where(blocks[..., 0] > 0.0, blocks[..., 1], by_session)
 
 
-def needed_requests(sums: Floats, minimum_drop: float) -> int:
-    """Size of the reference period, from the spread seen so far (sums [SUMS]).
+def blocks_of(sums: Floats, neighbours: Floats, requests_per_hour: float) -> tuple[Floats, int]:
+    """The blocks that a stratum's reference period demands, and how many requests it takes to tell.
+
+    Sessions that repeat say what belongs together: then there are none.
+    """
+    requests = int(sums[0])
+    if _tells(sums):
+        return np.zeros(BLOCK), requests
+    slope, _, squares = _line(sums)
+    return blocks_needed(neighbours, requests, float(slope), float(squares), requests_per_hour)
+
+
+def needed_requests(sums: Floats, blocks: Floats, minimum_drop: float) -> int:
+    """Size of the reference period, from the spread seen so far (sums [SUMS], blocks [BLOCK]).
 
     n = (8 sd / minimum_drop)^2 with sd^2 / n the variance of the mean (many requests of one session tell
     little more than one), at least 8 / minimum_drop and at least FIRST_CHECK. The floor is the
@@ -120,21 +141,22 @@ def needed_requests(sums: Floats, minimum_drop: float) -> int:
     spread only, never at the mean, so stopping there does not select a flattering mean.
     """
     spread = SIZE_FACTOR / minimum_drop
-    wanted = spread**2 * float(_mean_variance(sums, *_components(sums)))
+    wanted = spread**2 * float(_mean_variance(sums, blocks, *_components(sums)))
     return max(FIRST_CHECK, math.ceil(spread), math.ceil(wanted))
 
 
-def baselines(sums: Floats) -> Baselines:
-    """From reference sums [C, SUMS] of complete reference periods.
+def baselines(sums: Floats, blocks: Floats) -> Baselines:
+    """From reference sums [C, SUMS] of complete reference periods and their blocks [C, BLOCK].
 
     Formula: x = mean + slope (l - middle) by least squares, l the logarithm of output_tokens; variance v
     around that line, its parts within and between sessions (_components); standard errors
     sqrt(max(v', 1/n) / n) of the mean, v' = within + between sum n_s^2 / n, and
     sqrt(v / sum (l - middle)^2) of the slope. v is the variance between requests, not binomial, which is
     wrong by a factor of 2 to 40. Where sessions differ, the two standard errors of the margin become the
-    Student quantile of as many sessions at the same level.
-    Assumptions: sessions (requests, where none are given) of the reference period are independent and in
-    control; acceptance is linear in log length.
+    Student quantile of as many sessions at the same level. Where there are blocks, v' is W_B and the
+    quantile that of the pairs it is from (`dependence.py`).
+    Assumptions: sessions (requests, where none are given) of the reference period are independent, or alike
+    over a distance that blocks make good, and in control; acceptance is linear in log length.
     Against four buckets of length as strata (tests/benchmarks/bench_length.py: sd .12, correlation -.5
     and -.7) the line needs a seventh of the requests until 90% of the traffic is watched (about 400
     against 3,000), finds a drop of .05 or .10 as soon, and raises a false alarm in 0 to 1 of 12 runs
@@ -147,16 +169,18 @@ def baselines(sums: Floats) -> Baselines:
     with_spread = lengths > 0.0
     slope_error = np.where(with_spread, np.sqrt(variance / np.where(with_spread, lengths, 1.0)), 0.0)
     within, between = _components(sums)
-    by_session = stdtrit(np.maximum(sums[..., 11] - 1.0, 1.0), TWO_ERRORS_LEVEL)
+    blocked, length = blocks[..., 0] > 0.0, np.maximum(blocks[..., 0], 1.0)
+    freedom = np.where(blocked, blocks[..., 2], np.maximum(sums[..., 11] - 1.0, 1.0))
+    mean_variance = _mean_variance(sums, blocks, within, between)
     return Baselines(
         mean=sums[..., 1] / n,
         slope=slope,
         middle=sums[..., 8] / n,
         variance=within + between,
-        within=within,
-        between=between,
-        mean_error=np.sqrt(np.maximum(_mean_variance(sums, within, between), 1.0 / n) / n),
-        error_factor=np.where(between > 0.0, by_session, 2.0),
+        within=np.where(blocked, blocks[..., 1] / length, within),
+        between=np.where(blocked, 0.0, between),
+        mean_error=np.sqrt(np.maximum(mean_variance, 1.0 / n) / n),
+        error_factor=np.where(blocked | (between > 0.0), stdtrit(freedom, TWO_ERRORS_LEVEL), 2.0),
         slope_error=slope_error,
     )
 

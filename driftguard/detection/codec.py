@@ -20,7 +20,7 @@ from driftguard.detection.state import OpenIncident, StreamState
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 2
+VERSION = 3
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -106,6 +106,9 @@ class _State(msgspec.Struct, array_like=True):
     windows: _Array
     last_window_ended_at: float
     windows_after_gap: int
+    neighbours: _Array
+    blocks: _Array
+    open_block: _Array
     sessions: _Sessions
     in_session: int
     history: _History

@@ -6,7 +6,8 @@ Per request of a watched stratum c, for every bet j and either direction (`bets.
     S = mean_j G_j / 2 + sum over c of mean_j R_cj / 2, and an alarm when S / 2 >= A
 
 m_c may differ from request to request as long as it is known before x is (`predictive.py`). The
-evidence of a segment is the sum over its strata.
+evidence of a segment is the sum over its strata. Where neighbouring requests are alike and no session says
+which, x is the mean of a block and e is 1 for all requests but its last (`blocks.py`).
 
 Assumptions: E[x | past] >= m_c in every stratum (for a rise: <= its mirror image); nothing about the
 distribution of x, the mix of strata, or its dependence on time.
@@ -26,9 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.bets import DOWN, LANES, UP, Floats, factors, mean_over_bets, run_sums, stakes
+from driftguard.detection.bets import DOWN, LANES, UP, Floats, mean_over_bets, run_sums
+from driftguard.detection.blocks import bets_against
 from driftguard.detection.columns import Columns
-from driftguard.detection.predictive import request_variance, safe_baseline
+from driftguard.detection.predictive import safe_baseline
 from driftguard.detection.state import StreamState
 from driftguard.detection.windows import window_factors
 
@@ -108,9 +110,7 @@ def ranked(evidence: Floats, threshold: float) -> list[int]:
 
 def bets_on(state: StreamState, base: Baselines, rows: Columns, *, rise: bool) -> Floats:
     """e [T, BETS] of a fall (or rise), as requests or as windows."""
-    boundary = safe_baseline(rows, rise=rise)
-    stake = stakes(1.0 - boundary if rise else boundary, request_variance(base, rows), rows.fresh)
-    bets = factors(rows.x, boundary, stake, rise=rise)
+    bets = bets_against(state, base, rows, safe_baseline(rows, rise=rise), rise=rise)
     places = np.flatnonzero(state.of_windows[rows.stratum])
     if len(places):
         own = rows[places]

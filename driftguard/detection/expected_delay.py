@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from scipy.special import digamma
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.bets import BETS, SMALLEST_VARIANCE, Floats, factors, stakes
+from driftguard.detection.bets import BETS, SMALLEST_VARIANCE, Floats
+from driftguard.detection.blocks import mean_bets
 from driftguard.detection.columns import Columns
 from driftguard.detection.config import DetectorConfig
+from driftguard.detection.counting import SECONDS_PER_DAY
 from driftguard.detection.evidence import BOTH_DIRECTIONS
 from driftguard.detection.findings import ExpectedDelay
-from driftguard.detection.fold import SECONDS_PER_DAY
 from driftguard.detection.state import StreamState
 from driftguard.detection.windows import deviation, window_factors, window_margin
 
@@ -86,7 +87,9 @@ def expected_requests(
         margin = max(float(base.error_factor[code] * base.mean_error[code]), config.ignore)
         fresh = _fresh(state, base, code)
         variance = float(base.within[code] + fresh * base.between[code])
-        found = _of_requests(needed, float(base.mean[code]), variance, margin, fresh, drop)
+        mean, length = float(base.mean[code]), int(state.block_length[code])
+        found = _of_requests(needed / length, mean, variance, margin, fresh, drop, blocks=length > 1)
+        found = None if found is None else found * length
     return found if found is not None and found < threshold else None
 
 
@@ -108,11 +111,12 @@ def _fresh(state: StreamState, base: Baselines, code: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _of_requests(
-    needed: float, mean: float, variance: float, margin: float, fresh: float, drop: float
+    needed: float, mean: float, variance: float, margin: float, fresh: float, drop: float, *, blocks: bool
 ) -> float | None:
-    boundary = max(mean - fresh * margin, 0.0)
-    stake = stakes(np.array([boundary]), np.array([variance]), np.array([fresh]))
-    bets = factors(_X, np.full(GRID, boundary), stake, rise=False)
+    """Of requests, or of blocks: then `variance` is that of a block's mean."""
+    boundary = np.full(GRID, max(mean - fresh * margin, 0.0))
+    spread, blocked = np.full(GRID, variance), np.full(GRID, blocks)
+    bets = mean_bets(_X, boundary, spread, np.full(GRID, fresh), blocked, rise=False)
     return _delay(needed, bets, _beta(mean, variance), bets, _beta(mean - fresh * drop, variance))
 
 

@@ -41,6 +41,7 @@ class BaselineReady:
     fall_below: float  # safe baselines at the mean length: means per request between these are no change
     rise_above: float
     false_alarm_every: float  # A in use for the stream, requests
+    block_length: int = 1  # requests that count as one, because neighbours are alike; 1: each for itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class SegmentSummary:
     )
     baseline_reason: str | None = None  # why the baseline of the present traffic was begun
     expected_delays: tuple[ExpectedDelay, ...] = ()  # of the stratum of most of the present traffic
+    block_length: int = 1  # requests that count as one: the longest blocks of its recent requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,8 @@ class StreamSummary:
     change_point: int | None  # of the open incident
     acceptance: Acceptance | None  # newest requests of all segments
     segments: tuple[SegmentSummary, ...]  # in order of first appearance
-    # Do the requests name their session? Where not, requests of one conversation count as independent.
+    # Do the requests name their session? Where not, and neighbouring requests are alike, they are
+    # watched in blocks; likeness too weak to be seen in the reference period counts as independence.
     sessions: SessionsGiven = "not given"
+    block_length: int = 1  # the longest blocks of any stratum, in requests; 1: there are none
     windows_after_gap: int = 0  # began after a restart or a missed scrape: counted, never evidence

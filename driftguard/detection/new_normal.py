@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from driftguard.detection.baseline import FIRST_CHECK, add_terms, terms
-from driftguard.detection.columns import Columns, Floats, history_rows
+from driftguard.detection.baseline import FIRST_CHECK
+from driftguard.detection.columns import history_rows
 from driftguard.detection.findings import Direction
 from driftguard.detection.fold import end_incident
+from driftguard.detection.reference import with_reference
 from driftguard.detection.sessions import OpenSessions
 from driftguard.detection.state import DIRECTIONS, NOT_READY, StreamState
 from driftguard.detection.strata import unpack
@@ -33,31 +34,24 @@ def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:
             state = end_incident(state, name)
     rows = history_rows(state)
     rows = rows[np.flatnonzero(rows.ordinal >= incident.change_point)]
-    reference, since = state.reference.copy(), state.reference_since.copy()
-    for code in np.flatnonzero(anew):
-        own = rows[np.flatnonzero(rows.stratum == code)]
-        reference[code] = 0.0
-        if len(own) and _history_suffices(state, int(code)):
-            reference[code] = _sums(reference[code], own)
-            since[code] = own.ended_at(0)
     first_size = np.where(state.of_windows, WINDOW_REFERENCE, FIRST_CHECK)
-    return replace(
+    state = replace(
         state,
-        reference=reference,
-        reference_since=since,
+        reference=np.where(anew[:, None], 0.0, state.reference),
         reference_size=np.where(anew, first_size, state.reference_size),
         ready_ordinal=np.where(anew, NOT_READY, state.ready_ordinal),
         stratum_evidence=np.where(anew[:, None], 0.0, state.stratum_evidence),
         accepted_anew=state.accepted_anew | anew,
+        neighbours=np.where(anew[:, None, None], 0.0, state.neighbours),
+        blocks=np.where(anew[:, None], 0.0, state.blocks),
+        open_block=np.where(anew[:, None], 0.0, state.open_block),
         sessions=OpenSessions.empty(),
     )
+    known = [code for code in np.flatnonzero(anew) if _history_suffices(state, int(code))]
+    rows = rows[np.flatnonzero(np.isin(rows.stratum, known))]
+    return with_reference(state, rows, np.zeros((len(rows), 3)))
 
 
 def _history_suffices(state: StreamState, code: int) -> bool:
     known = unpack(int(state.setting_of_stratum[code]))
     return known.kind == "window" or (not known.length_known and state.in_session == 0)
-
-
-def _sums(start: Floats, rows: Columns) -> Floats:
-    alone = np.zeros((len(rows), 3))
-    return add_terms(start, terms(rows.x, rows.log_length, rows.drafted, rows.accepted, alone))

@@ -101,6 +101,7 @@ def _when(alarm: _Alarm, pool: list[int]) -> tuple[int, int, tuple[int, int]]:
 def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:
     """Segments that may be part of a fall (or rise) of the whole stream; at least the strongest."""
     present = sorted(set(after.segment.tolist()), key=lambda code: (-alarm.evidence[code], code))
+    after = after[np.flatnonzero(after.fresh > 0.0)]
     sign = 1.0 if alarm.rise else -1.0
     distance = sign * (after.x - safe_baseline(after, rise=alarm.rise))
     beyond = [

@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.bets import BETS, Floats, factors, mean_over_bets, run_sums, stakes
+from driftguard.detection.bets import BETS, Floats, mean_over_bets, run_sums
+from driftguard.detection.blocks import bets_against
 from driftguard.detection.columns import Columns
-from driftguard.detection.predictive import request_variance
 from driftguard.detection.state import Ints, OpenIncident, StreamState
 from driftguard.detection.windows import window_recovery_factors
 from driftguard.records import MAX_SEGMENTS_PER_STREAM
@@ -63,8 +63,7 @@ def recovery_bets(
 ) -> Floats:
     """e [T, BETS] against "not back past the midpoint yet"; `halfway` [T]."""
     middle = midpoint(rows, halfway, fall=fall)
-    stake = stakes(1.0 - middle if fall else middle, request_variance(base, rows), rows.fresh)
-    bets = factors(rows.x, middle, stake, rise=fall)
+    bets = bets_against(state, base, rows, middle, rise=fall)
     places = np.flatnonzero(state.of_windows[rows.stratum])
     if len(places):
         own = rows[places]
@@ -86,7 +85,7 @@ def run_tests(
     test_of[incident.segments] = incident.test
     halfway_of[incident.segments] = incident.halfway
     comparable = state.ready & (state.ready_ordinal <= incident.opened_ordinal)
-    tests = np.where(comparable[rows.stratum] & (rows.fresh > 0.0), test_of[rows.segment], -1)
+    tests = np.where(comparable[rows.stratum], test_of[rows.segment], -1)
     runs = {}
     for test in np.flatnonzero(incident.outcome == WAITING):
         places = np.flatnonzero(tests == test)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection.baseline import FIRST_CHECK, SUMS
 from driftguard.detection.bets import LANES
+from driftguard.detection.dependence import BLOCK, PAIRED, SCALES
 from driftguard.detection.findings import Direction
 from driftguard.detection.history import History
 from driftguard.detection.observations import ObservationBatch
@@ -27,6 +28,7 @@ Ints = NDArray[np.int64]
 
 DIRECTIONS: tuple[Direction, Direction] = ("down", "up")
 NOT_READY = -1
+OPEN_BLOCK = 4  # requests of a block that is not complete, sums of x, expected and margin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +81,10 @@ class StreamState:
     windows: Floats = field(default_factory=lambda: np.zeros((0, LEARNED)))  # [C, LEARNED] see windows.py
     last_window_ended_at: float = math.nan  # seconds since 1970
     windows_after_gap: int = 0  # counted, never evidence
+    # [C, SCALES, PAIRED] over reference periods, [C, BLOCK] what they demand: see dependence.py
+    neighbours: Floats = field(default_factory=lambda: np.zeros((0, SCALES, PAIRED)))
+    blocks: Floats = field(default_factory=lambda: np.zeros((0, BLOCK)))
+    open_block: Floats = field(default_factory=lambda: np.zeros((0, OPEN_BLOCK)))  # [C, OPEN_BLOCK]
     sessions: OpenSessions = field(default_factory=OpenSessions.empty)
     in_session: int = 0  # drafted requests that gave their session
     history: History = field(default_factory=History.empty)
@@ -91,6 +97,11 @@ class StreamState:
     @property
     def of_windows(self) -> NDArray[np.bool_]:
         return is_window(self.setting_of_stratum)
+
+    @property
+    def block_length(self) -> Ints:
+        """Requests that make one observation [C]; 1 where each is one."""
+        return np.maximum(self.blocks[:, 0], 1.0).astype(np.int64)
 
     def newest_baseline(self, segment: int) -> int | None:
         """The segment's stratum that became ready last."""
@@ -145,6 +156,9 @@ def with_strata(
         stratum_evidence=np.concatenate([state.stratum_evidence, np.zeros((added, LANES))]),
         accepted_anew=np.concatenate([state.accepted_anew, np.zeros(added, dtype=np.bool_)]),
         windows=np.concatenate([state.windows, np.zeros((added, LEARNED))]),
+        neighbours=np.concatenate([state.neighbours, np.zeros((added, SCALES, PAIRED))]),
+        blocks=np.concatenate([state.blocks, np.zeros((added, BLOCK))]),
+        open_block=np.concatenate([state.open_block, np.zeros((added, OPEN_BLOCK))]),
     ), codes
 
 

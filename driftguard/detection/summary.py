@@ -31,7 +31,7 @@ STOPPED_AFTER = 100  # requests in a row without a drafted token, in a stream th
 def describe(config: DetectorConfig, state: StreamState) -> StreamSummary:
     """What the detector would say now. Intervals are at 95% and do not correct for having been selected."""
     rows = history_rows(state)
-    base = baselines(state.reference)
+    base = baselines(state.reference, state.blocks)
     segments = tuple(_segment(config, state, base, rows, code) for code in range(len(state.names)))
     verdict, since = _verdict(state, rows, segments)
     opened = [incident for incident in state.incidents if incident is not None]
@@ -48,6 +48,7 @@ def describe(config: DetectorConfig, state: StreamState) -> StreamSummary:
         segments=segments,
         sessions=_sessions_given(state),
         windows_after_gap=state.windows_after_gap,
+        block_length=int(state.block_length.max(initial=1)),
     )
 
 
@@ -99,6 +100,7 @@ def _segment(
         learning=None if learning is None else learning_text(state, learning),
         baseline_reason=_baseline_reason(state, strata) if known else None,
         expected_delays=expected_delays(config, state, base, rows, strata) if known else (),
+        block_length=int(state.block_length[strata].max()) if known else 1,
     )
 
 

@@ -48,7 +48,7 @@ def watched(batch: ObservationBatch) -> StreamState:
 
 
 def expected(config: DetectorConfig, state: StreamState, drop: float) -> float | None:
-    return expected_requests(config, state, baselines(state.reference), 0, drop)
+    return expected_requests(config, state, baselines(state.reference, state.blocks), 0, drop)
 
 
 def alarm(config: DetectorConfig, state: StreamState, after: ObservationBatch) -> float:
@@ -155,7 +155,7 @@ def test_in_a_mix_of_settings_only_a_part_of_the_requests_tells() -> None:
     state = watched(mixed)
     (segment,) = describe(DetectorConfig(), state).segments
     own = expected(DetectorConfig(), state, 0.1)
-    other = expected_requests(DetectorConfig(), state, baselines(state.reference), 1, 0.1)
+    other = expected_requests(DetectorConfig(), state, baselines(state.reference, state.blocks), 1, 0.1)
     assert own is not None
     assert other is not None
     assert segment.expected_delays[1].requests in (pytest.approx(2.0 * own), pytest.approx(2.0 * other))
