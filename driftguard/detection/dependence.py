@@ -71,12 +71,12 @@ def blocks_needed(
 
     `squares` is the sum of squared residuals of the `requests`. A size above `requests`: not yet.
     """
-    sizes = 2.0 ** np.arange(SCALES)
-    pairs = requests // (2 * sizes)
+    sizes = np.exp2(np.arange(SCALES, dtype=np.float64))
+    pairs = np.floor(requests / (2.0 * sizes))
     within_hour = sizes <= max(requests_per_hour, 1.0)
     told = int(((pairs >= LEAST_PAIRS) & within_hour).sum())
     sums = neighbours[:told]
-    variance = (sums[:, 0] - 2.0 * slope * sums[:, 1] + slope**2 * sums[:, 2]) / (2 * sizes * pairs)[:told]
+    variance = (sums[:, 0] - 2.0 * slope * sums[:, 1] + slope**2 * sums[:, 2]) / (2.0 * sizes * pairs)[:told]
     variance = np.maximum(variance, 0.0)
     if not _alike(variance, pairs[:told], requests, squares):
         return np.zeros(BLOCK), requests
