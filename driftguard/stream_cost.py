@@ -17,8 +17,8 @@ from driftguard.cost import Cost, TimedRequest, assess
 from driftguard.store import speeds, status, stream_costs
 from driftguard.store.tables import Incident, Stream
 
-MEASURE_EVERY: Final = timedelta(minutes=5)
-_AT_A_TIME: Final = 10  # streams: a few hundredths of a second each
+MEASURE_EVERY: Final = timedelta(minutes=10)
+_AT_A_TIME: Final = 10  # streams: about a twentieth of a second each
 _NEWEST: Final = 2**62  # above every seq
 
 
