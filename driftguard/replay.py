@@ -44,6 +44,7 @@ _SESSIONS_MEAN: dict[SessionsGiven, str] = {
     "given": "",
     "in part": "; requests without one count as independent",
     "not given": "; requests of one conversation count as independent",
+    "no requests": "",
 }
 
 
@@ -282,7 +283,7 @@ def _summary(running: Replay) -> Iterator[str]:
     for watched in running.streams.values():
         summary = describe(running.config, watched.state)
         yield f"{_stream_text(watched)}: {summary.verdict.replace('_', ' ')}"
-        yield f"    sessions {summary.sessions}" + _SESSIONS_MEAN[summary.sessions]
+        yield f"    sessions: {summary.sessions}{_SESSIONS_MEAN[summary.sessions]}"
         if summary.windows_after_gap:
             yield f"    {summary.windows_after_gap} windows after a restart or a missed scrape left out"
         for segment in summary.segments:
@@ -295,7 +296,7 @@ def _summary(running: Replay) -> Iterator[str]:
             if segment.learning is not None:
                 yield f"        not watched: {segment.learning}"
             elif segment.expected_delays:
-                yield f"        found after: {'; '.join(delay.text for delay in segment.expected_delays)}"
+                yield f"        expected delay: {'; '.join(delay.text for delay in segment.expected_delays)}"
 
 
 def _stream_text(watched: Watched) -> str:

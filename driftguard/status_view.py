@@ -56,7 +56,7 @@ def _detector(stream: dict[str, Any]) -> list[str]:
     if stream["false_alarms"] is None:
         return []
     per_day = _number(stream["requests_per_day"], "{:,.0f}")
-    parts = [stream["false_alarms"]["text"], f"{per_day} requests per day", f"sessions {stream['sessions']}"]
+    parts = [stream["false_alarms"]["text"], f"{per_day} requests per day", f"sessions: {stream['sessions']}"]
     if stream["windows_after_gap"]:
         parts.append(f"{stream['windows_after_gap']} windows after a gap left out")
     return ["; ".join(parts)]
@@ -68,7 +68,7 @@ def _segment(segment: dict[str, Any]) -> str:
         return f"{segment['segment']}: not watched yet, {needed} ({segment['learning']})"
     delays = "; ".join(delay["text"] for delay in segment["expected_delays"])
     reason = f"{segment['verdict'].replace('_', ' ')} ({segment['baseline_reason'] or 'no baseline'})"
-    return f"{segment['segment']}: {reason}" + (f"; {delays}" if delays else "")
+    return f"{segment['segment']}: {reason}" + (f"; expected delay: {delays}" if delays else "")
 
 
 def _rate(rate: dict[str, Any] | None) -> str:

@@ -56,10 +56,13 @@ class ExpectedDelayModel(_Model):
     """From a drop of acceptance to its alarm; half of the alarms come sooner."""
 
     drop: float = Field(examples=[0.05])
-    requests: float | None = Field(description="Of the segment; null: not detectable.", examples=[118.0])
+    requests: float | None = Field(
+        description="Of the segment, or windows of its counter; null: not detectable.", examples=[118.0]
+    )
     seconds: float | None = Field(
         description="At the segment's measured traffic; null where that is not known.", examples=[7_080.0]
     )
+    unit: Literal["requests", "windows"]
     text: str = Field(examples=["a drop of 0.05: about 118 requests (2.0 h)"])
 
 

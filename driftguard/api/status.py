@@ -197,7 +197,7 @@ def stream_model(item: StreamStatus) -> StreamStatusModel:
         first_seen_at=stream.first_seen_at,
         last_seen_at=stream.last_seen_at,
         records_in_other=stream.records_in_other,
-        sessions=summary.sessions if summary else "not given",
+        sessions=summary.sessions if summary else "no requests",
         windows_after_gap=summary.windows_after_gap if summary else 0,
         requests_per_day=(summary.requests_per_day or None) if summary else None,
         false_alarms=FalseAlarms.of(summary) if summary else None,

@@ -63,11 +63,11 @@ def expected_delays(
     found = []
     for drop in DROPS:
         own = expected_requests(config, state, base, code, drop)
-        if own is None:
-            found.append(ExpectedDelay(drop, None, None))
-        else:
-            requests = own / share
-            found.append(ExpectedDelay(drop, requests, requests / per_second if per_second > 0.0 else None))
+        requests = None if own is None else own / share
+        seconds = None if requests is None or per_second == 0.0 else requests / per_second
+        found.append(
+            ExpectedDelay(drop, requests, seconds, "windows" if state.of_windows[code] else "requests")
+        )
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ Direction = Literal["down", "up"]
 Scope = Literal["segments", "stream"]
 Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafting_stopped"]
 SegmentVerdict = Literal["insufficient_data", "steady", "degraded", "improved"]
-SessionsGiven = Literal["given", "in part", "not given"]
+SessionsGiven = Literal["given", "in part", "not given", "no requests"]  # counter windows have none
 CloseReason = Literal["recovered", "no_traffic"]
 
 
@@ -95,8 +95,9 @@ class ExpectedDelay:
     """From a drop of the segment's acceptance to its alarm, about half of the time sooner."""
 
     drop: float  # of the mean per request
-    requests: float | None  # of the segment; None: not detectable (expected_delay.py)
+    requests: float | None  # of the segment, or windows; None: not detectable (expected_delay.py)
     seconds: float | None  # at the measured traffic; None where that is not known either
+    unit: Literal["requests", "windows"] = "requests"
 
     @property
     def text(self) -> str:
@@ -104,7 +105,7 @@ class ExpectedDelay:
         if self.requests is None:
             return f"a drop of {self.drop:.2f}: not detectable"
         time = f" ({_duration(self.seconds)})" if self.seconds is not None else ""
-        return f"a drop of {self.drop:.2f}: about {math.ceil(self.requests):,} requests{time}"
+        return f"a drop of {self.drop:.2f}: about {math.ceil(self.requests):,} {self.unit}{time}"
 
 
 def _duration(seconds: float) -> str:

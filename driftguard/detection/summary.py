@@ -53,9 +53,12 @@ def describe(config: DetectorConfig, state: StreamState) -> StreamSummary:
 
 
 def _sessions_given(state: StreamState) -> SessionsGiven:
+    requests = int(state.drafted_requests[~state.of_windows].sum())
+    if requests == 0:
+        return "no requests"
     if state.in_session == 0:
         return "not given"
-    return "given" if state.in_session == int(state.drafted_requests.sum()) else "in part"
+    return "given" if state.in_session >= requests else "in part"
 
 
 def _verdict(

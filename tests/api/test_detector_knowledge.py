@@ -70,10 +70,11 @@ def test_what_is_promised_in_requests_and_in_days_and_how_soon_a_drop_is_found(c
     assert small["requests"] > large["requests"] > 10
     assert large["seconds"] == pytest.approx(large["requests"] * 2 * 0.2, rel=0.02)  # every other request
     page = client.get("/").text
-    for text in (large["text"], promised["text"], "No request names its session"):
-        assert text in page
+    days = f"one in {promised['days']:,.0f} days"
+    for text in (large["text"], days, "100,000 requests", "setting 0.1 days", "No request names its session"):
+        assert text in " ".join(page.split())
     told = driftguard("status", "--sidecar", str(client.base_url)).stdout
-    for text in (large["text"], promised["text"], "sessions not given"):
+    for text in (large["text"], promised["text"], "sessions: not given"):
         assert text in told
 
 
@@ -81,16 +82,18 @@ def test_sessions_and_windows_after_a_gap_are_counted(client: httpx.Client) -> N
     traffic = live_traffic(53)
     records = traffic.draw(30, GOOD)
     windows = [
-        msgspec.structs.replace(record, kind="window", fidelity="counter", session="s1")
+        msgspec.structs.replace(record, kind="window", fidelity="counter")
         for record in records[:20] + records[25:]
     ]
     post(client, windows)
     stream, _ = status(client)
-    assert stream["sessions"] == "given"
+    assert stream["sessions"] == "no requests"
     assert stream["windows_after_gap"] > 0
-    post(client, traffic.draw(10, GOOD))
-    stream, _ = status(client)
-    assert stream["sessions"] == "in part"
+    named = [msgspec.structs.replace(record, session="s1") for record in traffic.draw(10, GOOD)]
+    for requests, told in ((named, "given"), (traffic.draw(10, GOOD), "in part")):
+        post(client, requests)
+        stream, _ = status(client)
+        assert stream["sessions"] == told
     assert "Some requests name no session" in client.get("/").text
 
 

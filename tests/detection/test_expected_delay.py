@@ -99,6 +99,9 @@ def test_of_windows_too() -> None:
             predicted.append(expected(config, state, drop))
             simulated.append(alarm(config, state, windows(rng, [MEAN - drop] * 200, first_ordinal=41)))
         assert close(predicted, simulated, f"seeds [72, 0..29], windows, drop {drop}")
+    (segment,) = describe(config, state).segments
+    assert segment.expected_delays[0].text.startswith("a drop of 0.05: about 1")
+    assert "windows (" in segment.expected_delays[0].text
 
 
 def test_with_other_segments_an_alarm_takes_twice_the_evidence() -> None:

@@ -152,8 +152,10 @@ def test_text_for_a_terminal_ends_with_a_summary(tmp_path: Path) -> None:
     assert "1609 records, 0 of them probes, 2 streams" in out
     assert "s1 big with small (v1, draft_model): degraded" in out
     assert "at least 91 more requests needed" in out
-    assert "sessions not given; requests of one conversation count as independent" in out
-    assert re.search(r"found after: a drop of 0\.05: about \d+ requests \([\d.]+ min\); a drop of 0\.10", out)
+    assert "sessions: not given; requests of one conversation count as independent" in out
+    assert re.search(
+        r"expected delay: a drop of 0\.05: about \d+ requests \([\d.]+ min\); a drop of 0\.10", out
+    )
 
 
 def test_text_says_why_a_baseline_begins(tmp_path: Path) -> None:
@@ -170,7 +172,7 @@ def test_text_says_why_a_baseline_begins(tmp_path: Path) -> None:
     _, _, out, _ = run(path, as_json=False)
     assert "first baseline of the segment (request, num_speculative_tokens 3," in out
     assert "num_speculative_tokens changed from 3 to 5 (request, num_speculative_tokens 5," in out
-    assert "sessions in part; requests without one count as independent" in out
+    assert "sessions: in part; requests without one count as independent" in out
     assert "not watched: request, num_speculative_tokens 7" in out
     assert "num_speculative_tokens changed from 5 to 7" in out
 

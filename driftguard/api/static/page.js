@@ -7,6 +7,7 @@ const chart = document.getElementById("chart");
 const decide = document.getElementById("decide");
 const first = document.querySelector("[data-choices] [data-stream]");
 const choice = { stream: chart?.dataset.stream ?? first?.dataset.stream, minutes: "60" };
+let series = null, width = 0; // what the chart shows, and how wide it was drawn
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -38,10 +39,12 @@ function escapeText(text) { // Plotly reads a few HTML tags in its texts
 
 function marks(series) {
   const shapes = [], annotations = [];
+  const middle = (Date.parse(series.since) + Date.parse(series.until)) / 2;
   const mark = (at, text, hue, level) => {
+    const left = Date.parse(at) > middle; // so that the edge cuts no text off
     shapes.push({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: hue, width: 2, dash: "dash" } });
-    annotations.push({ x: at, yref: "paper", y: level, text: escapeText(text), showarrow: false, xanchor: "left",
-      xshift: 4, font: { color: hue, size: 12 }, bgcolor: colour("--card") });
+    annotations.push({ x: at, yref: "paper", y: level, text: escapeText(text), showarrow: false,
+      xanchor: left ? "right" : "left", xshift: left ? -4 : 4, font: { color: hue, size: 12 }, bgcolor: colour("--card") });
   };
   for (const point of series.change_points) {
     const hue = colour(point.direction === "down" ? "--bad" : "--info");
@@ -59,10 +62,14 @@ async function draw() {
   if (!chart || !choice.stream || typeof Plotly === "undefined") return;
   const answer = await fetch(`/api/v1/streams/${choice.stream}/acceptance?minutes=${choice.minutes}`);
   if (!answer.ok) return;
-  const series = await answer.json();
+  series = await answer.json();
+  paint();
+}
+
+function paint() {
   const axis = { gridcolor: colour("--line"), zeroline: false, linecolor: colour("--line") };
   const layout = {
-    height: 340, margin: { l: 48, r: 12, t: 12, b: 36 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    width: chart.clientWidth, height: 340, margin: { l: 48, r: 12, t: 12, b: 36 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: colour("--ink"), family: "system-ui, sans-serif" }, hovermode: "closest",
     hoverlabel: { bgcolor: colour("--card"), font: { color: colour("--ink") } },
     legend: { orientation: "h", y: -0.15 },
@@ -71,11 +78,12 @@ async function draw() {
     uirevision: choice.stream + "/" + choice.minutes,
     ...marks(series),
   };
+  width = chart.clientWidth;
   Plotly.react(chart, traces(series), layout, { displayModeBar: false });
 }
 
-if (chart && typeof Plotly !== "undefined") { // its place narrows when a scroll bar appears
-  new ResizeObserver(() => { if (chart.data) Plotly.Plots.resize(chart); }).observe(chart);
+if (chart) { // its place narrows when a scroll bar appears
+  new ResizeObserver(() => { if (series && chart.clientWidth !== width) paint(); }).observe(chart);
 }
 
 function press() {
