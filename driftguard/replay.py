@@ -42,8 +42,8 @@ CHUNK_RECORDS = 5_000
 MAX_LISTED_PROBLEMS = 100
 _SESSIONS_MEAN: dict[SessionsGiven, str] = {
     "given": "",
-    "in part": "; requests without one count as independent",
-    "not given": "; requests of one conversation count as independent",
+    "in part": "; of the others only neighbours are known to belong together",
+    "not given": "; only neighbours are known to belong together",
     "no requests": "",
 }
 
@@ -199,6 +199,7 @@ def _baseline_json(finding: BaselineReady) -> dict[str, Any]:
         **_acceptance_json("acceptance", finding.acceptance),
         "mean_per_request": finding.mean_per_request,
         "standard_deviation_per_request": finding.standard_deviation,
+        "block_length": finding.block_length,
         "fall_below": finding.fall_below,
         "rise_above": finding.rise_above,
         "false_alarm_every": finding.false_alarm_every,
@@ -293,6 +294,8 @@ def _summary(running: Replay) -> Iterator[str]:
             else:
                 told = f"{segment.verdict}, acceptance {segment.baseline.rate:.3f} at first, now {recent}"
             yield f"    segment {segment.segment}: {segment.requests} requests, {told}"
+            if segment.block_length > 1:
+                yield f"        neighbours are alike: watched in blocks of {segment.block_length} requests"
             if segment.learning is not None:
                 yield f"        not watched: {segment.learning}"
             elif segment.expected_delays:

@@ -33,13 +33,9 @@ def is_stale(last: datetime, now: datetime, active_minutes: ActiveMinutes) -> bo
     silence = now - last
     if silence <= SHORTEST or silence > SURELY_STALE:
         return silence > SURELY_STALE
-    return silence > TIMES_USUAL * usual_silence(last, active_minutes)
-
-
-def usual_silence(last: datetime, active_minutes: ActiveMinutes) -> timedelta:
     windows = [(last - AROUND, last)]
     windows += [(last - days - AROUND, last - days + AROUND) for days in EARLIER]
-    return max(_longest(active_minutes(start, end)) for start, end in windows)
+    return all(silence > TIMES_USUAL * _longest(active_minutes(start, end)) for start, end in windows)
 
 
 def _longest(minutes: Sequence[datetime]) -> timedelta:

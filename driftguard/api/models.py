@@ -99,6 +99,9 @@ class SegmentStatus(_Model):
         description="Why the baseline in use was begun.", examples=["first baseline of the segment"]
     )
     expected_delays: list[ExpectedDelayModel] = Field(description="Empty until the segment is watched.")
+    block_length: int = Field(
+        description="Requests that count as one, because neighbours are alike; 1: each for itself."
+    )
 
     @classmethod
     def of(cls, item: SegmentSummary) -> SegmentStatus:
@@ -111,6 +114,7 @@ class SegmentStatus(_Model):
             baseline=Rate.of(item.baseline),
             learning=item.learning,
             baseline_reason=item.baseline_reason,
+            block_length=item.block_length,
             expected_delays=[ExpectedDelayModel.model_validate(delay) for delay in item.expected_delays],
         )
 
@@ -162,7 +166,7 @@ class StreamStatusModel(StreamInfo):
     last_seen_at: datetime
     records_in_other: int = Field(description="Records whose segment was beyond the limit of 64.")
     sessions: SessionsGiven = Field(
-        description="Do requests name their session? Where not, each counts as independent."
+        description="Do requests name their session? Where not, only neighbours are known to belong together."
     )
     windows_after_gap: int = Field(
         description="Windows of a counter that restarted or was missed: counted, never evidence."
