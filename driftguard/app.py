@@ -198,8 +198,7 @@ class Sidecar:
             incident_diagnosis.refresh(session, self._destinations, datetime.now(UTC))
 
     def _measure_costs(self) -> None:
-        with self.database.session() as session:
-            stream_cost.refresh(session, datetime.now(UTC))
+        stream_cost.refresh(self.database, datetime.now(UTC))
 
     def _attempt(self, chore: Callable[[], None]) -> None:
         try:

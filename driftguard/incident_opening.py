@@ -67,7 +67,7 @@ def _incident(session: Session, stream: Stream, finding: DriftOpened, now: datet
     changed_at = datetime.fromtimestamp(finding.change_point_at, UTC)
     times = speeds.ended_at(session, stream.id, set(finding.interval))
     change = stream_cost.Change(
-        finding.change_point, finding.ordinal, tuple(item.segment for item in finding.segments)
+        finding.change_point, changed_at, finding.ordinal, tuple(item.segment for item in finding.segments)
     )
     cost, drafted = stream_cost.at_change(
         session, stream, change, datetime.fromtimestamp(finding.ended_at, UTC)

@@ -5,28 +5,34 @@ With an incident as it opens, and for every stream in service every few minutes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
+import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost, TimedRequest, assess
-from driftguard.store import speeds, status, stream_costs
-from driftguard.store.tables import Incident, Stream
+from driftguard.store import speeds, status, stream_costs, streams
+from driftguard.store.database import Database
+from driftguard.store.tables import Stream
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
 _AT_A_TIME: Final = 10  # streams: about a twentieth of a second each
 _NEWEST: Final = 2**62  # above every seq
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`change_point` and `newest`: seq of the first record after it and of the last one to look at."""
+    """`change_point` and `newest`: seq of the first record after it and of the last one to look at.
+    `at`: when that first record ended."""
 
     change_point: int
+    at: datetime
     newest: int
     segments: tuple[str, ...]
 
@@ -35,21 +41,23 @@ def at_change(
     session: Session, stream: Stream, change: Change, newest_ended_at: datetime
 ) -> tuple[Cost | None, float | None]:
     """(what the change costs, draft tokens per step in the changed segments); None where no record tells."""
-    before = speeds.between(session, stream.id, 0, change.change_point, newest_ended_at)
+    before = speeds.between(session, stream.id, 0, change.change_point, change.at)
     after = speeds.between(session, stream.id, change.change_point, change.newest + 1, newest_ended_at)
     without = speeds.without_speculation(session, stream, change.newest + 1, newest_ended_at)
     changed = [item for item in [*before, *after] if item.segment in change.segments]
-    return assess(before, after, without, changed=change.segments), _drafted_per_step(changed)
+    cost = _assessed(stream, before, after, without, change.segments)
+    return cost, _drafted_per_step(changed)
 
 
-def refresh(session: Session, now: datetime) -> None:
-    """Measures the streams that waited longest, a few at a time."""
-    outdated = stream_costs.outdated(session, now - MEASURE_EVERY, limit=_AT_A_TIME)
-    unresolved = status.unresolved_incidents(session) if outdated else {}
-    for stream in outdated:
-        of_stream = unresolved.get(stream.id, {})
-        cost = _now(session, stream, of_stream.get("down") or of_stream.get("up"))
-        stream_costs.store(session, stream.id, msgspec.to_builtins(cost), now)
+def refresh(database: Database, now: datetime) -> None:
+    """Measures the streams that waited longest, a few at a time, each in a transaction of its own."""
+    with database.session() as session:
+        outdated = stream_costs.outdated(session, now - MEASURE_EVERY, limit=_AT_A_TIME)
+        waiting = [stream.id for stream in outdated]
+    for stream_id in waiting:
+        with database.session() as session:
+            if stream := streams.get_stream(session, stream_id):
+                stream_costs.store(session, stream_id, msgspec.to_builtins(_now(session, stream)), now)
 
 
 def known(session: Session) -> dict[int, Cost]:
@@ -59,13 +67,34 @@ def known(session: Session) -> dict[int, Cost]:
     }
 
 
-def _now(session: Session, stream: Stream, incident: Incident | None) -> Cost | None:
-    if incident is not None:
+def _now(session: Session, stream: Stream) -> Cost | None:
+    """Against the time before the change of an unresolved incident, one of a fall first."""
+    unresolved = status.unresolved_incidents(session).get(stream.id, {})
+    if incident := unresolved.get("down") or unresolved.get("up"):
         segments = tuple(str(segment["segment"]) for segment in incident.segments)
-        change = Change(incident.change_point_seq, _NEWEST, segments)
+        change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments)
         return at_change(session, stream, change, stream.last_seen_at)[0]
     newest = speeds.between(session, stream.id, 0, _NEWEST, stream.last_seen_at)
-    return assess([], newest, speeds.without_speculation(session, stream, _NEWEST, stream.last_seen_at))
+    without = speeds.without_speculation(session, stream, _NEWEST, stream.last_seen_at)
+    return _assessed(stream, [], newest, without, None)
+
+
+def _assessed(
+    stream: Stream,
+    before: Sequence[TimedRequest],
+    now: Sequence[TimedRequest],
+    without: Sequence[TimedRequest],
+    changed: Sequence[str] | None,
+) -> Cost | None:
+    """None, and logged, where it fails or gives numbers that JSON cannot hold: what an incident costs must
+    not keep it, and the batch that it was found in, from being stored."""
+    try:
+        cost = assess(before, now, without, changed=changed)
+        json.dumps(msgspec.to_builtins(cost), allow_nan=False)
+    except Exception:
+        log.exception("the cost of speculation could not be computed", stream=stream.id)
+        return None
+    return cost
 
 
 def _drafted_per_step(requests: Sequence[TimedRequest]) -> float | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -14,13 +16,13 @@ from sqlalchemy import select, update
 
 from driftguard import stream_cost
 from driftguard.alerting.message import cost_of, document, summary
-from driftguard.cost import Cost, TimedRequest
+from driftguard.cost import Cost, Speed, TimedRequest, assess
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.records import AcceptanceRecord
 from driftguard.status import gather
-from driftguard.store import incidents, speeds, stream_costs
+from driftguard.store import detector_states, incidents, speeds, stream_costs
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream, StreamCost
 from tests.cost.traffic import Server
@@ -140,8 +142,8 @@ def test_a_stream_tells_its_best_k_and_is_measured_again_only_with_new_traffic(
     rng = np.random.default_rng(4)
     send(database, rng, BAD, 0, {0: 60, 1: 60, 4: 300})
     now = datetime.now(UTC)
+    stream_cost.refresh(database, now)
     with database.session() as session:
-        stream_cost.refresh(session, now)
         (found,) = [item for item in gather(session, now) if item.stream.method != "none"]
         assert found.cost is not None
         assert (found.cost.best, found.cost.sure) == (1, True)
@@ -169,11 +171,59 @@ def test_the_running_sidecar_measures_by_itself(database: Database, tmp_path: Pa
 
 def test_what_tells_nothing_is_remembered_as_such(database: Database) -> None:
     send(database, np.random.default_rng(6), GOOD, 0, {4: 3})
+    stream_cost.refresh(database, datetime.now(UTC))
     with database.session() as session:
-        stream_cost.refresh(session, datetime.now(UTC))
         assert session.scalars(select(StreamCost.cost)).all() == [None]
         assert stream_cost.known(session) == {}
         assert stream_costs.outdated(session, datetime.now(UTC) + timedelta(hours=1), limit=10) == []
+
+
+def test_no_time_however_absurd_and_no_failure_of_the_cost_keeps_an_incident_from_being_stored(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One time in fifty is 1e160 s; and once the computation itself gives infinity, once it fails."""
+    absurd: dict[str, Any] = {"time_per_output_token_seconds": 1e160}
+    infinite = Cost(Speed(math.inf, 1.0, 1.0, 1.0, 10))
+    computations = {
+        "as it is": assess,
+        "infinite": lambda *_, **__: infinite,
+        "failing": lambda *_, **__: 1 / 0,
+    }
+    rng = np.random.default_rng(9)
+    for server, computed in computations.items():
+        monkeypatch.setattr(stream_cost, "assess", computed)
+        for minute, count, speed in ((0, 1200, GOOD), (40, 300, BAD)):
+            start = (START + timedelta(minutes=minute)).timestamp()
+            drawn = speed.serve(rng, count, 4, start=start)
+            drawn = [item._replace(**absurd) if i % 50 == 0 else item for i, item in enumerate(drawn)]
+            sent = records(rng, drawn)
+            store(database, [msgspec.structs.replace(record, server=server) for record in sent])
+        fold_all(database)
+        stream_cost.refresh(database, datetime.now(UTC))
+    with database.session() as session:
+        found = {stream.server: incident for incident, stream in incidents.page(session, limit=10)}
+        costs = {server: cost_of(incident) for server, incident in found.items()}
+        known = stream_cost.known(session)
+        assert list(known) == [found["as it is"].stream_id]
+        assert detector_states.unfolded(session) == 0
+    assert costs.keys() == computations.keys()
+    assert (costs["infinite"], costs["failing"]) == (None, None)
+    assert costs["as it is"] is not None
+    assert costs["as it is"].lost is not None
+
+
+def test_an_incident_keeps_its_loss_for_as_long_as_the_records_before_it_are_kept(
+    database: Database,
+) -> None:
+    _, stream = fallen(database, BAD, 10, {4: 1200})
+    rng = np.random.default_rng(11)
+    later = START + timedelta(days=9)
+    store(database, records(rng, BAD.serve(rng, 300, 4, start=later.timestamp())))
+    stream_cost.refresh(database, later + timedelta(hours=1))
+    with database.session() as session:
+        lost = stream_cost.known(session)[stream.id].lost
+    assert lost is not None
+    assert lost.low <= 1 - BAD.tokens_per_second(4) / GOOD.tokens_per_second(4) <= lost.high
 
 
 def test_requests_without_speculation_are_of_the_same_server_and_target(database: Database) -> None:

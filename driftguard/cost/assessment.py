@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from driftguard.cost.step_time import fit, seen_ks, step_time
 from driftguard.cost.tokens_per_step import chain_of
 from driftguard.cost.words import ALIKE, IMPLAUSIBLE, limits
 
+_IN_USE: Final = 100  # newest requests with drafts: of most of their steps is the K in use
+_SAME_HOURS: Final = 86_400.0  # seconds
+
 
 def assess(
     before: Sequence[TimedRequest],
@@ -36,11 +40,14 @@ def assess(
 
     before: requests of the stream before a change, if there was one. without: requests of the same server
     and target without speculation. changed: segments whose speed is told, all by default; K is one for the
-    whole stream, so the best K is of all of `now`.
+    whole stream, so the best K is of all of `now`. K in use is that of the newest requests, so that a
+    K set anew is known at once. Seconds per step change with the machine and its load, so the best K is
+    told from the requests, before and now, of the last day only.
     """
     newest = sample_of(now)
     found = _speeds(_of(sample_of(before), changed), _of(newest, changed))
-    k = _usual(newest, newest.k, least=1)
+    speculating = newest[newest.k >= 1][-_IN_USE:]
+    k = _usual(speculating, speculating.k, least=1)
     if found is None or k is None:
         return found
     own = newest[newest.k == k]
@@ -48,7 +55,8 @@ def assess(
     found = replace(
         found, num_speculative_tokens=k, acceptance_rate=float(own.accepted.sum() / own.drafted.sum())
     )
-    timed = sample_of([*before, *now, *without])
+    since = max(item.ended_at for item in now) - _SAME_HOURS
+    timed = sample_of([item for item in [*before, *now, *without] if item.ended_at >= since])
     return _with_best(found, newest, timed[timed.band == band], band)
 
 

@@ -69,7 +69,7 @@ class Cost:
     now: Speed
     before: Speed | None = None
     lost: Interval | None = None  # part of the tokens per second, negative where gained
-    num_speculative_tokens: int | None = None  # the K in use: of most steps now
+    num_speculative_tokens: int | None = None  # the K in use: of most steps in the newest requests
     acceptance_rate: float | None = None  # at that K
     step_time: StepTime | None = None
     choices: tuple[Choice, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
@@ -18,6 +17,8 @@ BLOCKS: Final = 20
 UNKNOWN_BAND: Final = -1
 LEAST_REQUESTS: Final = 10  # below, nothing is said
 LEVEL: Final = 0.95
+SHORTEST: Final = 1e-9  # seconds per token; a time beyond these two was not measured
+LONGEST: Final = 1e4
 
 
 class TimedRequest(NamedTuple):
@@ -61,12 +62,12 @@ class Sample:
     def __len__(self) -> int:
         return len(self.k)
 
-    def __getitem__(self, chosen: Mask) -> Sample:
+    def __getitem__(self, chosen: Mask | slice) -> Sample:
         return Sample(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
 
 def sample_of(requests: Sequence[TimedRequest]) -> Sample:
-    """Left out are requests without a time, with none that passed, and of a single token."""
+    """Left out are requests without a time, with an absurd one, and of a single token."""
     timed = [(item, *_timed(item)) for item in sorted(requests, key=lambda item: item.ended_at)]
     kept = [(item, seconds, steps) for item, seconds, steps in timed if seconds > 0.0 and steps >= 1.0]
     items = [item for item, _, _ in kept]
@@ -90,9 +91,9 @@ def sample_of(requests: Sequence[TimedRequest]) -> Sample:
 
 
 def _timed(request: TimedRequest) -> tuple[float, float]:
-    """(seconds, steps) between the first output token and the last; (0, 0) where that is not known."""
+    """(seconds, steps) between the first output token and the last; (0, 0) where not known, or absurd."""
     per_token = request.time_per_output_token_seconds
-    if per_token is None or not math.isfinite(per_token):
+    if per_token is None or not SHORTEST <= per_token <= LONGEST:
         return 0.0, 0.0
     told = request.output_tokens is not None
     tokens = request.output_tokens - 1 if request.output_tokens is not None else request.emitted

@@ -13,7 +13,7 @@ What can be told depends on which K were seen (each in at least LEAST_REQUESTS r
 
 Errors are those of runs of consecutive requests of one K (`sample.runs`), so a K that does not lie on the
 line widens them too. Assumption: requests of different K differ in nothing else that changes the time of a
-step. Requests of all K should therefore come from the same hours.
+step. Requests of all K are therefore taken from one day, and should come from the same hours of it.
 """
 
 from __future__ import annotations

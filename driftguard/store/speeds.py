@@ -16,7 +16,7 @@ REQUESTS: Final = 2_000  # newest on each side of a change point
 WITHOUT: Final = 1_000  # newest requests without speculation
 LOOK_BACK: Final = timedelta(days=7)
 WITHOUT_LOOK_BACK: Final = timedelta(days=1)  # seconds per step are compared, so from the same hours
-_AHEAD: Final = timedelta(days=1)  # records arrive a little out of order
+_AHEAD: Final = timedelta(hours=1)  # records arrive a little out of order
 
 
 def ended_at(session: Session, stream_id: int, seqs: Collection[int]) -> dict[int, datetime]:

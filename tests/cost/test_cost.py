@@ -16,6 +16,7 @@ from tests.cost.traffic import Server
 SERVER = Server()
 GOOD = Server(accepts=(0.85, 0.8, 0.75, 0.7))
 BAD = Server(accepts=(0.6, 0.5, 0.4, 0.3))
+TIMES = (0.0, 1e-310, 1e-12, 1e-9, 1.0, 1.0, 1e4, 1e9, 1e160, 1e308)  # all of them legal
 
 
 def assessed(
@@ -115,6 +116,25 @@ def test_one_k_beside_none_is_sure_of_off_only() -> None:
     assert any("straight line" in note for note in cost.notes)
 
 
+def test_the_k_in_use_is_that_of_the_newest_requests() -> None:
+    rng = np.random.default_rng(22)
+    cost = assess([], SERVER.serve(rng, 1800, 4) + SERVER.serve(rng, 200, 6, start=1800.0), [])
+    assert cost is not None
+    assert cost.num_speculative_tokens == 6
+
+
+def test_step_times_of_another_day_are_not_compared() -> None:
+    """A week before the change, with another K, the machine was twice as fast."""
+    rng = np.random.default_rng(23)
+    faster = Server(a=0.010, b=0.001)
+    before = faster.serve(rng, 200, 2)
+    now = SERVER.serve(rng, 200, 4, start=7 * 86_400.0)
+    cost = assess(before, now, SERVER.serve(rng, 50, 0, start=7 * 86_400.0))
+    assert cost is not None
+    assert cost.step_time is not None
+    assert [item.num_speculative_tokens for item in cost.step_time.seen] == [0, 4]
+
+
 def test_without_positions_all_are_taken_to_be_accepted_alike() -> None:
     rng = np.random.default_rng(11)
     now = SERVER.serve(rng, 400, 4, accepted_per_position=None)
@@ -199,7 +219,9 @@ def test_a_stream_without_speculation_has_a_speed_and_no_best_k() -> None:
     assert (cost.num_speculative_tokens, cost.best) == (None, None)
 
 
-@pytest.mark.parametrize("useless", ["few", "untimed", "zero", "single tokens"])
+@pytest.mark.parametrize(
+    "useless", ["few", "untimed", "zero", "single tokens", "absurdly fast", "absurdly slow"]
+)
 def test_too_little_tells_nothing(useless: str) -> None:
     rng = np.random.default_rng(20)
     now = {
@@ -207,6 +229,8 @@ def test_too_little_tells_nothing(useless: str) -> None:
         "untimed": SERVER.serve(rng, 50, 4, time_per_output_token_seconds=None),
         "zero": SERVER.serve(rng, 50, 4, time_per_output_token_seconds=0.0),
         "single tokens": SERVER.serve(rng, 50, 4, output_tokens=1),
+        "absurdly fast": SERVER.serve(rng, 50, 4, time_per_output_token_seconds=1e-310),
+        "absurdly slow": SERVER.serve(rng, 50, 4, time_per_output_token_seconds=1e160),
     }[useless]
     assert assess(SERVER.serve(rng, 50, 4), now, SERVER.serve(rng, 50, 0)) is None
 
@@ -261,7 +285,7 @@ def _any_request(rng: np.random.Generator) -> TimedRequest:
         emitted=int(rng.integers(0, accepted + steps + 1)),
         accepted_per_position=[None, per_position, [], per_position[:1]][rng.integers(0, 4)],
         output_tokens=[None, 0, 1, int(rng.integers(1, 40))][rng.integers(0, 4)],
-        time_per_output_token_seconds=[None, 0.0, 1e-12, 1.0, 1e9][rng.integers(0, 5)],
+        time_per_output_token_seconds=float(rng.choice(TIMES)) if rng.random() < 0.8 else None,
     )
 
 
