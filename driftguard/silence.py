@@ -9,6 +9,9 @@ is not called stale in its second night, nor on its second weekend: what was sil
 first time, nothing in the records tells idleness from failure. The mean traffic is no measure of this: it
 is the same for a steady trickle and for bursts. Nothing here depends on the present moment but the length
 of the silence, so a stale stream stays stale until its next record: the verdict cannot flap.
+
+The times are those at which the records ended, by the sender's clock: a source whose clock is slow by more
+than its usual silence is stale although its records arrive.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ ActiveMinutes = Callable[[datetime, datetime], Sequence[datetime]]
 
 def is_stale(last: datetime, now: datetime, active_minutes: ActiveMinutes) -> bool:
     """`last`: end of the newest record. `active_minutes`: those with records from one moment to another,
-    and the first after that; oldest first."""
+    and the first after that, up to `last`; oldest first."""
     silence = now - last
     if silence <= SHORTEST or silence > SURELY_STALE:
         return silence > SURELY_STALE

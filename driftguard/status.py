@@ -61,20 +61,21 @@ class StreamStatus:
 def gather(session: Session, now: datetime) -> list[StreamStatus]:
     """Every stream, the worst of those in service first."""
     known, drafts = streams.all_streams(session), status.drafts_in_service(session)
+    summaries = {
+        stream_id: msgspec.convert(summary, StreamSummary)
+        for stream_id, summary in detector_states.summaries(session).items()
+    }
     facts = _Facts(
         streams=known,
         newest=_newest(known),
         serving=in_service(known, drafts),
-        summaries={
-            stream_id: msgspec.convert(summary, StreamSummary)
-            for stream_id, summary in detector_states.summaries(session).items()
-        },
+        summaries=summaries,
         incidents=status.unresolved_incidents(session),
         speeds=status.speeds(session, now),
         drafts=drafts,
         retrains=status.last_retrains(session),
         costs=stream_cost.known(session),
-        silent=_silent_sources(session, known, now),
+        silent=_silent_sources(session, known, summaries, now),
     )
     found = [_status(stream, facts) for stream in facts.streams]
     return sorted(
@@ -120,18 +121,23 @@ class _Facts:
 
 
 def _silent_sources(
-    session: Session, known: Sequence[Stream], now: datetime
+    session: Session, known: Sequence[Stream], summaries: Mapping[int, StreamSummary], now: datetime
 ) -> dict[tuple[str, str], datetime]:
-    """(server, target) -> end of the last record, of sources that stopped sending (silence.py)."""
+    """(server, target) -> end of the last record, of sources that stopped sending (silence.py), or so long
+    ago that no record of their traffic is kept any more."""
     last_traffic = status.last_traffic(session)
     sources: dict[tuple[str, str], list[int]] = defaultdict(list)
+    silent: dict[tuple[str, str], datetime] = {}
     for stream in known:
+        place = (stream.server, stream.target)
         if stream.id in last_traffic:
-            sources[stream.server, stream.target].append(stream.id)
-    silent = {}
+            sources[place].append(stream.id)
+        elif stream.id in summaries and summaries[stream.id].requests:
+            silent[place] = max(stream.last_seen_at, silent.get(place, stream.last_seen_at))
     for source, ids in sources.items():
+        silent.pop(source, None)
         last = max(last_traffic[stream_id] for stream_id in ids)
-        if is_stale(last, now, partial(status.active_minutes, session, ids)):
+        if is_stale(last, now, partial(status.active_minutes, session, ids, last)):
             silent[source] = last
     return silent
 
@@ -170,7 +176,10 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
 
 def _stale(found: StreamStatus, last: datetime) -> StreamStatus:
     """Whatever the verdict was, nobody knows it now; the incident stays."""
-    text = f"Stale: no records from {found.stream.server} since {clock(last)}. Before that: {found.text}"
+    text = (
+        f"Stale: no record from {found.stream.server} ended after {clock(last)} by its own clock. "
+        f"Before that: {found.text}"
+    )
     return replace(found, verdict="stale", since=last, text=text)
 
 

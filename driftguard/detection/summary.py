@@ -117,7 +117,7 @@ def _learning(state: StreamState, newest: Columns) -> int | None:
 
 def _missing(state: StreamState, code: int, learning: int | None) -> int:
     if learning is not None:
-        return int(state.reference_size[learning] - state.reference[learning, 0])
+        return max(int(state.reference_size[learning] - state.reference[learning, 0]), 1)
     return FIRST_CHECK if state.newest_baseline(code) is None else 0  # nothing was drafted yet, or watched
 
 

@@ -73,12 +73,21 @@ def last_traffic(session: Session) -> dict[int, datetime]:
 
 
 def active_minutes(
-    session: Session, stream_ids: Collection[int], start: datetime, end: datetime
+    session: Session, stream_ids: Collection[int], last: datetime, start: datetime, end: datetime
 ) -> list[datetime]:
-    """Minutes with traffic of these streams from `start` to `end`, and the first after; oldest first."""
+    """Minutes with traffic of these streams from `start` to `end`, and the first after; oldest first.
+
+    `last`: end of their newest record. Without it, a search for the first minute after that would read the
+    rollups of all other streams since.
+    """
     own = (Rollup.stream_id.in_(stream_ids), Rollup.kind != "probe")
     within = select(Rollup.minute).where(*own, Rollup.minute.between(start, end)).distinct()
-    after = select(Rollup.minute).where(*own, Rollup.minute > end).order_by(Rollup.minute).limit(1)
+    after = (
+        select(Rollup.minute)
+        .where(*own, Rollup.minute > end, Rollup.minute <= last)
+        .order_by(Rollup.minute)
+        .limit(1)
+    )
     return sorted({*session.scalars(within), *session.scalars(after)})
 
 

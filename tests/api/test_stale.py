@@ -6,14 +6,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
-from sqlalchemy import update
+from sqlalchemy import delete, update
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.status import StreamStatus, gather
 from driftguard.store.database import Database
-from driftguard.store.tables import Stream
+from driftguard.store.tables import Record, Stream
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic, store
@@ -41,7 +41,8 @@ def test_stale_says_since_when_and_what_was_known_and_is_over_with_the_next_reco
     assert alive.verdict == "degraded"
     (stale,) = statuses(database, last + timedelta(minutes=6))
     assert (stale.verdict, stale.since, stale.incident_id) == ("stale", last, alive.incident_id)
-    assert stale.text == f"Stale: no records from chat since {last:%F %T} UTC. Before that: {alive.text}"
+    told = f"Stale: no record from chat ended after {last:%F %T} UTC by its own clock. "
+    assert stale.text == f"{told}Before that: {alive.text}"
     pipeline.look_around(last + timedelta(minutes=6))
     assert b'verdict="stale"} 1.0' in metrics.exposition()
 
@@ -63,6 +64,27 @@ def test_canary_probes_are_no_sign_of_life_and_another_server_is_none_either(dat
         ("mail", "insufficient_data"),
         ("chat", "stale"),
     ]
+
+
+def test_a_source_is_still_stale_when_its_records_have_expired(
+    database: Database,
+) -> None:
+    traffic = Traffic(seed=96)
+    store(database, traffic.draw(300, GOOD))
+    while Pipeline(database, CONFIG, Metrics()).fold_batch():
+        pass
+    last = traffic.clock
+    with database.session() as session:
+        session.execute(delete(Record))
+    (expired,) = statuses(database, last + timedelta(days=31))
+    assert expired.verdict == "stale"
+    traffic.clock += timedelta(minutes=10)
+    store(database, traffic.draw(2, GOOD, kind="probe"))
+    (probed,) = statuses(database, traffic.clock)
+    assert probed.verdict == "stale"
+    store(database, traffic.draw(2, GOOD))
+    (again,) = statuses(database, traffic.clock)
+    assert again.verdict == "steady"
 
 
 def test_a_stream_that_another_draft_replaced_is_replaced_and_not_stale(database: Database) -> None:

@@ -146,6 +146,13 @@ def test_after_an_accepted_new_normal_the_next_change_is_found() -> None:
     assert 46 < found.ordinal <= 52
 
 
+def test_where_the_history_holds_more_than_the_baseline_needs_one_more_window_is_needed() -> None:
+    state, _ = run(windows(np.random.default_rng(62), [0.375] * 23 + [0.6] * 60))
+    (segment,) = describe(CONFIG, accept_new_normal(state, "up")).segments
+    assert segment.learning is not None
+    assert segment.requests_needed == 1
+
+
 def test_without_an_incident_there_is_nothing_to_accept() -> None:
     state, _ = run(windows(np.random.default_rng(58), [0.5] * 30))
     assert accept_new_normal(state, "down").to_bytes() == state.to_bytes()
