@@ -29,6 +29,7 @@ from driftguard.detection import (
     Finding,
     Folded,
     ObservationBatch,
+    RhythmLearned,
     StreamState,
     UnreadableState,
     describe,
@@ -210,6 +211,15 @@ class Pipeline:
                 incidents.move(
                     session, incident.id, "resolved", incident_closing.closing_reason(finding), now
                 )
+        elif isinstance(finding, RhythmLearned):
+            log.info(
+                "daily rhythm learned",
+                stream=stream.id,
+                segment=finding.segment,
+                stratum=finding.stratum,
+                days=finding.days,
+                amplitude=finding.amplitude,
+            )
         else:
             log.info(
                 "baseline ready",

@@ -29,6 +29,7 @@ from driftguard.detection import (
     DriftOpened,
     Finding,
     ObservationBatch,
+    RhythmLearned,
     SegmentChange,
     StreamState,
     describe,
@@ -183,6 +184,8 @@ def event_json(event: ReplayEvent) -> dict[str, Any]:
     match finding:
         case BaselineReady():
             return {"event": "baseline_ready", **common, **_baseline_json(finding)}
+        case RhythmLearned():
+            return {"event": "rhythm_learned", **common, **_rhythm_json(finding)}
         case DriftOpened():
             return {"event": "incident_opened", **common, **_opened_json(finding)}
         case DriftClosed():
@@ -203,6 +206,16 @@ def _baseline_json(finding: BaselineReady) -> dict[str, Any]:
         "fall_below": finding.fall_below,
         "rise_above": finding.rise_above,
         "false_alarm_every": finding.false_alarm_every,
+        "block_length": finding.block_length,
+    }
+
+
+def _rhythm_json(finding: RhythmLearned) -> dict[str, Any]:
+    return {
+        "segment": finding.segment,
+        "stratum": finding.stratum,
+        "days": finding.days,
+        "amplitude": finding.amplitude,
     }
 
 
@@ -259,6 +272,11 @@ def event_text(event: ReplayEvent) -> str:
             watched = f"{finding.acceptance.rate:.3f} over {finding.requests} requests"
             line = f"{head} segment {finding.segment} is watched from here; acceptance {watched}"
             return f"{line}\n    {finding.reason} ({finding.stratum})"
+        case RhythmLearned():
+            if finding.amplitude == 0.0:
+                return f"{head} segment {finding.segment} has other hours: its daily rhythm is learned anew"
+            by = f"by {finding.amplitude:.3f} either way, learned from {finding.days} days"
+            return f"{head} segment {finding.segment} depends on the hour of day, {by}; allowed for from here"
         case DriftOpened():
             first, last = finding.interval
             when = (

@@ -25,20 +25,29 @@ def baseline_of(state: StreamState, code: int) -> Acceptance:
 
 
 def at_baseline(state: StreamState, rows: Columns) -> Acceptance:
-    """Of rows of strata with a baseline: the strata's acceptance in the mix of the rows' drafted tokens.
+    """Of rows of strata with a baseline: the strata's acceptance in the mix of the rows' drafted tokens
+    and at their hours of day.
 
     A plain mean over earlier traffic would move with the mix alone. The interval adds the squared
     half widths of the strata's intervals, weighted by their shares squared.
     """
     drafted = np.bincount(rows.stratum, weights=rows.drafted.astype(np.float64))
     strata = [int(code) for code in np.unique(rows.stratum)]
-    if len(strata) == 1:
-        return baseline_of(state, strata[0])
+    effect = state.rhythms.effect[rows.stratum, rows.hour]
+    of_hours = float((effect * rows.drafted).sum()) / float(drafted.sum())
     parts = [baseline_of(state, code) for code in strata]
     shares = [float(drafted[code] / drafted.sum()) for code in strata]
     rate = sum(share * part.rate for share, part in zip(shares, parts, strict=True))
     squares = [(share * (part.high - part.low) / 2.0) ** 2 for share, part in zip(shares, parts, strict=True)]
     half = math.sqrt(sum(squares))
-    return Acceptance(
-        min(rate, 1.0), max(rate - half, 0.0), min(rate + half, 1.0), sum(part.requests for part in parts)
+    if len(parts) == 1:
+        return _moved(parts[0], of_hours)
+    low, high = max(rate - half, 0.0), min(rate + half, 1.0)
+    return _moved(Acceptance(min(rate, 1.0), low, high, sum(part.requests for part in parts)), of_hours)
+
+
+def _moved(acceptance: Acceptance, by: float) -> Acceptance:
+    rate, low, high = (
+        min(max(value + by, 0.0), 1.0) for value in (acceptance.rate, acceptance.low, acceptance.high)
     )
+    return Acceptance(rate, low, high, acceptance.requests)

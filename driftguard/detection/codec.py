@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.history import History, Narrow
+from driftguard.detection.rhythm import Rhythms
 from driftguard.detection.sessions import OpenSessions
 from driftguard.detection.state import OpenIncident, StreamState
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 3
+VERSION = 4
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -60,6 +61,18 @@ class _History(msgspec.Struct, array_like=True):
     expected: _Array
     margin: _Array
     fresh: _Array
+
+
+class _Rhythms(msgspec.Struct, array_like=True):
+    day: int
+    strays: int
+    today: _Array
+    totals: _Array
+    days: _Array
+    reference: _Array
+    used: _Array
+    effect: _Array
+    variance: _Array
 
 
 class _Sessions(msgspec.Struct, array_like=True):
@@ -109,6 +122,7 @@ class _State(msgspec.Struct, array_like=True):
     neighbours: _Array
     blocks: _Array
     open_block: _Array
+    rhythms: _Rhythms
     sessions: _Sessions
     in_session: int
     history: _History
@@ -157,6 +171,8 @@ def _pack(value: Any) -> Any:
         return _Sessions(_array(value.key), _array(value.sums))
     if isinstance(value, OpenIncident):
         return _Incident(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
+    if isinstance(value, Rhythms):
+        return _Rhythms(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
     if isinstance(value, tuple):
         return tuple(_pack(item) for item in value)
     return value
@@ -182,6 +198,8 @@ def _unpack(value: Any) -> Any:
         return OpenIncident(
             **{item.name: _unpack(getattr(value, item.name)) for item in fields(OpenIncident)}
         )
+    if isinstance(value, _Rhythms):
+        return Rhythms(**{item.name: _unpack(getattr(value, item.name)) for item in fields(Rhythms)})
     if isinstance(value, tuple):
         return tuple(_unpack(item) for item in value)
     return value

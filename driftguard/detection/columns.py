@@ -15,6 +15,9 @@ from driftguard.detection.state import StreamState
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+MILLISECONDS_PER_HOUR = 3_600_000
+MILLISECONDS_PER_DAY = 86_400_000
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
@@ -30,6 +33,7 @@ class Columns:
     x: Floats  # [T] accepted / drafted
     log_length: Floats  # [T] log of output_tokens; 0 where not given
     session: Keys  # [T] see sessions.py
+    rhythm: Floats  # [T] effect of the hour of day, see rhythm.py; 0 where none is used
     expected: Floats  # [T] see predictive.py; 0 where the stratum has no baseline yet
     margin: Floats  # [T]
     fresh: Floats  # [T]
@@ -39,6 +43,16 @@ class Columns:
 
     def __getitem__(self, part: slice | NDArray[np.intp]) -> Columns:
         return Columns(*(getattr(self, item.name)[part] for item in fields(self)))
+
+    @property
+    def day(self) -> Ints:
+        """Days since 1970 UTC [T]."""
+        return self.ended_ms // MILLISECONDS_PER_DAY
+
+    @property
+    def hour(self) -> Ints:
+        """Of the day, UTC [T]."""
+        return self.ended_ms % MILLISECONDS_PER_DAY // MILLISECONDS_PER_HOUR
 
     def ended_at(self, place: int) -> float:
         """Seconds since 1970 UTC."""
@@ -63,6 +77,7 @@ def columns_of(
         x=accepted / drafted,
         log_length=np.log(np.maximum(batch.output_tokens[place], 1)),
         session=session_keys([batch.session[index] for index in place.tolist()], stratum),
+        rhythm=zero,
         expected=zero,
         margin=zero,
         fresh=zero,
@@ -81,5 +96,6 @@ def history_rows(state: StreamState) -> Columns:
         x=wide["accepted"] / wide["drafted"],
         log_length=np.zeros(len(past)),
         session=np.zeros(len(past), dtype=np.uint64),
+        rhythm=np.zeros(len(past)),
         **wide,
     )

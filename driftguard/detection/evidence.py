@@ -115,7 +115,8 @@ def bets_on(state: StreamState, base: Baselines, rows: Columns, *, rise: bool) -
     if len(places):
         own = rows[places]
         learned, drafted = state.windows[own.stratum], own.drafted.astype(np.float64)
-        bets[places] = window_factors(learned, own.x, drafted, own.margin, rise=rise)
+        x = own.x - (own.expected - learned[:, 0])  # as if it had no rhythm
+        bets[places] = window_factors(learned, x, drafted, own.margin, rise=rise)
     return bets
 
 

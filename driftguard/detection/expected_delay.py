@@ -85,7 +85,8 @@ def expected_requests(
     if state.of_windows[code]:
         found = _of_windows(needed, state.windows[code], config.ignore, drop)
     else:
-        margin = max(float(base.error_factor[code] * base.mean_error[code]), config.ignore)
+        error = math.sqrt(float(base.mean_error[code] ** 2 + state.rhythms.variance[code].mean()))
+        margin = max(float(base.error_factor[code]) * error, config.ignore)
         fresh = _fresh(state, base, code)
         variance = float(base.within[code] + fresh * base.between[code])
         mean, length = float(base.mean[code]), int(state.block_length[code])

@@ -45,6 +45,21 @@ class BaselineReady:
 
 
 @dataclass(frozen=True, slots=True)
+class RhythmLearned:
+    """What a stratum's requests are expected to accept depends on the hour of day from here on.
+
+    Amplitude 0: no longer, because the hours with traffic are others than before.
+    """
+
+    segment: str
+    stratum: str
+    ordinal: int  # the first request that it is used for
+    ended_at: float  # seconds since 1970 UTC
+    days: int  # it was learned from
+    amplitude: float  # half of what lies between the best and the worst hour
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentChange:
     """One segment's acceptance before (reference period) and after (since the change point)."""
 
@@ -87,7 +102,7 @@ class DriftClosed:
     segments: tuple[SegmentChange, ...]  # after: since the recovery began
 
 
-Finding = BaselineReady | DriftOpened | DriftClosed
+Finding = BaselineReady | RhythmLearned | DriftOpened | DriftClosed
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +148,7 @@ class SegmentSummary:
     baseline_reason: str | None = None  # why the baseline of the present traffic was begun
     expected_delays: tuple[ExpectedDelay, ...] = ()  # of the stratum of most of the present traffic
     block_length: int = 1  # requests that count as one: the longest blocks of its recent requests
+    daily_rhythm: float = 0.0  # half of what lies between the best and the worst hour; 0: not used
 
 
 @dataclass(frozen=True, slots=True)

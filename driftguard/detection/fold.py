@@ -24,6 +24,13 @@ from driftguard.detection.closing import closed
 from driftguard.detection.columns import Columns, columns_of, history_rows
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.counting import counted, windows_in
+from driftguard.detection.days import (
+    day_begins,
+    requests_until_day_counts,
+    tally,
+    with_hours,
+    without_today,
+)
 from driftguard.detection.evidence import keep_evidence, watch, without_evidence
 from driftguard.detection.findings import Direction, Finding
 from driftguard.detection.observations import ObservationBatch
@@ -75,9 +82,10 @@ def _step(
     start: int,
 ) -> tuple[StreamState, list[Finding], int]:
     """Folds rows from `start` up to the next event; returns the place after it."""
+    state, findings = day_begins(state, rows[start : start + 1], config.ignore)
     base = baselines(state.reference, state.blocks)
-    part = rows[start : _step_end(config, state, rows, start)]
-    earlier, _ = sums_before(state.sessions, part.session, part.x, part.log_length)
+    part = with_hours(state, rows[start : _step_end(config, state, rows, start)])
+    earlier, _ = sums_before(state.sessions, part.session, part.x - part.rhythm, part.log_length)
     part = predicted(state, base, config.ignore, part, earlier)
     threshold = config.threshold(state.requests_per_day)
     seen = int(state.drafted_requests.sum())
@@ -91,8 +99,7 @@ def _step(
     events = alarms + [test.first_decided() for runs in tests for test in runs.values()]
     stop = min((place for place in events if place is not None), default=len(part) - 1) + 1
 
-    state = _with_rows(config, keep_evidence(state, run, stop), part[:stop])
-    findings: list[Finding] = []
+    state = _with_rows(config, keep_evidence(state, run, stop), base, part[:stop])
     for direction, incident in enumerate(state.incidents):
         if incident is not None:
             incident = keep_tests(incident, tests[direction], stop, seen, config.history)
@@ -101,34 +108,38 @@ def _step(
         elif alarms[direction] == stop - 1:
             total = float(run.totals[direction][np.searchsorted(run.places, stop - 1)])
             opened, finding = open_incident(state, base, _past(state), direction, total, threshold)
-            state = without_evidence(_with_incident(state, direction, opened), direction)
+            state = _opened(state, direction, opened)
             findings.append(finding)
     state, found = check_reference(config, before, state, batch, part[stop - 1 : stop])
     return state, findings + found, start + stop
 
 
 def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: int) -> int:
-    """Where the step must end at the latest: at a check of a reference period, or of a silent segment."""
+    """Where the step must end at the latest: at a check of a reference period or of a silent segment, and
+    at the end of a day that counts."""
     end = min(start + STEP_OBSERVATIONS, len(rows))
     seen = int(state.drafted_requests.sum())
     for incident in state.incidents:
         if incident is not None:
             end = min(end, start + requests_until_silent(incident, seen, config.history))
-    return start + requests_until_check(state, rows[start:end])
+    end = start + requests_until_check(state, rows[start:end])
+    return start + requests_until_day_counts(state, rows[start:end])
 
 
-def _with_rows(config: DetectorConfig, state: StreamState, rows: Columns) -> StreamState:
-    """The state that has counted these rows and put them in its history, blocks and reference periods."""
-    earlier, sessions = sums_before(state.sessions, rows.session, rows.x, rows.log_length)
+def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows: Columns) -> StreamState:
+    """The state that has put these rows in its history, sessions, blocks, day and reference periods."""
+    earlier, sessions = sums_before(state.sessions, rows.session, rows.x - rows.rhythm, rows.log_length)
     _, open_block = in_blocks(state, rows)
+    state = with_reference(state, rows, earlier)
     return replace(
-        with_reference(state, rows, earlier),
+        state,
         ordinal=int(rows.ordinal[-1]),
         drafted_requests=state.drafted_requests
         + np.bincount(rows.stratum, minlength=len(state.drafted_requests)),
         sessions=sessions,
         in_session=state.in_session + int((rows.session != NO_SESSION).sum()),
         open_block=open_block,
+        rhythms=tally(state, base, rows),
         history=state.history.followed_by(rows, config.history),
     )
 
@@ -150,6 +161,10 @@ def _after_tests(
 def _with_incident(state: StreamState, direction: int, incident: OpenIncident | None) -> StreamState:
     down, up = state.incidents
     return replace(state, incidents=(incident, up) if direction == 0 else (down, incident))
+
+
+def _opened(state: StreamState, direction: int, incident: OpenIncident) -> StreamState:
+    return without_today(without_evidence(_with_incident(state, direction, incident), direction), incident)
 
 
 def _ended(state: StreamState, direction: int, at: float) -> StreamState:

@@ -45,6 +45,7 @@ def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:
         neighbours=np.where(anew[:, None, None], 0.0, state.neighbours),
         blocks=np.where(anew[:, None], 0.0, state.blocks),
         open_block=np.where(anew[:, None], 0.0, state.open_block),
+        rhythms=state.rhythms.without(anew),
         sessions=OpenSessions.empty(),
     )
     known = [code for code in np.flatnonzero(anew) if _history_suffices(state, int(code))]

@@ -20,8 +20,9 @@ def predicted(
 ) -> Columns:
     """The rows with what the bets are made against; those of strata without a baseline unchanged (0).
 
-    Formula: the line expects b = mean + slope (l - middle), and safe is m = b - k, k = max(2 se, ignore),
-    se^2 = mean_error^2 + (slope_error (l - middle))^2. After n earlier requests of the session, whose x
+    Formula: the line expects b = mean + slope (l - middle) + the effect of the hour of day, and safe is
+    m = b - k, k = max(2 se, ignore), se^2 = mean_error^2 + (slope_error (l - middle))^2 + the variance of
+    that effect (`rhythm.py`; both 0 until a rhythm is used). After n earlier requests of the session, whose x
     lay d above the line on average, the request is expected to accept expected = b + w d and at least
     m + w (b + d - m) = expected - fresh k (= `margin`), with w = n / (n + kappa), kappa = within /
     between, fresh = 1 - w: design section 7. Upward mirrored.
@@ -38,12 +39,12 @@ def predicted(
     below it still loses most bets, because each pays for its own variance.
     """
     own, watched = rows.stratum, state.ready[rows.stratum]
-    distance = rows.log_length - base.middle[own]
-    length_error = base.slope_error[own] * np.abs(distance)
-    error = np.sqrt(base.mean_error[own] ** 2 + length_error**2)
+    length_error = base.slope_error[own] * np.abs(rows.log_length - base.middle[own])
+    hour_variance = _hour_variance(state, rows)
+    error = np.sqrt(base.mean_error[own] ** 2 + length_error**2 + hour_variance)
     margin = np.clip(base.error_factor[own] * error, ignore, 1.0)
     session, fresh = _session_effect(base, rows, session_before)
-    expected = np.clip(base.mean[own] + base.slope[own] * distance + session, 0.0, 1.0)
+    expected = np.clip(line(state, base, rows) + rows.rhythm + session, 0.0, 1.0)
     told = watched & (2.0 * length_error <= LARGEST_LENGTH_ERROR)
     rows = replace(
         rows,
@@ -51,18 +52,34 @@ def predicted(
         margin=np.where(watched, fresh * margin, 0.0),
         fresh=np.where(told, fresh, 0.0),
     )
-    return _windows_predicted(state, ignore, rows)
+    return _windows_predicted(state, ignore, rows, hour_variance)
 
 
-def _windows_predicted(state: StreamState, ignore: float, rows: Columns) -> Columns:
+def line(state: StreamState, base: Baselines, rows: Columns) -> Floats:
+    """What the rows [T] should accept by the reference period alone: at their length, at any hour."""
+    own = rows.stratum
+    expected = base.mean[own] + base.slope[own] * (rows.log_length - base.middle[own])
+    windows = np.flatnonzero(state.of_windows[own])
+    expected[windows] = state.windows[own[windows], 0]
+    return expected
+
+
+def _hour_variance(state: StreamState, rows: Columns) -> Floats:
+    if not state.rhythms.used.any():
+        return np.zeros(len(rows))
+    return state.rhythms.variance[rows.stratum, rows.hour]
+
+
+def _windows_predicted(state: StreamState, ignore: float, rows: Columns, hour_variance: Floats) -> Columns:
     """The rows with the windows among them predicted as windows."""
     places = np.flatnonzero(state.of_windows[rows.stratum] & state.ready[rows.stratum])
     if len(places) == 0:
         return rows
     learned, drafted = state.windows[rows.stratum[places]], rows.drafted[places].astype(np.float64)
     expected, margin, fresh = rows.expected.copy(), rows.margin.copy(), rows.fresh.copy()
-    expected[places] = learned[:, 0]
-    margin[places] = window_margin(learned, drafted, ignore)
+    expected[places] = np.clip(learned[:, 0] + rows.rhythm[places], 0.0, 1.0)
+    of_hours = 2.0 * np.sqrt(hour_variance[places])
+    margin[places] = np.minimum(np.hypot(window_margin(learned, drafted, ignore), of_hours), 1.0)
     fresh[places] = 1.0
     return replace(rows, expected=expected, margin=margin, fresh=fresh)
 

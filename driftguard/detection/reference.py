@@ -15,6 +15,7 @@ from driftguard.detection.counting import counted, requests_per_day
 from driftguard.detection.dependence import add_neighbours
 from driftguard.detection.findings import BaselineReady, Finding
 from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.rhythm import HOURS
 from driftguard.detection.state import Floats, StreamState
 from driftguard.detection.strata import unpack
 from driftguard.detection.windows import WINDOW_REFERENCE, deviation, learn, window_margin
@@ -38,8 +39,9 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
     learning = np.unique(rows.stratum[~state.ready[rows.stratum]])
     if len(learning) == 0:
         return state
-    reference, since, neighbours = (
-        column.copy() for column in (state.reference, state.reference_since, state.neighbours)
+    reference, since, neighbours, hours = (
+        column.copy()
+        for column in (state.reference, state.reference_since, state.neighbours, state.rhythms.reference)
     )
     for code in learning:
         places = np.flatnonzero(rows.stratum == code)
@@ -52,7 +54,14 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
             )
         added = terms(own.x, own.log_length, own.drafted, own.accepted, session_before[places])
         reference[code] = add_terms(reference[code], added)
-    return replace(state, reference=reference, reference_since=since, neighbours=neighbours)
+        hours[code] += np.bincount(own.hour, minlength=HOURS)
+    return replace(
+        state,
+        reference=reference,
+        reference_since=since,
+        neighbours=neighbours,
+        rhythms=replace(state.rhythms, reference=hours),
+    )
 
 
 def check_reference(

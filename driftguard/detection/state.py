@@ -19,6 +19,7 @@ from driftguard.detection.dependence import BLOCK, PAIRED, SCALES
 from driftguard.detection.findings import Direction
 from driftguard.detection.history import History
 from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.rhythm import Rhythms
 from driftguard.detection.sessions import OpenSessions
 from driftguard.detection.strata import NO_SETTING, assign, is_window, settings_of, why_new
 from driftguard.detection.windows import LEARNED, WINDOW_REFERENCE
@@ -85,6 +86,7 @@ class StreamState:
     neighbours: Floats = field(default_factory=lambda: np.zeros((0, SCALES, PAIRED)))
     blocks: Floats = field(default_factory=lambda: np.zeros((0, BLOCK)))
     open_block: Floats = field(default_factory=lambda: np.zeros((0, OPEN_BLOCK)))  # [C, OPEN_BLOCK]
+    rhythms: Rhythms = field(default_factory=Rhythms.none)
     sessions: OpenSessions = field(default_factory=OpenSessions.empty)
     in_session: int = 0  # drafted requests that gave their session
     history: History = field(default_factory=History.empty)
@@ -159,6 +161,7 @@ def with_strata(
         neighbours=np.concatenate([state.neighbours, np.zeros((added, SCALES, PAIRED))]),
         blocks=np.concatenate([state.blocks, np.zeros((added, BLOCK))]),
         open_block=np.concatenate([state.open_block, np.zeros((added, OPEN_BLOCK))]),
+        rhythms=state.rhythms.followed_by(added),
     ), codes
 
 

@@ -104,6 +104,7 @@ def _segment(
         baseline_reason=_baseline_reason(state, strata) if known else None,
         expected_delays=expected_delays(config, state, base, rows, strata) if known else (),
         block_length=int(state.block_length[strata].max()) if known else 1,
+        daily_rhythm=float(state.rhythms.amplitude[strata].max()) if known else 0.0,
     )
 
 
