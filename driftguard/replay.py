@@ -206,7 +206,6 @@ def _baseline_json(finding: BaselineReady) -> dict[str, Any]:
         "fall_below": finding.fall_below,
         "rise_above": finding.rise_above,
         "false_alarm_every": finding.false_alarm_every,
-        "block_length": finding.block_length,
     }
 
 
@@ -314,6 +313,8 @@ def _summary(running: Replay) -> Iterator[str]:
             yield f"    segment {segment.segment}: {segment.requests} requests, {told}"
             if segment.block_length > 1:
                 yield f"        neighbours are alike: watched in blocks of {segment.block_length} requests"
+            if segment.daily_rhythm > 0.0:
+                yield f"        depends on the hour of day, by {segment.daily_rhythm:.3f} either way"
             if segment.learning is not None:
                 yield f"        not watched: {segment.learning}"
             elif segment.expected_delays:
