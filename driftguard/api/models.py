@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
@@ -12,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from driftguard.alerting.message import cost_of, cost_percent, summary
 from driftguard.cost import Cost
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
-from driftguard.detection.findings import SessionsGiven
+from driftguard.detection.counting import SECONDS_PER_DAY
+from driftguard.detection.findings import SessionsGiven, duration
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
 from driftguard.settings import DetectionSettings, FalseAlarmScope
 from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Stream
@@ -60,7 +62,7 @@ class ExpectedDelayModel(_Model):
         description="Of the segment, or windows of its counter; null: not detectable.", examples=[118.0]
     )
     seconds: float | None = Field(
-        description="At the segment's measured traffic; null where that is not known.", examples=[7_080.0]
+        description="At the segment's present traffic; null where that is not known.", examples=[7_080.0]
     )
     unit: Literal["requests", "windows"]
     text: str = Field(examples=["a drop of 0.05: about 118 requests (2.0 h)"])
@@ -71,16 +73,16 @@ class FalseAlarms(_Model):
 
     requests: float = Field(description="A of the guarantee.", examples=[777_600.0])
     days: float | None = Field(
-        description="The same at the measured traffic; null until that is known.", examples=[90.0]
+        description="The same at the present traffic; null until that is known.", examples=[90.0]
     )
     text: str = Field(examples=["at most one false page in 90 days (777,600 requests)"])
 
     @classmethod
-    def of(cls, summary: StreamSummary) -> FalseAlarms:
+    def of(cls, summary: StreamSummary, per_day: float | None) -> FalseAlarms:
         requests = summary.false_alarm_every
-        days = requests / summary.requests_per_day if summary.requests_per_day > 0.0 else None
+        days = requests / per_day if per_day else None
         told = f"{requests:,.0f} requests"
-        text = f"{days:,.0f} days ({told})" if days is not None else told
+        text = f"{duration(days * SECONDS_PER_DAY)} ({told})" if days is not None else told
         return cls(requests=requests, days=days, text=f"at most one false page in {text}")
 
 
@@ -104,7 +106,12 @@ class SegmentStatus(_Model):
     )
 
     @classmethod
-    def of(cls, item: SegmentSummary) -> SegmentStatus:
+    def of(cls, item: SegmentSummary, slower: float) -> SegmentStatus:
+        """`slower`: the traffic that the expected delays were made for, as a part of the present one."""
+        delays = [
+            replace(delay, seconds=None if delay.seconds is None else delay.seconds * slower)
+            for delay in item.expected_delays
+        ]
         return cls(
             segment=item.segment,
             verdict=item.verdict,
@@ -115,7 +122,7 @@ class SegmentStatus(_Model):
             learning=item.learning,
             baseline_reason=item.baseline_reason,
             block_length=item.block_length,
-            expected_delays=[ExpectedDelayModel.model_validate(delay) for delay in item.expected_delays],
+            expected_delays=[ExpectedDelayModel.model_validate(delay) for delay in delays],
         )
 
 
@@ -172,7 +179,8 @@ class StreamStatusModel(StreamInfo):
         description="Windows of a counter that restarted or was missed: counted, never evidence."
     )
     requests_per_day: float | None = Field(
-        description="Measured over the first reference period; null until then."
+        description="Of the last day; of the first reference period until it is known for an hour, and "
+        "where the last day had none. null before that."
     )
     false_alarms: FalseAlarms | None = Field(description="null before the first record is read.")
 

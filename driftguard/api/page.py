@@ -17,9 +17,10 @@ from driftguard.api.auth import is_loopback
 from driftguard.api.context import Context, get_context
 from driftguard.api.incidents import detail
 from driftguard.api.models import IncidentModel
-from driftguard.api.status import stream_model
+from driftguard.api.status import stream_models
+from driftguard.detection.counting import SECONDS_PER_DAY
+from driftguard.detection.findings import duration
 from driftguard.errors import NotFound
-from driftguard.status import gather
 from driftguard.store import detector_states, incidents
 
 router = APIRouter(include_in_schema=False)
@@ -43,7 +44,7 @@ _SECURITY: Final = {
 def status_page(context: Annotated[Context, Depends(get_context)]) -> HTMLResponse:
     now = datetime.now(UTC)
     with context.database.session() as session:
-        found = [stream_model(item) for item in gather(session, now)]
+        found = stream_models(session, now)
         newest = incidents.page(session, limit=INCIDENTS_SHOWN)
         return _render(
             "status.html",
@@ -102,7 +103,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(time=_time, rate=_rate, number=_number, words=_words)
+    environment.filters.update(time=_time, rate=_rate, number=_number, words=_words, duration=_duration)
     return environment
 
 
@@ -116,6 +117,10 @@ def _rate(value: float | None) -> str:
 
 def _number(value: float | None, unit: str = "") -> str:
     return "–" if value is None else f"{value:,.1f}{unit}"
+
+
+def _duration(days: float) -> str:
+    return duration(days * SECONDS_PER_DAY)
 
 
 def _words(text: str) -> str:

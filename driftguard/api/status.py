@@ -27,7 +27,7 @@ from driftguard.api.models import (
 )
 from driftguard.errors import NotFound
 from driftguard.status import StreamStatus, gather
-from driftguard.store import detector_states, incidents, series, streams
+from driftguard.store import detector_states, incidents, series, status, streams
 from driftguard.store.series import Bin
 from driftguard.store.tables import Stream
 
@@ -89,7 +89,7 @@ def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswe
             unfolded_records=detector_states.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
             fleet=FleetModel.of(fleet.gather(session), context.settings.detection),
-            streams=[stream_model(item) for item in gather(session, now)],
+            streams=stream_models(session, now),
         )
 
 
@@ -173,8 +173,17 @@ def _point(at: datetime, requests: int, drafted: int, accepted: int) -> Point:
     return Point(at=at, requests=requests, drafted=drafted, accepted=accepted, acceptance=rate)
 
 
-def stream_model(item: StreamStatus) -> StreamStatusModel:
+def stream_models(session: Session, now: datetime) -> list[StreamStatusModel]:
+    """Every stream, the worst of those in service first."""
+    present = status.requests_per_day(session, now)
+    return [_stream_model(item, present.get(item.stream.id)) for item in gather(session, now)]
+
+
+def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusModel:
+    """`present`: requests per day; None where only what the detector measured is known."""
     stream, summary = item.stream, item.summary
+    measured = summary.requests_per_day if summary else 0.0
+    per_day = present or measured or None
     return StreamStatusModel(
         **StreamInfo.model_validate(stream).model_dump(),
         verdict=item.verdict,
@@ -192,13 +201,15 @@ def stream_model(item: StreamStatus) -> StreamStatusModel:
         requests_missing=item.requests_missing,
         incident_id=item.incident_id,
         last_retrain=LastRetrain.of(item.last_retrain),
-        segments=[SegmentStatus.of(segment) for segment in item.segments],
+        segments=[
+            SegmentStatus.of(segment, measured / per_day if per_day else 1.0) for segment in item.segments
+        ],
         cost=item.cost,
         first_seen_at=stream.first_seen_at,
         last_seen_at=stream.last_seen_at,
         records_in_other=stream.records_in_other,
         sessions=summary.sessions if summary else "no requests",
         windows_after_gap=summary.windows_after_gap if summary else 0,
-        requests_per_day=(summary.requests_per_day or None) if summary else None,
-        false_alarms=FalseAlarms.of(summary) if summary else None,
+        requests_per_day=per_day,
+        false_alarms=FalseAlarms.of(summary, per_day) if summary else None,
     )

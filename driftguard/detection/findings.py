@@ -119,14 +119,15 @@ class ExpectedDelay:
         """For example: a drop of 0.05: about 118 requests (2.0 h)."""
         if self.requests is None:
             return f"a drop of {self.drop:.2f}: not detectable"
-        time = f" ({_duration(self.seconds)})" if self.seconds is not None else ""
+        time = f" ({duration(self.seconds)})" if self.seconds is not None else ""
         return f"a drop of {self.drop:.2f}: about {math.ceil(self.requests):,} {self.unit}{time}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """For example: 90 days, 5.6 h, 12 min, 3 s."""
     for unit, size in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
         if seconds >= 2.0 * size:
-            return f"{seconds / size:.1f} {unit}"
+            return f"{seconds / size:,.{0 if seconds >= 10.0 * size else 1}f} {unit}"
     return f"{math.ceil(seconds)} s"
 
 

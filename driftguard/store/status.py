@@ -15,6 +15,8 @@ from driftguard.store.tables import Draft, Incident, Record, RetrainRun, Rollup,
 
 RECENT = timedelta(minutes=5)
 EARLIER = timedelta(hours=2)
+PRESENT = timedelta(days=1)
+SHORTEST = timedelta(hours=1)  # of being known, before the traffic of the minutes since tells that of a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,22 @@ def speeds(session: Session, now: datetime) -> dict[int, dict[str, SegmentSpeed]
             Speed(int(now_count), float(now_seconds)), Speed(int(then_count), float(then_seconds))
         )
     return found
+
+
+def requests_per_day(session: Session, now: datetime) -> dict[int, float]:
+    """stream id -> its traffic over the last day, or since it was first seen if that is less than a day and
+    more than an hour ago; streams without any are left out."""
+    since = func.greatest(Stream.first_seen_at, now - PRESENT)
+    query = (
+        select(Rollup.stream_id, func.sum(Rollup.records), since)
+        .join(Stream, Stream.id == Rollup.stream_id)
+        .where(Rollup.minute >= now - PRESENT, Rollup.kind != "probe", Stream.first_seen_at <= now - SHORTEST)
+        .group_by(Rollup.stream_id, Stream.first_seen_at)
+    )
+    return {
+        stream_id: float(records) / ((now - start) / timedelta(days=1))
+        for stream_id, records, start in session.execute(query)
+    }
 
 
 def last_traffic(session: Session) -> dict[int, datetime]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from sqlalchemy import update
 
 from driftguard.records import AcceptanceRecord
 from driftguard.store.database import Database
+from driftguard.store.tables import Stream
 from tests.alerting.incident_rows import add_incident
 from tests.api.test_status_and_incidents import GOOD, folded, live_traffic
 from tests.pipeline.sidecar import post, running_sidecar
@@ -70,12 +73,35 @@ def test_what_is_promised_in_requests_and_in_days_and_how_soon_a_drop_is_found(c
     assert small["requests"] > large["requests"] > 10
     assert large["seconds"] == pytest.approx(large["requests"] * 2 * 0.2, rel=0.02)  # every other request
     page = client.get("/").text
-    days = f"one in {promised['days']:,.0f} days"
-    for text in (large["text"], days, "100,000 requests", "setting 0.1 days", "No request names its session"):
+    assert promised["text"] == "at most one false page in 5.5 h (100,000 requests)"
+    for text in (
+        large["text"],
+        "one in 5.5 h",
+        "100,000 requests",
+        "setting 0.1 days",
+        "No request names its session",
+    ):
         assert text in " ".join(page.split())
     told = driftguard("status", "--sidecar", str(client.base_url)).stdout
     for text in (large["text"], promised["text"], "sessions: not given"):
         assert text in told
+
+
+def test_days_and_delays_are_those_of_the_present_traffic(client: httpx.Client, database: Database) -> None:
+    traffic = live_traffic(54)
+    post(client, traffic.draw(1000, GOOD))
+    before, segments = status(client)
+    with database.session() as session:
+        session.execute(update(Stream).values(first_seen_at=datetime.now(UTC) - timedelta(days=3)))
+    stream, now = status(client)
+    assert stream["requests_per_day"] == 1000.0  # began with 432,000
+    assert stream["false_alarms"]["requests"] == before["false_alarms"]["requests"]
+    assert stream["false_alarms"]["text"] == "at most one false page in 100 days (100,000 requests)"
+    slower = before["requests_per_day"] / 1000.0
+    for old, new in zip(segments["code"]["expected_delays"], now["code"]["expected_delays"], strict=True):
+        assert new["requests"] == old["requests"]
+        assert new["seconds"] == pytest.approx(slower * old["seconds"])
+        assert " days)" in new["text"] or " h)" in new["text"]
 
 
 def test_sessions_and_windows_after_a_gap_are_counted(client: httpx.Client) -> None:
