@@ -20,11 +20,13 @@ from driftguard.detection.sessions import cluster_terms
 Floats = NDArray[np.float64]
 
 # requests n, x, x^2, drafted d, accepted a, d^2, d a, a^2, log length l, l^2, l x;
-# then over sessions s (sessions.py): how many, sum X_s^2 / n_s, sum X_s L_s / n_s, sum L_s^2 / n_s, sum n_s^2
-SUMS = 16
+# over sessions s (sessions.py): how many, sum X_s^2 / n_s, sum X_s L_s / n_s, sum L_s^2 / n_s, sum n_s^2;
+# and requests that name their session
+SUMS = 17
 FIRST_CHECK = 100  # requests after which the spread is first estimated
 SIZE_FACTOR = 8.0  # a reference of (8 sd / drop)^2 requests puts two standard errors at a quarter of the drop
 TWO_ERRORS_LEVEL = 0.97725  # of a normal distribution below two standard errors
+NEARLY_ALL = 0.95  # of the requests name their session: then sessions say what belongs together
 LEAST_REPEATS = 10  # requests beyond each session's first, before sessions tell anything
 SMALLEST_LENGTH_SPREAD = 0.05  # sd of log length below which lengths are all alike
 
@@ -50,11 +52,13 @@ def terms(
     drafted: NDArray[np.int64],
     accepted: NDArray[np.int64],
     session_before: Floats,
+    named: NDArray[np.bool_],
 ) -> Floats:
-    """What each of T requests adds to the sums: [T, SUMS]. `session_before` [T, 3] as in sessions.py."""
+    """What each of T requests adds to the sums: [T, SUMS]. `session_before` [T, 3] as in sessions.py;
+    `named` [T]: the request names its session."""
     d, a, line = drafted.astype(np.float64), accepted.astype(np.float64), log_length
     own = [np.ones_like(x), x, x * x, d, a, d * d, d * a, a * a, line, line * line, line * x]
-    return np.hstack([np.stack(own, axis=1), cluster_terms(session_before, x, line)])
+    return np.hstack([np.stack(own, axis=1), cluster_terms(session_before, x, line), named[:, None]])
 
 
 def add_terms(sums: Floats, added: Floats) -> Floats:
@@ -123,10 +127,10 @@ def _mean_variance(sums: Floats, blocks: Floats, within: Floats, between: Floats
 def blocks_of(sums: Floats, neighbours: Floats, requests_per_hour: float) -> tuple[Floats, int]:
     """The blocks that a stratum's reference period demands, and how many requests it takes to tell.
 
-    Sessions that repeat say what belongs together: then there are none.
+    Sessions that repeat, and that nearly all requests name, say what belongs together: then there are none.
     """
     requests = int(sums[0])
-    if _tells(sums):
+    if _tells(sums) and sums[16] >= NEARLY_ALL * requests:
         return np.zeros(BLOCK), requests
     slope, _, squares = _line(sums)
     return blocks_needed(neighbours, requests, float(slope), float(squares), requests_per_hour)

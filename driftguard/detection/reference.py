@@ -16,6 +16,7 @@ from driftguard.detection.dependence import add_neighbours
 from driftguard.detection.findings import BaselineReady, Finding
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.rhythm import HOURS
+from driftguard.detection.sessions import NO_SESSION
 from driftguard.detection.state import Floats, StreamState
 from driftguard.detection.strata import unpack
 from driftguard.detection.windows import WINDOW_REFERENCE, deviation, learn, window_margin
@@ -52,7 +53,14 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
             neighbours[code] = add_neighbours(
                 neighbours[code], int(reference[code, 0]), own.x, own.log_length
             )
-        added = terms(own.x, own.log_length, own.drafted, own.accepted, session_before[places])
+        added = terms(
+            own.x,
+            own.log_length,
+            own.drafted,
+            own.accepted,
+            session_before[places],
+            own.session != NO_SESSION,
+        )
         reference[code] = add_terms(reference[code], added)
         hours[code] += np.bincount(own.hour, minlength=HOURS)
     return replace(

@@ -75,6 +75,13 @@ def test_false_alarms_are_at_least_A_apart_in_blocks() -> None:
     assert mean_time_to_alarm(20, 12_000) >= 2_000.0
 
 
+def test_a_session_that_few_requests_name_leaves_the_others_in_blocks() -> None:
+    for seed in range(8):
+        batch = conversations(np.random.default_rng([73, seed]), np.full(6_000, 0.6))
+        few = ["health check" if number % 20 == 0 else None for number in range(len(batch))]
+        assert ready(fold_all(replace(batch, session=few), CONFIG)[1]).block_length >= 8
+
+
 def test_request_by_request_the_same_traffic_raises_false_alarms_much_sooner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
