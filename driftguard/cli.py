@@ -122,7 +122,7 @@ def accept(
     reason: Annotated[str, typer.Option(help="Why the new level is normal; it is kept.")],
     sidecar: Server = DEFAULT_SIDECAR,
 ) -> None:
-    """Accept the new level of an incident as normal: it is resolved, and its baselines are learned anew."""
+    """Accept the new level of an incident as normal: resolved, and its baselines will be learned anew."""
     from urllib.parse import quote
 
     from driftguard.sidecar_call import call
@@ -130,7 +130,9 @@ def accept(
     path = f"/api/v1/incidents/{quote(incident_id, safe='')}/accept"
     incident = call("POST", sidecar, path, {"reason": reason})
     segments = ", ".join(segment["segment"] for segment in incident["segments"])
-    typer.echo(f"{incident['id']} is resolved; the baseline of {segments} is learned anew")
+    typer.echo(
+        f"{incident['id']} is resolved; the baseline of {segments} will be learned anew with the next record"
+    )
 
 
 @app.command()

@@ -74,8 +74,9 @@ def resolve(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDet
 
 @router.post("/{incident_id}/accept", dependencies=[Depends(require_key)])
 def accept(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
-    """The new level is normal: resolves the incident, and the detector learns the baselines of its segments
-    anew, beginning at the change point where it can. 409 when the incident is resolved already."""
+    """The new level is normal: resolves the incident, and with the stream's next record the detector learns
+    the baselines of its segments anew, beginning at the change point where it can. 409 when the incident is
+    resolved already, or was opened by something else than the detector (a new target)."""
     with context.database.session() as session:
         incidents.accept_level(session, incident_id, body.reason, datetime.now(UTC))
         return detail(session, incident_id)

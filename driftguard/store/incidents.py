@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import func, select, text, tuple_
 from sqlalchemy.orm import Session
 
-from driftguard.errors import BadInput, NotFound
+from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.incidents import State, transition
 from driftguard.store.tables import Incident, IncidentTransition, Stream
 
@@ -62,12 +62,18 @@ def move(session: Session, incident_id: UUID, to_state: State, reason: str, at: 
 def accept_level(session: Session, incident_id: UUID, reason: str, at: datetime) -> Incident:
     """Resolves one incident because its new level is normal; the next fold of the stream reads that.
 
-    Raises NotFound, IllegalTransition (it is resolved already), BadInput (empty reason).
+    Raises NotFound, IllegalTransition (it is resolved already), Conflict (the detector did not open it),
+    BadInput (empty reason).
     """
     if not reason.strip():
         raise BadInput("reason: is empty; say why the new level is normal", field="reason")
     told = f"the operator accepted the new level as normal: {reason.strip()}"
     incident = move(session, incident_id, "resolved", told, at)
+    if "false_alarm_every" not in incident.evidence:
+        raise Conflict(
+            f"incident {incident_id} was not opened by the detector, whose baseline is of the new level "
+            "already: there is nothing to learn anew; resolve it"
+        )
     incident.level_accepted = True
     session.flush()
     return incident

@@ -35,6 +35,7 @@ def add_incident(
     stream_id: int | None = None,
     severity: str = "critical",
     opened_at: datetime | None = None,
+    by_detector: bool = True,
 ) -> UUID:
     stream_id = stream_id or add_stream(database)
     now = opened_at or datetime.now(UTC)
@@ -59,6 +60,8 @@ def add_incident(
         ],
         evidence={"slowdown_measured": 0.23, "slowdown_formula": 0.21},
     )
+    if by_detector:
+        incident.evidence["false_alarm_every"] = 100_000.0
     with database.session() as session:
         incidents.open_incident(session, incident, "acceptance fell from 0.74 to 0.58")
         notifications.announce(session, incident.id, destinations, "firing", now)

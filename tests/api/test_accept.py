@@ -47,7 +47,7 @@ def test_accepted_before_a_restart_the_new_level_is_steady_after_it(
             "accept", incident["id"], "--reason", "a new tenant", "--sidecar", str(client.base_url)
         )
         assert result.returncode == 0, result.stderr
-        assert "the baseline of german is learned anew" in result.stdout
+        assert "the baseline of german will be learned anew with the next record" in result.stdout
         answer = client.get(f"/api/v1/incidents/{incident['id']}").json()
     assert (answer["state"], answer["level_accepted"]) == ("resolved", True)
     assert (
@@ -84,6 +84,20 @@ def test_what_cannot_be_accepted_is_refused_by_name(database: Database, tmp_path
     assert told.returncode == 1
     assert f"there is no incident {unknown}" in told.stderr
     assert len(told.stderr.strip().splitlines()) == 1
+
+
+def test_an_incident_that_the_detector_did_not_open_has_nothing_to_learn_anew(
+    database: Database, tmp_path: Path
+) -> None:
+    incident_id = add_incident(database, [], by_detector=False)
+    with running_sidecar(database, tmp_path) as client:
+        answer = client.post(f"/api/v1/incidents/{incident_id}/accept", json={"reason": "fine"})
+        assert answer.status_code == 409
+        assert "was not opened by the detector" in answer.json()["detail"]
+        page = client.get(f"/incidents/{incident_id}").text
+        assert 'data-action="accept"' not in page
+        assert 'data-action="resolve"' in page
+        assert client.get(f"/api/v1/incidents/{incident_id}").json()["state"] == "open"
 
 
 def test_on_another_address_a_key_is_needed(database: Database, tmp_path: Path) -> None:
