@@ -7,6 +7,7 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from driftguard.detection import Fleet
+from driftguard.silence import SURELY_STALE
 from driftguard.status import in_service
 from driftguard.store import incidents, status, streams
 
@@ -14,10 +15,14 @@ FACTOR: Final = "false_alarm_factor"  # in an incident's evidence: what the stre
 
 
 def gather(session: Session) -> Fleet:
-    """Streams without speculation have nothing that could be named: they do not count."""
+    """Not counted are streams without speculation, which have nothing that could be named, and those that
+    fell silent a week before the newest record of all."""
     known = streams.all_streams(session)
-    serving = in_service(known, status.drafts_in_service(session))
-    serving -= {stream.id for stream in known if stream.method == "none"}
+    if not known:
+        return Fleet(0, {})
+    since = max(stream.last_seen_at for stream in known) - SURELY_STALE
+    watched = {stream.id for stream in known if stream.method != "none" and stream.last_seen_at >= since}
+    serving = in_service(known, status.drafts_in_service(session)) & watched
     named: dict[int, float] = {}
     for stream_id, evidence in incidents.opened_by_detector(session):
         if stream_id in serving:

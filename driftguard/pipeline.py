@@ -5,7 +5,9 @@
                                         +-> detector states and the new position
 
 What is committed is exactly what folding every record once, in seq order, gives: a process that dies at any
-moment leaves either all of a batch or nothing of it. Processes that share a database take turns.
+moment leaves either all of a batch or nothing of it. Processes that share a database take turns. Of the
+scope "fleet" the second half holds, not the first: which streams are in service, and which are named
+together, is judged at the end of each batch, so where the batches end has a say.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -234,6 +236,10 @@ class Pipeline:
         rows = {}
         for stream_id, folded in changed.items():
             summary = describe(self._config.times(folded.factor), folded.state)
+            own = self._config.threshold(
+                summary.requests_per_day
+            )  # what is promised of it, whatever the others
+            summary = replace(summary, false_alarm_every=own)
             rows[stream_id] = (folded.state.to_bytes(), msgspec.to_builtins(summary))
         detector_states.store(session, rows, datetime.now(UTC))
 

@@ -186,27 +186,25 @@ class StreamStatusModel(StreamInfo):
 
 
 class FleetModel(_Model):
-    """How rare false pages are over all streams together, while nothing changes."""
+    """How many streams are watched, and what the rarity of false pages is a promise about."""
 
     streams: int = Field(description="In service, with speculation.")
     false_alarm_scope: FalseAlarmScope = Field(description="Whose rate is set: of each, or of all together.")
     false_alarm_factor: float = Field(
         description="What the A of the next stream to be named is multiplied by: N / k with the scope fleet."
     )
-    false_pages_per_day: float = Field(description="At most, over all streams.", examples=[0.133])
     text: str
 
     @classmethod
     def of(cls, fleet: Fleet, settings: DetectionSettings) -> FleetModel:
         together = settings.false_alarm_scope == "fleet"
-        rate = (1.0 if together else fleet.streams) / settings.false_alarm_days
-        each = "" if together else f", one per stream in {settings.false_alarm_days:g} days"
+        whose = "over all of them" if together else "of each"
         return cls(
             streams=fleet.streams,
             false_alarm_scope=settings.false_alarm_scope,
             false_alarm_factor=fleet.factor() if together and fleet.streams else 1.0,
-            false_pages_per_day=rate,
-            text=f"{fleet.streams} streams in service: at most {rate:.2g} false pages per day over all{each}",
+            text=f"{fleet.streams} streams in service: while nothing changes, the first false page {whose} "
+            f"is to be expected after {settings.false_alarm_days:g} days or more",
         )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from driftguard.cost.results import Cost
 from driftguard.cost.sample import UNKNOWN_BAND
 
+ENOUGH: Final = "one in a hundred and at least ten a day, under the usual load"
 LEAST_GAIN: Final = 0.02  # of the tokens per second: what is worth telling
 
 ALIKE: Final = (
@@ -44,12 +45,12 @@ def limits(ks: Sequence[int], band: int | None, k: int) -> tuple[str, ...]:
     if len(ks) < 2:
         notes.append(
             f"only K = {k} was timed, so neither the best K nor the break-even is known: "
-            "send some requests, one in a hundred is enough, with another K and without speculation"
+            f"send some requests with another K and some without speculation, {ENOUGH}"
         )
     elif 0 not in ks:
         notes.append(
             "no request without speculation was timed, so whether speculation pays is not known: "
-            "send some, one in a hundred is enough"
+            f"send some, {ENOUGH}"
         )
     elif len(ks) == 2:
         notes.append(

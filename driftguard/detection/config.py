@@ -9,6 +9,7 @@ from driftguard.errors import BadSettings
 
 SMALLEST_FALSE_ALARM_EVERY = 100.0
 LARGEST_FALSE_ALARM_EVERY = 1e15  # keeps every sum of evidence far from the largest float
+LARGEST_FALSE_ALARM_DAYS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +35,15 @@ class DetectorConfig:
         _within("ignore", self.ignore, 0.0, 0.5)
         _within("history", self.history, 256, 2**20)
         if self.false_alarm_days is not None:
-            _within("false_alarm_days", self.false_alarm_days, 1e-6, 1e9)
+            _within("false_alarm_days", self.false_alarm_days, 1e-6, LARGEST_FALSE_ALARM_DAYS)
 
     def times(self, factor: float) -> DetectorConfig:
         """The same with `factor` times A, for every traffic (up to the largest A there is)."""
+        days = self.false_alarm_days
         return replace(
             self,
             false_alarm_every=min(self.false_alarm_every * factor, LARGEST_FALSE_ALARM_EVERY),
-            false_alarm_days=None if self.false_alarm_days is None else self.false_alarm_days * factor,
+            false_alarm_days=None if days is None else min(days * factor, LARGEST_FALSE_ALARM_DAYS),
         )
 
     def threshold(self, requests_per_day: float) -> float:

@@ -10,7 +10,9 @@ A stream with an open incident keeps, as its f, the N / k that it was named with
 
 Assumptions: as in `evidence.py`, with the bets on a stream fair given the past of all streams, not only of
 its own (Wang, Dandapanthula, Ramdas 2025, arXiv 2502.08539): what the others did must not foretell that a
-stream which did not change accepts less. N is fixed, or grows.
+stream which did not change accepts less. N is fixed, or grows, or shrinks by streams that no longer send and
+whose end has nothing to do with what they accepted: they can no longer be named, and the bound is then one
+for those that remain.
 
 Guarantee. Let n_i(t) be the requests of stream i watched by time t. Each f_i, also one that was stopped, is
 an e-detector on that clock: E[f_i(T)] <= E[n_i(T)] / A_i at every stopping time T of all streams together

@@ -204,3 +204,8 @@ def first_page(prepared: Mapping[int, StreamState], *, together: bool, seed: int
 def delay(findings: Sequence[object]) -> int:
     (finding,) = [finding for finding in findings if isinstance(finding, DriftOpened)]
     return finding.ordinal - LEARNING
+
+
+def test_the_largest_settings_stay_legal_however_many_streams_there_are() -> None:
+    times = DetectorConfig(false_alarm_days=1e8).times(50.0)
+    assert times.threshold(1e9) == times.threshold(1e6) == 1e15
