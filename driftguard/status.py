@@ -55,6 +55,7 @@ class StreamStatus:
     last_retrain: RetrainRun | None
     segments: Sequence[SegmentSummary]
     cost: Cost | None  # as it was last measured
+    cost_measured_at: datetime | None
     summary: StreamSummary | None  # the detector's; None before the first fold
 
 
@@ -116,7 +117,7 @@ class _Facts:
     speeds: dict[int, dict[str, status.SegmentSpeed]]
     drafts: dict[tuple[str, str], str]
     retrains: dict[tuple[str, str], RetrainRun]
-    costs: dict[int, Cost]
+    costs: dict[int, stream_cost.Measured]
     silent: dict[tuple[str, str], datetime]
 
 
@@ -150,6 +151,7 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
     now, baseline = _acceptances(summary)
     speeds = facts.speeds.get(stream.id, {})
     now_speed, baseline_speed = _speeds(speeds, incident if verdict == "degraded" else None)
+    measured = facts.costs.get(stream.id)
     found = StreamStatus(
         stream=stream,
         verdict=verdict,
@@ -167,7 +169,8 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         incident_id=incident.id if incident else None,
         last_retrain=facts.retrains.get(place),
         segments=summary.segments if summary else (),
-        cost=facts.costs.get(stream.id),
+        cost=measured.cost if measured else None,
+        cost_measured_at=measured.at if measured else None,
         summary=summary,
     )
     found = _with_text(found, incident)
@@ -255,8 +258,17 @@ def _rate(parts: Sequence[status.Speed]) -> float | None:
 
 def _with_text(found: StreamStatus, incident: Incident | None) -> StreamStatus:
     text = _sentence(found, incident)
-    told = advice(found.cost) if found.cost and found.verdict in _CURRENT else None
+    told = _advice(found) if found.verdict in _CURRENT else None
     return replace(found, text=f"{text} {told[0].upper()}{told[1:]}." if told else text)
+
+
+def _advice(found: StreamStatus) -> str | None:
+    """None too where the newest requests were not measured for long: their K may be another by now."""
+    if found.cost is None or found.cost_measured_at is None:
+        return None
+    if found.stream.last_seen_at - found.cost_measured_at > stream_cost.OUTDATED_AFTER:
+        return None
+    return advice(found.cost)
 
 
 def _sentence(found: StreamStatus, incident: Incident | None) -> str:

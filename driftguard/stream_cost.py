@@ -21,6 +21,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import Stream
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
+OUTDATED_AFTER: Final = 6 * MEASURE_EVERY  # with traffic that was not measured
 _AT_A_TIME: Final = 10  # streams: about a twentieth of a second each
 _NEWEST: Final = 2**62  # above every seq
 log = structlog.get_logger(__name__)
@@ -35,6 +36,12 @@ class Change:
     at: datetime
     newest: int
     segments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    at: datetime
+    cost: Cost
 
 
 def at_change(
@@ -60,10 +67,11 @@ def refresh(database: Database, now: datetime) -> None:
                 stream_costs.store(session, stream_id, msgspec.to_builtins(_now(session, stream)), now)
 
 
-def known(session: Session) -> dict[int, Cost]:
+def known(session: Session) -> dict[int, Measured]:
     """stream id -> as it was last measured."""
     return {
-        stream_id: msgspec.convert(cost, Cost) for stream_id, cost in stream_costs.measured(session).items()
+        row.stream_id: Measured(row.measured_at, msgspec.convert(row.cost, Cost))
+        for row in stream_costs.measured(session)
     }
 
 

@@ -153,11 +153,16 @@ def test_a_stream_tells_its_best_k_and_is_measured_again_only_with_new_traffic(
         session.execute(update(Stream).values(last_seen_at=late))
         assert [stream.id for stream in stream_costs.outdated(session, late, limit=10)] == [found.stream.id]
         assert stream_costs.outdated(session, now - timedelta(minutes=5), limit=10) == []
+        session.execute(update(Stream).values(last_seen_at=late + timedelta(minutes=1)))
+        (found,) = [item for item in gather(session, late) if item.stream.method != "none"]
+        assert "K = 1 would" not in found.text  # more than an hour of traffic was not measured
+        session.execute(update(Stream).values(last_seen_at=now))
     with running_sidecar(database, tmp_path) as client:
         streams = client.get("/api/v1/status").json()["streams"]
         told = {stream["method"]: stream["cost"] for stream in streams}
         assert told["none"] is None
         assert told["draft_model"]["best"] == 1
+        assert {stream["cost_measured_at"] is None for stream in streams} == {True, False}
         assert "K = 1 would now be best" in client.get("/").text
 
 
@@ -221,7 +226,7 @@ def test_an_incident_keeps_its_loss_for_as_long_as_the_records_before_it_are_kep
     store(database, records(rng, BAD.serve(rng, 300, 4, start=later.timestamp())))
     stream_cost.refresh(database, later + timedelta(hours=1))
     with database.session() as session:
-        lost = stream_cost.known(session)[stream.id].lost
+        lost = stream_cost.known(session)[stream.id].cost.lost
     assert lost is not None
     assert lost.low <= 1 - BAD.tokens_per_second(4) / GOOD.tokens_per_second(4) <= lost.high
 

@@ -169,6 +169,7 @@ class StreamStatusModel(StreamInfo):
     last_retrain: LastRetrain | None
     segments: list[SegmentStatus]
     cost: Cost | None = Field(description="Of speculation, and the best K; measured every few minutes.")
+    cost_measured_at: datetime | None
     first_seen_at: datetime
     last_seen_at: datetime
     records_in_other: int = Field(description="Records whose segment was beyond the limit of 64.")

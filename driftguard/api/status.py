@@ -205,6 +205,7 @@ def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusMode
             SegmentStatus.of(segment, measured / per_day if per_day else 1.0) for segment in item.segments
         ],
         cost=item.cost,
+        cost_measured_at=item.cost_measured_at,
         first_seen_at=stream.first_seen_at,
         last_seen_at=stream.last_seen_at,
         records_in_other=stream.records_in_other,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import TextClause, select, text
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from driftguard.cost import TimedRequest
@@ -25,26 +25,14 @@ def ended_at(session: Session, stream_id: int, seqs: Collection[int]) -> dict[in
     return {row.seq: row.ended_at for row in session.execute(query)}
 
 
-_COLUMNS = """
+_BETWEEN = text(
+    """
     SELECT extract(epoch FROM r.ended_at)::float8 AS ended_at, r.segment, r.num_speculative_tokens,
            r.concurrency, r.steps, r.drafted, r.accepted, r.emitted, r.accepted_per_position,
            r.output_tokens, r.time_per_output_token_seconds
     FROM records r
-    """
-_BETWEEN = text(
-    _COLUMNS
-    + """
     WHERE r.stream_id = :stream_id AND r.kind <> 'probe' AND r.seq >= :first AND r.seq < :end
       AND r.ended_at >= :since AND r.ended_at <= :until
-    ORDER BY r.ended_at DESC, r.seq DESC LIMIT :limit
-    """
-)
-_WITHOUT = text(
-    _COLUMNS
-    + """
-    JOIN streams s ON s.id = r.stream_id
-    WHERE s.server = :server AND s.target = :target AND s.method = 'none' AND r.kind <> 'probe'
-      AND r.seq < :end AND r.ended_at >= :since AND r.ended_at <= :until
     ORDER BY r.ended_at DESC, r.seq DESC LIMIT :limit
     """
 )
@@ -55,19 +43,23 @@ def between(
 ) -> list[TimedRequest]:
     """The newest of a stream's seqs `first` to `end` - 1, up to a week older than `newest_ended_at`."""
     values = {"stream_id": stream_id, "first": first, "end": end, "limit": REQUESTS}
-    return _requests(session, _BETWEEN, values, newest_ended_at, LOOK_BACK)
+    return _requests(session, values, newest_ended_at, LOOK_BACK)
 
 
 def without_speculation(
     session: Session, stream: Stream, end: int, newest_ended_at: datetime
 ) -> list[TimedRequest]:
     """The newest requests of the same server and target that had no draft, up to a day older."""
-    values = {"server": stream.server, "target": stream.target, "end": end, "limit": WITHOUT}
-    return _requests(session, _WITHOUT, values, newest_ended_at, WITHOUT_LOOK_BACK)
+    same = (Stream.server == stream.server, Stream.target == stream.target, Stream.method == "none")
+    found = []
+    for stream_id in session.scalars(select(Stream.id).where(*same)).all():
+        values = {"stream_id": stream_id, "first": 0, "end": end, "limit": WITHOUT}
+        found += _requests(session, values, newest_ended_at, WITHOUT_LOOK_BACK)
+    return sorted(found, key=lambda item: item.ended_at, reverse=True)[:WITHOUT]
 
 
 def _requests(
-    session: Session, query: TextClause, values: Mapping[str, Any], newest: datetime, look_back: timedelta
+    session: Session, values: Mapping[str, Any], newest: datetime, look_back: timedelta
 ) -> list[TimedRequest]:
     span = {"since": newest - look_back, "until": newest + _AHEAD}
-    return [TimedRequest._make(row) for row in session.execute(query, {**values, **span})]
+    return [TimedRequest._make(row) for row in session.execute(_BETWEEN, {**values, **span})]

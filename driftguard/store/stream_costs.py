@@ -38,7 +38,6 @@ def store(session: Session, stream_id: int, cost: dict[str, Any] | None, measure
     session.execute(statement.on_conflict_do_update(index_elements=["stream_id"], set_=values))
 
 
-def measured(session: Session) -> dict[int, dict[str, Any]]:
-    """stream id -> cost, of the streams where it is known."""
-    query = select(StreamCost.stream_id, StreamCost.cost).where(StreamCost.cost.is_not(None))
-    return {row.stream_id: row.cost for row in session.execute(query)}
+def measured(session: Session) -> list[StreamCost]:
+    """Of the streams where it is known."""
+    return list(session.scalars(select(StreamCost).where(StreamCost.cost.is_not(None))))
