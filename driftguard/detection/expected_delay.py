@@ -38,6 +38,7 @@ from driftguard.detection.windows import deviation, window_factors, window_margi
 
 DROPS = (0.05, 0.10)
 GRID = 512
+CACHED = 16_384  # what they rest on stays the same while the baseline does; streams x segments x drops
 _X: Floats = (np.arange(GRID) + 0.5) / GRID
 _Z: Floats = np.linspace(-6.0, 6.0, GRID)
 _NORMAL: Floats = np.exp(-_Z * _Z / 2.0) / np.exp(-_Z * _Z / 2.0).sum()
@@ -77,13 +78,13 @@ def expected_requests(
     """Of stratum `code`, which has a baseline: requests (windows) to the alarm if its mean falls by `drop`.
 
     None: not detectable, because the drop lies within the margin of the safe baseline or so little above
-    it that no bet grows, or because a false alarm is to be expected sooner.
+    it that no bet grows, or because a false alarm is to be expected sooner, or acceptance is no more than it.
     """
     threshold = config.threshold(state.requests_per_day)
     # evidence.py: an alarm needs the sum of the stratum, and that of the stream where both are the same.
     needed = BOTH_DIRECTIONS * (1.0 if len(state.setting_of_stratum) == 1 else 2.0) * threshold
     if state.of_windows[code]:
-        found = _of_windows(needed, state.windows[code], config.ignore, drop)
+        found = _of_windows(needed, tuple(state.windows[code].tolist()), config.ignore, drop)
     else:
         error = math.sqrt(float(base.mean_error[code] ** 2 + state.rhythms.variance[code].mean()))
         margin = max(float(base.error_factor[code]) * error, config.ignore)
@@ -111,19 +112,24 @@ def _fresh(state: StreamState, base: Baselines, code: int) -> float:
     return min(half + math.sqrt(half * half + information * within), 1.0)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=CACHED)
 def _of_requests(
     needed: float, mean: float, variance: float, margin: float, fresh: float, drop: float, *, blocks: bool
 ) -> float | None:
     """Of requests, or of blocks: then `variance` is that of a block's mean."""
+    if drop >= mean:
+        return None
     boundary = np.full(GRID, max(mean - fresh * margin, 0.0))
     spread, blocked = np.full(GRID, variance), np.full(GRID, blocks)
     bets = mean_bets(_X, boundary, spread, np.full(GRID, fresh), blocked, rise=False)
     return _delay(needed, bets, _beta(mean, variance), bets, _beta(mean - fresh * drop, variance))
 
 
-def _of_windows(needed: float, learned: Floats, ignore: float, drop: float) -> float | None:
+@lru_cache(maxsize=CACHED)
+def _of_windows(needed: float, learned: tuple[float, ...], ignore: float, drop: float) -> float | None:
     """At the typical traffic of the reference period."""
+    if drop >= learned[0]:
+        return None
     rows = np.tile(learned, (GRID, 1))
     drafted = rows[:, 3]
     margin = window_margin(rows, drafted, ignore)

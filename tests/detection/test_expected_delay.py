@@ -128,6 +128,14 @@ def test_a_drop_within_the_margin_is_not_detectable() -> None:
     assert expected(DetectorConfig(false_alarm_every=100.0), state, 0.014) is None
 
 
+def test_acceptance_cannot_fall_by_more_than_it_is() -> None:
+    rare = watched(requests(np.random.default_rng(78), 0.08, 0.03, 2_500))
+    counted = watched(windows(np.random.default_rng(79), [0.08] * 40))
+    for state in (rare, counted):
+        assert expected(DetectorConfig(), state, 0.05) is not None
+        assert expected(DetectorConfig(), state, 0.10) is None
+
+
 def test_the_status_gives_it_in_requests_and_in_time_at_the_measured_traffic() -> None:
     config = DetectorConfig()
     state = watched(requests(np.random.default_rng(75), MEAN, 0.12, 3_000, segments=2))
