@@ -104,6 +104,48 @@ def test_of_windows_too() -> None:
     assert "windows (" in segment.expected_delays[0].text
 
 
+def in_sessions(
+    rng: np.random.Generator, mean: float, n: int, *, first: int = 1, length: int, open_at_once: int
+) -> ObservationBatch:
+    """`length` requests each, so many sessions open at a time; half of the variance is between them. Not
+    named where they follow one another."""
+    group = open_at_once * length
+    groups = [rng.permutation(group) // length + at * open_at_once for at in range(n // group + 1)]
+    session = np.concatenate(groups)[:n]
+    own = rng.normal(0.0, 0.085, session.max() + 1)[session]
+    x = np.clip(mean + own + rng.normal(0.0, 0.085, n), 0.0, 1.0)
+    ordinal = np.arange(first, first + n)
+    return ObservationBatch.of(
+        ordinal,
+        ["chat"] * n,
+        np.full(n, 1_000),
+        np.rint(1_000 * x).astype(np.int64),
+        START + ordinal.astype(np.float64),
+        session=[f"{first} {number}" if open_at_once > 1 else None for number in session.tolist()],
+    )
+
+
+@pytest.mark.parametrize(("length", "open_at_once", "least", "most"), [(8, 20, 1.0, 2.5), (10, 1, 0.6, 1.1)])
+def test_of_sessions_the_alarm_comes_sooner_and_of_blocks_about_as_said(
+    length: int, open_at_once: int, least: float, most: float
+) -> None:
+    config = DetectorConfig(false_alarm_every=1e4)
+    predicted: list[float] = []
+    simulated = []
+    for seed in range(20):
+        rng = np.random.default_rng([80, seed])
+        state = watched(in_sessions(rng, MEAN, 10_000, length=length, open_at_once=open_at_once))
+        assert bool(state.block_length[0] > 1) is (open_at_once == 1)
+        after = in_sessions(rng, MEAN - 0.1, 2_000, first=10_001, length=length, open_at_once=open_at_once)
+        found = expected(config, state, 0.1)
+        assert found is not None
+        predicted.append(found)
+        simulated.append(alarm(config, state, after))
+    ratio = float(np.median(predicted) / np.median(simulated))
+    print(f"seeds [80, 0..19], sessions of {length}, {open_at_once} open: {ratio:.2f}")
+    assert least <= ratio <= most
+
+
 def test_with_other_segments_an_alarm_takes_twice_the_evidence() -> None:
     rng = np.random.default_rng(73)
     one = watched(requests(rng, MEAN, 0.12, 1_500))
