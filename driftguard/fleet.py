@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from sqlalchemy.orm import Session
@@ -9,15 +10,15 @@ from sqlalchemy.orm import Session
 from driftguard.detection import Fleet
 from driftguard.silence import SURELY_STALE
 from driftguard.status import in_service
-from driftguard.store import incidents, status, streams
+from driftguard.store import incidents, status
+from driftguard.store.tables import Stream
 
 FACTOR: Final = "false_alarm_factor"  # in an incident's evidence: what the stream's own A was multiplied by
 
 
-def gather(session: Session) -> Fleet:
-    """Not counted are streams without speculation, which have nothing that could be named, and those that
-    fell silent a week before the newest record of all."""
-    known = streams.all_streams(session)
+def gather(session: Session, known: Sequence[Stream]) -> Fleet:
+    """`known`: all streams. Not counted are those without speculation, which have nothing that could be named,
+    and those that fell silent a week before the newest record of all."""
     if not known:
         return Fleet(0, {})
     since = max(stream.last_seen_at for stream in known) - SURELY_STALE

@@ -162,16 +162,16 @@ class Pipeline:
             records = read_after(session, position, limit=self._batch_records)
             if not records:
                 return 0
-            found = streams_by_id(session, {record.stream_id for record in records})
-            changed = self._fold_streams(session, records, found)
+            known = {stream.id: stream for stream in streams.all_streams(session)}
+            changed = self._fold_streams(session, records, known)
             self._store(session, changed)
             detector_states.set_position(session, records[-1].seq)
         self._remember(changed, records[-1].seq)
-        self._count(records, found)
+        self._count(records, known)
         return len(records)
 
     def _fold_streams(
-        self, session: Session, records: Sequence[StoredRecord], found: dict[int, Stream]
+        self, session: Session, records: Sequence[StoredRecord], known: Mapping[int, Stream]
     ) -> dict[int, Folded]:
         by_stream: dict[int, list[StoredRecord]] = defaultdict(list)
         for record in records:
@@ -181,9 +181,9 @@ class Pipeline:
             stream_id: incident_decisions.applied(session, stream_id, self._states[stream_id])
             for stream_id in sorted(by_stream)
         }
-        changed = self._folded(session, states, by_stream)
+        changed = self._folded(session, known, states, by_stream)
         for stream_id, folded in changed.items():
-            stream = found[stream_id]
+            stream = known[stream_id]
             for finding in folded.findings:
                 self._apply(session, stream, finding, folded.factor)
             for hook in self._after_fold:
@@ -193,12 +193,13 @@ class Pipeline:
     def _folded(
         self,
         session: Session,
+        known: Mapping[int, Stream],
         states: Mapping[int, StreamState],
         records: Mapping[int, Sequence[StoredRecord]],
     ) -> dict[int, Folded]:
         batches = {stream_id: _observations(records[stream_id]) for stream_id in states}
         if self._scope == "fleet":
-            return fold_fleet(self._config, fleet.gather(session), states, batches)
+            return fold_fleet(self._config, fleet.gather(session, list(known.values())), states, batches)
         return {
             stream_id: Folded(*fold(self._config, state, batches[stream_id]), 1.0)
             for stream_id, state in states.items()
@@ -271,7 +272,7 @@ class Pipeline:
         while len(self._states) > STATES_IN_MEMORY:
             self._states.popitem(last=False)
 
-    def _count(self, records: Sequence[StoredRecord], found: dict[int, Stream]) -> None:
+    def _count(self, records: Sequence[StoredRecord], known: Mapping[int, Stream]) -> None:
         totals: dict[tuple[int, str, str], _Counts] = defaultdict(_Counts)
         for record in records:
             counts = totals[record.stream_id, record.segment, record.kind]
@@ -281,15 +282,11 @@ class Pipeline:
             counts.accepted += record.accepted
             counts.emitted += record.emitted
         for (stream_id, segment, kind), counts in totals.items():
-            self._metrics.count_traffic(stream_key(found[stream_id]), segment, kind, counts)
+            self._metrics.count_traffic(stream_key(known[stream_id]), segment, kind, counts)
 
 
 def stream_key(stream: Stream) -> StreamKey:
     return StreamKey(stream.server, stream.target, stream.draft_version, stream.method)
-
-
-def streams_by_id(session: Session, stream_ids: set[int]) -> dict[int, Stream]:
-    return {stream.id: stream for stream in streams.all_streams(session) if stream.id in stream_ids}
 
 
 def _observations(records: Sequence[StoredRecord]) -> ObservationBatch:

@@ -88,7 +88,9 @@ def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswe
             generated_at=now,
             unfolded_records=detector_states.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
-            fleet=FleetModel.of(fleet.gather(session), context.settings.detection),
+            fleet=FleetModel.of(
+                fleet.gather(session, streams.all_streams(session)), context.settings.detection
+            ),
             streams=stream_models(session, now),
         )
 

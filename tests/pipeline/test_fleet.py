@@ -16,6 +16,7 @@ from driftguard.pipeline import Pipeline
 from driftguard.settings import FalseAlarmScope, Settings
 from driftguard.store import incidents
 from driftguard.store.database import Database
+from driftguard.store.streams import all_streams
 from driftguard.store.tables import DetectorState, Incident, Stream
 from tests.api.ingest_server import serving
 from tests.pipeline.traffic import Traffic, store
@@ -57,8 +58,11 @@ def test_each_stream_alone_needs_a_and_all_together_need_n_times_as_much(databas
     assert incident.evidence["false_alarm_every"] == 4 * CONFIG.false_alarm_every
     assert incident.evidence["evidence"] >= 4 * CONFIG.false_alarm_every
     with database.session() as session:
-        assert fleet.gather(session).named == {incident.stream_id: 4.0}
-        factors = {id_: fleet.gather(session).factor(id_) for id_ in session.scalars(select(Stream.id))}
+        assert fleet.gather(session, all_streams(session)).named == {incident.stream_id: 4.0}
+        factors = {
+            id_: fleet.gather(session, all_streams(session)).factor(id_)
+            for id_ in session.scalars(select(Stream.id))
+        }
         told = {row.summary["false_alarm_every"] for row in session.scalars(select(DetectorState))}
     assert factors.pop(incident.stream_id) == 4.0  # its own naming does not help it
     assert set(factors.values()) == {2.0}  # k = 2 for the next one
@@ -69,8 +73,10 @@ def test_each_stream_alone_needs_a_and_all_together_need_n_times_as_much(databas
     assert [item.evidence[fleet.FACTOR] for item in opened(database)] == [4.0, 2.0]
     with database.session() as session:
         incidents.move(session, incident.id, "resolved", "expected", datetime.now(UTC))
-        assert list(fleet.gather(session).named.values()) == [2.0]
-        assert fleet.gather(session).factor() == 2.0  # gamma still counts, with what it was named with
+        assert list(fleet.gather(session, all_streams(session)).named.values()) == [2.0]
+        assert (
+            fleet.gather(session, all_streams(session)).factor() == 2.0
+        )  # gamma still counts, with what it was named with
 
 
 def test_by_default_each_stream_has_its_own_a(database: Database) -> None:
@@ -89,7 +95,7 @@ def test_a_server_that_is_gone_for_a_week_no_longer_makes_the_others_need_more(d
     with database.session() as session:
         gone = update(Stream).where(Stream.server == "delta")
         session.execute(gone.values(last_seen_at=Stream.last_seen_at - timedelta(days=8)))
-        assert fleet.gather(session).streams == 3
+        assert fleet.gather(session, all_streams(session)).streams == 3
 
 
 @pytest.mark.parametrize(
