@@ -17,7 +17,7 @@ FACTOR: Final = "false_alarm_factor"  # in an incident's evidence: what the stre
 
 
 def gather(session: Session, known: Sequence[Stream]) -> Fleet:
-    """`known`: all streams. Not counted are those without speculation, which have nothing that could be named,
+    """`known`: all streams. Not counted are those without speculation: they have nothing to be named for,
     and those that fell silent a week before the newest record of all."""
     if not known:
         return Fleet(0, {})
