@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from driftguard.errors import BadSettings
 from driftguard.records import AcceptanceRecord, encode_record
@@ -88,6 +89,23 @@ def test_events_name_the_line_of_the_file(tmp_path: Path) -> None:
     assert segment["after"] == pytest.approx(0.4, abs=0.1)
     assert closed["opened_record"] == opened["record"]
     assert closed["record"] > 2_300
+
+
+def test_a_daily_rhythm_is_told(tmp_path: Path) -> None:
+    hours = np.arange(5 * 24 * 30) // 30
+    means = (0.6 + 0.12 * np.sin(2.0 * np.pi * hours / 24.0)).tolist()
+    at = [BEGIN + timedelta(minutes=2 * number) for number in range(len(means))]
+    moved = (
+        structs.replace(record, started_at=end, ended_at=end)
+        for record, end in zip(records(means), at, strict=True)
+    )
+    path = write(tmp_path / "r.jsonl", moved)
+    (event,) = [event for event in run(path)[1] if event["event"] == "rhythm_learned"]
+    assert (event["segment"], event["days"]) == ("chat", 3)
+    assert event["amplitude"] == pytest.approx(0.12, abs=0.03)
+    text = run(path, as_json=False)[2]
+    assert "segment chat depends on the hour of day, by 0.1" in text
+    assert "learned from 3 days" in text
 
 
 def test_numbers_go_on_over_files_and_count_probes_and_bad_lines(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""A daily rhythm in the detector loop: learned over restarts, and said in what the status is made of."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select
+
+from driftguard.detection import DetectorConfig
+from driftguard.metrics import Metrics
+from driftguard.pipeline import Pipeline
+from driftguard.store.database import Database
+from driftguard.store.tables import DetectorState
+from tests.pipeline.traffic import Traffic, store
+
+PER_HOUR = 25
+
+
+def test_acceptance_by_the_hour_is_learned_and_told(database: Database) -> None:
+    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    traffic = Traffic(5, midnight - timedelta(days=5), seconds_apart=3_600.0 / PER_HOUR)
+    for _ in range(5):
+        for hour in range(24):
+            rate = 0.6 + 0.12 * math.sin(2.0 * math.pi * hour / 24.0)
+            store(database, traffic.draw(PER_HOUR, {"code": rate}))
+        while Pipeline(database, DetectorConfig(), Metrics()).fold_batch():  # as after a restart
+            pass
+    with database.session() as session:
+        (state,) = session.scalars(select(DetectorState))
+        assert state.summary["segments"][0]["daily_rhythm"] == pytest.approx(0.12, abs=0.04)
