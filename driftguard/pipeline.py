@@ -51,7 +51,7 @@ BATCH_RECORDS = 5_000
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
 LOOK_SECONDS = 5.0
 PAUSE_SECONDS = 0.25  # shortest, unless a batch was full: bounds how often a state is written
-STATES_IN_MEMORY = 128  # a state is up to 0.3 MB
+STATES_IN_MEMORY = 128  # a state is 0.1 to 0.3 MB, and at most 1.4 MB (hundreds of configurations)
 MAX_BACKOFF_SECONDS = 10.0
 
 AfterFold = Callable[[Session, Stream, Sequence[StoredRecord], Sequence[Finding]], None]
