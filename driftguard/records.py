@@ -19,7 +19,8 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]  # sums of millions of records still fit a bigint
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 PerPosition = Annotated[list[Count], msgspec.Meta(max_length=64)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # 31 years; sums of millions stay finite
+Temperature = Annotated[float, msgspec.Meta(ge=0)]
 
 Kind = Literal["request", "window", "probe"]
 AcceptanceRule = Literal["rejection", "greedy", "typical", "unknown"]
@@ -69,7 +70,7 @@ class AcceptanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     accepted_per_position: PerPosition | None = None
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=1024)] | None = None
     acceptance_rule: AcceptanceRule = "unknown"
-    temperature: Seconds | None = None
+    temperature: Temperature | None = None
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
     time_to_first_token_seconds: Seconds | None = None

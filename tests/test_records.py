@@ -73,6 +73,7 @@ def test_a_minimal_record_has_null_for_what_was_not_given() -> None:
         ({"segment": "x" * 300}, "segment", "length <= 256"),
         ({"session": "a\0b"}, "session", "NUL"),
         ({"temperature": -0.1}, "temperature", ">= 0"),
+        ({"time_per_output_token_seconds": 1e308}, "time_per_output_token_seconds", "<= 1"),
         ({"drafted_per_position": [40, 40]}, "drafted_per_position", "more than drafted"),
         (
             {"accepted_per_position": [11, 0], "drafted_per_position": [10, 10]},
