@@ -131,7 +131,8 @@ enabled = true
 minimum_drop = 0.1
 [retraining]
 aim_requests = 128
-steps = 100
+wait_seconds = 300
+steps = 80
 threads = 1
 [alerting]
 external_url = "{sidecar_url}"
