@@ -15,8 +15,8 @@ Guarantee: each of G, and of sum_c R_c (one request moves one stratum), grows by
 in expectation, so S of either direction does, and (S_down + S_up) / 2 - t is a supermartingale. An
 alarm needs half of one S to reach A, hence E[requests to the first false alarm] >= A, over both
 directions and all segments, without a correction for their number.
-Papers: Shin, Ramdas, Rinaldo 2023 (e-detectors); segments are ranked by M_(k) >= A/k, which controls
-the false-discovery rate at the alarm (Dandapanthula, Ramdas 2025).
+Papers: Shin, Ramdas, Rinaldo 2023 (e-detectors); segments are ranked by M_(k) >= A/k, which bounds the
+error over patience of those named (`fleet.py` says what that is; Dandapanthula, Ramdas 2025).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Reference periods under way: what they count, when they are long enough, and what is said then."""
+"""Reference periods under way: what they count, when they are long enough, and what is said then.
+
+Their size is counted in requests, not in time: on a busy stream it is seconds of traffic, and what moves
+more slowly than that (batch sizes that follow the load, say) is in no baseline and may count as a change.
+"""
 
 from __future__ import annotations
 
