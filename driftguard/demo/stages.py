@@ -24,13 +24,13 @@ EVEN_MIX = {"code": 0.5, "docs": 0.5}
 SHIFTED_MIX = {"code": 0.85, "docs": 0.15}
 
 BASELINE_SECONDS = 240.0
-MIX_REQUESTS = 120
+MIX_REQUESTS = 100
 INCIDENT_SECONDS = 120.0
 ANSWERS_SECONDS = 180.0  # limits, not delays: a slow machine must get through as well
 PAGE_SECONDS = 20.0
 RETRAIN_SECONDS = 480.0
 RECOVERY_SECONDS = 180.0
-REFERENCE_REQUESTS = 40  # without speculation
+REFERENCE_REQUESTS = 30  # without speculation
 MEASURED_REQUESTS = 100  # at the end
 BACKGROUND_PAUSE_SECONDS = 1.0  # between requests of one worker while the draft trains on the same cores
 
