@@ -249,7 +249,7 @@ def test_a_spool_that_cannot_be_written_falls_back_to_memory(tmp_path: Path) -> 
     port = free_port()
     with sending(f"http://127.0.0.1:{port}", tmp_path) as telemetry:
         telemetry.finished(finished_request(0))
-        wait_until(lambda: bool(spool_files(tmp_path)), "the first record is on disk")
+        wait_until(lambda: telemetry.state.records.failed_attempts > 0, "the first record was read back")
         (tmp_path / "records").rename(tmp_path / "gone")
         telemetry.finished(finished_request(1))
         wait_until(lambda: telemetry.state.waiting_records == 2, "the second record waits in memory")
@@ -262,7 +262,7 @@ def test_a_spool_that_cannot_be_written_falls_back_to_memory(tmp_path: Path) -> 
 def test_what_the_memory_still_holds_at_the_end_is_counted_as_lost(tmp_path: Path) -> None:
     with sending(f"http://127.0.0.1:{free_port()}", tmp_path) as telemetry:
         telemetry.finished(finished_request(0))
-        wait_until(lambda: bool(spool_files(tmp_path)), "the first record is on disk")
+        wait_until(lambda: telemetry.state.records.failed_attempts > 0, "the first record was read back")
         (tmp_path / "records").rename(tmp_path / "gone")
         telemetry.finished(finished_request(1))
     assert telemetry.state.records.dropped == 1
