@@ -6,7 +6,7 @@
 One state per stream; a new draft version is a new stream, so it begins with a new baseline.
 """
 
-from driftguard.detection.codec import UnreadableState
+from driftguard.detection.codec import OtherVersion, UnreadableState
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import (
     Acceptance,
@@ -45,6 +45,7 @@ __all__ = [
     "Fleet",
     "Folded",
     "ObservationBatch",
+    "OtherVersion",
     "RhythmLearned",
     "Scope",
     "SegmentChange",

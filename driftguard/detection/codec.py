@@ -32,6 +32,12 @@ class UnreadableState(DriftGuardError):
     title = "Unreadable detector state"
 
 
+class OtherVersion(UnreadableState):
+    """The stored detector state is whole, and of another version of DriftGuard."""
+
+    title = "Detector state of another version"
+
+
 class _Array(msgspec.Struct, array_like=True):
     dtype: str
     shape: tuple[int, ...]
@@ -135,17 +141,17 @@ def encode_state(state: StreamState) -> bytes:
 
 
 def decode_state(data: bytes) -> StreamState:
-    """Raises UnreadableState."""
+    """Raises OtherVersion, or else UnreadableState."""
     if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER_BYTES:
         raise UnreadableState("the stored detector state is not one: its first bytes are wrong")
-    version = data[len(MAGIC)]
-    if version != VERSION:
-        raise UnreadableState(
-            f"the stored detector state has version {version}, this program reads version {VERSION}"
-        )
     body = data[_HEADER_BYTES:]
     if zlib.crc32(body) != int.from_bytes(data[len(MAGIC) + 1 : _HEADER_BYTES], "big"):
         raise UnreadableState("the stored detector state is damaged: its checksum does not fit")
+    version = data[len(MAGIC)]
+    if version != VERSION:
+        raise OtherVersion(
+            f"the stored detector state has version {version}, this program reads version {VERSION}"
+        )
     try:
         wire = msgspec.msgpack.decode(body, type=_State)
         return StreamState(**{item.name: _unpack(getattr(wire, item.name)) for item in fields(StreamState)})

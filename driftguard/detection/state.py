@@ -126,7 +126,7 @@ class StreamState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StreamState:
-        """Raises UnreadableState: another version, or bytes that are damaged."""
+        """Raises OtherVersion, or UnreadableState: bytes that are damaged."""
         from driftguard.detection.codec import decode_state
 
         return decode_state(data)

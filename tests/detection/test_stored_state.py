@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from driftguard.detection import StreamState, UnreadableState
+from driftguard.detection import OtherVersion, StreamState, UnreadableState
 from driftguard.detection.codec import MAGIC
 from tests.detection.traffic import fold_all, requests
 
@@ -21,7 +21,7 @@ def test_round_trip(stored: bytes) -> None:
 
 def test_another_version_is_told(stored: bytes) -> None:
     newer = MAGIC + bytes([9]) + stored[len(MAGIC) + 1 :]
-    with pytest.raises(UnreadableState, match=r"version 9.*reads version 4"):
+    with pytest.raises(OtherVersion, match=r"version 9.*reads version 4"):
         StreamState.from_bytes(newer)
 
 
@@ -29,11 +29,19 @@ def test_another_version_is_told(stored: bytes) -> None:
 def test_one_changed_byte_is_noticed(stored: bytes, place: int) -> None:
     damaged = bytearray(stored)
     damaged[place] ^= 1
-    with pytest.raises(UnreadableState, match="damaged"):
+    with pytest.raises(UnreadableState, match="damaged") as told:
         StreamState.from_bytes(bytes(damaged))
+    assert not isinstance(told.value, OtherVersion)
 
 
 @pytest.mark.parametrize("length", [0, 5, 11, 200])
 def test_cut_bytes_are_refused(stored: bytes, length: int) -> None:
     with pytest.raises(UnreadableState):
         StreamState.from_bytes(stored[:length])
+
+
+def test_damaged_bytes_of_another_version_are_damaged(stored: bytes) -> None:
+    newer = MAGIC + bytes([9]) + stored[len(MAGIC) + 1 : -1]
+    with pytest.raises(UnreadableState, match="damaged") as told:
+        StreamState.from_bytes(newer)
+    assert not isinstance(told.value, OtherVersion)
