@@ -107,7 +107,12 @@ class Metrics:
         )
         self.detector_states_lost = Counter(
             "driftguard_detector_states_lost",
-            "Stored detector states that could not be read, so that their streams began anew.",
+            "Stored detector states that were damaged, so that their streams began anew.",
+            registry=self.registry,
+        )
+        self.detector_states_of_other_version = Counter(
+            "driftguard_detector_states_of_other_version",
+            "Stored detector states of another version of DriftGuard, so that their streams began anew.",
             registry=self.registry,
         )
         self.incidents_open = Gauge(

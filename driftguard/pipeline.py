@@ -24,6 +24,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard import fleet, gauges, incident_closing, incident_decisions, incident_opening, status
+from driftguard.begun_anew import begin_anew
 from driftguard.detection import (
     DetectorConfig,
     DriftClosed,
@@ -255,14 +256,7 @@ class Pipeline:
         try:
             return StreamState.from_bytes(data)
         except UnreadableState as error:
-            log.error(
-                "a detector state cannot be read; this stream begins anew", stream=stream_id, error=error
-            )
-            self._metrics.detector_states_lost.inc()
-            reason = f"the detector's state could not be read ({error}); the baseline is learnt anew"
-            for incident in incidents.unresolved_of(session, stream_id):
-                incidents.move(session, incident.id, "resolved", reason, datetime.now(UTC))
-            return StreamState()
+            return begin_anew(session, stream_id, error, self._metrics)
 
     def _remember(self, changed: dict[int, Folded], position: int) -> None:
         self._position = position

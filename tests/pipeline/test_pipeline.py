@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
 
 from driftguard.detection import DetectorConfig, Finding
 from driftguard.incidents import State
@@ -201,16 +202,35 @@ def test_a_reader_that_fails_takes_the_whole_batch_back(database: Database) -> N
     assert calls == [300, 300]
 
 
-def test_an_unreadable_state_begins_anew_and_closes_what_it_had_opened(database: Database) -> None:
+@pytest.mark.parametrize(
+    ("stored", "reason", "counts"),
+    [
+        ("'nonsense'", "the stored detector state is damaged; baselines are relearned", (1, 0)),
+        (
+            "set_byte(state, 7, 200)",
+            "stored by another version of DriftGuard; baselines are relearned",
+            (0, 1),
+        ),
+    ],
+)
+def test_an_unreadable_state_begins_anew_and_closes_what_it_had_opened(
+    database: Database, stored: str, reason: str, counts: tuple[int, int]
+) -> None:
     traffic = Traffic(seed=10)
     store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
     fold_all(new_pipeline(database))
     with database.session() as session:
-        session.execute(text("UPDATE detector_states SET state = 'nonsense'::bytea"))
+        session.execute(text(f"UPDATE detector_states SET state = {stored}::bytea"))
     store(database, traffic.draw(10, GOOD))
     metrics = Metrics()
-    fold_all(Pipeline(database, CONFIG, metrics))
+    with capture_logs() as logs:
+        fold_all(Pipeline(database, CONFIG, metrics))
     (incident,) = all_incidents(database)
     assert incident.state == "resolved"
-    assert "could not be read" in (incident.resolution or "")
-    assert b"driftguard_detector_states_lost_total 1.0" in metrics.exposition()
+    assert (incident.resolution or "").startswith(reason)
+    assert [line["log_level"] for line in logs if line["event"] == reason] == [
+        "error" if counts == (1, 0) else "warning"
+    ]
+    told = metrics.exposition().decode()
+    assert f"driftguard_detector_states_lost_total {counts[0]}.0" in told
+    assert f"driftguard_detector_states_of_other_version_total {counts[1]}.0" in told
