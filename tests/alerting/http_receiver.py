@@ -50,7 +50,7 @@ def http_receiver(port: int = 0) -> Iterator[Receiver]:
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     receiver = Receiver(f"http://127.0.0.1:{server.server_port}/hook")
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield receiver

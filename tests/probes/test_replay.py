@@ -26,7 +26,7 @@ from driftguard.store.captures import CaptureFilter, read_captures
 from driftguard.store.database import Database
 from driftguard.store.tables import Record
 from tests.alerting.http_receiver import wait_until
-from tests.engine.server.test_process import engine_process
+from tests.engine.server.processes import engine_process
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import Traffic, store
 from tests.probes.servers import SPECULATION, Stub, answer, stub_server

@@ -10,9 +10,11 @@ import pytest
 import torch
 from driftguard_training.model_directories import model_version
 
+from driftguard.retraining import training_process
 from driftguard.settings import Settings
 from driftguard.store.database import Database
 from tests.retraining.engine_stub import EngineStub, running
+from tests.retraining.training_here import run_here
 from tests.retraining.world import NEW, OLD, Models, capture, drift, make_settings, requests_of
 from tests.training.small_models import save_directory, small_model, write_traffic
 
@@ -28,6 +30,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
         new_traffic=write_traffic(root / "new.jsonl", target, requests=200, seed=3, tokens=(16, 32)),
         old_traffic=write_traffic(root / "old.jsonl", target, requests=120, seed=4, tokens=(1, 16)),
     )
+
+
+@pytest.fixture
+def training_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what follows the training: no process is started for it."""
+    monkeypatch.setattr(training_process, "_run", run_here)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,7 +11,8 @@ from typing import Any, Literal
 
 import httpx
 
-from tests.engine.server.test_process import engine_process
+from tests.engine.server.processes import engine_process
+from tests.forked import ForkedProcess
 from tests.retraining.world import Models
 
 Moment = Literal["draft loaded", "activation asked", "activation unanswered", "activation answered"]
@@ -36,7 +36,7 @@ class RelayedEngine:
         self.url = ""
         self._models = models
         self._upstream = ""
-        self._process: subprocess.Popen[str] | None = None
+        self._process: ForkedProcess | None = None
         self._processes = ExitStack()
 
     def start(self) -> None:
@@ -112,7 +112,7 @@ def relaying(engine: RelayedEngine) -> Iterator[RelayedEngine]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     engine.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:

@@ -102,7 +102,7 @@ def running(stub: EngineStub) -> Iterator[EngineStub]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     stub.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from driftguard.retraining import training_process
 from driftguard.retraining.run import retrain
 from driftguard.store.database import Database
+from tests.retraining.training_here import run_here
 from tests.retraining.world import make_settings
 
 
-def main() -> int:
-    url, data_dir, engine_url, steps = sys.argv[1:]
+def main(arguments: Sequence[str]) -> int:
+    url, data_dir, engine_url, steps = arguments
     settings = make_settings(Path(data_dir), engine_url, steps=int(steps))
     return retrain(Database.open(url), settings).exit_code
 
 
+def main_training_here(arguments: Sequence[str]) -> int:
+    """For a forked process."""
+    training_process._run = run_here
+    return main(arguments)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -19,6 +19,8 @@ from tests.retraining.conftest import Drifted
 from tests.retraining.engine_relay import Moment, RelayedEngine, relaying
 from tests.retraining.world import Models, incident_states, make_settings
 
+pytestmark = pytest.mark.usefixtures("training_here")
+
 
 @pytest.fixture
 def mortal(models: Models, tmp_path: Path) -> Iterator[RelayedEngine]:

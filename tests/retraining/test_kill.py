@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,8 @@ from driftguard.retraining.run import retrain
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.tables import RetrainRun
+from tests.forked import ForkedProcess, forked
+from tests.retraining import retrain_process
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
 from tests.retraining.world import incident_states, make_settings
@@ -21,18 +24,28 @@ from tests.retraining.world import incident_states, make_settings
 PATIENCE_SECONDS = 150.0
 
 
-def start(drifted: Drifted, data_dir: Path, engine: EngineStub, steps: int) -> subprocess.Popen[bytes]:
+def start(drifted: Drifted, data_dir: Path, engine: EngineStub) -> subprocess.Popen[bytes]:
     url = drifted.database.url.render_as_string(hide_password=False)
     command = [sys.executable, "-m", "tests.retraining.retrain_process"]
-    return subprocess.Popen([*command, url, str(data_dir), engine.url, str(steps)])
+    return subprocess.Popen([*command, url, str(data_dir), engine.url, "1000000"])
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+@contextmanager
+def forked_run(drifted: Drifted, data_dir: Path, engine: EngineStub) -> Iterator[ForkedProcess]:
+    """Trains in the process itself: it is killed later than that."""
+    url = drifted.database.url.render_as_string(hide_password=False)
+    data_dir.mkdir()
+    arguments = [url, str(data_dir), engine.url, "30"]
+    with forked(retrain_process.main_training_here, arguments, data_dir / "log") as process:
+        yield process
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes] | ForkedProcess) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert process.poll() is None, "the retraining ended before it could be killed"
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.02)
 
 
 def newest_run(drifted: Drifted) -> RetrainRun:
@@ -45,7 +58,7 @@ def is_training(drifted: Drifted) -> bool:
         return any(run.progress for run in retrain_runs.page(session, limit=1))
 
 
-def kill(process: subprocess.Popen[bytes], drifted: Drifted) -> None:
+def kill(process: subprocess.Popen[bytes] | ForkedProcess, drifted: Drifted) -> None:
     process.kill()
     process.wait()
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -54,7 +67,7 @@ def kill(process: subprocess.Popen[bytes], drifted: Drifted) -> None:
             if not retrain_runs.is_running(session, "engine-1", "target"):
                 return
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def next_run(drifted: Drifted, data_dir: Path, engine: EngineStub) -> None:
@@ -72,7 +85,7 @@ def state_of_draft(drifted: Drifted, version: str) -> str:
 
 def test_killed_while_training(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
-    process = start(drifted, data_dir, engine, steps=1_000_000)
+    process = start(drifted, data_dir, engine)
     wait_until(lambda: is_training(drifted), process)
     family = psutil.Process(process.pid).children(recursive=True)
     assert any("driftguard_training" in " ".join(child.cmdline()) for child in family)
@@ -98,9 +111,9 @@ def test_killed_while_training(drifted: Drifted, engine: EngineStub, tmp_path: P
 def test_killed_between_load_and_activate(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     engine.hold = "load"
-    process = start(drifted, data_dir, engine, steps=30)
-    wait_until(engine.held.is_set, process)
-    kill(process, drifted)
+    with forked_run(drifted, data_dir, engine) as process:
+        wait_until(engine.held.is_set, process)
+        kill(process, drifted)
     engine.release.set()
     assert newest_run(drifted).state == "promoting"
 
@@ -119,9 +132,9 @@ def test_killed_between_load_and_activate(drifted: Drifted, engine: EngineStub, 
 def test_killed_between_activate_and_commit(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     engine.hold = "activate"
-    process = start(drifted, data_dir, engine, steps=30)
-    wait_until(engine.held.is_set, process)
-    kill(process, drifted)
+    with forked_run(drifted, data_dir, engine) as process:
+        wait_until(engine.held.is_set, process)
+        kill(process, drifted)
     engine.release.set()
     killed = newest_run(drifted)
     assert killed.state == "promoting"

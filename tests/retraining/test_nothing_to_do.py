@@ -75,6 +75,7 @@ def test_a_drafter_without_a_model(drifted: Drifted, engine: EngineStub) -> None
     )
 
 
+@pytest.mark.usefixtures("training_here")
 def test_speculation_that_is_off_leaves_everything_as_it_is(drifted: Drifted, engine: EngineStub) -> None:
     retrain(drifted.database, drifted.settings.model_copy(update={"capture": CaptureSettings()}))
     engine.serving = {"name": "none", "version": "none", "method": "none", "directory": None}

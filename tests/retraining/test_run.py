@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from driftguard.retraining import training_process
 from driftguard.retraining.outcome import Progress, RetrainOutcome
 from driftguard.retraining.run import retrain
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.tables import RetrainRun
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
+from tests.retraining.training_here import run_here
 from tests.retraining.world import incident_states, make_settings
 
 
@@ -30,7 +32,7 @@ def state_of_draft(drifted: Drifted, version: str | None) -> str | None:
 
 
 def test_a_rejected_candidate_changes_nothing_and_the_same_weights_can_be_promoted_later(
-    drifted: Drifted, engine: EngineStub, tmp_path: Path
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Progress] = []
     strict = make_settings(tmp_path / "data", engine.url, minimum_gain=0.9)
@@ -50,6 +52,7 @@ def test_a_rejected_candidate_changes_nothing_and_the_same_weights_can_be_promot
     ]  # fmt: skip
     assert list((tmp_path / "data" / "retraining").iterdir()) == []
 
+    monkeypatch.setattr(training_process, "_run", run_here)
     engine.lose = "activate"  # the engine acts, but its answer never arrives
     outcome = retrain(drifted.database, drifted.settings)
     assert (outcome.state, outcome.exit_code) == ("promoted", 0)
@@ -65,6 +68,7 @@ def test_a_rejected_candidate_changes_nothing_and_the_same_weights_can_be_promot
     assert f"is about draft {drifted.parent}; draft {run.candidate_version} is in service" in outcome.reason
 
 
+@pytest.mark.usefixtures("training_here")
 def test_a_refusing_engine_fails_the_run_and_keeps_the_draft(drifted: Drifted, engine: EngineStub) -> None:
     engine.refuse = "load"
     outcome = retrain(drifted.database, drifted.settings)

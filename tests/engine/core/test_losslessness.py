@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ LETTERS = 6
 PROMPT = (1, 2, 3, 1, 2)
 
 
+@cache
 def plain_greedy(kind: str, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
     """transformers' own forward over the whole sequence, one argmax after another."""
     module = new_module(kind, seed=3, vocabulary=257)
@@ -124,7 +126,7 @@ def letter_engine(letters: Path, drafter: str) -> Engine:
             target=str(letters / "target"),
             draft=str(letters / "draft"),
             drafter=drafter,  # type: ignore[arg-type]
-            max_batch=32,
+            max_batch=256,
             max_length=32,
             max_waiting=10_000,
             num_speculative_tokens=2,

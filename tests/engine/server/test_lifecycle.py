@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import httpx
 import pytest
 from driftguard_engine.server import ServeOptions
 
+from tests.engine.server import fake_process
 from tests.engine.server.fake_engine import TOKEN_TEXT, FakeEngine
+from tests.engine.server.processes import serving_process
 from tests.engine.server.serving import served, wait_until
 from tests.engine.server.tiny_models import byte_tokenizer
 
@@ -110,22 +107,8 @@ def test_shutdown_aborts_after_its_limit_and_still_answers(fake: FakeEngine) -> 
     assert len(fake.aborted) == 1
 
 
-@contextmanager
-def fake_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "tests.engine.server.fake_process", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        yield process, ready.split(" on ")[1].split()[0]
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
 def test_the_process_of_a_dead_engine_exits_with_1_for_its_supervisor() -> None:
-    with fake_process("--fail") as (process, url):
+    with serving_process(fake_process.main, ["--fail"]) as (process, url, _):
         assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
         assert httpx.get(f"{url}/health").status_code == 503
         assert process.wait(60) == 1
@@ -133,7 +116,7 @@ def test_the_process_of_a_dead_engine_exits_with_1_for_its_supervisor() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_process_with_0(number: signal.Signals) -> None:
-    with fake_process() as (process, url):
+    with serving_process(fake_process.main, []) as (process, url, _):
         assert httpx.get(f"{url}/health").status_code == 200
-        os.kill(process.pid, number)
+        process.send_signal(number)
         assert process.wait(60) == 0

@@ -3,52 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from driftguard_engine.auth import hash_of
 
+from tests.engine.server.processes import engine_options, engine_process, environment
 from tests.engine.server.serving import Receiver, wait_until
 
 
 def command(models: Path, *options: str) -> list[str]:
-    pair = ["--target", str(models / "target"), "--draft", str(models / "poor")]
-    return [sys.executable, "-m", "driftguard_engine", *pair, "--threads", "1", *options]
-
-
-def environment(**extra: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "DRIFTGUARD_API_KEY"} | extra
-
-
-@contextmanager
-def engine_process(
-    models: Path, *options: str, **variables: str
-) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The process, its URL and its ready line."""
-    process = subprocess.Popen(
-        command(models, "--port", "0", *options),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(**variables),
-    )
-    try:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        assert ready, process.communicate()[1]
-        yield process, ready.split(" on ")[1].split()[0], ready
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    return [sys.executable, "-m", "driftguard_engine", *engine_options(models, *options)]
 
 
 def refused(models: Path, *options: str, **variables: str) -> tuple[int, str]:
@@ -61,7 +31,18 @@ def refused(models: Path, *options: str, **variables: str) -> tuple[int, str]:
 
 
 def test_one_line_says_where_it_serves_what(models: Path) -> None:
-    with engine_process(models) as (process, url, ready):
+    process = subprocess.Popen(
+        command(models, "--port", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        assert ready, process.communicate()[1]
+        url = ready.split(" on ")[1].split()[0]
         info = httpx.get(f"{url}/admin/info").json()
         assert ready == (
             f"engine ready on {url} target=target draft=poor "
@@ -71,6 +52,9 @@ def test_one_line_says_where_it_serves_what(models: Path) -> None:
         _, log = process.communicate(timeout=60)
         assert process.returncode == 0
         assert [line for line in log.splitlines() if not line.startswith("timestamp=")] == []
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(models: Path) -> None:

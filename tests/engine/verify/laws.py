@@ -138,8 +138,12 @@ def counts_of(result: VerifyResult) -> dict[tuple[int, ...], int]:
 
 
 def runs_of(tokens: Tensor) -> dict[tuple[int, ...], int]:
-    """How often each row of [B, S] occurs."""
-    runs, counts = np.unique(tokens.numpy(), axis=0, return_counts=True)
+    """How often each row of [B, S] occurs; tokens from -1 on."""
+    base = int(tokens.max()) + 2
+    places = base ** torch.arange(tokens.shape[1])
+    assert base ** tokens.shape[1] < 2**63
+    codes, counts = np.unique(((tokens + 1) * places).sum(1).numpy(), return_counts=True)
+    runs = (torch.from_numpy(codes).unsqueeze(1) // places) % base - 1
     return dict(zip(map(tuple, runs.tolist()), counts.tolist(), strict=True))
 
 
