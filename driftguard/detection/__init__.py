@@ -27,6 +27,7 @@ from driftguard.detection.findings import (
 )
 from driftguard.detection.fleet import Fleet, Folded, fold_fleet
 from driftguard.detection.fold import end_incident, fold
+from driftguard.detection.many import fold_many
 from driftguard.detection.new_normal import accept_new_normal
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state import StreamState
@@ -60,4 +61,5 @@ __all__ = [
     "end_incident",
     "fold",
     "fold_fleet",
+    "fold_many",
 ]

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.history import History, Narrow
+from driftguard.detection.history import FLOATS, History
 from driftguard.detection.rhythm import Rhythms
 from driftguard.detection.sessions import OpenSessions
 from driftguard.detection.state import OpenIncident, StreamState
@@ -164,14 +164,12 @@ def _pack(value: Any) -> Any:
         return _array(value)
     if isinstance(value, History):
         return _History(
-            _steps(value.ordinal.values),
-            _steps(value.ended_ms.values),
-            _narrow(value.drafted.values),
-            _narrow(value.accepted.values),
-            _narrow(value.stratum.values),
-            _array(value.expected),
-            _array(value.margin),
-            _array(value.fresh),
+            _steps(value.wide("ordinal")),
+            _steps(value.wide("ended_ms")),
+            _narrow(value.wide("drafted")),
+            _narrow(value.wide("accepted")),
+            _narrow(value.wide("stratum")),
+            *(_array(value.wide(name).astype(width)) for name, width in FLOATS.items()),
         )
     if isinstance(value, OpenSessions):
         return _Sessions(_array(value.key), _array(value.sums))
@@ -188,15 +186,15 @@ def _unpack(value: Any) -> Any:
     if isinstance(value, _Array):
         return _unarray(value)
     if isinstance(value, _History):
-        return History(
-            Narrow.of(_unsteps(value.ordinal)),
-            Narrow.of(_unsteps(value.ended_ms)),
-            Narrow.of(_unnarrow(value.drafted)),
-            Narrow.of(_unnarrow(value.accepted)),
-            Narrow.of(_unnarrow(value.stratum)),
-            _unarray(value.expected),
-            _unarray(value.margin),
-            _unarray(value.fresh),
+        return History.of(
+            {
+                "ordinal": _unsteps(value.ordinal),
+                "ended_ms": _unsteps(value.ended_ms),
+                "drafted": _unnarrow(value.drafted),
+                "accepted": _unnarrow(value.accepted),
+                "stratum": _unnarrow(value.stratum),
+                **{name: _unarray(getattr(value, name)) for name in FLOATS},
+            }
         )
     if isinstance(value, _Sessions):
         return OpenSessions(_unarray(value.key), _unarray(value.sums))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.history import History
+from driftguard.detection.history import COLUMNS
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.sessions import Keys, session_keys
 from driftguard.detection.state import StreamState
@@ -64,7 +64,19 @@ def columns_of(
 ) -> Columns:
     """The `evident` observations; `strata` [N] of the batch, all of them known to `state` (with_strata)."""
     place = np.flatnonzero(evident)
-    drafted, accepted, stratum = batch.drafted[place], batch.accepted[place], strata[place]
+    session = session_keys([batch.session[index] for index in place.tolist()], strata[place].tolist())
+    return columns_at(state, batch, place, strata[place], session)
+
+
+def columns_at(
+    state: StreamState,
+    batch: ObservationBatch,
+    place: NDArray[np.intp],
+    stratum: NDArray[np.uint16],
+    session: Keys,
+) -> Columns:
+    """The observations at these places [T]."""
+    drafted, accepted = batch.drafted[place], batch.accepted[place]
     zero = np.zeros(len(place))
     return Columns(
         place=place,
@@ -76,7 +88,7 @@ def columns_of(
         stratum=stratum,
         x=accepted / drafted,
         log_length=np.log(np.maximum(batch.output_tokens[place], 1)),
-        session=session_keys([batch.session[index] for index in place.tolist()], stratum),
+        session=session,
         rhythm=zero,
         expected=zero,
         margin=zero,
@@ -87,7 +99,7 @@ def columns_of(
 def history_rows(state: StreamState) -> Columns:
     """The state's history as columns; lengths and sessions are no longer known."""
     past = state.history
-    wide = {item.name: past.wide(item.name) for item in fields(History)}
+    wide = {name: past.wide(name) for name in COLUMNS}
     stratum = wide.pop("stratum").astype(np.uint16)
     return Columns(
         place=np.arange(len(past)),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state import StreamState
+
+Ints = NDArray[np.int64]
 
 SECONDS_PER_DAY = 86_400.0
 
@@ -17,23 +20,57 @@ def windows_in(batch: ObservationBatch) -> NDArray[np.bool_]:
     return np.array([kind == "window" for kind in batch.kind], dtype=np.bool_)
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of one batch."""
+
+    last_ordinal: int
+    requests: int
+    undrafted: int
+    undrafted_at_end: int
+    all_undrafted: bool
+    first_ended_at: float  # earliest and latest end, seconds since 1970
+    last_ended_at: float
+
+    def after(self, before: StreamState) -> dict[str, Any]:
+        """The fields of the state that follows `before` which this counts."""
+        first = before.requests == 0
+        return {
+            "ordinal": self.last_ordinal,
+            "requests": before.requests + self.requests,
+            "undrafted": before.undrafted + self.undrafted,
+            "undrafted_in_a_row": self.undrafted_at_end
+            + (before.undrafted_in_a_row if self.all_undrafted else 0),
+            "first_ended_at": self.first_ended_at
+            if first
+            else min(before.first_ended_at, self.first_ended_at),
+            "last_ended_at": self.last_ended_at if first else max(before.last_ended_at, self.last_ended_at),
+        }
+
+
+def counts_of(batch: ObservationBatch, starts: Ints) -> list[Counts]:
+    """Of batches that follow one another as one: each begins at its start and has an observation."""
+    ends = np.append(starts[1:], len(batch))
+    drafted = batch.drafted > 0
+    last_drafted = np.maximum.reduceat(np.where(drafted, np.arange(len(batch)), -1), starts)
+    undrafted = ~drafted & ~windows_in(batch)  # an idle window says nothing about drafting
+    so_far = np.concatenate([[0], np.cumsum(undrafted)])
+    columns = (
+        batch.ordinal[ends - 1],
+        ends - starts,
+        np.add.reduceat((~drafted).astype(np.int64), starts),
+        so_far[ends] - so_far[np.maximum(last_drafted + 1, starts)],
+        last_drafted < starts,
+        np.minimum.reduceat(batch.ended_at, starts),
+        np.maximum.reduceat(batch.ended_at, starts),
+    )
+    return [Counts(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
 def counted(before: StreamState, state: StreamState, batch: ObservationBatch) -> StreamState:
     """`state` with the totals of `before` and the whole batch."""
-    earliest, latest = float(batch.ended_at.min()), float(batch.ended_at.max())
-    first = before.requests == 0
-    drafted = np.flatnonzero(batch.drafted > 0)
-    undrafted = (batch.drafted == 0) & ~windows_in(batch)  # an idle window says nothing about drafting
-    in_a_row = int(undrafted[drafted[-1] + 1 :].sum() if len(drafted) else undrafted.sum())
-    in_a_row += 0 if len(drafted) else before.undrafted_in_a_row
-    return replace(
-        state,
-        ordinal=int(batch.ordinal[-1]),
-        requests=before.requests + len(batch),
-        undrafted=before.undrafted + len(batch) - len(drafted),
-        undrafted_in_a_row=in_a_row,
-        first_ended_at=earliest if first else min(before.first_ended_at, earliest),
-        last_ended_at=latest if first else max(before.last_ended_at, latest),
-    )
+    (counts,) = counts_of(batch, np.zeros(1, dtype=np.int64))
+    return replace(state, **counts.after(before))
 
 
 def requests_per_day(state: StreamState) -> float:

@@ -22,15 +22,17 @@ error over patience of those named (`fleet.py` says what that is; Dandapanthula,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.bets import DOWN, LANES, UP, Floats, mean_over_bets, run_sums
+from driftguard.detection.bets import DOWN, LANES, UP, Floats, mean_over_bets
 from driftguard.detection.blocks import bets_against
 from driftguard.detection.columns import Columns
 from driftguard.detection.predictive import safe_baseline
+from driftguard.detection.rounds import running_sums
 from driftguard.detection.state import StreamState
 from driftguard.detection.windows import window_factors
 
@@ -42,8 +44,9 @@ class WatchRun:
     """The evidence after each of the W watched requests among the T of a step."""
 
     places: NDArray[np.intp]  # [W] among the T
-    stream: Floats  # [W, LANES]
-    strata: dict[int, tuple[NDArray[np.intp], Floats]]  # stratum: its n places among the W, [n, LANES]
+    stratum: NDArray[np.uint16]  # [W]
+    of_stream: Floats  # [W, LANES] G_j
+    of_stratum: Floats  # [W, LANES] R_cj of the request's own stratum c
     totals: Floats  # [2, W] S / 2 of either direction
 
     def first_alarm(self, direction: int, threshold: float) -> int | None:
@@ -55,14 +58,30 @@ class WatchRun:
 def watch(state: StreamState, base: Baselines, rows: Columns) -> WatchRun:
     places = np.flatnonzero(state.ready[rows.stratum])
     watched = rows[places]
-    bets = _bets(state, base, watched)
-    paths = {}
-    for code in np.unique(watched.stratum):
-        own = np.flatnonzero(watched.stratum == code)
-        paths[int(code)] = (own, run_sums(state.stratum_evidence[code], bets[own]))
-    stream = run_sums(state.stream_evidence, bets)
-    totals = np.stack([_totals(state, stream, paths, lanes) for lanes in (DOWN, UP)])
-    return WatchRun(places, stream, paths, totals)
+    one = np.zeros(len(state.ready), dtype=np.intp)
+    run = run_evidence(state, one, state.stream_evidence[None], base, watched)
+    return replace(run, places=places)
+
+
+def run_evidence(
+    state: StreamState, stream_of: NDArray[np.intp], evidence: Floats, base: Baselines, rows: Columns
+) -> WatchRun:
+    """The evidence after each of W watched rows of G streams, the streams one after the other.
+
+    `stream_of` [C] is each stratum's stream, `evidence` [G, LANES] that of the streams before the rows.
+    """
+    bets, before = _bets(state, base, rows), state.stratum_evidence
+    of_stream = running_sums(evidence, stream_of[rows.stratum], bets)
+    of_stratum = running_sums(before, rows.stratum.astype(np.intp), bets)
+    totals = _totals(before, stream_of, rows.stratum, of_stream, of_stratum)
+    return WatchRun(np.arange(len(rows)), rows.stratum, of_stream, of_stratum, totals)
+
+
+def put(before: Floats, group: NDArray[np.integer[Any]], sums: Floats) -> Floats:
+    """Sums [G, W] with the last of each group among `sums` [T, W]; those of other groups as before."""
+    after = before.copy()
+    after[group] = sums  # of several rows of a group the last one stays
+    return after
 
 
 def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
@@ -70,12 +89,8 @@ def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
     watched = int(np.searchsorted(run.places, stop))
     if watched == 0:
         return state
-    strata = state.stratum_evidence.copy()
-    for code, (own, path) in run.strata.items():
-        done = int(np.searchsorted(own, watched))
-        if done:
-            strata[code] = path[done - 1]
-    return replace(state, stream_evidence=run.stream[watched - 1].copy(), stratum_evidence=strata)
+    strata = put(state.stratum_evidence, run.stratum[:watched], run.of_stratum[:watched])
+    return replace(state, stream_evidence=run.of_stream[watched - 1].copy(), stratum_evidence=strata)
 
 
 def without_evidence(state: StreamState, direction: int) -> StreamState:
@@ -130,18 +145,32 @@ def _bets(state: StreamState, base: Baselines, rows: Columns) -> Floats:
 
 
 def _totals(
-    state: StreamState, stream: Floats, paths: dict[int, tuple[NDArray[np.intp], Floats]], lanes: slice
+    before: Floats,
+    stream_of: NDArray[np.intp],
+    stratum: NDArray[np.uint16],
+    of_stream: Floats,
+    of_stratum: Floats,
 ) -> Floats:
-    """S / 2 [W] of one direction. Added stratum by stratum in fixed order: batching changes no bit."""
-    total = mean_over_bets(stream[:, lanes])
-    start = mean_over_bets(state.stratum_evidence[:, lanes])
-    for code in range(len(start)):
-        if code in paths:
-            own, path = paths[code]
-            seen = np.zeros(len(total), dtype=np.intp)
-            seen[own] = 1
-            values = np.concatenate([start[code : code + 1], mean_over_bets(path[:, lanes])])
-            total += values[np.cumsum(seen)]
-        else:
-            total += start[code]
-    return total / (2.0 * BOTH_DIRECTIONS)
+    """S / 2 of either direction after each row [2, W]; `before` [C, LANES] is the evidence of the strata.
+
+    A stream's strata are added one by one in fixed order: batching changes no bit.
+    """
+    stream = stream_of[stratum]
+    strata = np.bincount(stream_of)
+    first = np.cumsum(strata) - strata
+    # Of each stream its strata as they were, then its rows: the newest of a stratum is the one furthest on.
+    begins = first + np.searchsorted(stream, np.arange(len(strata)))
+    of_row = np.arange(len(stream)) + np.cumsum(strata)[stream]
+    of_start = np.arange(len(stream_of)) + (begins - first)[stream_of]
+    means = np.empty((2, len(before) + len(of_stratum)))
+    for direction, lanes in enumerate((DOWN, UP)):
+        means[direction, of_start] = mean_over_bets(before[:, lanes])
+        means[direction, of_row] = mean_over_bets(of_stratum[:, lanes])
+    totals = np.stack([mean_over_bets(of_stream[:, lanes]) for lanes in (DOWN, UP)])
+    place = stratum - first[stream]  # of the row's stratum among those of its stream
+    for nth in range(int(strata.max(initial=0))):
+        newest = np.where(place == nth, of_row, (begins + nth)[stream])
+        newest = np.maximum.accumulate(newest)
+        rows = np.flatnonzero(strata[stream] > nth)
+        totals[:, rows] += means[:, newest[rows]]
+    return totals / (2.0 * BOTH_DIRECTIONS)

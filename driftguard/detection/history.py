@@ -1,89 +1,133 @@
-"""The newest observations of a stream, kept small: 20 to 30 bytes each."""
+"""The newest observations of a stream, kept small: 15 to 30 bytes each.
+
+Kept in pieces, so that adding a few observations copies none of those before. Which pieces they are is
+nobody's business: `wide` and the stored bytes are the same however the observations arrived.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Rows = NDArray[np.void]
+
+WHOLE = ("ordinal", "ended_ms", "drafted", "accepted", "stratum")
+FLOATS = {"expected": np.float32, "margin": np.float16, "fresh": np.float16}
+COLUMNS = (*WHOLE, *FLOATS)
+COMPACT_ROWS = 512  # least rows of a piece that is left as it is
+LOOSE_PIECES = 32  # at most that many smaller ones
 _WIDTHS = (np.uint8, np.uint16, np.uint32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Narrow:
-    """Whole numbers as the smallest of them and what each lies above it, in the narrowest type."""
+class Piece:
+    """Some observations. Whole numbers as the smallest of their column and what each lies above it."""
 
-    smallest: int
-    above: NDArray[Any]  # unsigned, or int64 where the range is wider than 32 bits
+    smallest: tuple[int, ...]  # of each column of WHOLE
+    rows: Rows  # fields COLUMNS, whole ones in the narrowest type: unsigned, int64 beyond 32 bits
 
     @classmethod
-    def of(cls, values: Ints) -> Narrow:
-        if len(values) == 0:
-            return cls(0, np.zeros(0, dtype=np.uint8))
-        smallest, largest = int(values.min()), int(values.max())
-        for width in _WIDTHS:
-            if largest - smallest <= np.iinfo(width).max:
-                return cls(smallest, (values - smallest).astype(width))
-        return cls(0, values.astype(np.int64))
+    def of(cls, columns: Mapping[str, NDArray[Any]]) -> Piece:
+        """Of one observation or more."""
+        smallest, widths = zip(*(_narrowest(columns[name]) for name in WHOLE), strict=True)
+        rows: Rows = np.empty(len(columns["expected"]), dtype=_packed(widths))
+        for name, least in zip(WHOLE, smallest, strict=True):
+            rows[name] = columns[name] - least
+        for name in FLOATS:
+            rows[name] = columns[name]
+        return cls(smallest, rows)
 
-    def followed_by(self, added: NDArray[Any], limit: int) -> Narrow:
-        """These and then `added`, the last `limit` of them. As wide as it was where the new ones fit."""
-        above = added.astype(np.int64) - self.smallest
-        if len(above) and above.min() >= 0 and above.max() <= np.iinfo(self.above.dtype).max:
-            return Narrow(
-                self.smallest, np.concatenate([self.above, above.astype(self.above.dtype)])[-limit:]
-            )
-        return Narrow.of(np.concatenate([self.values, added.astype(np.int64)])[-limit:])
+    def part(self, start: int, stop: int) -> Piece:
+        """A copy, which keeps nothing of the others in memory."""
+        return Piece(self.smallest, self.rows[start:stop].copy())
 
-    @property
-    def values(self) -> Ints:
-        return self.above.astype(np.int64) + self.smallest
+    def parts(self) -> tuple[Piece, ...]:
+        starts = range(0, len(self.rows), COMPACT_ROWS)
+        return tuple(self.part(start, start + COMPACT_ROWS) for start in starts)
+
+
+def _narrowest(values: NDArray[Any]) -> tuple[int, type[np.integer[Any]]]:
+    smallest, largest = int(values.min()), int(values.max())
+    for width in _WIDTHS:
+        if largest - smallest <= np.iinfo(width).max:
+            return smallest, width
+    return 0, np.int64
+
+
+@lru_cache(maxsize=4096)
+def _packed(widths: tuple[type[np.integer[Any]], ...]) -> np.dtype[np.void]:
+    return np.dtype([*zip(WHOLE, widths, strict=True), *FLOATS.items()])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """The newest observations with drafted tokens, oldest first, all columns of one length H.
+    """The newest observations with drafted tokens, oldest first.
 
     `expected` and `margin` are what the bets were made against (`predictive.py`); 0 for requests of a
     reference period. Half precision of the margin is a part in a thousand.
     """
 
-    ordinal: Narrow
-    ended_ms: Narrow  # milliseconds since 1970 UTC
-    drafted: Narrow
-    accepted: Narrow
-    stratum: Narrow
-    expected: NDArray[np.float32]
-    margin: NDArray[np.float16]
-    fresh: NDArray[np.float16]
+    compact: tuple[Piece, ...]  # the first of them may hold observations that are no longer in the history
+    loose: tuple[Piece, ...]  # newer ones
+    loose_rows: int
+    length: int
 
     @classmethod
     def empty(cls) -> History:
-        none = Narrow.of(np.zeros(0, dtype=np.int64))
-        half = np.zeros(0, dtype=np.float16)
-        return cls(none, none, none, none, none, np.zeros(0, dtype=np.float32), half, half)
+        return cls((), (), 0, 0)
+
+    @classmethod
+    def of(cls, columns: Mapping[str, NDArray[Any]]) -> History:
+        length = len(columns["expected"])
+        return cls(Piece.of(columns).parts() if length else (), (), 0, length)
 
     def __len__(self) -> int:
-        return len(self.expected)
+        return self.length
 
     def wide(self, name: str) -> NDArray[Any]:
         """A column as it is used: whole numbers as int64, the others as float64."""
-        column = getattr(self, name)
-        return column.values if isinstance(column, Narrow) else column.astype(np.float64)
+        if self.length == 0:
+            return np.zeros(0, dtype=np.int64 if name in WHOLE else np.float64)
+        return _wide((*self.compact, *self.loose), name)[-self.length :]
 
     def followed_by(self, rows: Any, limit: int) -> History:
         """The history with `rows` (which has the same columns, wide) at its end: at most `limit` in all."""
-        columns: dict[str, Any] = {
-            name: getattr(self, name).followed_by(getattr(rows, name), limit) for name in _WHOLE
-        }
-        for name, width in _FLOATS:
-            added = getattr(rows, name).astype(width)
-            columns[name] = np.concatenate([getattr(self, name), added])[-limit:]
-        return History(**columns)
+        if len(rows) == 0:
+            return self
+        piece = Piece.of({name: getattr(rows, name) for name in COLUMNS})
+        return self.followed_by_piece(piece, limit)
+
+    def followed_by_piece(self, piece: Piece, limit: int) -> History:
+        added = len(piece.rows)
+        length = min(self.length + added, limit)
+        loose, loose_rows = (*self.loose, piece), self.loose_rows + added
+        if loose_rows < COMPACT_ROWS and len(loose) < LOOSE_PIECES:
+            return History(self.compact, loose, loose_rows, length)
+        joined = Piece.of({name: _wide(loose, name) for name in COLUMNS})
+        if loose_rows < COMPACT_ROWS:
+            return History(self.compact, (joined,), loose_rows, length)
+        return History(_newest((*self.compact, *joined.parts()), length), (), 0, length)
 
 
-_FLOATS = (("expected", np.float32), ("margin", np.float16), ("fresh", np.float16))
-_WHOLE = ("ordinal", "ended_ms", "drafted", "accepted", "stratum")
+def _wide(pieces: Sequence[Piece], name: str) -> NDArray[Any]:
+    values = np.concatenate([piece.rows[name] for piece in pieces])
+    if name in FLOATS:
+        return values.astype(np.float64)
+    place = WHOLE.index(name)
+    smallest = np.array([piece.smallest[place] for piece in pieces], dtype=np.int64)
+    return values.astype(np.int64) + np.repeat(smallest, [len(piece.rows) for piece in pieces])
+
+
+def _newest(pieces: tuple[Piece, ...], length: int) -> tuple[Piece, ...]:
+    """The last of the pieces that hold `length` observations together."""
+    first, before = len(pieces), 0
+    while first > 0 and before < length:
+        first -= 1
+        before += len(pieces[first].rows)
+    return pieces[first:]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,14 @@ class ObservationBatch:
 
     def __getitem__(self, part: slice) -> ObservationBatch:
         return replace(self, **{item.name: getattr(self, item.name)[part] for item in fields(self)})
+
+    @classmethod
+    def unchecked(cls, columns: Mapping[str, Any]) -> ObservationBatch:
+        """Of all columns, which are parts of batches that were checked."""
+        batch = object.__new__(cls)
+        for name, column in columns.items():
+            object.__setattr__(batch, name, column)
+        return batch
 
     @classmethod
     def of(

@@ -35,13 +35,13 @@ class OpenSessions:
         return len(self.key)
 
 
-def session_keys(session: Sequence[str | None], stratum: NDArray[np.uint16]) -> Keys:
+def session_keys(session: Sequence[str | None], stratum: Sequence[int]) -> Keys:
     """A 64-bit hash of each (session, stratum) that is the same in every process; NO_SESSION where none."""
     if not any(session):
         return np.zeros(len(session), dtype=np.uint64)
     known: dict[tuple[str | None, int], int] = {}
     keys = []
-    for pair in zip(session, stratum.tolist(), strict=True):
+    for pair in zip(session, stratum, strict=True):
         key = known.get(pair)
         if key is None:
             key = known[pair] = NO_SESSION if not pair[0] else _hash(pair[0], pair[1])

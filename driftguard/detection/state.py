@@ -8,6 +8,7 @@ run over the stream's strata (`strata.py`) in order of first appearance; LANES a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -132,14 +133,23 @@ class StreamState:
         return decode_state(data)
 
 
+def assigned(
+    state: StreamState, segments: Sequence[str], settings: Sequence[int]
+) -> tuple[list[str], list[tuple[int, int]], list[int]]:
+    """The names and the strata (segment, setting) that the state knows after these observations [N], in
+    their order those it knew first, and the stratum of each [N]."""
+    names = list(state.names)
+    strata = list(zip(state.segment_of_stratum.tolist(), state.setting_of_stratum.tolist(), strict=True))
+    return names, strata, assign(names, strata, zip(segments, settings, strict=True))
+
+
 def with_strata(
     state: StreamState, batch: ObservationBatch, evident: NDArray[np.bool_]
 ) -> tuple[StreamState, NDArray[np.uint16]]:
     """The state with a row for each new stratum of the `evident` observations, and their strata [N]."""
-    names = list(state.names)
-    strata = list(zip(state.segment_of_stratum.tolist(), state.setting_of_stratum.tolist(), strict=True))
     settings = np.where(evident, settings_of(batch), NO_SETTING).tolist()
-    codes = assign(names, strata, zip(batch.segment, settings, strict=True))
+    names, strata, of_each = assigned(state, batch.segment, settings)
+    codes = np.array(of_each, dtype=np.uint16)
     added = len(strata) - len(state.setting_of_stratum)
     state = replace(state, names=tuple(names))
     if added == 0:

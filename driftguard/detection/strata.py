@@ -92,9 +92,7 @@ def without_configuration(setting: int) -> int:
     return packed << 1 | known.length_known
 
 
-def assign(
-    names: list[str], strata: list[tuple[int, int]], observed: Iterable[tuple[str, int]]
-) -> NDArray[np.uint16]:
+def assign(names: list[str], strata: list[tuple[int, int]], observed: Iterable[tuple[str, int]]) -> list[int]:
     """The stratum of each (segment, setting); `names` and `strata` grow by those not seen before.
 
     A setting of NO_SETTING (nothing was drafted) makes the segment known and has no stratum: 0.
@@ -131,7 +129,7 @@ def assign(
         if code is None:
             code = known[pair] = stratum(pair)
         codes.append(code)
-    return np.array(codes, dtype=np.uint16)
+    return codes
 
 
 def why_new(setting: int, earlier: int | None) -> str:

@@ -1,0 +1,93 @@
+"""States of many streams as one: their strata one after the other, their observations too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.rhythm import Rhythms
+from driftguard.detection.state import StreamState
+
+_OF_STRATUM = (  # columns of a state over its strata that a fold of watched strata reads or writes
+    "segment_of_stratum",
+    "setting_of_stratum",
+    "drafted_requests",
+    "reference",
+    "ready_ordinal",
+    "stratum_evidence",
+    "windows",
+    "blocks",
+    "open_block",
+)
+_WRITTEN = ("drafted_requests", "stratum_evidence", "open_block")
+_OF_RHYTHM = ("today", "used", "effect", "variance")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SideBySide:
+    """G streams. `state` has their C strata, and of each of them nothing that is not in _OF_STRATUM or in its
+    rhythms; the columns of `batch` [N] are those of their batches, one after the other."""
+
+    state: StreamState
+    first_stratum: list[int]  # [G + 1]
+    stream_of_stratum: NDArray[np.intp]  # [C]
+    evidence: NDArray[np.float64]  # [G, LANES] of each stream
+    batch: ObservationBatch
+    starts: NDArray[np.int64]  # [G] where each batch begins
+
+    def own(self, together: StreamState, place: int) -> dict[str, Any]:
+        """What a fold of watched strata writes, of the stream at this place: copies, which keep nothing of
+        the other streams in memory."""
+        strata = slice(*self.first_stratum[place : place + 2])
+        return {name: getattr(together, name)[strata].copy() for name in _WRITTEN}
+
+    def own_rhythms(self, together: StreamState, place: int, before: Rhythms) -> Rhythms:
+        strata = slice(*self.first_stratum[place : place + 2])
+        return replace(before, strays=0, today=together.rhythms.today[strata].copy())
+
+
+def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBatch]) -> SideBySide:
+    """Of streams in which the same day is under way."""
+    strata = np.array([len(state.ready_ordinal) for state in states])
+    requests = np.array([len(batch) for batch in batches])
+    streams = np.arange(len(states))
+    return SideBySide(
+        state=StreamState(
+            **{name: np.concatenate([getattr(state, name) for state in states]) for name in _OF_STRATUM},
+            rhythms=_rhythms([state.rhythms for state in states]),
+        ),
+        first_stratum=[0, *np.cumsum(strata).tolist()],
+        stream_of_stratum=np.repeat(streams, strata),
+        evidence=np.stack([state.stream_evidence for state in states]),
+        batch=joined(batches),
+        starts=np.cumsum(requests) - requests,
+    )
+
+
+def _rhythms(parts: Sequence[Rhythms]) -> Rhythms:
+    known = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _OF_RHYTHM}
+    left_out = Rhythms.none()
+    return Rhythms(
+        day=parts[0].day,
+        strays=0,
+        totals=left_out.totals,
+        days=left_out.days,
+        reference=left_out.reference,
+        **known,
+    )
+
+
+def joined(batches: Sequence[ObservationBatch]) -> ObservationBatch:
+    """One after the other. Each of them was checked; ordinals increase within each only."""
+    columns: dict[str, Any] = {}
+    for item in fields(ObservationBatch):
+        parts = [getattr(batch, item.name) for batch in batches]
+        is_array = isinstance(parts[0], np.ndarray)
+        columns[item.name] = np.concatenate(parts) if is_array else list(chain.from_iterable(parts))
+    return ObservationBatch.unchecked(columns)
