@@ -184,9 +184,14 @@ def baselines(sums: Floats, blocks: Floats) -> Baselines:
         within=np.where(blocked, blocks[..., 1] / length, within),
         between=np.where(blocked, 0.0, between),
         mean_error=np.sqrt(np.maximum(mean_variance, 1.0 / n) / n),
-        error_factor=np.where(blocked | (between > 0.0), stdtrit(freedom, TWO_ERRORS_LEVEL), 2.0),
+        error_factor=_error_factor(blocked | (between > 0.0), freedom),
         slope_error=slope_error,
     )
+
+
+def _error_factor(by_student: NDArray[np.bool_], freedom: Floats) -> Floats:
+    factor = np.full(np.shape(freedom), 2.0)
+    return np.asarray(stdtrit(freedom, TWO_ERRORS_LEVEL, out=factor, where=by_student))
 
 
 def reference_acceptance(sums: Floats, *, of_windows: bool = False) -> Acceptance:

@@ -17,6 +17,8 @@ SECONDS_PER_DAY = 86_400.0
 
 
 def windows_in(batch: ObservationBatch) -> NDArray[np.bool_]:
+    if "window" not in batch.kind:  # as in nearly every batch
+        return np.zeros(len(batch), dtype=np.bool_)
     return np.array([kind == "window" for kind in batch.kind], dtype=np.bool_)
 
 

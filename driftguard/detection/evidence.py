@@ -72,7 +72,7 @@ def run_evidence(
     """
     bets, before = _bets(state, base, rows), state.stratum_evidence
     of_stream = running_sums(evidence, stream_of[rows.stratum], bets)
-    of_stratum = running_sums(before, rows.stratum.astype(np.intp), bets)
+    of_stratum = running_sums(before, rows.stratum, bets)
     totals = _totals(before, stream_of, rows.stratum, of_stream, of_stratum)
     return WatchRun(np.arange(len(rows)), rows.stratum, of_stream, of_stratum, totals)
 
@@ -162,15 +162,18 @@ def _totals(
     begins = first + np.searchsorted(stream, np.arange(len(strata)))
     of_row = np.arange(len(stream)) + np.cumsum(strata)[stream]
     of_start = np.arange(len(stream_of)) + (begins - first)[stream_of]
-    means = np.empty((2, len(before) + len(of_stratum)))
+    means = np.empty((len(before) + len(of_stratum), 2))
+    totals = np.empty((len(of_stream), 2))
     for direction, lanes in enumerate((DOWN, UP)):
-        means[direction, of_start] = mean_over_bets(before[:, lanes])
-        means[direction, of_row] = mean_over_bets(of_stratum[:, lanes])
-    totals = np.stack([mean_over_bets(of_stream[:, lanes]) for lanes in (DOWN, UP)])
+        means[of_start, direction] = mean_over_bets(before[:, lanes])
+        means[of_row, direction] = mean_over_bets(of_stratum[:, lanes])
+        totals[:, direction] = mean_over_bets(of_stream[:, lanes])
+    start, strata_of_row = begins[stream], strata[stream]
     place = stratum - first[stream]  # of the row's stratum among those of its stream
     for nth in range(int(strata.max(initial=0))):
-        newest = np.where(place == nth, of_row, (begins + nth)[stream])
-        newest = np.maximum.accumulate(newest)
-        rows = np.flatnonzero(strata[stream] > nth)
-        totals[:, rows] += means[:, newest[rows]]
-    return totals / (2.0 * BOTH_DIRECTIONS)
+        newest = np.maximum.accumulate(np.where(place == nth, of_row, start + nth))
+        added = means[newest]
+        if nth >= strata.min():
+            added[strata_of_row <= nth] = 0.0
+        totals += added
+    return totals.T / (2.0 * BOTH_DIRECTIONS)

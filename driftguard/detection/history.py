@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Rows = NDArray[np.void]
-
 WHOLE = ("ordinal", "ended_ms", "drafted", "accepted", "stratum")
 FLOATS = {"expected": np.float32, "margin": np.float16, "fresh": np.float16}
 COLUMNS = (*WHOLE, *FLOATS)
@@ -30,26 +27,29 @@ class Piece:
     """Some observations. Whole numbers as the smallest of their column and what each lies above it."""
 
     smallest: tuple[int, ...]  # of each column of WHOLE
-    rows: Rows  # fields COLUMNS, whole ones in the narrowest type: unsigned, int64 beyond 32 bits
+    row: np.dtype[np.void]  # fields COLUMNS, whole ones in the narrowest type: unsigned, int64 beyond 32 bits
+    data: bytes  # the rows
 
     @classmethod
     def of(cls, columns: Mapping[str, NDArray[Any]]) -> Piece:
         """Of one observation or more."""
         smallest, widths = zip(*(_narrowest(columns[name]) for name in WHOLE), strict=True)
-        rows: Rows = np.empty(len(columns["expected"]), dtype=_packed(widths))
+        rows = np.empty(len(columns["expected"]), dtype=_row(widths))
         for name, least in zip(WHOLE, smallest, strict=True):
             rows[name] = columns[name] - least
         for name in FLOATS:
             rows[name] = columns[name]
-        return cls(smallest, rows)
+        return cls(smallest, rows.dtype, rows.tobytes())
+
+    def __len__(self) -> int:
+        return len(self.data) // self.row.itemsize
 
     def part(self, start: int, stop: int) -> Piece:
-        """A copy, which keeps nothing of the others in memory."""
-        return Piece(self.smallest, self.rows[start:stop].copy())
+        size = self.row.itemsize
+        return Piece(self.smallest, self.row, self.data[start * size : stop * size])
 
     def parts(self) -> tuple[Piece, ...]:
-        starts = range(0, len(self.rows), COMPACT_ROWS)
-        return tuple(self.part(start, start + COMPACT_ROWS) for start in starts)
+        return tuple(self.part(start, start + COMPACT_ROWS) for start in range(0, len(self), COMPACT_ROWS))
 
 
 def _narrowest(values: NDArray[Any]) -> tuple[int, type[np.integer[Any]]]:
@@ -61,7 +61,7 @@ def _narrowest(values: NDArray[Any]) -> tuple[int, type[np.integer[Any]]]:
 
 
 @lru_cache(maxsize=4096)
-def _packed(widths: tuple[type[np.integer[Any]], ...]) -> np.dtype[np.void]:
+def _row(widths: tuple[type[np.integer[Any]], ...]) -> np.dtype[np.void]:
     return np.dtype([*zip(WHOLE, widths, strict=True), *FLOATS.items()])
 
 
@@ -104,7 +104,7 @@ class History:
         return self.followed_by_piece(piece, limit)
 
     def followed_by_piece(self, piece: Piece, limit: int) -> History:
-        added = len(piece.rows)
+        added = len(piece)
         length = min(self.length + added, limit)
         loose, loose_rows = (*self.loose, piece), self.loose_rows + added
         if loose_rows < COMPACT_ROWS and len(loose) < LOOSE_PIECES:
@@ -116,12 +116,12 @@ class History:
 
 
 def _wide(pieces: Sequence[Piece], name: str) -> NDArray[Any]:
-    values = np.concatenate([piece.rows[name] for piece in pieces])
+    values = np.concatenate([np.frombuffer(piece.data, piece.row)[name] for piece in pieces])
     if name in FLOATS:
         return values.astype(np.float64)
     place = WHOLE.index(name)
     smallest = np.array([piece.smallest[place] for piece in pieces], dtype=np.int64)
-    return values.astype(np.int64) + np.repeat(smallest, [len(piece.rows) for piece in pieces])
+    return values.astype(np.int64) + np.repeat(smallest, [len(piece) for piece in pieces])
 
 
 def _newest(pieces: tuple[Piece, ...], length: int) -> tuple[Piece, ...]:
@@ -129,5 +129,5 @@ def _newest(pieces: tuple[Piece, ...], length: int) -> tuple[Piece, ...]:
     first, before = len(pieces), 0
     while first > 0 and before < length:
         first -= 1
-        before += len(pieces[first].rows)
+        before += len(pieces[first])
     return pieces[first:]

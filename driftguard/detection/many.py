@@ -30,7 +30,7 @@ from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.predictive import predicted
 from driftguard.detection.sessions import NO_SESSION, OpenSessions, session_keys, sums_before
 from driftguard.detection.side_by_side import SideBySide, side_by_side
-from driftguard.detection.state import Floats, StreamState, assigned
+from driftguard.detection.state import Floats, StreamState, changed, known_strata
 from driftguard.detection.strata import NO_SETTING, settings_of
 from driftguard.detection.windows import after_gap
 
@@ -113,19 +113,21 @@ def _quiet(
     named = np.bincount(stream[rows.session != NO_SESSION], minlength=len(states)).tolist()
     counts = counts_of(side.batch, side.starts)
     return [
-        replace(
+        changed(
             state,
-            **counts[place].after(state),
-            **side.own(together, place),
-            stream_evidence=of_stream[place].copy(),
-            rhythms=side.own_rhythms(together, place, state.rhythms),
-            sessions=sessions[place],
-            in_session=state.in_session + named[place],
-            history=state.history.followed_by_piece(
-                newest.part(starts[place], starts[place + 1]), config.history
-            ),
-            last_window_ended_at=last_ends[place],
-            windows_after_gap=state.windows_after_gap + missed[place],
+            counts[place].after(state)
+            | side.own(together, place)
+            | {
+                "stream_evidence": of_stream[place].copy(),
+                "rhythms": side.own_rhythms(together, place, state.rhythms),
+                "sessions": sessions[place],
+                "in_session": state.in_session + named[place],
+                "history": state.history.followed_by_piece(
+                    newest.part(starts[place], starts[place + 1]), config.history
+                ),
+                "last_window_ended_at": last_ends[place],
+                "windows_after_gap": state.windows_after_gap + missed[place],
+            },
         )
         if newest and quiet[place]
         else None
@@ -163,10 +165,10 @@ def _rows(side: SideBySide, states: list[StreamState], evident: NDArray[np.bool_
     codes: list[int] = []
     sessions = np.zeros(len(batch), dtype=np.uint64)
     for place, (state, start, end) in enumerate(zip(states, side.starts.tolist(), ends, strict=True)):
-        names, strata, own = assigned(state, batch.segment[start:end], settings[start:end])
-        if len(names) > len(state.names) or len(strata) > len(state.ready_ordinal):
+        own = known_strata(state, batch.segment[start:end], settings[start:end])
+        if own is None:
             evident[start:end] = False
-            own = [0] * len(own)
+            own = [0] * (end - start)
         first = side.first_stratum[place]
         codes += [first + code for code in own]
         if any(batch.session[start:end]):

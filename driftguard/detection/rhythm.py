@@ -89,6 +89,11 @@ class Rhythms:
         """Of each stratum's rhythm [C]; 0 unless used."""
         return amplitude(self.effect)
 
+    def counted(self, today: Floats, *, strays: int) -> Rhythms:
+        """With these sums of the day under way."""
+        rest = self.totals, self.days, self.reference, self.used, self.effect, self.variance
+        return Rhythms(self.day, strays, today, *rest)
+
     def followed_by(self, strata: int) -> Rhythms:
         """With a row for each of so many new strata."""
         return self._joined(Rhythms.none(strata), np.concatenate)

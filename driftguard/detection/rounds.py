@@ -6,32 +6,35 @@ while each sum takes its requests in their order: bit for bit what it is for the
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.bets import LARGEST_SUM, Floats
 
 
-def running_sums(start: Floats, group: NDArray[np.intp], bets: Floats) -> Floats:
+def running_sums(start: Floats, group: NDArray[np.integer[Any]], bets: Floats) -> Floats:
     """R_t = (R_{t-1} + 1) e_t after each of T requests [T, W], with R_{t-1} that of its own group.
 
     `start` [G, W] is where the groups begin, `group` [T] whose request t is, `bets` [T, W] the e_t.
     """
     requests = np.bincount(group, minlength=len(start))
     longest_first = np.argsort(-requests, kind="stable")
-    by_group = np.argsort(group, kind="stable")
     rank = np.empty(len(start), dtype=np.intp)
     rank[longest_first] = np.arange(len(start))
+    by_group = np.argsort(group, kind="stable")
     turn = np.empty(len(group), dtype=np.intp)  # how many requests of its group came before
     turn[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(requests) - requests, requests)
-    in_rounds = np.lexsort((rank[group], turn))
-    sums, current, done = bets[in_rounds], start[longest_first], 0
+    sizes = np.bincount(turn)  # of the rounds: in each the first of the longest groups
+    place = (np.cumsum(sizes) - sizes)[turn] + rank[group]
+    sums, current, done = np.empty_like(bets), start[longest_first], 0
+    sums[place] = bets
     with np.errstate(over="ignore"):
-        for size in np.bincount(turn).tolist():
+        for size in sizes.tolist():
             of_round = sums[done : done + size]
             np.multiply(current[:size] + 1.0, of_round, of_round)
             current, done = of_round, done + size
-    after = np.empty_like(sums)
     # Only rows past an alarm, which are thrown away, can grow so far; they must still add up.
-    after[in_rounds] = np.minimum(sums, LARGEST_SUM)
+    after: Floats = np.minimum(sums, LARGEST_SUM, out=sums)[place]
     return after

@@ -26,7 +26,6 @@ _OF_STRATUM = (  # columns of a state over its strata that a fold of watched str
     "open_block",
 )
 _WRITTEN = ("drafted_requests", "stratum_evidence", "open_block")
-_OF_RHYTHM = ("today", "used", "effect", "variance")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +48,7 @@ class SideBySide:
 
     def own_rhythms(self, together: StreamState, place: int, before: Rhythms) -> Rhythms:
         strata = slice(*self.first_stratum[place : place + 2])
-        return replace(before, strays=0, today=together.rhythms.today[strata].copy())
+        return before.counted(together.rhythms.today[strata].copy(), strays=0)
 
 
 def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBatch]) -> SideBySide:
@@ -57,29 +56,33 @@ def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBat
     strata = np.array([len(state.ready_ordinal) for state in states])
     requests = np.array([len(batch) for batch in batches])
     streams = np.arange(len(states))
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(state, name) for state in states]) for name in _OF_STRATUM
+    }
     return SideBySide(
-        state=StreamState(
-            **{name: np.concatenate([getattr(state, name) for state in states]) for name in _OF_STRATUM},
-            rhythms=_rhythms([state.rhythms for state in states]),
-        ),
+        state=StreamState(**columns, rhythms=_rhythms([state.rhythms for state in states])),
         first_stratum=[0, *np.cumsum(strata).tolist()],
         stream_of_stratum=np.repeat(streams, strata),
-        evidence=np.stack([state.stream_evidence for state in states]),
+        evidence=np.concatenate([state.stream_evidence for state in states]).reshape(len(states), -1),
         batch=joined(batches),
         starts=np.cumsum(requests) - requests,
     )
 
 
 def _rhythms(parts: Sequence[Rhythms]) -> Rhythms:
-    known = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _OF_RHYTHM}
-    left_out = Rhythms.none()
-    return Rhythms(
+    """Without what only the end of a day asks for."""
+
+    def column(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    none, used = Rhythms.none(), column("used")
+    return replace(
+        none,
         day=parts[0].day,
-        strays=0,
-        totals=left_out.totals,
-        days=left_out.days,
-        reference=left_out.reference,
-        **known,
+        today=column("today"),
+        used=used,
+        effect=column("effect") if used.any() else none.effect,
+        variance=column("variance") if used.any() else none.variance,
     )
 
 

@@ -41,7 +41,7 @@ def traffic(
     drafted = rng.integers(20, 200, n)
     accepted = rng.binomial(drafted, rng.beta(mean * precision, (1.0 - mean) * precision))
     ordinals = first_ordinal + apart * np.arange(n)
-    times = ended_at + SECONDS_APART * np.arange(n)
+    times = np.arange(n, dtype=np.float64) * SECONDS_APART + ended_at
     return ObservationBatch(ordinals, [SEGMENTS[index] for index in code], drafted, accepted, times)
 
 
@@ -66,7 +66,8 @@ def new_records(rng: np.random.Generator, states: list[StreamState], size: int) 
     """`size` of each stream, within minutes of one another."""
     first = max(state.ordinal for state in states) + 1
     whole = traffic(rng, len(states) * size, first)
-    times = max(state.last_ended_at for state in states) + SECONDS_APART * np.arange(1, size + 1)
+    times = np.arange(1, size + 1, dtype=np.float64) * SECONDS_APART
+    times += max(state.last_ended_at for state in states)
     return [replace(whole[start : start + size], ended_at=times) for start in range(0, len(whole), size)]
 
 
