@@ -36,8 +36,8 @@ from driftguard.detection import (
     StreamState,
     UnreadableState,
     describe,
-    fold,
     fold_fleet,
+    fold_many,
 )
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
@@ -201,10 +201,8 @@ class Pipeline:
         batches = {stream_id: _observations(records[stream_id]) for stream_id in states}
         if self._scope == "fleet":
             return fold_fleet(self._config, fleet.gather(session, list(known.values())), states, batches)
-        return {
-            stream_id: Folded(*fold(self._config, state, batches[stream_id]), 1.0)
-            for stream_id, state in states.items()
-        }
+        folded = fold_many(self._config, list(states.values()), list(batches.values()))
+        return {stream_id: Folded(*each, 1.0) for stream_id, each in zip(states, folded, strict=True)}
 
     def _apply(self, session: Session, stream: Stream, finding: Finding, factor: float) -> None:
         now = datetime.now(UTC)

@@ -48,6 +48,7 @@ from driftguard.detection.config import DetectorConfig
 from driftguard.detection.evidence import BOTH_DIRECTIONS
 from driftguard.detection.findings import DriftOpened, Finding
 from driftguard.detection.fold import fold
+from driftguard.detection.many import fold_many
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state import StreamState
 
@@ -94,7 +95,9 @@ def fold_fleet(
     def folded(stream: int, factor: float) -> Folded:
         return Folded(*fold(config.times(factor), states[stream], batches[stream]), factor)
 
-    found = {stream: folded(stream, before.factor(stream)) for stream in sorted(batches)}
+    found = _folded_alike(
+        config, {stream: before.factor(stream) for stream in sorted(batches)}, states, batches
+    )
     shares = dict(fleet.named)
     for stream, item in found.items():
         shares[stream] = _share(config, item, fleet.named.get(stream, 0.0))
@@ -103,6 +106,23 @@ def fold_fleet(
         if factor is not None and shares[stream] >= factor and not _named(item):
             found[stream] = folded(stream, factor)
     return found
+
+
+def _folded_alike(
+    config: DetectorConfig,
+    factors: Mapping[int, float],
+    states: Mapping[int, StreamState],
+    batches: Mapping[int, ObservationBatch],
+) -> dict[int, Folded]:
+    """Each stream with its A multiplied by its factor; those with one factor together."""
+    found = {}
+    for factor in set(factors.values()):
+        own = [stream for stream, its in factors.items() if its == factor]
+        folded = fold_many(
+            config.times(factor), [states[stream] for stream in own], [batches[stream] for stream in own]
+        )
+        found.update({stream: Folded(*each, factor) for stream, each in zip(own, folded, strict=True)})
+    return {stream: found[stream] for stream in factors}
 
 
 def step_up(shares: Sequence[float], streams: int) -> float | None:
