@@ -7,28 +7,23 @@ import os
 import pwd
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from driftguard.store.embedded import start_embedded
-from tests.conftest import create_template, stop_syncing
+from tests.conftest import create_template, server_directory, stop_syncing
 
 DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
 
 
 @pytest.fixture(scope="session", params=["embedded", "debian-15"])
 def postgres_server(request: pytest.FixtureRequest) -> Iterator[str]:
-    directory = Path(tempfile.mkdtemp(prefix="driftguard-test-"))
     server = start_embedded if request.param == "embedded" else debian_15
-    try:
-        with server(directory) as url:
-            stop_syncing(url)
-            yield url
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with server_directory() as directory, server(directory) as url:
+        stop_syncing(url)
+        yield url
 
 
 @pytest.fixture(scope="session")

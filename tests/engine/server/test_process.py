@@ -14,7 +14,7 @@ import pytest
 from driftguard_engine.auth import hash_of
 
 from tests.engine.server.processes import engine_options, engine_process, environment
-from tests.engine.server.serving import Receiver, wait_until
+from tests.engine.server.serving import Receiver, unserved_port, wait_until
 
 
 def command(models: Path, *options: str) -> list[str]:
@@ -115,8 +115,11 @@ def spooled(directory: Path) -> list[dict[str, object]]:
 
 
 def test_records_survive_kill_9_and_are_replayed_once(models: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with unserved_port() as port:
+        survive_kill_9(models, tmp_path, port)
+
+
+def survive_kill_9(models: Path, tmp_path: Path, port: int) -> None:
     options = ["--sidecar", f"http://127.0.0.1:{port}", "--spool-dir", str(tmp_path)]
     with engine_process(models, *options) as (process, url, _):
         ask(url, 7)

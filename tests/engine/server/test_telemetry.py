@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from driftguard_engine.telemetry import Telemetry
 
 from driftguard.records import decode_record
 from tests.engine.server.finished import finished_request
-from tests.engine.server.serving import PATIENCE_SECONDS, Receiver, Reply, wait_until
+from tests.engine.server.serving import PATIENCE_SECONDS, Receiver, Reply, unserved_port, wait_until
 
 CAPTURES = "/api/v1/captures"
 
@@ -27,6 +26,13 @@ CAPTURES = "/api/v1/captures"
 @pytest.fixture(autouse=True)
 def _collect_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry_module, "COLLECT_EVERY_SECONDS", 0.05)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Nobody answers there, and no other process can take it, until a Receiver does."""
+    with unserved_port() as number:
+        yield number
 
 
 @contextmanager
@@ -45,11 +51,6 @@ def segments(lines: list[dict[str, Any]]) -> list[str]:
 
 def numbered(*numbers: int) -> list[str]:
     return [f"segment-{number}" for number in numbers]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def spool_files(directory: Path) -> list[Path]:
@@ -103,8 +104,9 @@ def test_a_batch_that_is_not_full_gathers_on_disk_until_it_is_due(tmp_path: Path
         assert not spool_files(tmp_path)
 
 
-def test_records_wait_on_disk_while_the_sidecar_is_away_and_are_replayed_oldest_first(tmp_path: Path) -> None:
-    port = free_port()
+def test_records_wait_on_disk_while_the_sidecar_is_away_and_are_replayed_oldest_first(
+    tmp_path: Path, port: int
+) -> None:
     with sending(f"http://127.0.0.1:{port}", tmp_path) as telemetry:
         for number in range(3):
             telemetry.finished(finished_request(number))
@@ -118,8 +120,8 @@ def test_records_wait_on_disk_while_the_sidecar_is_away_and_are_replayed_oldest_
     assert telemetry.state.records.dropped == 0
 
 
-def test_a_restart_sends_what_the_last_process_spooled(tmp_path: Path) -> None:
-    with sending(f"http://127.0.0.1:{free_port()}", tmp_path) as telemetry:
+def test_a_restart_sends_what_the_last_process_spooled(tmp_path: Path, port: int) -> None:
+    with sending(f"http://127.0.0.1:{port}", tmp_path) as telemetry:
         telemetry.finished(finished_request(0))
         telemetry.finished(finished_request(1))
     waiting = [json.loads(line) for file in spool_files(tmp_path) for line in file.read_text().splitlines()]
@@ -131,8 +133,7 @@ def test_a_restart_sends_what_the_last_process_spooled(tmp_path: Path) -> None:
         assert receiver.stored()[0]["record_id"] == waiting[0]["record_id"]
 
 
-def test_without_a_spool_directory_records_wait_in_memory() -> None:
-    port = free_port()
+def test_without_a_spool_directory_records_wait_in_memory(port: int) -> None:
     with sending(f"http://127.0.0.1:{port}", None) as telemetry:
         telemetry.finished(finished_request(0))
         wait_until(lambda: telemetry.state.records.failed_attempts > 0, "the sidecar was missed")
@@ -140,8 +141,8 @@ def test_without_a_spool_directory_records_wait_in_memory() -> None:
             wait_until(lambda: segments(receiver.stored()) == numbered(0), "the record arrived")
 
 
-def test_what_is_lost_without_a_spool_directory_is_counted() -> None:
-    with sending(f"http://127.0.0.1:{free_port()}", None) as telemetry:
+def test_what_is_lost_without_a_spool_directory_is_counted(port: int) -> None:
+    with sending(f"http://127.0.0.1:{port}", None) as telemetry:
         telemetry.finished(finished_request(0))
     assert telemetry.state.records.dropped == 1
 
@@ -226,8 +227,8 @@ def test_a_wrong_key_loses_nothing(tmp_path: Path) -> None:
     assert telemetry.state.records.refused == 0
 
 
-def test_a_full_spool_drops_its_oldest_and_counts_them(tmp_path: Path) -> None:
-    with sending(f"http://127.0.0.1:{free_port()}", tmp_path, max_spool_bytes=1_000_000) as telemetry:
+def test_a_full_spool_drops_its_oldest_and_counts_them(tmp_path: Path, port: int) -> None:
+    with sending(f"http://127.0.0.1:{port}", tmp_path, max_spool_bytes=1_000_000) as telemetry:
         for number in range(4000):
             telemetry.finished(finished_request(number))
         wait_until(lambda: telemetry.state.records.dropped > 0, "the spool overflowed")
@@ -245,8 +246,7 @@ def test_a_full_buffer_drops_its_oldest_without_blocking() -> None:
     assert telemetry.state.waiting_records == 10
 
 
-def test_a_spool_that_cannot_be_written_falls_back_to_memory(tmp_path: Path) -> None:
-    port = free_port()
+def test_a_spool_that_cannot_be_written_falls_back_to_memory(tmp_path: Path, port: int) -> None:
     with sending(f"http://127.0.0.1:{port}", tmp_path) as telemetry:
         telemetry.finished(finished_request(0))
         wait_until(lambda: telemetry.state.records.failed_attempts > 0, "the first record was read back")
@@ -259,8 +259,8 @@ def test_a_spool_that_cannot_be_written_falls_back_to_memory(tmp_path: Path) -> 
             assert segments(receiver.stored()) == numbered(0, 1)
 
 
-def test_what_the_memory_still_holds_at_the_end_is_counted_as_lost(tmp_path: Path) -> None:
-    with sending(f"http://127.0.0.1:{free_port()}", tmp_path) as telemetry:
+def test_what_the_memory_still_holds_at_the_end_is_counted_as_lost(tmp_path: Path, port: int) -> None:
+    with sending(f"http://127.0.0.1:{port}", tmp_path) as telemetry:
         telemetry.finished(finished_request(0))
         wait_until(lambda: telemetry.state.records.failed_attempts > 0, "the first record was read back")
         (tmp_path / "records").rename(tmp_path / "gone")
@@ -268,8 +268,8 @@ def test_what_the_memory_still_holds_at_the_end_is_counted_as_lost(tmp_path: Pat
     assert telemetry.state.records.dropped == 1
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    with sending(f"http://127.0.0.1:{free_port()}", tmp_path) as telemetry:
+def test_a_torn_last_line_is_left_out(tmp_path: Path, port: int) -> None:
+    with sending(f"http://127.0.0.1:{port}", tmp_path) as telemetry:
         telemetry.finished(finished_request(0))
         telemetry.finished(finished_request(1))
     [file] = spool_files(tmp_path)
@@ -321,8 +321,8 @@ def test_capture_sends_token_ids_of_whole_answers_only(tmp_path: Path) -> None:
     ]
 
 
-def test_token_ids_touch_the_disk_only_while_capture_is_on(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}"
+def test_token_ids_touch_the_disk_only_while_capture_is_on(tmp_path: Path, port: int) -> None:
+    url = f"http://127.0.0.1:{port}"
     with sending(url, tmp_path) as telemetry:
         telemetry.finished(finished_request(0))
     assert not any("token_ids" in file.read_text() for file in spool_files(tmp_path))
