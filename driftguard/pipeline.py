@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
 from driftguard import fleet, gauges, incident_closing, incident_decisions, incident_opening, status
-from driftguard.begun_anew import begin_anew
 from driftguard.detection import (
     DetectorConfig,
     DriftClosed,
@@ -34,12 +32,11 @@ from driftguard.detection import (
     ObservationBatch,
     RhythmLearned,
     StreamState,
-    UnreadableState,
-    describe,
     fold_fleet,
     fold_many,
 )
 from driftguard.errors import DatabaseUnavailable
+from driftguard.kept_states import KeptStates
 from driftguard.metrics import Metrics
 from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
@@ -52,7 +49,6 @@ BATCH_RECORDS = 5_000
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
 LOOK_SECONDS = 5.0
 PAUSE_SECONDS = 0.25  # shortest, unless a batch was full: bounds how often a state is written
-STATES_IN_MEMORY = 128  # a state is 0.1 to 0.3 MB, and at most 1.4 MB (hundreds of configurations)
 MAX_BACKOFF_SECONDS = 10.0
 
 AfterFold = Callable[[Session, Stream, Sequence[StoredRecord], Sequence[Finding]], None]
@@ -91,7 +87,7 @@ class Pipeline:
         self._destinations = tuple(destinations)
         self._after_fold = tuple(after_fold)
         self._batch_records = batch_records
-        self._states: OrderedDict[int, StreamState] = OrderedDict()
+        self._states = KeptStates(config, metrics)
         self._position = -1  # of the states in memory
         self._look_due = 0.0  # monotonic seconds
         self._wake = threading.Event()
@@ -161,13 +157,16 @@ class Pipeline:
                 self._states.clear()
                 self._position = position
             records = read_after(session, position, limit=self._batch_records)
-            if not records:
-                return 0
-            known = {stream.id: stream for stream in streams.all_streams(session)}
-            changed = self._fold_streams(session, records, known)
-            self._store(session, changed)
-            detector_states.set_position(session, records[-1].seq)
-        self._remember(changed, records[-1].seq)
+            known: dict[int, Stream] = {}
+            changed: dict[int, Folded] = {}
+            if records:
+                known = {stream.id: stream for stream in streams.all_streams(session)}
+                changed = self._fold_streams(session, records, known)
+                position = records[-1].seq
+                detector_states.set_position(session, position)
+            self._states.store(session, changed)
+        self._states.committed(changed)
+        self._position = position
         self._count(records, known)
         return len(records)
 
@@ -177,7 +176,7 @@ class Pipeline:
         by_stream: dict[int, list[StoredRecord]] = defaultdict(list)
         for record in records:
             by_stream[record.stream_id].append(record)
-        self._load(session, [stream_id for stream_id in by_stream if stream_id not in self._states])
+        self._states.load(session, by_stream)
         states = {
             stream_id: incident_decisions.applied(session, stream_id, self._states[stream_id])
             for stream_id in sorted(by_stream)
@@ -231,38 +230,6 @@ class Pipeline:
                 stratum=finding.stratum,
                 reason=finding.reason,
             )
-
-    def _store(self, session: Session, changed: dict[int, Folded]) -> None:
-        rows = {}
-        for stream_id, folded in changed.items():
-            summary = describe(self._config.times(folded.factor), folded.state)
-            own = self._config.threshold(
-                summary.requests_per_day
-            )  # what is promised of it, whatever the others
-            summary = replace(summary, false_alarm_every=own)
-            rows[stream_id] = (folded.state.to_bytes(), msgspec.to_builtins(summary))
-        detector_states.store(session, rows, datetime.now(UTC))
-
-    def _load(self, session: Session, stream_ids: Sequence[int]) -> None:
-        stored = detector_states.load(session, stream_ids)
-        for stream_id in stream_ids:
-            self._states[stream_id] = self._decode(session, stream_id, stored.get(stream_id))
-
-    def _decode(self, session: Session, stream_id: int, data: bytes | None) -> StreamState:
-        if data is None:
-            return StreamState()
-        try:
-            return StreamState.from_bytes(data)
-        except UnreadableState as error:
-            return begin_anew(session, stream_id, error, self._metrics)
-
-    def _remember(self, changed: dict[int, Folded], position: int) -> None:
-        self._position = position
-        for stream_id, folded in changed.items():
-            self._states[stream_id] = folded.state
-            self._states.move_to_end(stream_id)
-        while len(self._states) > STATES_IN_MEMORY:
-            self._states.popitem(last=False)
 
     def _count(self, records: Sequence[StoredRecord], known: Mapping[int, Stream]) -> None:
         totals: dict[tuple[int, str, str], _Counts] = defaultdict(_Counts)

@@ -154,7 +154,9 @@ def decode_state(data: bytes) -> StreamState:
         )
     try:
         wire = msgspec.msgpack.decode(body, type=_State)
-        return StreamState(**{item.name: _unpack(getattr(wire, item.name)) for item in fields(StreamState)})
+        columns = {name: _unpack(getattr(wire, name)) for name in wire.__struct_fields__ if name != "history"}
+        total = int(columns["drafted_requests"].sum())
+        return StreamState(**columns, history=_history(wire.history, total))
     except (msgspec.DecodeError, ValueError, TypeError) as error:
         raise UnreadableState(f"the stored detector state is damaged: {error}") from None
 
@@ -185,17 +187,6 @@ def _pack(value: Any) -> Any:
 def _unpack(value: Any) -> Any:
     if isinstance(value, _Array):
         return _unarray(value)
-    if isinstance(value, _History):
-        return History.of(
-            {
-                "ordinal": _unsteps(value.ordinal),
-                "ended_ms": _unsteps(value.ended_ms),
-                "drafted": _unnarrow(value.drafted),
-                "accepted": _unnarrow(value.accepted),
-                "stratum": _unnarrow(value.stratum),
-                **{name: _unarray(getattr(value, name)) for name in FLOATS},
-            }
-        )
     if isinstance(value, _Sessions):
         return OpenSessions(_unarray(value.key), _unarray(value.sums))
     if isinstance(value, _Incident):
@@ -207,6 +198,19 @@ def _unpack(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_unpack(item) for item in value)
     return value
+
+
+def _history(packed: _History, total: int) -> History:
+    """The newest of `total` observations."""
+    columns = {
+        "ordinal": _unsteps(packed.ordinal),
+        "ended_ms": _unsteps(packed.ended_ms),
+        "drafted": _unnarrow(packed.drafted),
+        "accepted": _unnarrow(packed.accepted),
+        "stratum": _unnarrow(packed.stratum),
+        **{name: _unarray(getattr(packed, name)) for name in FLOATS},
+    }
+    return History.of(columns, total)
 
 
 def _array(values: NDArray[Any]) -> _Array:

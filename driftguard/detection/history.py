@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 WHOLE = ("ordinal", "ended_ms", "drafted", "accepted", "stratum")
-FLOATS = {"expected": np.float32, "margin": np.float16, "fresh": np.float16}
+FLOATS = {"expected": "<f4", "margin": "<f2", "fresh": "<f2"}
 COLUMNS = (*WHOLE, *FLOATS)
-COMPACT_ROWS = 512  # least rows of a piece that is left as it is
-LOOSE_PIECES = 32  # at most that many smaller ones
-_WIDTHS = (np.uint8, np.uint16, np.uint32)
+COMPACT_ROWS = 512
+LOOSE_PIECES = 32  # fewer than that
+_WIDTHS = (1, 2, 4)  # bytes of unsigned numbers; beyond, signed ones of 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +35,7 @@ class Piece:
     def of(cls, columns: Mapping[str, NDArray[Any]]) -> Piece:
         """Of one observation or more."""
         smallest, widths = zip(*(_narrowest(columns[name]) for name in WHOLE), strict=True)
-        rows = np.empty(len(columns["expected"]), dtype=_row(widths))
+        rows = np.empty(len(columns["expected"]), dtype=row_of(widths))
         for name, least in zip(WHOLE, smallest, strict=True):
             rows[name] = columns[name] - least
         for name in FLOATS:
@@ -48,21 +49,21 @@ class Piece:
         size = self.row.itemsize
         return Piece(self.smallest, self.row, self.data[start * size : stop * size])
 
-    def parts(self) -> tuple[Piece, ...]:
-        return tuple(self.part(start, start + COMPACT_ROWS) for start in range(0, len(self), COMPACT_ROWS))
 
-
-def _narrowest(values: NDArray[Any]) -> tuple[int, type[np.integer[Any]]]:
+def _narrowest(values: NDArray[Any]) -> tuple[int, int]:
+    """(what is subtracted, bytes) of a column."""
     smallest, largest = int(values.min()), int(values.max())
     for width in _WIDTHS:
-        if largest - smallest <= np.iinfo(width).max:
+        if largest - smallest < 256**width:
             return smallest, width
-    return 0, np.int64
+    return 0, 8
 
 
 @lru_cache(maxsize=4096)
-def _row(widths: tuple[type[np.integer[Any]], ...]) -> np.dtype[np.void]:
-    return np.dtype([*zip(WHOLE, widths, strict=True), *FLOATS.items()])
+def row_of(widths: tuple[int, ...]) -> np.dtype[np.void]:
+    """Fields COLUMNS, those of WHOLE with so many bytes."""
+    whole = [(name, "<i8" if width == 8 else f"<u{width}") for name, width in zip(WHOLE, widths, strict=True)]
+    return np.dtype([*whole, *FLOATS.items()])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,24 +72,37 @@ class History:
 
     `expected` and `margin` are what the bets were made against (`predictive.py`); 0 for requests of a
     reference period. Half precision of the margin is a part in a thousand.
+
+    Compact pieces end after every COMPACT_ROWS-th observation of the stream, so that they do not depend on
+    how the observations arrived. Piece n, counted from the stream's first observation, ends with observation
+    (n + 1) COMPACT_ROWS. The oldest may hold observations that are no longer in the history.
     """
 
-    compact: tuple[Piece, ...]  # the first of them may hold observations that are no longer in the history
-    loose: tuple[Piece, ...]  # newer ones
-    loose_rows: int
+    compact: tuple[Piece, ...]
+    loose: tuple[Piece, ...]  # the total % COMPACT_ROWS observations since
     length: int
+    total: int  # observations of the stream, those included that are no longer in the history
 
     @classmethod
     def empty(cls) -> History:
         return cls((), (), 0, 0)
 
     @classmethod
-    def of(cls, columns: Mapping[str, NDArray[Any]]) -> History:
+    def of(cls, columns: Mapping[str, NDArray[Any]], total: int) -> History:
+        """The newest of `total` observations."""
         length = len(columns["expected"])
-        return cls(Piece.of(columns).parts() if length else (), (), 0, length)
+        if length == 0:
+            return cls((), (), 0, total)
+        return cls(*_cut(columns, total), length, total)
 
     def __len__(self) -> int:
         return self.length
+
+    @property
+    def numbers(self) -> range:
+        """Of the compact pieces."""
+        end = self.total // COMPACT_ROWS
+        return range(end - len(self.compact), end)
 
     def wide(self, name: str) -> NDArray[Any]:
         """A column as it is used: whole numbers as int64, the others as float64."""
@@ -104,15 +118,27 @@ class History:
         return self.followed_by_piece(piece, limit)
 
     def followed_by_piece(self, piece: Piece, limit: int) -> History:
-        added = len(piece)
-        length = min(self.length + added, limit)
-        loose, loose_rows = (*self.loose, piece), self.loose_rows + added
-        if loose_rows < COMPACT_ROWS and len(loose) < LOOSE_PIECES:
-            return History(self.compact, loose, loose_rows, length)
-        joined = Piece.of({name: _wide(loose, name) for name in COLUMNS})
-        if loose_rows < COMPACT_ROWS:
-            return History(self.compact, (joined,), loose_rows, length)
-        return History(_newest((*self.compact, *joined.parts()), length), (), 0, length)
+        loose, total = (*self.loose, piece), self.total + len(piece)
+        length = min(self.length + len(piece), limit)
+        is_full = self.total // COMPACT_ROWS < total // COMPACT_ROWS
+        if not is_full and len(loose) < LOOSE_PIECES:
+            return History(self.compact, loose, length, total)
+        compact, loose = _cut({name: _wide(loose, name) for name in COLUMNS}, total)
+        kept = _newest((*self.compact, *compact), length - total % COMPACT_ROWS) if is_full else self.compact
+        return History(kept, loose, length, total)
+
+
+def _cut(columns: Mapping[str, NDArray[Any]], total: int) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+    """(compact, loose) pieces of the newest of `total` observations."""
+    length = len(columns["expected"])
+    first_end = COMPACT_ROWS - (total - length) % COMPACT_ROWS
+    ends = [0, *range(first_end, length, COMPACT_ROWS), length]
+    pieces = [
+        Piece.of({name: column[start:end] for name, column in columns.items()})
+        for start, end in pairwise(ends)
+    ]
+    whole = len(pieces) - (total % COMPACT_ROWS > 0)
+    return tuple(pieces[:whole]), tuple(pieces[whole:])
 
 
 def _wide(pieces: Sequence[Piece], name: str) -> NDArray[Any]:

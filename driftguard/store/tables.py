@@ -147,8 +147,21 @@ class DetectorState(Base):
 
     stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True)
     state: Mapped[bytes]
+    history_rows: Mapped[int | None]  # null: stored before 0005, the whole history is in `state`
     summary: Mapped[dict[str, Any]]  # what the status shows, so that reading it needs no unpacking
     updated_at: Mapped[datetime]
+
+
+class DetectorHistory(Base):
+    """The history of a state in pieces that never change, see driftguard.detection.stored."""
+
+    __tablename__ = "detector_histories"
+
+    stream_id: Mapped[int] = mapped_column(
+        ForeignKey("detector_states.stream_id", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int] = mapped_column(primary_key=True)
+    piece: Mapped[bytes]
 
 
 class StreamCost(Base):

@@ -14,10 +14,11 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftguard.detection import BaselineReady, Finding, StreamState
+from driftguard.detection.stored import from_parts
 from driftguard.incidents import IllegalTransition
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
-from driftguard.store import incidents
+from driftguard.store import detector_states, incidents
 from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord
 from driftguard.store.tables import DetectorState, Incident, Stream
@@ -47,7 +48,8 @@ def accept(database: Database, incident_id: UUID) -> Incident:
 
 def state_of(database: Database) -> StreamState:
     with database.session() as session:
-        return StreamState.from_bytes(session.scalars(select(DetectorState.state)).one())
+        stream_id = session.scalars(select(DetectorState.stream_id)).one()
+        return from_parts(detector_states.load(session, [stream_id])[stream_id])
 
 
 @pytest.mark.parametrize("restarted", [False, True])

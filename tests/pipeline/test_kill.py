@@ -13,7 +13,13 @@ from sqlalchemy import select, text
 
 from driftguard.store import detector_states
 from driftguard.store.database import Database
-from driftguard.store.tables import DetectorState, Incident, IncidentTransition, Notification
+from driftguard.store.tables import (
+    DetectorHistory,
+    DetectorState,
+    Incident,
+    IncidentTransition,
+    Notification,
+)
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.traffic import Traffic, store
 
@@ -43,6 +49,11 @@ def outcome(database: Database) -> dict[str, Any]:
             "position": detector_states.position(session),
             "states": session.execute(
                 select(DetectorState.stream_id, DetectorState.state).order_by(DetectorState.stream_id)
+            ).all(),
+            "histories": session.execute(
+                select(DetectorHistory.stream_id, DetectorHistory.number, DetectorHistory.piece).order_by(
+                    DetectorHistory.stream_id, DetectorHistory.number
+                )
             ).all(),
             "incidents": session.execute(
                 select(
@@ -92,3 +103,4 @@ def test_killed_at_any_moment_the_fold_ends_where_an_uninterrupted_one_does(
 
     assert outcome(database) == interrupted
     assert len(interrupted["incidents"]) == 2
+    assert len(interrupted["histories"]) > 2

@@ -1,0 +1,86 @@
+"""What is written of a detector's state per batch, and when the status shows it."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import select, text
+
+from driftguard import kept_states
+from driftguard.detection import DetectorConfig, StreamState
+from driftguard.detection.stored import from_parts
+from driftguard.metrics import Metrics
+from driftguard.pipeline import Pipeline
+from driftguard.store import detector_states
+from driftguard.store.database import Database
+from driftguard.store.tables import DetectorHistory, DetectorState
+from tests.pipeline.test_pipeline import CONFIG, GOOD, fold_all, new_pipeline
+from tests.pipeline.traffic import Traffic, store
+
+
+def stored_state(database: Database) -> StreamState:
+    with database.session() as session:
+        stream_id = session.scalars(select(DetectorState.stream_id)).one()
+        return from_parts(detector_states.load(session, [stream_id])[stream_id])
+
+
+def pieces(database: Database) -> dict[int, str]:
+    """Number -> the transaction that wrote the piece."""
+    with database.session() as session:
+        rows = session.execute(text("SELECT number, xmin::text FROM detector_histories ORDER BY number"))
+        return {row.number: row.xmin for row in rows}
+
+
+def test_pieces_of_the_history_are_written_once_and_removed_once_they_fell_out(database: Database) -> None:
+    config = DetectorConfig(minimum_drop=0.1, history=1_000)
+    traffic, pipeline = Traffic(seed=41), Pipeline(database, config, Metrics(), batch_records=150)
+    store(database, traffic.draw(1_200, GOOD))
+    fold_all(pipeline)
+    before = pieces(database)
+    assert list(before) == [0, 1]
+    store(database, traffic.draw(900, GOOD))
+    fold_all(pipeline)
+    after = pieces(database)
+    assert list(after) == [2, 3]
+    store(database, traffic.draw(550, GOOD))
+    fold_all(Pipeline(database, config, Metrics(), batch_records=150))  # restarted
+    assert list(pieces(database)) == [3, 4]
+    assert pieces(database)[3] == after[3]
+    state = stored_state(database)
+    assert len(state.history) == 1_000
+    assert state.history.wide("ordinal").tolist() == list(range(1_651, 2_651))
+
+
+def test_a_missing_piece_is_a_damaged_state(database: Database) -> None:
+    traffic = Traffic(seed=42)
+    store(database, traffic.draw(1_200, GOOD))
+    fold_all(new_pipeline(database))
+    with database.session() as session:
+        session.execute(text("DELETE FROM detector_histories WHERE number = 0"))
+    store(database, traffic.draw(700, GOOD))
+    metrics = Metrics()
+    fold_all(Pipeline(database, CONFIG, metrics))
+    assert "driftguard_detector_states_lost_total 1.0" in metrics.exposition().decode()
+    assert stored_state(database).requests == 700
+    with database.session() as session:
+        assert session.scalars(select(DetectorHistory.number)).all() == [0]
+
+
+def test_every_stream_is_shown_as_it_is_after_a_while(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_states, "DESCRIBED_PER_BATCH", 2)
+    servers = [f"server {number}" for number in range(7)]
+    traffic, pipeline = Traffic(seed=43), new_pipeline(database, batch_records=5_000)
+
+    def shown() -> list[int]:
+        with database.session() as session:
+            return sorted(int(each["requests"]) for each in detector_states.summaries(session).values())
+
+    for records in (30, 20):
+        for server in servers:
+            store(database, traffic.draw(records, GOOD, server=server))
+        fold_all(pipeline)
+    assert shown()[0] == 30  # new streams are shown at once, later records in turn
+    for _ in servers:
+        assert pipeline.fold_batch() == 0
+    assert shown() == [50] * len(servers)
