@@ -1,4 +1,4 @@
-"""Has a source stopped sending, or is it only quiet? Judged from its records alone.
+"""Has a source stopped sending, or is it only quiet? Judged from when its records arrived.
 
 Rule: stale after a silence longer than 5 minutes and than three times the source's usual silence. The usual
 silence is the longest that began in the two hours before the last record, or within two hours of the same
@@ -10,13 +10,16 @@ first time, nothing in the records tells idleness from failure. The mean traffic
 is the same for a steady trickle and for bursts. Nothing here depends on the present moment but the length
 of the silence, so a stale stream stays stale until its next record: the verdict cannot flap.
 
-The times are those at which the records ended, by the sender's clock: a source whose clock is slow by more
-than its usual silence is stale although its records arrive.
+The silence is measured by our clock, from the last arrival: a source whose clock is slow or fast is no less
+alive. The usual silence is taken from when the records ended, by the source's clock: only differences count
+there, and records that waited while the sidecar was away leave no gap. A source that sends its records in
+bundles, seldom, is called stale between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final
@@ -27,18 +30,46 @@ AROUND: Final = timedelta(hours=2)
 EARLIER: Final = (timedelta(days=1), timedelta(days=7))
 SURELY_STALE: Final = timedelta(days=7)
 
+CLOCKS_DISAGREE: Final = timedelta(minutes=1)
+
 ActiveMinutes = Callable[[datetime, datetime], Sequence[datetime]]
 
 
-def is_stale(last: datetime, now: datetime, active_minutes: ActiveMinutes) -> bool:
-    """`last`: end of the newest record. `active_minutes`: those with records from one moment to another,
-    and the first after that, up to `last`; oldest first."""
-    silence = now - last
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest record of a source, as it arrived by our clock and as it ended by the source's."""
+
+    arrived_at: datetime
+    ended_at: datetime
+
+
+def is_stale(newest: Newest, now: datetime, active_minutes: ActiveMinutes) -> bool:
+    """`active_minutes`: those in which records ended from one moment to another, and the first after that,
+    up to the newest; oldest first."""
+    silence, last = now - newest.arrived_at, newest.ended_at
     if silence <= SHORTEST or silence > SURELY_STALE:
         return silence > SURELY_STALE
     windows = [(last - AROUND, last)]
     windows += [(last - days - AROUND, last - days + AROUND) for days in EARLIER]
     return all(silence > TIMES_USUAL * _longest(active_minutes(start, end)) for start, end in windows)
+
+
+def clock_difference(newest: Newest) -> str | None:
+    """In words; None where the clocks agree, or may. A slow clock and slow delivery look the same."""
+    behind = newest.arrived_at - newest.ended_at
+    if abs(behind) <= CLOCKS_DISAGREE:
+        return None
+    if behind < timedelta():
+        return f"its clock is {_duration(-behind)} ahead of ours"
+    return f"its clock is {_duration(behind)} behind ours, or its records arrive that late"
+
+
+def _duration(difference: timedelta) -> str:
+    """For example: 7 min, 3 h, 12 days."""
+    for unit, size in (("days", timedelta(days=1)), ("h", timedelta(hours=1))):
+        if difference >= 2 * size:
+            return f"{difference / size:.0f} {unit}"
+    return f"{difference / timedelta(minutes=1):.0f} min"
 
 
 def _longest(minutes: Sequence[datetime]) -> timedelta:

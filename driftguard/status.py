@@ -17,7 +17,7 @@ from driftguard import stream_cost
 from driftguard.alerting.message import clock, cost_percent
 from driftguard.cost import Cost, advice
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
-from driftguard.silence import is_stale
+from driftguard.silence import Newest, clock_difference, is_stale
 from driftguard.store import detector_states, status, streams
 from driftguard.store.tables import Incident, RetrainRun, Stream
 
@@ -59,9 +59,10 @@ class StreamStatus:
     summary: StreamSummary | None  # the detector's; None before the first fold
 
 
-def gather(session: Session, now: datetime) -> list[StreamStatus]:
-    """Every stream, the worst of those in service first."""
-    known, drafts = streams.all_streams(session), status.drafts_in_service(session)
+def gather(session: Session, now: datetime, known: Sequence[Stream] | None = None) -> list[StreamStatus]:
+    """Every stream, the worst of those in service first. `known`: all, where the caller has read them."""
+    known = streams.all_streams(session) if known is None else known
+    drafts, heard = status.drafts_in_service(session), _heard(known)
     summaries = {
         stream_id: msgspec.convert(summary, StreamSummary)
         for stream_id, summary in detector_states.summaries(session).items()
@@ -76,7 +77,8 @@ def gather(session: Session, now: datetime) -> list[StreamStatus]:
         drafts=drafts,
         retrains=status.last_retrains(session),
         costs=stream_cost.known(session),
-        silent=_silent_sources(session, known, summaries, now),
+        heard=heard,
+        silent=_silent(session, known, heard, now),
     )
     found = [_status(stream, facts) for stream in facts.streams]
     return sorted(
@@ -118,29 +120,38 @@ class _Facts:
     drafts: dict[tuple[str, str], str]
     retrains: dict[tuple[str, str], RetrainRun]
     costs: dict[int, stream_cost.Measured]
-    silent: dict[tuple[str, str], datetime]
+    heard: dict[tuple[str, str], Newest]
+    silent: set[tuple[str, str]]
 
 
-def _silent_sources(
-    session: Session, known: Sequence[Stream], summaries: Mapping[int, StreamSummary], now: datetime
-) -> dict[tuple[str, str], datetime]:
-    """(server, target) -> end of the last record, of sources that stopped sending (silence.py), or so long
-    ago that no record of their traffic is kept any more."""
-    last_traffic = status.last_traffic(session)
-    sources: dict[tuple[str, str], list[int]] = defaultdict(list)
-    silent: dict[tuple[str, str], datetime] = {}
+def _heard(known: Sequence[Stream]) -> dict[tuple[str, str], Newest]:
+    """(server, target) -> its newest record that was no canary probe; sources without one are left out."""
+    heard: dict[tuple[str, str], Newest] = {}
     for stream in known:
-        place = (stream.server, stream.target)
-        if stream.id in last_traffic:
-            sources[place].append(stream.id)
-        elif stream.id in summaries and summaries[stream.id].requests:
-            silent[place] = max(stream.last_seen_at, silent.get(place, stream.last_seen_at))
-    for source, ids in sources.items():
-        silent.pop(source, None)
-        last = max(last_traffic[stream_id] for stream_id in ids)
-        if is_stale(last, now, partial(status.active_minutes, session, ids, last)):
-            silent[source] = last
-    return silent
+        if stream.traffic_arrived_at is None or stream.traffic_ended_at is None:
+            continue
+        found = Newest(stream.traffic_arrived_at, stream.traffic_ended_at)
+        best = heard.setdefault((stream.server, stream.target), found)
+        if (found.arrived_at, found.ended_at) > (best.arrived_at, best.ended_at):
+            heard[stream.server, stream.target] = found
+    return heard
+
+
+def _silent(
+    session: Session,
+    known: Sequence[Stream],
+    heard: Mapping[tuple[str, str], Newest],
+    now: datetime,
+) -> set[tuple[str, str]]:
+    """(server, target) of the sources that stopped sending (silence.py)."""
+    streams_of: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for stream in known:
+        streams_of[stream.server, stream.target].append(stream.id)
+    return {
+        place
+        for place, newest in heard.items()
+        if is_stale(newest, now, partial(status.active_minutes, session, streams_of[place], newest.ended_at))
+    }
 
 
 def _status(stream: Stream, facts: _Facts) -> StreamStatus:
@@ -174,16 +185,30 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         summary=summary,
     )
     found = _with_text(found, incident)
-    return _stale(found, facts.silent[place]) if serving and place in facts.silent else found
+    if not serving or place not in facts.heard:
+        return found
+    newest = facts.heard[place]
+    return _stale(found, newest) if place in facts.silent else _with_clock(found, newest)
 
 
-def _stale(found: StreamStatus, last: datetime) -> StreamStatus:
+def _stale(found: StreamStatus, newest: Newest) -> StreamStatus:
     """Whatever the verdict was, nobody knows it now; the incident stays."""
-    text = (
-        f"Stale: no record from {found.stream.server} ended after {clock(last)} by its own clock. "
-        f"Before that: {found.text}"
+    text = f"Stale: no record from {found.stream.server} arrived after {clock(newest.arrived_at)}"
+    if difference := clock_difference(newest):
+        text += f"; the newest ended at {clock(newest.ended_at)} by its own clock: {difference}"
+    text += f". Before that: {found.text}"
+    return replace(found, verdict="stale", since=newest.arrived_at, text=text)
+
+
+def _with_clock(found: StreamStatus, newest: Newest) -> StreamStatus:
+    difference = clock_difference(newest)
+    if difference is None:
+        return found
+    told = (
+        f"The newest record from {found.stream.server} arrived at {clock(newest.arrived_at)} and ended at "
+        f"{clock(newest.ended_at)} by its own clock: {difference}."
     )
-    return replace(found, verdict="stale", since=last, text=text)
+    return replace(found, text=f"{found.text} {told}")
 
 
 def _verdict(

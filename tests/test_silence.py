@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from driftguard.silence import ActiveMinutes, is_stale
+from driftguard.silence import ActiveMinutes, Newest, clock_difference, is_stale
 
 MONDAY = datetime(2026, 3, 2, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -30,6 +30,11 @@ def among(known: Sequence[datetime]) -> ActiveMinutes:
     return between
 
 
+def heard(at: datetime) -> Newest:
+    """By clocks that agree, without delay."""
+    return Newest(arrived_at=at, ended_at=at)
+
+
 def every(gap: timedelta, start: datetime, end: datetime) -> list[datetime]:
     return [start + gap * place for place in range(int((end - start) / gap) + 1)]
 
@@ -44,7 +49,9 @@ def office_days(days: int, *, until: datetime | None = None) -> list[datetime]:
 def stale_after(times: list[datetime], longest: timedelta) -> timedelta | None:
     """The shortest silence, in minutes, after which the source is stale; once stale it must stay so."""
     last, minutes = max(times), active(times)
-    told = [is_stale(last, last + MINUTE * silence, minutes) for silence in range(int(longest / MINUTE))]
+    told = [
+        is_stale(heard(last), last + MINUTE * silence, minutes) for silence in range(int(longest / MINUTE))
+    ]
     assert told == sorted(told)
     return MINUTE * told.index(True) if any(told) else None
 
@@ -81,7 +88,7 @@ def test_traffic_that_thins_out_does_not_flap() -> None:
     while at < MONDAY + 12 * HOUR:
         hour = (at - MONDAY) / HOUR
         gap = timedelta(seconds=float(rng.exponential(5.0 * 2.0 ** (6.0 - abs(hour - 6.0)))))
-        stale += is_stale(at, at + gap, among(known))
+        stale += is_stale(heard(at), at + gap, among(known))
         at += gap
         requests += 1
         if minute_of(at) > known[-1]:
@@ -91,4 +98,27 @@ def test_traffic_that_thins_out_does_not_flap() -> None:
 
 
 def test_a_week_of_silence_is_stale_whatever_was_usual() -> None:
-    assert is_stale(MONDAY, MONDAY + 8 * DAY, active([MONDAY]))
+    assert is_stale(heard(MONDAY), MONDAY + 8 * DAY, active([MONDAY]))
+
+
+@pytest.mark.parametrize("slow", [-MINUTE, 7 * MINUTE, 3 * HOUR])
+def test_the_clock_of_the_source_has_no_say(slow: timedelta) -> None:
+    ended = [at - slow for at in every(HOUR / 3600, MONDAY, MONDAY + HOUR)]
+    newest = Newest(arrived_at=ended[-1] + slow, ended_at=ended[-1])
+    told = [is_stale(newest, newest.arrived_at + MINUTE * silence, active(ended)) for silence in range(20)]
+    assert told == [silence > 5 for silence in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("behind", "words"),
+    [
+        (MINUTE, None),
+        (-MINUTE, None),
+        (7 * MINUTE, "its clock is 7 min behind ours, or its records arrive that late"),
+        (-1.5 * MINUTE, "its clock is 2 min ahead of ours"),
+        (3 * HOUR, "its clock is 3 h behind ours, or its records arrive that late"),
+        (30 * DAY, "its clock is 30 days behind ours, or its records arrive that late"),
+    ],
+)
+def test_clocks_that_disagree_are_told(behind: timedelta, words: str | None) -> None:
+    assert clock_difference(Newest(arrived_at=MONDAY + behind, ended_at=MONDAY)) == words

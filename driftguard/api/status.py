@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 from uuid import UUID
@@ -84,14 +85,13 @@ def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswe
     """One verdict per stream, with the numbers that it rests on."""
     now = datetime.now(UTC)
     with context.database.session() as session:
+        known = streams.all_streams(session)
         return StatusAnswer(
             generated_at=now,
             unfolded_records=detector_states.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
-            fleet=FleetModel.of(
-                fleet.gather(session, streams.all_streams(session)), context.settings.detection
-            ),
-            streams=stream_models(session, now),
+            fleet=FleetModel.of(fleet.gather(session, known), context.settings.detection),
+            streams=stream_models(session, now, known),
         )
 
 
@@ -175,10 +175,12 @@ def _point(at: datetime, requests: int, drafted: int, accepted: int) -> Point:
     return Point(at=at, requests=requests, drafted=drafted, accepted=accepted, acceptance=rate)
 
 
-def stream_models(session: Session, now: datetime) -> list[StreamStatusModel]:
-    """Every stream, the worst of those in service first."""
+def stream_models(
+    session: Session, now: datetime, known: Sequence[Stream] | None = None
+) -> list[StreamStatusModel]:
+    """Every stream, the worst of those in service first. `known`: as in gather."""
     present = status.requests_per_day(session, now)
-    return [_stream_model(item, present.get(item.stream.id)) for item in gather(session, now)]
+    return [_stream_model(item, present.get(item.stream.id)) for item in gather(session, now, known)]
 
 
 def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusModel:

@@ -79,6 +79,7 @@ WITH staged AS (
     (SELECT array_agg(a + b ORDER BY place)
      FROM unnest(r.acceptance_buckets, excluded.acceptance_buckets) WITH ORDINALITY AS both_(a, b, place))
 )
-SELECT batch, stream_id, count(*), count(*) FILTER (WHERE in_other), max(ended_at)
+SELECT batch, stream_id, count(*), count(*) FILTER (WHERE in_other), max(ended_at),
+  max(ended_at) FILTER (WHERE kind <> 'probe')
 FROM fresh GROUP BY batch, stream_id
 """  # noqa: S608 (constants only)

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from driftguard.records import AcceptanceRecord
 from driftguard.store.partitions import ensure_days, take_ingest_lock
 from driftguard.store.record_sql import CREATE_STAGE, INSERT_FRESH, STAGE_COPY, STAGE_TYPES
-from driftguard.store.streams import StreamRegistry, touch
+from driftguard.store.streams import StreamRegistry, touch, traffic_arrived
 from driftguard.store.tables import Record
 
 _DAY = timedelta(days=1)
@@ -60,7 +60,7 @@ def insert_batches(
 
     A record_id is stored once: a second record with the same id that ended within a day of the first is a
     duplicate, whatever else it says. `seq` rises in commit order, and inside the transaction in the order
-    given. The caller checked clock and retention.
+    given. `now` is when the records arrived. The caller checked clock and retention.
     """
     take_ingest_lock(session)
     records = [record for batch in batches for record in batch]
@@ -73,9 +73,11 @@ def insert_batches(
     accepted = [0] * len(batches)
     # Not prepared: a plan made for an empty staging table must not outlive it.
     stored = driver.execute(INSERT_FRESH, window, prepare=False)
-    for batch, stream_id, count, in_other, last_seen_at in stored:
+    for batch, stream_id, count, in_other, last_seen_at, traffic_ended_at in stored:
         accepted[batch] += count
         touch(session, stream_id, last_seen_at=last_seen_at, in_other=in_other)
+        if traffic_ended_at is not None:
+            traffic_arrived(session, stream_id, arrived_at=now, ended_at=traffic_ended_at)
     return [BatchResult(new, len(batch) - new) for batch, new in zip(batches, accepted, strict=True)]
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select, true
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
-from driftguard.store.tables import Draft, Incident, Record, RetrainRun, Rollup, Stream
+from driftguard.store.tables import Draft, Incident, RetrainRun, Rollup, Stream
 
 RECENT = timedelta(minutes=5)
 EARLIER = timedelta(hours=2)
@@ -77,36 +78,21 @@ def requests_per_day(session: Session, now: datetime) -> dict[int, float]:
     }
 
 
-def last_traffic(session: Session) -> dict[int, datetime]:
-    """stream id -> end of its newest record that is no canary probe; streams without one are left out."""
-    newest = (
-        select(Record.ended_at)
-        .where(Record.stream_id == Stream.id, Record.kind != "probe")
-        .order_by(Record.ended_at.desc())
-        .limit(1)
-        .lateral()
-    )
-    query = select(Stream.id, newest.c.ended_at).join(newest, true())
-    return {row.id: row.ended_at for row in session.execute(query)}
-
-
 def active_minutes(
     session: Session, stream_ids: Collection[int], last: datetime, start: datetime, end: datetime
 ) -> list[datetime]:
     """Minutes with traffic of these streams from `start` to `end`, and the first after; oldest first.
 
-    `last`: end of their newest record. Without it, a search for the first minute after that would read the
-    rollups of all other streams since.
+    `last`: end of their newest record.
     """
-    own = (Rollup.stream_id.in_(stream_ids), Rollup.kind != "probe")
-    within = select(Rollup.minute).where(*own, Rollup.minute.between(start, end)).distinct()
-    after = (
-        select(Rollup.minute)
-        .where(*own, Rollup.minute > end, Rollup.minute <= last)
-        .order_by(Rollup.minute)
-        .limit(1)
-    )
-    return sorted({*session.scalars(within), *session.scalars(after)})
+    found: set[datetime] = set()
+    for stream_id in stream_ids:  # for several at once, the database would walk the minutes of all streams
+        own = select(Rollup.minute).where(Rollup.stream_id == stream_id, Rollup.kind != "probe")
+        found.update(session.scalars(own.where(Rollup.minute.between(start, end)).distinct()))
+        after = own.where(Rollup.minute > end, Rollup.minute <= last)
+        found.update(session.scalars(after.order_by(Rollup.minute).limit(1)))
+    minutes = sorted(found)
+    return minutes[: bisect_right(minutes, end) + 1]
 
 
 def drafts_in_service(session: Session) -> dict[tuple[str, str], str]:

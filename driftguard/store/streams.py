@@ -91,6 +91,18 @@ def touch(session: Session, stream_id: int, *, last_seen_at: datetime, in_other:
     )
 
 
+def traffic_arrived(session: Session, stream_id: int, *, arrived_at: datetime, ended_at: datetime) -> None:
+    """Notes that records other than canary probes arrived; the newest of them ended at `ended_at`."""
+    session.execute(
+        update(Stream)
+        .where(Stream.id == stream_id)
+        .values(
+            traffic_arrived_at=func.greatest(Stream.traffic_arrived_at, arrived_at),
+            traffic_ended_at=func.greatest(Stream.traffic_ended_at, ended_at),
+        )
+    )
+
+
 def all_streams(session: Session) -> list[Stream]:
     return list(session.scalars(select(Stream).order_by(Stream.id)))
 

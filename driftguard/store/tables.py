@@ -60,6 +60,9 @@ class Stream(Base):
     method: Mapped[str]
     first_seen_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
+    # None before the first record that is no canary probe. By our clock, and by the source's.
+    traffic_arrived_at: Mapped[datetime | None]
+    traffic_ended_at: Mapped[datetime | None]
     records_in_other: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
@@ -115,6 +118,7 @@ class Rollup(Base):
     """One minute of one segment. acceptance_buckets counts requests by accepted/drafted in steps of 1/20."""
 
     __tablename__ = "rollups_1m"
+    __table_args__ = (Index("ix_rollups_traffic", "stream_id", "minute", postgresql_where="kind <> 'probe'"),)
 
     minute: Mapped[datetime] = mapped_column(primary_key=True)
     stream_id: Mapped[int] = mapped_column(primary_key=True)

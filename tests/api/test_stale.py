@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
+import pytest
 from sqlalchemy import delete, update
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
+from driftguard.records import AcceptanceRecord
 from driftguard.status import StreamStatus, gather
 from driftguard.store.database import Database
 from driftguard.store.tables import Record, Stream
@@ -23,6 +26,11 @@ BAD = {**GOOD, "german": 0.35}
 CONFIG = DetectorConfig(minimum_drop=0.1)
 
 
+def arrive(database: Database, traffic: Traffic, records: Sequence[AcceptanceRecord]) -> None:
+    """At once, by a clock that agrees with that of the source."""
+    store(database, records, arrived_at=traffic.clock)
+
+
 def statuses(database: Database, now: datetime) -> list[StreamStatus]:
     with database.session() as session:
         return gather(session, now)
@@ -33,7 +41,7 @@ def test_stale_says_since_when_and_what_was_known_and_is_over_with_the_next_reco
 ) -> None:
     traffic, metrics = Traffic(seed=91), Metrics()
     pipeline = Pipeline(database, CONFIG, metrics)
-    store(database, traffic.draw(1000, GOOD) + traffic.draw(300, BAD))
+    arrive(database, traffic, traffic.draw(1000, GOOD) + traffic.draw(300, BAD))
     while pipeline.fold_batch():
         pass
     last = traffic.clock
@@ -41,13 +49,13 @@ def test_stale_says_since_when_and_what_was_known_and_is_over_with_the_next_reco
     assert alive.verdict == "degraded"
     (stale,) = statuses(database, last + timedelta(minutes=6))
     assert (stale.verdict, stale.since, stale.incident_id) == ("stale", last, alive.incident_id)
-    told = f"Stale: no record from chat ended after {last:%F %T} UTC by its own clock. "
+    told = f"Stale: no record from chat arrived after {last:%F %T} UTC. "
     assert stale.text == f"{told}Before that: {alive.text}"
     pipeline.look_around(last + timedelta(minutes=6))
     assert b'verdict="stale"} 1.0' in metrics.exposition()
 
     traffic.clock += timedelta(minutes=20)
-    store(database, traffic.draw(1, BAD))
+    arrive(database, traffic, traffic.draw(1, BAD))
     (again,) = statuses(database, traffic.clock + timedelta(minutes=6))
     assert again.verdict == "degraded"  # a silence of 20 minutes was seen: the next one may last an hour
     (again,) = statuses(database, traffic.clock + timedelta(minutes=65))
@@ -56,9 +64,9 @@ def test_stale_says_since_when_and_what_was_known_and_is_over_with_the_next_reco
 
 def test_canary_probes_are_no_sign_of_life_and_another_server_is_none_either(database: Database) -> None:
     traffic = Traffic(seed=92)
-    store(database, traffic.draw(300, GOOD))
-    store(database, traffic.draw(900, GOOD, server="mail"))
-    store(database, traffic.draw(2, GOOD, kind="probe"))
+    arrive(database, traffic, traffic.draw(300, GOOD))
+    arrive(database, traffic, traffic.draw(900, GOOD, server="mail"))
+    arrive(database, traffic, traffic.draw(2, GOOD, kind="probe"))
     mail, chat = sorted(statuses(database, traffic.clock), key=lambda item: item.verdict)
     assert [(item.stream.server, item.verdict) for item in (mail, chat)] == [
         ("mail", "insufficient_data"),
@@ -70,7 +78,7 @@ def test_a_source_is_still_stale_when_its_records_have_expired(
     database: Database,
 ) -> None:
     traffic = Traffic(seed=96)
-    store(database, traffic.draw(300, GOOD))
+    arrive(database, traffic, traffic.draw(300, GOOD))
     while Pipeline(database, CONFIG, Metrics()).fold_batch():
         pass
     last = traffic.clock
@@ -79,23 +87,23 @@ def test_a_source_is_still_stale_when_its_records_have_expired(
     (expired,) = statuses(database, last + timedelta(days=31))
     assert expired.verdict == "stale"
     traffic.clock += timedelta(minutes=10)
-    store(database, traffic.draw(2, GOOD, kind="probe"))
+    arrive(database, traffic, traffic.draw(2, GOOD, kind="probe"))
     (probed,) = statuses(database, traffic.clock)
     assert probed.verdict == "stale"
-    store(database, traffic.draw(2, GOOD))
+    arrive(database, traffic, traffic.draw(2, GOOD))
     (again,) = statuses(database, traffic.clock)
     assert again.verdict == "steady"
 
 
 def test_a_stream_that_another_draft_replaced_is_replaced_and_not_stale(database: Database) -> None:
     traffic = Traffic(seed=93)
-    store(database, traffic.draw(100, GOOD))
-    store(database, traffic.draw(900, GOOD, draft_version="v2"))
+    arrive(database, traffic, traffic.draw(100, GOOD))
+    arrive(database, traffic, traffic.draw(900, GOOD, draft_version="v2"))
     with database.session() as session:
         session.execute(
             update(Stream)
             .where(Stream.draft_version == "v1")
-            .values(last_seen_at=datetime.now(UTC) - timedelta(minutes=15))
+            .values(last_seen_at=traffic.clock - timedelta(minutes=15))
         )
     found = {item.stream.draft_version: item.verdict for item in statuses(database, traffic.clock)}
     assert found == {"v1": "replaced", "v2": "insufficient_data"}
@@ -109,12 +117,42 @@ def test_a_stream_that_another_draft_replaced_is_replaced_and_not_stale(database
 def test_requests_without_drafts_are_no_silence(database: Database) -> None:
     traffic = Traffic(seed=94)
     pipeline = Pipeline(database, CONFIG, Metrics())
-    store(database, traffic.draw(600, GOOD))
+    arrive(database, traffic, traffic.draw(600, GOOD))
     none = {"steps": 0, "drafted": 0, "accepted": 0, "emitted": 0}
-    store(database, [msgspec.structs.replace(record, **none) for record in traffic.draw(200, GOOD)])
+    arrive(database, traffic, [msgspec.structs.replace(record, **none) for record in traffic.draw(200, GOOD)])
     while pipeline.fold_batch():
         pass
     assert [item.verdict for item in statuses(database, traffic.clock)] == ["drafting_stopped"]
+
+
+@pytest.mark.parametrize("slow", [timedelta(minutes=7), timedelta(minutes=-3)])
+def test_the_clock_of_a_live_source_does_not_make_it_stale(database: Database, slow: timedelta) -> None:
+    traffic = Traffic(seed=97)
+    for _ in range(4):
+        store(database, traffic.draw(60, GOOD), arrived_at=traffic.clock + slow)
+    arrived = traffic.clock + slow
+    words = (
+        "7 min behind ours, or its records arrive that late" if slow > timedelta() else "3 min ahead of ours"
+    )
+    by_clocks = f"arrived at {arrived:%F %T} UTC and ended at {traffic.clock:%F %T} UTC by its own clock"
+    (alive,) = statuses(database, arrived + timedelta(minutes=4))
+    assert alive.verdict == "insufficient_data"
+    assert alive.text.endswith(f" The newest record from chat {by_clocks}: its clock is {words}.")
+    (stale,) = statuses(database, arrived + timedelta(minutes=6))
+    assert (stale.verdict, stale.since) == ("stale", arrived)
+    assert stale.text.startswith(
+        f"Stale: no record from chat arrived after {arrived:%F %T} UTC; the newest ended at "
+        f"{traffic.clock:%F %T} UTC by its own clock: its clock is {words}. Before that: "
+    )
+
+
+def test_records_that_waited_for_the_sidecar_are_no_silence(database: Database) -> None:
+    traffic = Traffic(seed=98)
+    store(database, traffic.draw(3600, GOOD), arrived_at=traffic.clock)  # an hour of them at once
+    (alive,) = statuses(database, traffic.clock + timedelta(minutes=4))
+    assert alive.verdict == "insufficient_data"
+    (stale,) = statuses(database, traffic.clock + timedelta(minutes=6))
+    assert stale.verdict == "stale"
 
 
 def test_the_api_and_the_page_say_it(database: Database, tmp_path: Path) -> None:
@@ -123,6 +161,12 @@ def test_the_api_and_the_page_say_it(database: Database, tmp_path: Path) -> None
         post(client, traffic.draw(50, GOOD))
         wait_until(lambda: client.get("/api/v1/status").json()["unfolded_records"] == 0, "the fold")
         (stream,) = client.get("/api/v1/status").json()["streams"]
+        assert (stream["verdict"], stream["in_service"]) == ("insufficient_data", True)
+        assert "behind ours, or its records arrive that late" in stream["text"]
+        an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
+        with database.session() as session:
+            session.execute(update(Stream).values(traffic_arrived_at=an_hour_ago))
+        (stream,) = client.get("/api/v1/status").json()["streams"]
         assert (stream["verdict"], stream["in_service"]) == ("stale", True)
-        assert datetime.fromisoformat(stream["since"]) == traffic.clock
+        assert datetime.fromisoformat(stream["since"]) == an_hour_ago
         assert stream["text"] in client.get("/").text

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import event, text, update
 
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft, Notification
@@ -249,3 +251,19 @@ def test_everything_that_the_page_loads_is_served_here(client: httpx.Client) -> 
             assert client.get(link).status_code == 200, link
     assert client.get("/static/../page.py").status_code == 404
     assert client.get("/incidents/00000000-0000-0000-0000-000000000000").status_code == 404
+
+
+def test_the_status_reads_the_streams_once(client: httpx.Client, database: Database) -> None:
+    post(client, live_traffic(6).draw(10, GOOD))
+    seen: list[str] = []
+
+    def note(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if threading.current_thread().name != "detector":
+            seen.append(statement)
+
+    folded(client)
+    event.listen(database.engine, "before_cursor_execute", note)
+    client.get("/api/v1/status").raise_for_status()
+    event.remove(database.engine, "before_cursor_execute", note)
+    reads = [one for one in seen if "FROM streams ORDER BY" in " ".join(one.split())]
+    assert len(reads) == 1

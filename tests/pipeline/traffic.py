@@ -70,7 +70,9 @@ class Traffic:
         )
 
 
-def store(database: Database, records: Sequence[AcceptanceRecord]) -> None:
+def store(
+    database: Database, records: Sequence[AcceptanceRecord], arrived_at: datetime | None = None
+) -> None:
     """As the ingest's writer does, in one transaction."""
     with database.session() as session:
-        insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
+        insert_batches(session, [records], StreamRegistry(), arrived_at or datetime.now(UTC))

@@ -1,0 +1,36 @@
+"""when the traffic of a stream arrived; the minutes of one stream without those of the others
+
+Revision: 0006
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+# Nobody noted when these records arrived: as they ended, as was believed so far. Of streams whose records have
+# expired the rollups tell whether they had traffic.
+_ENDED = """
+    UPDATE streams SET traffic_ended_at = coalesce(
+      (SELECT max(ended_at) FROM records WHERE stream_id = streams.id AND kind <> 'probe'),
+      (SELECT least(max(minute) + interval '1 minute', last_seen_at) FROM rollups_1m
+       WHERE stream_id = streams.id AND kind <> 'probe'))
+    """
+
+
+def upgrade() -> None:
+    op.create_index(
+        "ix_rollups_traffic",
+        "rollups_1m",
+        ["stream_id", "minute"],
+        postgresql_where=sa.text("kind <> 'probe'"),
+    )
+    for name in ("traffic_arrived_at", "traffic_ended_at"):
+        op.add_column("streams", sa.Column(name, sa.DateTime(timezone=True), nullable=True))
+    op.execute(_ENDED)
+    op.execute("UPDATE streams SET traffic_arrived_at = traffic_ended_at")
