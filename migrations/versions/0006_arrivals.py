@@ -19,7 +19,7 @@ _ENDED = """
     UPDATE streams SET traffic_ended_at = coalesce(
       (SELECT max(ended_at) FROM records WHERE stream_id = streams.id AND kind <> 'probe'),
       (SELECT least(max(minute) + interval '1 minute', last_seen_at) FROM rollups_1m
-       WHERE stream_id = streams.id AND kind <> 'probe'))
+       WHERE stream_id = streams.id AND kind <> 'probe' HAVING count(*) > 0))
     """
 
 
