@@ -26,7 +26,7 @@ from driftguard.store import detector_states
 
 STATES_IN_MEMORY = 10_000  # a state is 0.1 to 0.2 MB, and at most 1.4 MB (hundreds of configurations)
 LOADED_AT_ONCE = 200
-DESCRIBED_PER_BATCH = 100  # each takes some 5 ms
+DESCRIBED_PER_BATCH = 20  # each takes some 5 ms
 
 
 class KeptStates:
@@ -39,6 +39,10 @@ class KeptStates:
         self._stored: dict[int, range] = {}  # numbers of the pieces of each state in memory
         self._waiting: dict[int, float] = {}  # streams to describe, longest waiting first: factor of A
         self._waiting_after = self._waiting  # once what `store` wrote is committed
+
+    def __len__(self) -> int:
+        """How many are in memory."""
+        return len(self._states)
 
     def __getitem__(self, stream_id: int) -> StreamState:
         return self._states[stream_id]

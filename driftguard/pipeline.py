@@ -46,6 +46,9 @@ from driftguard.store.records import StoredRecord, read_after
 from driftguard.store.tables import Stream
 
 BATCH_RECORDS = 5_000
+RECORDS_PER_STREAM = (
+    5  # a larger batch for many streams: what a batch costs per stream is shared by its records
+)
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
 LOOK_SECONDS = 5.0
 PAUSE_SECONDS = 0.25  # shortest, unless a batch was full: bounds how often a state is written
@@ -156,7 +159,8 @@ class Pipeline:
             if position != self._position:  # the first batch of this process, or another process folded
                 self._states.clear()
                 self._position = position
-            records = read_after(session, position, limit=self._batch_records)
+            limit = max(self._batch_records, RECORDS_PER_STREAM * len(self._states))
+            records = read_after(session, position, limit=limit)
             known: dict[int, Stream] = {}
             changed: dict[int, Folded] = {}
             if records:

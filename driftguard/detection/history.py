@@ -28,22 +28,35 @@ class Piece:
     """Some observations. Whole numbers as the smallest of their column and what each lies above it."""
 
     smallest: tuple[int, ...]  # of each column of WHOLE
-    row: np.dtype[np.void]  # fields COLUMNS, whole ones in the narrowest type: unsigned, int64 beyond 32 bits
+    row: np.dtype[np.void]  # see row_of
     data: bytes  # the rows
 
     @classmethod
     def of(cls, columns: Mapping[str, NDArray[Any]]) -> Piece:
         """Of one observation or more."""
         smallest, widths = zip(*(_narrowest(columns[name]) for name in WHOLE), strict=True)
-        rows = np.empty(len(columns["expected"]), dtype=row_of(widths))
+        all_fresh = bool((columns["fresh"] == 1.0).all())
+        rows = np.empty(len(columns["expected"]), dtype=row_of(widths, all_fresh))
         for name, least in zip(WHOLE, smallest, strict=True):
             rows[name] = columns[name] - least
         for name in FLOATS:
-            rows[name] = columns[name]
+            if name != "fresh" or not all_fresh:
+                rows[name] = columns[name]
         return cls(smallest, rows.dtype, rows.tobytes())
 
     def __len__(self) -> int:
         return len(self.data) // self.row.itemsize
+
+    @property
+    def all_fresh(self) -> bool:
+        return "fresh" not in (self.row.names or ())
+
+    def kept(self, name: str) -> NDArray[Any]:
+        """A column as it is kept; of whole numbers what lies above the smallest."""
+        if name == "fresh" and self.all_fresh:
+            return np.ones(len(self), dtype=FLOATS[name])
+        column: NDArray[Any] = np.frombuffer(self.data, self.row)[name]
+        return column
 
     def part(self, start: int, stop: int) -> Piece:
         size = self.row.itemsize
@@ -60,10 +73,11 @@ def _narrowest(values: NDArray[Any]) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=4096)
-def row_of(widths: tuple[int, ...]) -> np.dtype[np.void]:
-    """Fields COLUMNS, those of WHOLE with so many bytes."""
+def row_of(widths: tuple[int, ...], all_fresh: bool) -> np.dtype[np.void]:
+    """Fields COLUMNS, those of WHOLE with so many bytes; without `fresh` where it is 1 throughout."""
     whole = [(name, "<i8" if width == 8 else f"<u{width}") for name, width in zip(WHOLE, widths, strict=True)]
-    return np.dtype([*whole, *FLOATS.items()])
+    floats = [column for column in FLOATS.items() if column[0] != "fresh" or not all_fresh]
+    return np.dtype([*whole, *floats])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +156,7 @@ def _cut(columns: Mapping[str, NDArray[Any]], total: int) -> tuple[tuple[Piece, 
 
 
 def _wide(pieces: Sequence[Piece], name: str) -> NDArray[Any]:
-    values = np.concatenate([np.frombuffer(piece.data, piece.row)[name] for piece in pieces])
+    values = np.concatenate([piece.kept(name) for piece in pieces])
     if name in FLOATS:
         return values.astype(np.float64)
     place = WHOLE.index(name)

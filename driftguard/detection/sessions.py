@@ -6,7 +6,7 @@ recently seen at its front. One that was dropped and comes back counts as a new 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -58,22 +58,49 @@ def sums_before(table: OpenSessions, keys: Keys, x: Floats, line: Floats) -> tup
     """Each request's session as it was before it [T, 3], and the table after all of them."""
     if not keys.any():
         return np.zeros((len(keys), 3)), table
-    rows: Iterable[list[float]] = table.sums.tolist()
-    open_now = dict(zip(table.key.tolist(), rows, strict=True))
+    resting = _places(table, keys)  # of sessions of this batch that were open before it
+    seen: dict[int, list[float]] = {}  # of this batch, least recently seen first
+    moved: dict[int, int] = {}  # from the table to `seen`: their places
+    opened, least_recent, dropped = len(table), iter(table.key.tolist()), 0
     before = []
     for key, value, length in zip(keys.tolist(), x.tolist(), line.tolist(), strict=True):
         if key == NO_SESSION:
             before.append([0.0, 0.0, 0.0])
             continue
-        sums = open_now.pop(key, [0.0, 0.0, 0.0])
+        if key in seen:
+            sums = seen.pop(key)
+        elif key in resting:
+            moved[key] = resting.pop(key)
+            sums = table.sums[moved[key]].tolist()
+        else:
+            sums = [0.0, 0.0, 0.0]
+            opened += 1
         before.append(sums)
-        open_now[key] = [sums[0] + 1.0, sums[1] + value, sums[2] + length]
-        if len(open_now) > OPEN_SESSIONS:
-            del open_now[next(iter(open_now))]
+        seen[key] = [sums[0] + 1.0, sums[1] + value, sums[2] + length]
+        if opened > OPEN_SESSIONS:
+            opened -= 1
+            for oldest in least_recent:
+                dropped += 1
+                if oldest not in moved:
+                    resting.pop(oldest, None)
+                    break
+            else:
+                del seen[next(iter(seen))]
+    rest = np.arange(len(table)) >= dropped
+    rest[list(moved.values())] = False
     after = OpenSessions(
-        np.array(list(open_now), dtype=np.uint64), np.array(list(open_now.values())).reshape(-1, 3)
+        np.concatenate([table.key[rest], np.array(list(seen), dtype=np.uint64)]),
+        np.concatenate([table.sums[rest], np.array(list(seen.values())).reshape(-1, 3)]),
     )
     return np.array(before), after
+
+
+def _places(table: OpenSessions, keys: Keys) -> dict[int, int]:
+    """In the table, of those of the keys that are in it."""
+    wanted = np.unique(keys)
+    nearest = wanted[np.minimum(np.searchsorted(wanted, table.key), len(wanted) - 1)]
+    places = np.flatnonzero(nearest == table.key)
+    return dict(zip(table.key[places].tolist(), places.tolist(), strict=True))
 
 
 def cluster_terms(before: Floats, x: Floats, line: Floats) -> Floats:

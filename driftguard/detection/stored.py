@@ -31,6 +31,7 @@ class StoredState:
 class _Piece(msgspec.Struct, array_like=True):
     smallest: tuple[int, ...]
     widths: tuple[int, ...]
+    all_fresh: bool
     data: bytes
 
 
@@ -63,7 +64,7 @@ def from_parts(stored: StoredState) -> StreamState:
 
 def _encoded(piece: Piece) -> bytes:
     widths = tuple(piece.row[name].itemsize for name in WHOLE)
-    body = msgspec.msgpack.encode(_Piece(piece.smallest, widths, piece.data))
+    body = msgspec.msgpack.encode(_Piece(piece.smallest, widths, piece.all_fresh, piece.data))
     return zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "big") + body
 
 
@@ -72,4 +73,4 @@ def _decoded(data: bytes) -> Piece:
     if zlib.crc32(body) != int.from_bytes(data[:_CHECKSUM_BYTES], "big"):
         raise UnreadableState("the stored detector state is damaged: a part of its history is")
     packed = msgspec.msgpack.decode(body, type=_Piece)
-    return Piece(packed.smallest, row_of(packed.widths), packed.data)
+    return Piece(packed.smallest, row_of(packed.widths, packed.all_fresh), packed.data)
