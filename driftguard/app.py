@@ -36,6 +36,7 @@ from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
 from driftguard.api.ingest_queue import IngestQueue
 from driftguard.api.problems import install_problem_handlers
+from driftguard.begun_anew import forget_beginning
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.metrics import Metrics
@@ -113,6 +114,7 @@ class Sidecar:
             destinations=self._destinations,
             after_fold=[
                 watch_promoted,
+                forget_beginning,
                 comparing_targets(settings.detection.minimum_drop, self._destinations),
             ],
         )

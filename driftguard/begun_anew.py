@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.detection import OtherVersion, StreamState, UnreadableState
+from driftguard.detection import BaselineReady, Finding, OtherVersion, StreamState, UnreadableState
 from driftguard.metrics import Metrics
-from driftguard.store import incidents
+from driftguard.store import incidents, streams
+from driftguard.store.records import StoredRecord
+from driftguard.store.tables import Stream
 
 OTHER_VERSION: Final = "stored by another version of DriftGuard; baselines are relearned"
 DAMAGED: Final = "the stored detector state is damaged; baselines are relearned"
@@ -19,6 +22,7 @@ log = structlog.get_logger(__name__)
 
 def begin_anew(session: Session, stream_id: int, error: UnreadableState, metrics: Metrics) -> StreamState:
     """The first state. Called inside the fold's transaction; resolves what the old state held open."""
+    now = datetime.now(UTC)
     if isinstance(error, OtherVersion):  # what an upgrade brings about: nothing is broken
         reason = OTHER_VERSION
         log.warning(reason, stream=stream_id, error=str(error))
@@ -27,6 +31,16 @@ def begin_anew(session: Session, stream_id: int, error: UnreadableState, metrics
         reason = DAMAGED
         log.error(reason, stream=stream_id, error=str(error))
         metrics.detector_states_lost.inc()
+    streams.begin_anew(session, stream_id, now, because=reason)
     for incident in incidents.unresolved_of(session, stream_id):
-        incidents.move(session, incident.id, "resolved", f"{reason} ({error})", datetime.now(UTC))
+        incidents.move(session, incident.id, "resolved", f"{reason} ({error})", now)
     return StreamState()
+
+
+def forget_beginning(
+    session: Session, stream: Stream, records: Sequence[StoredRecord], findings: Sequence[Finding]
+) -> None:
+    """An `after_fold` of the pipeline: with its first baseline a stream is like any other again."""
+    del records
+    if any(isinstance(finding, BaselineReady) for finding in findings):
+        streams.forget_beginning(session, stream.id)

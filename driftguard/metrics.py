@@ -20,6 +20,7 @@ from driftguard.records import StreamKey
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 VERDICTS: Final = (
     "insufficient_data",
+    "relearning",
     "steady",
     "degraded",
     "improved",

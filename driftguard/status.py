@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from driftguard import stream_cost
 from driftguard.alerting.message import clock, cost_percent
+from driftguard.begun_anew import OTHER_VERSION
 from driftguard.cost import Cost, advice
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.silence import Newest, clock_difference, is_stale
@@ -22,12 +23,13 @@ from driftguard.store import detector_states, status, streams
 from driftguard.store.tables import Incident, RetrainRun, Stream
 
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
-_CURRENT: Final = ("degraded", "improved", "insufficient_data", "steady")  # drafts now
+_CURRENT: Final = ("degraded", "improved", "insufficient_data", "relearning", "steady")  # drafts now
 _WORST_FIRST: Final = (
     "degraded",
     "stale",
     "drafting_stopped",
     "improved",
+    "relearning",
     "insufficient_data",
     "steady",
     "replaced",
@@ -159,6 +161,8 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
     serving = stream.id in facts.serving
     summary = facts.summaries.get(stream.id)
     verdict, incident = _verdict(summary, facts.incidents.get(stream.id, {}), in_service=serving)
+    if verdict == "insufficient_data" and _is_relearning(stream):
+        verdict = "relearning"
     now, baseline = _acceptances(summary)
     speeds = facts.speeds.get(stream.id, {})
     now_speed, baseline_speed = _speeds(speeds, incident if verdict == "degraded" else None)
@@ -189,6 +193,10 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         return found
     newest = facts.heard[place]
     return _stale(found, newest) if place in facts.silent else _with_clock(found, newest)
+
+
+def _is_relearning(stream: Stream) -> bool:
+    return stream.begun_anew_because == OTHER_VERSION and stream.method != "none"
 
 
 def _stale(found: StreamStatus, newest: Newest) -> StreamStatus:
@@ -305,13 +313,23 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
         return _incident_sentence(incident)
     if found.stream.method == "none":
         return "Requests without speculation: there is no acceptance to watch."
-    if found.verdict == "insufficient_data":
-        more = f"; at least {found.requests_missing} more are needed" if found.requests_missing else ""
-        return f"Insufficient data: {found.sample_size} requests so far{more} before a change could be told."
+    if found.verdict in ("insufficient_data", "relearning"):
+        return _learning_sentence(found)
     rates = f"acceptance {found.now.rate:.2f}" if found.now else "acceptance not known"
     told = f"Steady: {rates}" + (f", baseline {found.baseline.rate:.2f}." if found.baseline else ".")
     learning = [segment.segment for segment in found.segments if segment.learning]
     return f"{told} Not watched yet: {_some(learning)}." if learning else told
+
+
+def _learning_sentence(found: StreamStatus) -> str:
+    more = f"; at least {found.requests_missing} more are needed" if found.requests_missing else ""
+    so_far = f"{found.sample_size} requests so far{more} before a change could be told."
+    begun_at, because = found.stream.begun_anew_at, found.stream.begun_anew_because
+    if begun_at is None:
+        return f"Insufficient data: {so_far}"
+    if found.verdict == "relearning":
+        return f"Relearning since {clock(begun_at)}: the detector's state was {because}. {so_far}"
+    return f"Insufficient data since {clock(begun_at)}: {because}. {so_far}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -153,8 +153,15 @@ class LastRetrain(_Model):
 
 class StreamStatusModel(StreamInfo):
     verdict: Literal[
-        "insufficient_data", "steady", "degraded", "improved", "drafting_stopped", "stale", "replaced"
-    ]
+        "insufficient_data",
+        "relearning",
+        "steady",
+        "degraded",
+        "improved",
+        "drafting_stopped",
+        "stale",
+        "replaced",
+    ] = Field(description="relearning: the detector's state was stored by another version of DriftGuard.")
     text: str = Field(
         description="The verdict in one sentence.", examples=["Steady: acceptance 0.74, baseline 0.75."]
     )

@@ -103,6 +103,17 @@ def traffic_arrived(session: Session, stream_id: int, *, arrived_at: datetime, e
     )
 
 
+def begin_anew(session: Session, stream_id: int, at: datetime, *, because: str) -> None:
+    """Notes that the stream's detector began anew."""
+    chosen = update(Stream).where(Stream.id == stream_id)
+    session.execute(chosen.values(begun_anew_at=at, begun_anew_because=because))
+
+
+def forget_beginning(session: Session, stream_id: int) -> None:
+    chosen = update(Stream).where(Stream.id == stream_id, Stream.begun_anew_at.is_not(None))
+    session.execute(chosen.values(begun_anew_at=None, begun_anew_because=None))
+
+
 def all_streams(session: Session) -> list[Stream]:
     return list(session.scalars(select(Stream).order_by(Stream.id)))
 

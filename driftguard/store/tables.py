@@ -63,6 +63,9 @@ class Stream(Base):
     # None before the first record that is no canary probe. By our clock, and by the source's.
     traffic_arrived_at: Mapped[datetime | None]
     traffic_ended_at: Mapped[datetime | None]
+    # Its stored detector state could not be read, and no baseline has been learned since; None else.
+    begun_anew_at: Mapped[datetime | None]
+    begun_anew_because: Mapped[str | None]
     records_in_other: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
