@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,9 @@ from driftguard_training.evaluate import evaluate
 from driftguard_training.model_directories import load_model
 from driftguard_training.settings import DistillSettings, EvaluateSettings
 from driftguard_training.traffic import TrafficRequest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.forked import forked
 from tests.training.conftest import Pair
 from tests.training.small_models import save_directory, small_model, small_tokenizer
 
@@ -84,27 +85,23 @@ def test_a_quarter_of_every_batch_is_replay_and_every_request_is_seen() -> None:
     assert {request.segment for request in next(batches(train, [], settings))} == {"new"}
 
 
-_KILL_WHILE_WRITING = """
-import os, signal, sys
-from transformers import PreTrainedTokenizerFast
-PreTrainedTokenizerFast.save_pretrained = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-from driftguard_training.__main__ import main
-main(sys.argv[1:])
-"""
+def _killed_while_writing(arguments: Sequence[str]) -> None:
+    setattr(PreTrainedTokenizerFast, "save_pretrained", lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
+    main(arguments)
 
 
 def test_a_run_killed_while_training_or_writing_leaves_no_candidate(pair: Pair, tmp_path: Path) -> None:
     output = tmp_path / "candidates" / "one"
-    command = [sys.executable, "-m", "driftguard_training", *_distill_arguments(pair, output)]
-    with subprocess.Popen([*command, "--steps", "100000"], stdout=subprocess.PIPE, text=True) as training:
-        assert training.stdout is not None
+    arguments = _distill_arguments(pair, output)
+    with forked(main, [*arguments, "--steps", "100000"], tmp_path / "log") as training:
         assert json.loads(training.stdout.readline())["event"] == "progress"
         training.kill()
+        assert training.wait() == -signal.SIGKILL
     assert not output.exists()
 
-    arguments = [*_distill_arguments(pair, output), "--steps", "2"]
-    writing = subprocess.run([sys.executable, "-c", _KILL_WHILE_WRITING, *arguments], check=False)
-    assert writing.returncode == -signal.SIGKILL
+    arguments += ["--steps", "2"]
+    with forked(_killed_while_writing, arguments, tmp_path / "log") as writing:
+        assert writing.wait() == -signal.SIGKILL
     assert not output.exists()
 
     assert main(arguments) == 0

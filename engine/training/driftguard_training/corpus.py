@@ -15,6 +15,7 @@ import random
 import re
 import sysconfig
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -39,6 +40,7 @@ _SKIPPED_PYTHON = {
 _GENERATED_OPERATORS = "torch/ATen/ops/"
 _GENERATED_OPERATORS_ONE_IN = 4
 _HEADER_SUFFIXES = {".h", ".hpp", ".cuh"}
+_BLOCKS = {"body", "handlers", "orelse", "finalbody", "cases"}  # lists of statements
 _LICENCE = re.compile(r"copyright|licen[sc]e|all rights reserved", re.IGNORECASE)
 _LEADING_COMMENT = re.compile(r"\s*(/\*.*?\*/|(?://[^\n]*\n)+|(?:#(?![a-z])[^\n]*\n)+)", re.DOTALL)
 _TORCH_GUARD = re.compile(
@@ -177,11 +179,23 @@ def _docstrings(source: str) -> Iterator[str]:
             tree = ast.parse(source)
         except SyntaxError:  # lib2to3 ships Python 2 sources
             return
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "")
             if len(text) >= _SHORTEST_DOCSTRING_CHARACTERS:
                 yield text
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """In the order of ast.walk, which would also visit every expression: they define nothing that has a
+    docstring, and are nine nodes in ten."""
+    waiting: deque[ast.AST] = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        for name in node._fields:
+            if name in _BLOCKS:
+                waiting.extend(getattr(node, name))
 
 
 def _without_licence(text: str) -> str:
