@@ -185,7 +185,7 @@ class Pipeline:
             stream_id: incident_decisions.applied(session, stream_id, self._states[stream_id])
             for stream_id in sorted(by_stream)
         }
-        changed = self._folded(session, known, states, by_stream)
+        changed = self._folded(session, known, states, records)
         for stream_id, folded in changed.items():
             stream = known[stream_id]
             for finding in folded.findings:
@@ -199,9 +199,12 @@ class Pipeline:
         session: Session,
         known: Mapping[int, Stream],
         states: Mapping[int, StreamState],
-        records: Mapping[int, Sequence[StoredRecord]],
+        records: Sequence[StoredRecord],
     ) -> dict[int, Folded]:
-        batches = {stream_id: _observations(records[stream_id]) for stream_id in states}
+        traffic = [record for record in records if record.kind != "probe"]  # canary probes are no traffic
+        by_stream = _observations(traffic).parted([record.stream_id for record in traffic])
+        none = _observations([])
+        batches = {stream_id: by_stream.get(stream_id, none) for stream_id in states}
         if self._scope == "fleet":
             return fold_fleet(self._config, fleet.gather(session, list(known.values())), states, batches)
         folded = fold_many(self._config, list(states.values()), list(batches.values()))
@@ -252,9 +255,7 @@ def stream_key(stream: Stream) -> StreamKey:
     return StreamKey(stream.server, stream.target, stream.draft_version, stream.method)
 
 
-def _observations(records: Sequence[StoredRecord]) -> ObservationBatch:
-    """Canary probes are no traffic: they are not folded."""
-    traffic = [record for record in records if record.kind != "probe"]
+def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
     return ObservationBatch.of(
         [record.seq for record in traffic],
         [record.segment for record in traffic],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any, get_args
 
 import numpy as np
@@ -89,6 +90,23 @@ class ObservationBatch:
 
     def __getitem__(self, part: slice) -> ObservationBatch:
         return replace(self, **{item.name: getattr(self, item.name)[part] for item in fields(self)})
+
+    def parted(self, part: Sequence[int]) -> dict[int, ObservationBatch]:
+        """The observations of each part, in their order; `part` [N] is what each belongs to."""
+        of_each = np.asarray(part, dtype=np.int64)
+        order = np.argsort(of_each, kind="stable")
+        places = order.tolist()
+        columns = {
+            name: column[order] if isinstance(column, np.ndarray) else [column[place] for place in places]
+            for name, column in ((item.name, getattr(self, item.name)) for item in fields(self))
+        }
+        parts, starts = np.unique(of_each[order], return_index=True)
+        return {
+            each: self.unchecked({name: column[start:end] for name, column in columns.items()})
+            for each, (start, end) in zip(
+                parts.tolist(), pairwise([*starts.tolist(), len(places)]), strict=True
+            )
+        }
 
     @classmethod
     def unchecked(cls, columns: Mapping[str, Any]) -> ObservationBatch:
