@@ -60,6 +60,7 @@ def load(session: Session, stream_ids: Collection[int]) -> dict[int, StoredState
 
 
 def store(session: Session, changes: Sequence[Change], updated_at: datetime) -> None:
+    """Raises StaleDataError where a state that was stored before is gone."""
     heads = [_head(change, updated_at) for change in changes]
     described = [head for head in heads if head["summary"] is not None]
     if described:
@@ -113,8 +114,9 @@ def _store_pieces(session: Session, changes: Sequence[Change]) -> None:
 def store_summaries(session: Session, summaries: Mapping[int, dict[str, Any]]) -> None:
     """Stream id -> what the status shows, of states that stay as they are."""
     if summaries:
-        rows = [{"stream_id": stream_id, "summary": summary} for stream_id, summary in summaries.items()]
-        session.execute(update(DetectorState), rows)
+        rows = [{"of_stream": stream_id, "shown": summary} for stream_id, summary in summaries.items()]
+        statement = update(DetectorState).where(DetectorState.stream_id == bindparam("of_stream"))
+        session.connection().execute(statement.values(summary=bindparam("shown")), rows)
 
 
 def forget_history(session: Session, stream_id: int) -> None:

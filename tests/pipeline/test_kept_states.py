@@ -13,6 +13,7 @@ from driftguard.pipeline import Pipeline
 from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.tables import DetectorHistory, DetectorState
+from tests.alerting.http_receiver import wait_until
 from tests.pipeline.test_pipeline import CONFIG, GOOD, fold_all, new_pipeline
 from tests.pipeline.traffic import Traffic, store
 
@@ -84,3 +85,31 @@ def test_every_stream_is_shown_as_it_is_after_a_while(
     for _ in servers:
         assert pipeline.fold_batch() == 0
     assert shown() == [50] * len(servers)
+
+
+def test_a_state_that_was_deleted_begins_anew(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_states, "DESCRIBED_PER_BATCH", 1)
+    traffic, pipeline = Traffic(seed=44), new_pipeline(database, batch_records=5_000)
+    servers = ("chat", "mail", "code")
+    for records in (60, 40):
+        for server in servers:
+            store(database, traffic.draw(records, GOOD, server=server))
+        fold_all(pipeline)
+    with database.session() as session:
+        session.execute(text("DELETE FROM detector_states"))
+    for _ in servers:
+        assert pipeline.fold_batch() == 0  # what is shown of those that waited
+    for server in servers:
+        store(database, traffic.draw(30, GOOD, server=server))
+    pipeline.start()  # the first batch fails; what is in memory is then forgotten
+    try:
+        wait_until(lambda: unfolded(database) == 0, "the fold to go on")
+    finally:
+        pipeline.stop()
+    with database.session() as session:
+        assert {each["requests"] for each in detector_states.summaries(session).values()} == {30}
+
+
+def unfolded(database: Database) -> int:
+    with database.session() as session:
+        return detector_states.unfolded(session)
