@@ -60,7 +60,7 @@ def http_receiver(port: int = 0) -> Iterator[Receiver]:
         server.server_close()
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout_seconds: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_seconds} s in vain: {what}"
