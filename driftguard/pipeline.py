@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from driftguard import fleet, gauges, incident_closing, incident_decisions, incident_opening, status
 from driftguard.detection import (
+    BaselineSettled,
     DetectorConfig,
     DriftClosed,
     DriftOpened,
@@ -227,6 +228,14 @@ class Pipeline:
                 stratum=finding.stratum,
                 days=finding.days,
                 amplitude=finding.amplitude,
+            )
+        elif isinstance(finding, BaselineSettled):
+            log.info(
+                "baseline settled",
+                stream=stream.id,
+                segment=finding.segment,
+                requests=finding.requests,
+                stratum=finding.stratum,
             )
         else:
             log.info(

@@ -24,6 +24,7 @@ import msgspec
 from driftguard.detection import (
     Acceptance,
     BaselineReady,
+    BaselineSettled,
     DetectorConfig,
     DriftClosed,
     DriftOpened,
@@ -184,6 +185,8 @@ def event_json(event: ReplayEvent) -> dict[str, Any]:
     match finding:
         case BaselineReady():
             return {"event": "baseline_ready", **common, **_baseline_json(finding)}
+        case BaselineSettled():
+            return {"event": "baseline_settled", **common, **_settled_json(finding)}
         case RhythmLearned():
             return {"event": "rhythm_learned", **common, **_rhythm_json(finding)}
         case DriftOpened():
@@ -206,6 +209,18 @@ def _baseline_json(finding: BaselineReady) -> dict[str, Any]:
         "fall_below": finding.fall_below,
         "rise_above": finding.rise_above,
         "false_alarm_every": finding.false_alarm_every,
+    }
+
+
+def _settled_json(finding: BaselineSettled) -> dict[str, Any]:
+    return {
+        "segment": finding.segment,
+        "stratum": finding.stratum,
+        "requests": finding.requests,
+        **_acceptance_json("acceptance", finding.acceptance),
+        "mean_per_request": finding.mean_per_request,
+        "fall_below": finding.fall_below,
+        "rise_above": finding.rise_above,
     }
 
 
@@ -271,6 +286,9 @@ def event_text(event: ReplayEvent) -> str:
             watched = f"{finding.acceptance.rate:.3f} over {finding.requests} requests"
             line = f"{head} segment {finding.segment} is watched from here; acceptance {watched}"
             return f"{line}\n    {finding.reason} ({finding.stratum})"
+        case BaselineSettled():
+            known = f"{finding.acceptance.rate:.3f} over {finding.requests} requests"
+            return f"{head} segment {finding.segment} has its final baseline; acceptance {known}"
         case RhythmLearned():
             if finding.amplitude == 0.0:
                 return f"{head} segment {finding.segment} has other hours: its daily rhythm is learned anew"

@@ -71,7 +71,7 @@ class DetectionSettings(_Group):
         0.05,
         description="Smallest drop in acceptance rate worth finding; sets the size of the reference period.",
     )
-    ignore: Fraction = Field(0.01, description="Changes of acceptance smaller than this are never reported.")
+    ignore: Fraction = Field(0.005, description="Changes of acceptance smaller than this are never reported.")
 
 
 class CaptureSettings(_Group):

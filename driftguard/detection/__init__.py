@@ -11,6 +11,7 @@ from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import (
     Acceptance,
     BaselineReady,
+    BaselineSettled,
     CloseReason,
     Direction,
     DriftClosed,
@@ -36,6 +37,7 @@ from driftguard.detection.summary import describe
 __all__ = [
     "Acceptance",
     "BaselineReady",
+    "BaselineSettled",
     "CloseReason",
     "DetectorConfig",
     "Direction",

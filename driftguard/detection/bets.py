@@ -1,14 +1,21 @@
 """Bets that the acceptance of a request lies below (or above) a boundary.
 
 One bet on x in [0, 1] against the null E[x | past] >= m is e = 1 + lambda (m - x), lambda > 0: its
-expectation under the null is at most 1, whatever the distribution of x. With
+expectation under the null is at most 1, whatever the distribution of x. The growth-optimal stake on a
+fall of delta is about lambda = delta / v, v the variance of x; but e must stay positive at x = 1, which
+allows 1 / (1 - m) only: too little where acceptance is low, or where the fall is large. A request that
+accepts much more than expected therefore counts as one that accepts REACH_j standard deviations more:
 
-    lambda_j = min(delta_j / (v + delta_j^2), .98 / (1 - m))
+    z = (m - x) / sd      e_j = 1 + s_j (max(z, -REACH_j) - b_j)      s_j = min(STAKES_j, .98 / (REACH_j + b_j))
 
-it is close to the growth-optimal bet when the mean fell by delta_j and the variance is v (the
-maximiser of lambda delta - lambda^2 (v + delta^2) / 2), and the cap keeps e >= .02 for every x in
-[0, 1]. v only steers the speed: a wrong v cannot break the guarantee. A rise is the same bet on
-1 - x with the boundary 1 - m.
+b_j makes up for what is cut off: the mean of (-z - REACH_j)+ over the reference period (`cut_off`). Where
+it is not known nothing is cut: REACH_j is then (1 - m) / sd and b_j is 0. e >= .02 for every x. A rise is
+the mirror image.
+
+Assumptions: E[x | past] >= m and, where requests are cut, E[(-z - REACH_j)+ | past] <= b_j: the best
+requests are no better than in the reference period. Beyond that v only steers the speed.
+Most STAKES lie between .3 and .5, best for falls of .05 and .10 at sd .13, where time is lost: a nat of
+evidence takes 15 requests after a fall of .05, and one after a fall of .20.
 
 Sums of bets: R <- (1 + R) e, that is R_t = sum over k <= t of the product of e_k .. e_t: one bet
 started at every request. Under the null R_t - t is a supermartingale (Shin, Ramdas, Rinaldo 2023,
@@ -23,29 +30,70 @@ from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 Floats = NDArray[np.float64]
 
 BETS = 10
 LANES = 2 * BETS  # bets on a fall, then bets on a rise
-DELTAS: Floats = np.geomspace(0.01, 0.35, BETS)
+STAKES: Floats = np.array([0.10, 0.15, 0.21, 0.28, 0.34, 0.38, 0.42, 0.46, 0.65, 0.90])  # of 1 / sd
+SUDDEN = STAKES >= 0.6
 DOWN, UP = slice(0, BETS), slice(BETS, LANES)
 LARGEST_STAKE = 0.98  # part of the wealth that one request can lose
 LARGEST_SUM = 1e290
 SMALLEST_VARIANCE = 1e-4  # constant acceptance in the reference period: a spread of one per cent
 
 
-def stakes(boundary: Floats, variance: Floats, fresh: Floats | None = None) -> Floats:
-    """lambda_j of bets that the mean lies below `boundary` [...], as [..., BETS].
+def _normal_cut_off(reach: Floats) -> Floats:
+    """E[(Z - reach)+] of a standard normal Z."""
+    loss: Floats = np.exp(-reach * reach / 2.0) / np.sqrt(2.0 * np.pi) - reach * ndtr(-reach)
+    return loss
 
-    `fresh` [...] is the part of a change that this request would show (1 by default): lambda_j is that
-    of the drop fresh x delta_j, and 0 where fresh is.
+
+# About as far as a stake allows: STAKES (REACH + what is cut off of a normal x) = .98.
+REACH: Floats = LARGEST_STAKE / STAKES - _normal_cut_off(LARGEST_STAKE / STAKES)
+NORMAL_CUT_OFF: Floats = np.tile(_normal_cut_off(REACH), 2)  # [LANES]
+NOT_CUT: Floats = np.full(LANES, np.nan)
+
+
+def cut_off(x: Floats) -> Floats:
+    """b_j [LANES] of the bets, from requests [T] whose acceptance varies; NOT_CUT where it does not."""
+    deviation = float(x.std())
+    if deviation**2 < SMALLEST_VARIANCE:
+        return NOT_CUT
+    z = (x - x.mean()) / deviation
+    above = [np.maximum(side[:, None] - REACH, 0.0).mean(axis=0) for side in (z, -z)]
+    return np.concatenate(above)
+
+
+def factors(
+    x: Floats,
+    boundary: Floats,
+    variance: Floats,
+    *,
+    rise: bool,
+    shown: Floats | None = None,
+    cut: Floats | None = None,
+) -> Floats:
+    """e_tj of requests x [T] against boundary [T] with variance [T]: [T, BETS], each at least .02.
+
+    `shown` [T] scales the stakes (1 by default): how much of a lasting change the request would show, in
+    its standard deviations, against the first of a session. Where it is 0 all stakes are; the SUDDEN
+    ones are otherwise not scaled, because a session that is open when acceptance falls shows all of it.
+    `cut` [T, BETS] (or [BETS]) are the b_j; where NaN, and by default, nothing is cut.
     """
-    spread = np.maximum(variance, SMALLEST_VARIANCE)[..., None]
-    drops = DELTAS if fresh is None else DELTAS * fresh[..., None]
-    wanted = drops / (spread + drops**2)
-    room = np.maximum(1.0 - boundary, 1e-9)[..., None]
-    return np.minimum(wanted, LARGEST_STAKE / room)
+    deviation = np.sqrt(np.maximum(variance, SMALLEST_VARIANCE))
+    z = (x - boundary if rise else boundary - x) / deviation
+    room = np.maximum(boundary if rise else 1.0 - boundary, 1e-9)[:, None] / deviation[:, None]
+    cut = np.full(BETS, np.nan) if cut is None else cut
+    known = ~np.isnan(cut)
+    reach, lost = np.where(known, np.minimum(REACH, room), room), np.where(known, cut, 0.0)
+    wanted = STAKES
+    if shown is not None:
+        wanted = STAKES * np.where(SUDDEN, (shown > 0.0)[:, None], shown[:, None])
+    stake = np.minimum(wanted, LARGEST_STAKE / (reach + lost))
+    bets: Floats = 1.0 + stake * (np.maximum(z[:, None], -reach) - lost)
+    return bets
 
 
 def mean_over_bets(evidence: Floats) -> Floats:
@@ -59,12 +107,6 @@ def mean_over_bets(evidence: Floats) -> Floats:
         total += evidence[..., bet]
     total /= BETS
     return total
-
-
-def factors(x: Floats, boundary: Floats, stake: Floats, *, rise: bool) -> Floats:
-    """e_tj of requests x [T] against boundary [T] with stakes [T, BETS]: [T, BETS], each at least .02."""
-    gain = x - boundary if rise else boundary - x
-    return 1.0 + stake * gain[:, None]
 
 
 def run_sums(start: Floats, bets: Floats, starts: Iterable[float] | None = None) -> Floats:

@@ -4,10 +4,7 @@ The last request of a block carries its evidence: the mean x of the block agains
 requests should accept, less the mean of their margins. The others hold no evidence (fresh is 0, so the
 stake is 0 and e is 1). A request that holds no evidence of its own is in no block.
 
-The mean of a block hardly ever lies far from what is expected, so a stake that could survive x = 1 would be
-much too small. Stakes survive LARGEST_LOSS standard deviations of a block's mean instead, and a block that
-lies further on the other side counts as lying there. For a normal mean this adds .0085 of its standard
-deviation to what is expected of it; the margin is at least 2 / sqrt(blocks of the reference period) of it.
+The mean of a block is taken to be normal: NORMAL_CUT_OFF of `bets.py` is what its bets cut off.
 
 Assumption: E[mean of a block | earlier blocks] is at least the mean of its requests' safe baselines: the
 likeness reaches into the next block to a negligible part only. It always reaches a little, so that the
@@ -22,34 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.bets import SMALLEST_VARIANCE, factors, stakes
+from driftguard.detection.bets import DOWN, SMALLEST_VARIANCE, UP, factors
 from driftguard.detection.columns import Columns
 from driftguard.detection.predictive import request_variance
 from driftguard.detection.state import StreamState
 
 Floats = NDArray[np.float64]
 
-LARGEST_LOSS = 2.0  # standard deviations; no stake of bets.py on a change is above half of 1 / sd
-
-
-def mean_bets(
-    x: Floats, boundary: Floats, variance: Floats, fresh: Floats, blocked: NDArray[np.bool_], *, rise: bool
-) -> Floats:
-    """e [T, BETS] that x [T] lies below `boundary` (above, for a rise), of requests and of blocks."""
-    deviation = np.sqrt(np.maximum(variance, SMALLEST_VARIANCE))
-    reach = np.where(blocked, LARGEST_LOSS * deviation, 1.0)
-    level = 1.0 - boundary if rise else boundary
-    stake = stakes(np.maximum(level, 1.0 - reach), variance, fresh)
-    x = np.maximum(x, boundary - reach) if rise else np.minimum(x, boundary + reach)
-    return factors(x, boundary, stake, rise=rise)
-
 
 def bets_against(
     state: StreamState, base: Baselines, rows: Columns, boundary: Floats, *, rise: bool
 ) -> Floats:
     """e [T, BETS] of these rows that x lies below `boundary` [T] (above, for a rise)."""
-    blocked = state.blocks[rows.stratum, 0] > 0.0
-    return mean_bets(rows.x, boundary, request_variance(base, rows), rows.fresh, blocked, rise=rise)
+    cut = state.cut_off[rows.stratum, (UP if rise else DOWN)]
+    variance = np.maximum(request_variance(base, rows), SMALLEST_VARIANCE)
+    of_first = np.maximum((base.within + base.between)[rows.stratum], SMALLEST_VARIANCE)
+    shown = rows.fresh * np.sqrt(of_first / variance)
+    return factors(rows.x, boundary, variance, rise=rise, shown=shown, cut=cut)
 
 
 def in_blocks(state: StreamState, rows: Columns) -> tuple[Columns, Floats]:

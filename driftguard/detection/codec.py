@@ -21,7 +21,7 @@ from driftguard.detection.state import OpenIncident, StreamState
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 4
+VERSION = 5
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -117,7 +117,10 @@ class _State(msgspec.Struct, array_like=True):
     reference_size: _Array
     reference_since: _Array
     ready_ordinal: _Array
+    joining: _Array
+    growing: _Array
     stratum_evidence: _Array
+    cut_off: _Array
     stream_evidence: _Array
     evidence_since: tuple[int, int]
     incidents: tuple[_Incident | None, _Incident | None]

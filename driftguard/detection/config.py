@@ -24,7 +24,7 @@ class DetectorConfig:
     false_alarm_every: float = 100_000.0  # requests
     false_alarm_days: float | None = None
     minimum_drop: float = 0.05  # of the acceptance rate; sets the size of the reference period
-    ignore: float = 0.01  # changes of the acceptance rate up to this are no change
+    ignore: float = 0.005  # changes of the acceptance rate up to this are no change
     history: int = 8192  # newest requests kept to locate a change point
 
     def __post_init__(self) -> None:

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import digamma
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.bets import BETS, SMALLEST_VARIANCE, Floats
-from driftguard.detection.blocks import mean_bets
+from driftguard.detection.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
 from driftguard.detection.columns import Columns
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.counting import SECONDS_PER_DAY
@@ -91,7 +90,10 @@ def expected_requests(
         fresh = _fresh(state, base, code)
         variance = float(base.within[code] + fresh * base.between[code])
         mean, length = float(base.mean[code]), int(state.block_length[code])
-        found = _of_requests(needed / length, mean, variance, margin, fresh, drop, blocks=length > 1)
+        of_first = float(base.within[code] + base.between[code])
+        shown = fresh * math.sqrt(of_first / variance) if variance > 0.0 else fresh
+        cut = tuple(state.cut_off[code, DOWN].tolist())
+        found = _of_requests(needed / length, mean, variance, margin, fresh, shown, cut, drop)
         found = None if found is None else found * length
     return found if found is not None and found < threshold else None
 
@@ -114,14 +116,22 @@ def _fresh(state: StreamState, base: Baselines, code: int) -> float:
 
 @lru_cache(maxsize=CACHED)
 def _of_requests(
-    needed: float, mean: float, variance: float, margin: float, fresh: float, drop: float, *, blocks: bool
+    needed: float,
+    mean: float,
+    variance: float,
+    margin: float,
+    fresh: float,
+    shown: float,
+    cut: tuple[float, ...],
+    drop: float,
 ) -> float | None:
     """Of requests, or of blocks: then `variance` is that of a block's mean."""
     if drop >= mean:
         return None
     boundary = np.full(GRID, max(mean - fresh * margin, 0.0))
-    spread, blocked = np.full(GRID, variance), np.full(GRID, blocks)
-    bets = mean_bets(_X, boundary, spread, np.full(GRID, fresh), blocked, rise=False)
+    bets = factors(
+        _X, boundary, np.full(GRID, variance), rise=False, shown=np.full(GRID, shown), cut=np.array(cut)
+    )
     return _delay(needed, bets, _beta(mean, variance), bets, _beta(mean - fresh * drop, variance))
 
 

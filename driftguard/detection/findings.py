@@ -45,6 +45,21 @@ class BaselineReady:
 
 
 @dataclass(frozen=True, slots=True)
+class BaselineSettled:
+    """A stratum's reference period has grown for the last time: its baseline does not change any more."""
+
+    segment: str
+    stratum: str
+    ordinal: int
+    ended_at: float  # seconds since 1970 UTC
+    requests: int
+    acceptance: Acceptance
+    mean_per_request: float
+    fall_below: float  # as in BaselineReady
+    rise_above: float
+
+
+@dataclass(frozen=True, slots=True)
 class RhythmLearned:
     """What a stratum's requests are expected to accept depends on the hour of day from here on.
 
@@ -102,7 +117,7 @@ class DriftClosed:
     segments: tuple[SegmentChange, ...]  # after: since the recovery began
 
 
-Finding = BaselineReady | RhythmLearned | DriftOpened | DriftClosed
+Finding = BaselineReady | BaselineSettled | RhythmLearned | DriftOpened | DriftClosed
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,7 @@ def _with_incident(state: StreamState, direction: int, incident: OpenIncident | 
 
 
 def _opened(state: StreamState, direction: int, incident: OpenIncident) -> StreamState:
+    state = replace(state, joining=np.zeros_like(state.joining))
     return without_today(without_evidence(_with_incident(state, direction, incident), direction), incident)
 
 

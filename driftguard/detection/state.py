@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import FIRST_CHECK, SUMS
-from driftguard.detection.bets import LANES
+from driftguard.detection.bets import LANES, NOT_CUT
 from driftguard.detection.dependence import BLOCK, PAIRED, SCALES
 from driftguard.detection.findings import Direction
 from driftguard.detection.history import History
 from driftguard.detection.observations import ObservationBatch
-from driftguard.detection.rhythm import Rhythms
+from driftguard.detection.rhythm import HOURS, Rhythms
 from driftguard.detection.sessions import OpenSessions
 from driftguard.detection.strata import NO_SETTING, assign, is_window, settings_of, why_new
 from driftguard.detection.windows import LEARNED, WINDOW_REFERENCE
@@ -33,6 +33,7 @@ Ints = NDArray[np.int64]
 
 DIRECTIONS: tuple[Direction, Direction] = ("down", "up")
 NOT_READY = -1
+GROWN = SUMS + HOURS  # sums over requests, and how many of each hour of day
 OPEN_BLOCK = 4  # requests of a block that is not complete, sums of x, expected and margin
 
 
@@ -77,7 +78,11 @@ class StreamState:
     reference_size: Ints = field(default_factory=lambda: _ints(0))  # [C] requests at the next check
     reference_since: Floats = field(default_factory=lambda: np.zeros(0))  # [C] seconds since 1970
     ready_ordinal: Ints = field(default_factory=lambda: _ints(0))  # [C] or NOT_READY
+    # [C, 2, GROWN] requests after it that may still join the reference period: see reference.py
+    joining: Floats = field(default_factory=lambda: np.zeros((0, 2, GROWN)))
+    growing: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))  # [C]
     stratum_evidence: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] R_cj
+    cut_off: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] b_j, see bets.py
     stream_evidence: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES] G_j
     evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
     incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
@@ -194,7 +199,10 @@ def with_strata(
         reference_size=np.concatenate([state.reference_size, sizes]),
         reference_since=np.concatenate([state.reference_since, np.zeros(added)]),
         ready_ordinal=np.concatenate([state.ready_ordinal, _ints(added) + NOT_READY]),
+        joining=np.concatenate([state.joining, np.zeros((added, 2, GROWN))]),
+        growing=np.concatenate([state.growing, np.zeros(added, dtype=np.bool_)]),
         stratum_evidence=np.concatenate([state.stratum_evidence, np.zeros((added, LANES))]),
+        cut_off=np.concatenate([state.cut_off, np.tile(NOT_CUT, (added, 1))]),
         accepted_anew=np.concatenate([state.accepted_anew, np.zeros(added, dtype=np.bool_)]),
         windows=np.concatenate([state.windows, np.zeros((added, LEARNED))]),
         neighbours=np.concatenate([state.neighbours, np.zeros((added, SCALES, PAIRED))]),

@@ -37,6 +37,7 @@ LEARNED = 6  # mean, v, share, typical drafted tokens, mean shortfall of a fall,
 FRACTIONS: Floats = np.geomspace(0.25, 1.0, BETS)
 LARGEST_SHORTFALL = 16.0
 SHORTFALL_DEVIATION = 0.58  # of a normal distribution, sqrt(1/2 - 1/(2 pi)): twelve windows may show less
+SMALLEST_MARGIN = 0.01  # of acceptance
 _SHARES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9, 0.0, 1.0)  # the first of equally likely ones is taken
 
 
@@ -73,13 +74,14 @@ def shortfall(learned: Floats, x: Floats, drafted: Floats, *, rise: bool) -> Flo
 
 
 def window_margin(learned: Floats, drafted: Floats, ignore: float) -> Floats:
-    """Of acceptance: Student's margin of the mean shortfall, at least what is to be ignored, at most 1.
+    """Of acceptance: Student's margin of the mean shortfall, at least what is to be ignored (and at least
+    SMALLEST_MARGIN: a counter does not tell the segments apart, whose mix moves it), at most 1.
 
     A window whose deviation makes the margin 1 cannot fall (or rise) by more, and loses every bet.
     """
     student = float(stdtrit(WINDOW_REFERENCE - 1, TWO_ERRORS_LEVEL))
     margin = student * SHORTFALL_DEVIATION / math.sqrt(WINDOW_REFERENCE)
-    return np.clip(margin * deviation(learned, drafted), ignore, 1.0)
+    return np.clip(margin * deviation(learned, drafted), max(ignore, SMALLEST_MARGIN), 1.0)
 
 
 def window_factors(learned: Floats, x: Floats, drafted: Floats, margin: Floats, *, rise: bool) -> Floats:

@@ -31,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from driftguard.detection.bets import BETS, Floats, factors, mean_over_bets, stakes
+from driftguard.detection.bets import BETS, Floats, factors, mean_over_bets
 
 ALPHA = 0.001
 WATCHED_REQUESTS = 2_000  # then the promotion stands
@@ -117,8 +117,8 @@ def _judge(watch: Watch, place: int, drafted: int, accepted: int) -> Watch:
     variance = np.array([segment.old.variance])
     upper = np.clip([segment.old.mean + margin], 0.0, 1.0)
     lower = np.clip([segment.old.mean - margin - watch.tolerance], 0.0, 1.0)
-    rise = factors(x, upper, stakes(1.0 - upper, variance), rise=True)[0]  # [BETS]
-    fall = factors(x, lower, stakes(lower, variance), rise=False)[0]
+    rise = factors(x, upper, variance, rise=True)[0]  # [BETS]
+    fall = factors(x, lower, variance, rise=False)[0]
     better = _grown(segment.better, rise)
     judged = SegmentWatch(
         segment.old,

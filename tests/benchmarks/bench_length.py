@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.bets import BETS, mean_over_bets, run_sums, stakes
+from driftguard.detection.bets import BETS, factors, mean_over_bets, run_sums
 
 Floats = NDArray[np.float64]
 
@@ -62,8 +62,7 @@ class Watched:
     ) -> int | None:
         sign, margin = (-1.0 if rise else 1.0), self.margin[watched]
         boundary = np.clip(self.expected[watched] - sign * margin, 0.0, 1.0)
-        stake = stakes(1.0 - boundary if rise else boundary, self.variance[watched])
-        bets = 1.0 + stake * (sign * (boundary - x[watched]))[:, None]
+        bets = factors(x[watched], boundary, self.variance[watched], rise=rise)
         total = mean_over_bets(run_sums(np.zeros(BETS), bets.copy()))
         for stratum in np.unique(code[watched]):
             own = code[watched] == stratum

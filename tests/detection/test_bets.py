@@ -5,19 +5,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driftguard.detection.bets import BETS, DELTAS, factors, mean_over_bets, run_sums, stakes
+from driftguard.detection.bets import (
+    BETS,
+    LARGEST_STAKE,
+    NORMAL_CUT_OFF,
+    REACH,
+    STAKES,
+    cut_off,
+    factors,
+    mean_over_bets,
+    run_sums,
+)
 from driftguard.detection.evidence import ranked
 
 UNIT = st.floats(0.0, 1.0)
 
 
 @settings(deadline=None)
-@given(x=UNIT, boundary=UNIT, variance=st.floats(0.0, 0.25), rise=st.booleans())
+@given(
+    x=UNIT,
+    boundary=UNIT,
+    variance=st.floats(0.0, 0.25),
+    shown=UNIT,
+    cut=st.one_of(st.none(), st.floats(0.0, 0.5)),
+    rise=st.booleans(),
+)
 def test_one_request_never_takes_more_than_98_percent(
-    x: float, boundary: float, variance: float, rise: bool
+    x: float, boundary: float, variance: float, shown: float, cut: float | None, rise: bool
 ) -> None:
-    at, spread = np.array([boundary]), np.array([variance])
-    bets = factors(np.array([x]), at, stakes(1.0 - at if rise else at, spread), rise=rise)
+    at, spread, part = np.array([boundary]), np.array([variance]), np.array([shown])
+    lost = None if cut is None else np.full(BETS, cut)
+    bets = factors(np.array([x]), at, spread, rise=rise, shown=part, cut=lost)
     assert np.isfinite(bets).all()
     assert bets.min() >= 0.02 - 1e-9
 
@@ -31,15 +49,30 @@ def test_a_bet_is_fair_at_the_boundary_whatever_the_distribution(
     value = max(high, boundary)
     chance = boundary / value if value > 0 else 0.0
     at, spread = np.full(2, boundary), np.full(2, variance)
-    bets = factors(np.array([0.0, value]), at, stakes(at, spread), rise=False)
+    bets = factors(np.array([0.0, value]), at, spread, rise=False)
     assert (1.0 - chance) * bets[0] + chance * bets[1] == pytest.approx(np.ones(BETS), abs=1e-6)
 
 
-def test_stakes_follow_the_stated_formula() -> None:
-    at, spread = np.array([0.6]), np.array([0.0144])
-    expected = [min(delta / (0.0144 + delta**2), 0.98 / 0.4) for delta in DELTAS]
-    assert stakes(at, spread)[0] == pytest.approx(expected)
-    assert DELTAS[[0, -1]] == pytest.approx([0.01, 0.35])
+@pytest.mark.parametrize("rise", [False, True])
+@pytest.mark.parametrize("mean", [0.1, 0.5, 0.85])
+def test_what_is_cut_off_is_made_up_for(mean: float, rise: bool) -> None:
+    """Over the very requests that the cut was learned from the expected factor is 1, skewed or not."""
+    x = np.random.default_rng(7).beta(8.0 * mean, 8.0 * (1.0 - mean), 2_000)
+    cut = cut_off(x)[BETS:] if rise else cut_off(x)[:BETS]
+    at, spread = np.full(len(x), x.mean()), np.full(len(x), x.var())
+    assert (factors(x, at, spread, rise=rise, cut=cut)).mean(axis=0) == pytest.approx(np.ones(BETS), abs=1e-9)
+    reached = np.minimum(REACH, (x.mean() if rise else 1.0 - x.mean()) / x.std())
+    assert (STAKES * (reached + cut) <= 1.1 * LARGEST_STAKE).all()
+
+
+def test_where_acceptance_is_low_a_cut_allows_the_stake_that_a_fall_needs() -> None:
+    """At .2 an uncut bet could put .98 / .8 on a fall; sd .1 calls for up to .9 / .1."""
+    x = np.array([0.1])
+    at, spread = np.array([0.2]), np.array([0.01])
+    cut = factors(x, at, spread, rise=False, cut=NORMAL_CUT_OFF[:BETS])[0]
+    uncut = factors(x, at, spread, rise=False)[0]
+    assert uncut.max() == pytest.approx(1.0 + 0.98 / 0.8 * 0.1)
+    assert cut[STAKES == 0.42] == pytest.approx(1.42, abs=0.01)
 
 
 def test_sum_is_a_bet_started_at_every_request() -> None:
@@ -55,7 +88,7 @@ def test_false_alarms_are_at_least_A_apart_where_the_null_is_tight() -> None:
     for _ in range(200):
         x = (rng.random(6_000) < boundary).astype(np.float64)
         at, spread = np.full(len(x), boundary), np.full(len(x), 0.24)
-        evidence = mean_over_bets(run_sums(np.zeros(BETS), factors(x, at, stakes(at, spread), rise=False)))
+        evidence = mean_over_bets(run_sums(np.zeros(BETS), factors(x, at, spread, rise=False)))
         times.append(int(np.argmax(evidence >= wanted)) + 1 if (evidence >= wanted).any() else len(x))
     assert np.mean(times) >= wanted
     assert np.mean(times) < 10 * wanted  # a bet that never wins would prove nothing

@@ -125,7 +125,7 @@ def in_sessions(
     )
 
 
-@pytest.mark.parametrize(("length", "open_at_once", "least", "most"), [(8, 20, 1.0, 2.5), (10, 1, 0.6, 1.1)])
+@pytest.mark.parametrize(("length", "open_at_once", "least", "most"), [(8, 20, 1.0, 3.0), (10, 1, 0.6, 1.1)])
 def test_of_sessions_the_alarm_comes_sooner_and_of_blocks_about_as_said(
     length: int, open_at_once: int, least: float, most: float
 ) -> None:
@@ -148,11 +148,12 @@ def test_of_sessions_the_alarm_comes_sooner_and_of_blocks_about_as_said(
 
 def test_with_other_segments_an_alarm_takes_twice_the_evidence() -> None:
     rng = np.random.default_rng(73)
-    one = watched(requests(rng, MEAN, 0.12, 1_500))
+    one = watched(requests(rng, MEAN, 0.12, 4_500))
+    assert not one.growing.any()
     config = DetectorConfig()
     alone, doubled = expected(config, one, 0.1), expected(DetectorConfig(false_alarm_every=2e5), one, 0.1)
     # A stratum that another one joins has the baseline that it had.
-    other = requests(rng, MEAN, 0.12, 300, first=1_501, segments=2)
+    other = requests(rng, MEAN, 0.12, 300, first=4_501, segments=2)
     two, _ = fold(QUIET, one, other)
     assert alone is not None
     assert expected(config, two, 0.1) == doubled

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection import (
     DetectorConfig,
+    DriftClosed,
     DriftOpened,
     Finding,
     ObservationBatch,
@@ -49,6 +50,10 @@ def opened(findings: list[Finding]) -> list[DriftOpened]:
     return [finding for finding in findings if isinstance(finding, DriftOpened)]
 
 
+def ended(findings: list[Finding]) -> list[DriftClosed]:
+    return [finding for finding in findings if isinstance(finding, DriftClosed)]
+
+
 def learned(findings: list[Finding]) -> list[RhythmLearned]:
     return [finding for finding in findings if isinstance(finding, RhythmLearned)]
 
@@ -78,8 +83,9 @@ def test_a_decline_of_a_tenth_over_a_week_is_found(amplitude: float) -> None:
         findings = fold_all(daily(rng, at, 0.65 + rhythm(at, amplitude) - decline))[1]
         assert len(learned(findings)) == (amplitude > 0.0)
         late = [alarm for alarm in opened(findings) if at[alarm.ordinal - 1] >= 8.0]
-        assert [alarm.direction for alarm in late] == ["down"]
-        assert at[late[0].ordinal - 1] < 13.0
+        assert {alarm.direction for alarm in late} == {"down"}
+        assert at[late[-1].ordinal - 1] < 13.0
+        assert max((end.ordinal for end in ended(findings)), default=0) < late[-1].ordinal  # and stays open
 
 
 @pytest.mark.parametrize("amplitude", [0.0, AMPLITUDE])
