@@ -6,7 +6,7 @@ fall of delta is about lambda = delta / v, v the variance of x; but e must stay 
 allows 1 / (1 - m) only: too little where acceptance is low, or where the fall is large. A request that
 accepts much more than expected therefore counts as one that accepts REACH_j standard deviations more:
 
-    z = (m - x) / sd      e_j = 1 + s_j (max(z, -REACH_j) - b_j)      s_j = min(STAKES_j, .98 / (REACH_j + b_j))
+    z = (m - x) / sd    e_j = 1 + s_j (max(z, -REACH_j) - b_j)    s_j = min(STAKES_j, .98 / (REACH_j + b_j))
 
 b_j makes up for what is cut off: the mean of (-z - REACH_j)+ over the reference period (`cut_off`). Where
 it is not known nothing is cut: REACH_j is then (1 - m) / sd and b_j is 0. e >= .02 for every x. A rise is

@@ -37,7 +37,7 @@ from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.opening import open_incident
 from driftguard.detection.predictive import predicted
 from driftguard.detection.recovery import WAITING, keep_tests, requests_until_silent, run_tests
-from driftguard.detection.reference import check_reference, requests_until_check, with_reference
+from driftguard.detection.reference import check_reference, requests_until_check, with_joining, with_reference
 from driftguard.detection.sessions import NO_SESSION, sums_before
 from driftguard.detection.state import DIRECTIONS, OpenIncident, StreamState, with_strata
 from driftguard.detection.windows import after_gap
@@ -130,9 +130,11 @@ def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows
     """The state that has put these rows in its history, sessions, blocks, day and reference periods."""
     earlier, sessions = sums_before(state.sessions, rows.session, rows.x - rows.rhythm, rows.log_length)
     _, open_block = in_blocks(state, rows)
+    joining = with_joining(state, rows, earlier)
     state = with_reference(state, rows, earlier)
     return replace(
         state,
+        joining=joining,
         ordinal=int(rows.ordinal[-1]),
         drafted_requests=state.drafted_requests
         + np.bincount(rows.stratum, minlength=len(state.drafted_requests)),

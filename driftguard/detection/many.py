@@ -1,9 +1,10 @@
 """Folds the observations of many streams at once, to the same bits as `fold` one stream at a time.
 
-Nearly all traffic is quiet: every stratum has its baseline, no incident is open, no day ends, no alarm is
-raised. Streams whose whole batch is quiet are folded side by side (`side_by_side.py`): what is a formula of
-one request runs once over the requests of all of them, and what must run through requests one after the
-other takes one request of every stream at a time (`rounds.py`). Every other stream is folded by itself.
+Nearly all traffic is quiet: every stratum has its baseline, no incident is open, no day ends, no block of
+requests joins a baseline, no alarm is raised. Streams whose whole batch is quiet are folded side by side
+(`side_by_side.py`): what is a formula of one request runs once over the requests of all of them, and what
+must run through requests one after the other takes one request of every stream at a time (`rounds.py`).
+Every other stream is folded by itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from driftguard.detection.fold import fold
 from driftguard.detection.history import COLUMNS, Piece
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.predictive import predicted
+from driftguard.detection.reference import requests_until_joining, with_joining
 from driftguard.detection.sessions import NO_SESSION, OpenSessions, session_keys, sums_before
 from driftguard.detection.side_by_side import SideBySide, side_by_side
 from driftguard.detection.state import Floats, StreamState, changed, known_strata
@@ -86,6 +88,8 @@ def _quiet(
     stream = side.stream_of_stratum[rows.stratum]
     steady = side.state.ready[rows.stratum] & (rows.day == side.state.rhythms.day)
     watched = np.bincount(stream, minlength=len(states))
+    full = np.bincount(rows.stratum, minlength=len(side.state.growing)) >= requests_until_joining(side.state)
+    steady &= ~full[rows.stratum]
     quiet = (watched > 0) & (np.bincount(stream, weights=steady, minlength=len(states)) == watched)
 
     rows = with_hours(side.state, rows[np.flatnonzero(quiet[stream])])
@@ -103,6 +107,7 @@ def _quiet(
         side.state,
         drafted_requests=side.state.drafted_requests
         + np.bincount(rows.stratum, minlength=len(side.state.ready_ordinal)),
+        joining=with_joining(side.state, rows, earlier),
         stratum_evidence=put(side.state.stratum_evidence, rows.stratum, run.of_stratum),
         open_block=open_block,
         rhythms=tally(side.state, base, rows),

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from driftguard.detection.at_baseline import baseline_of
 from driftguard.detection.baseline import (
@@ -52,77 +53,76 @@ LONGEST_GROWTH_SECONDS = 86_400.0
 
 def requests_until_check(state: StreamState, rows: Columns) -> int:
     """How many of the rows the next check of a reference period may not go beyond."""
+    missing = np.where(
+        state.ready,
+        requests_until_joining(state),
+        np.maximum(state.reference_size - state.reference[:, 0], 1.0),
+    )
     end = len(rows)
-    for code in _counting(state, rows):
+    for code in np.unique(rows.stratum[(~state.ready | _grows(state))[rows.stratum]]):
         places = np.flatnonzero(rows.stratum == code)
-        if state.ready[code]:
-            missing = _block(state, code) - int(state.joining[code, 1, 0])
-        else:
-            missing = int(state.reference_size[code]) - int(state.reference[code, 0])
-        missing = max(missing, 1)
-        if len(places) >= missing:
-            end = min(end, int(places[missing - 1]) + 1)
+        if len(places) >= missing[code]:
+            end = min(end, int(places[int(missing[code]) - 1]) + 1)
     return end
 
 
-def _counting(state: StreamState, rows: Columns) -> list[int]:
-    """The strata of the rows whose reference period is under way, or is growing while nothing is amiss."""
-    steady = state.incidents == (None, None)
-    counts = ~state.ready | (state.growing & steady)
-    return [int(code) for code in np.unique(rows.stratum[counts[rows.stratum]])]
+def requests_until_joining(state: StreamState) -> Floats:
+    """Until the next block of a growing reference period is full [C]; infinity where none grows."""
+    block = np.maximum(float(FIRST_CHECK), state.reference[:, 0] // GROWTH_STEPS)
+    return np.where(_grows(state), block - state.joining[:, 1, 0], np.inf)
 
 
-def _block(state: StreamState, code: int) -> int:
-    return max(FIRST_CHECK, int(state.reference[code, 0]) // GROWTH_STEPS)
+def _grows(state: StreamState) -> NDArray[np.bool_]:
+    """Where reference periods grow [C]: nowhere while an incident is open."""
+    return state.growing & (state.incidents == (None, None))
 
 
 def with_reference(state: StreamState, rows: Columns, session_before: Floats) -> StreamState:
-    """The state whose reference periods have counted their rows; `session_before` [T, 3]."""
-    counting = _counting(state, rows)
-    if not counting:
+    """The state whose open reference periods have counted their rows; `session_before` [T, 3]."""
+    learning = np.unique(rows.stratum[~state.ready[rows.stratum]])
+    if len(learning) == 0:
         return state
-    reference, since, neighbours, hours, joining = (
+    reference, since, neighbours, hours = (
         column.copy()
-        for column in (
-            state.reference,
-            state.reference_since,
-            state.neighbours,
-            state.rhythms.reference,
-            state.joining,
-        )
+        for column in (state.reference, state.reference_since, state.neighbours, state.rhythms.reference)
     )
-    for code in counting:
+    for code in learning:
         places = np.flatnonzero(rows.stratum == code)
         own = rows[places]
-        added = terms(
-            own.x,
-            own.log_length,
-            own.drafted,
-            own.accepted,
-            session_before[places],
-            own.session != NO_SESSION,
-        )
-        of_hours = np.bincount(own.hour, minlength=HOURS)
-        if state.ready[code]:
-            joining[code, 1, :SUMS] = add_terms(joining[code, 1, :SUMS], added)
-            joining[code, 1, SUMS:] += of_hours
-            continue
         if reference[code, 0] == 0:
             since[code] = own.ended_at(0)
         if not state.of_windows[code]:
             neighbours[code] = add_neighbours(
                 neighbours[code], int(reference[code, 0]), own.x, own.log_length
             )
-        reference[code] = add_terms(reference[code], added)
-        hours[code] += of_hours
+        reference[code] = add_terms(reference[code], _terms(own, session_before[places]))
+        hours[code] += np.bincount(own.hour, minlength=HOURS)
     return replace(
         state,
         reference=reference,
         reference_since=since,
         neighbours=neighbours,
-        joining=joining,
         rhythms=replace(state.rhythms, reference=hours),
     )
+
+
+def _terms(rows: Columns, session_before: Floats) -> Floats:
+    named = rows.session != NO_SESSION
+    return terms(rows.x, rows.log_length, rows.drafted, rows.accepted, session_before, named)
+
+
+def with_joining(state: StreamState, rows: Columns, session_before: Floats) -> Floats:
+    """`joining` after these rows, none of which follows the end of a block; `session_before` [T, 3]."""
+    places = np.flatnonzero(_grows(state)[rows.stratum])
+    if len(places) == 0:
+        return state.joining
+    joining, places = state.joining.copy(), places[np.argsort(rows.stratum[places], kind="stable")]
+    own = rows[places]
+    added = np.hstack([_terms(own, session_before[places]), np.eye(HOURS)[own.hour]])
+    codes, starts = np.unique(own.stratum, return_index=True)
+    for code, of_stratum in zip(codes.tolist(), np.split(added, starts[1:]), strict=True):
+        joining[code, 1] = add_terms(joining[code, 1], of_stratum)
+    return joining
 
 
 def check_reference(
@@ -159,8 +159,7 @@ def _grown(
     config: DetectorConfig, state: StreamState, row: Columns, code: int
 ) -> tuple[StreamState, list[Finding]]:
     """After a row of a stratum whose reference period may grow."""
-    steady = state.incidents == (None, None)
-    if not (state.growing[code] and steady) or state.joining[code, 1, 0] < _block(state, code):
+    if requests_until_joining(state)[code] > 0.0:
         return state, []
     waiting, newest = state.joining[code]
     joining = np.zeros_like(state.joining[code])

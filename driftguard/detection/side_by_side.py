@@ -20,12 +20,15 @@ _OF_STRATUM = (  # columns of a state over its strata that a fold of watched str
     "drafted_requests",
     "reference",
     "ready_ordinal",
+    "joining",
+    "growing",
+    "cut_off",
     "stratum_evidence",
     "windows",
     "blocks",
     "open_block",
 )
-_WRITTEN = ("drafted_requests", "stratum_evidence", "open_block")
+_WRITTEN = ("drafted_requests", "joining", "stratum_evidence", "open_block")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.benchmarks.detection.competitors import COMPETITORS, SLOW
 from tests.benchmarks.detection.measure import (
+    COMPARED_RUN_IN,
     FULL,
     LONG_STREAM,
     QUICK,
@@ -129,7 +130,7 @@ knows everything but the moment. All others see the stream as a whole.
         f"the same for {slow}": effort.slow_streams,
         "requests for the oracle's thresholds": effort.oracle_requests,
         f"runs per cell, ours and oracle, the change after {RUN_IN:,} requests": effort.runs,
-        "runs per cell at the equal rate": effort.competitor_runs,
+        f"runs per cell at the equal rate, {COMPARED_RUN_IN:,} requests before it": effort.competitor_runs,
         f"such runs of {slow}": effort.slow_runs,
     }
     warning = "**Quick run: these numbers mean nothing.**\n\n" if quick else ""

@@ -10,6 +10,7 @@ import pytest
 
 from driftguard.detection import (
     BaselineReady,
+    BaselineSettled,
     DetectorConfig,
     DriftClosed,
     DriftOpened,
@@ -155,7 +156,7 @@ def test_streams_folded_together_are_bit_for_bit_what_each_is_alone(
             assert state.to_bytes() == expected[place][0][turn], (place, turn)
             assert findings == expected[place][1][turn], (place, turn)
             seen.update(map(type, findings))
-    assert seen == {BaselineReady, DriftOpened, DriftClosed, RhythmLearned}
+    assert seen == {BaselineReady, BaselineSettled, DriftOpened, DriftClosed, RhythmLearned}
 
 
 def test_most_streams_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +165,7 @@ def test_most_streams_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = (steady, lengths, sessions, blocks, windows, undrafted)
     batches = [kind(rng, N) for kind in kinds]
     config = replace(CONFIG, false_alarm_every=1e6)
-    states = [fold(config, StreamState(), batch[:2_400])[0] for batch in batches]
+    states = [fold(config, StreamState(), batch[:2_440])[0] for batch in batches]
     singly: list[int] = []
 
     def counted_fold(
@@ -175,8 +176,9 @@ def test_most_streams_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert all(state.ready.all() and state.incidents == (None, None) for state in states)
     assert states[3].block_length.max() > 1
+    assert sum(bool(state.growing.any()) for state in states) >= 2
     monkeypatch.setattr(many, "fold", counted_fold)
-    fold_many(config, states, [batch[2_400:2_420] for batch in batches])
+    fold_many(config, states, [batch[2_440:2_460] for batch in batches])
     assert singly == []
 
 

@@ -39,7 +39,8 @@ from tests.benchmarks.detection.traffic import (
 SEED = 20_250_714
 DROPS = (0.05, 0.10, 0.20)
 EQUAL_RATE = 20_000.0  # requests to a false alarm at which all detectors are compared
-RUN_IN = 6_000  # requests before a change
+RUN_IN = 30_000  # requests before a change: the baseline of a 10% segment has stopped growing
+COMPARED_RUN_IN = 6_000  # the last of them, which is all that is seen where detectors are compared
 HORIZON = 6_000  # requests after it; a later alarm counts as none
 ORACLE_RUN_IN, ORACLE_HORIZON = 1_000, 4_000  # the oracle is slow in sessions, and needs no more
 LONG_STREAM, SHORT_STREAM = 200_000, 40_000
@@ -149,12 +150,12 @@ def _our_delays(effort: Effort, config: DetectorConfig, scenario: Scenario) -> l
     for number in range(effort.competitor_runs):
         state = None
         for index, drop in enumerate(DROPS):
-            batch = _run(scenario, number, drop).batch()
-            state = state or warmed_up(config, batch[:RUN_IN])
+            batch = _compared(scenario, number, drop).batch()
+            state = state or warmed_up(config, batch[:COMPARED_RUN_IN])
             if state is None:
                 skipped += 1
                 break
-            found[index].append(delay(config, state, batch[RUN_IN:]) or math.inf)
+            found[index].append(delay(config, state, batch[COMPARED_RUN_IN:]) or math.inf)
     return [Delays(tuple(requests), skipped) for requests in found]
 
 
@@ -170,7 +171,11 @@ def competitor(effort: Effort, family: Family, name: str) -> tuple[Calibrated, l
     numbers = range(effort.slow_runs if slow else effort.competitor_runs)
     found = [
         [
-            _delays(detector, calibrated.threshold, [_run(scenario, n, drop) for n in numbers])
+            _delays(
+                detector,
+                calibrated.threshold,
+                [_compared(scenario, n, drop) for n in numbers],
+            )
             for drop in DROPS
         ]
         for scenario in scenarios_of(family)
@@ -211,18 +216,22 @@ def _run(scenario: Scenario, number: int, drop: float) -> Traffic:
     return simulate(scenario.family, seed_of(scenario.family, DELAY, number), RUN_IN + HORIZON, change)
 
 
+def _compared(scenario: Scenario, number: int, drop: float) -> Traffic:
+    return _run(scenario, number, drop).part(RUN_IN - COMPARED_RUN_IN, RUN_IN + HORIZON)
+
+
 def _delays(detector: Detector, threshold: float, runs: Sequence[Traffic]) -> Delays:
     places: list[int | None]
     if isinstance(detector, PathDetector):
         over = [np.flatnonzero(path >= threshold) for path in detector.paths(runs)]
         places = [int(found[0]) if len(found) else None for found in over]
-        places = [None if place is None else place - RUN_IN for place in places]
+        places = [None if place is None else place - COMPARED_RUN_IN for place in places]
     elif isinstance(detector, Kswin):
-        recent = [traffic.part(RUN_IN - KSWIN_MEMORY, len(traffic)) for traffic in runs]
+        recent = [traffic.part(COMPARED_RUN_IN - KSWIN_MEMORY, len(traffic)) for traffic in runs]
         places = [detector.first_alarm(threshold, traffic) for traffic in recent]
         places = [None if place is None else place - KSWIN_MEMORY for place in places]
     else:
         places = [detector.first_alarm(threshold, traffic) for traffic in runs]
-        places = [None if place is None else place - RUN_IN for place in places]
+        places = [None if place is None else place - COMPARED_RUN_IN for place in places]
     after = [math.inf if place is None else place + 1.0 for place in places if place is None or place >= 0]
     return Delays(tuple(after), len(places) - len(after))
