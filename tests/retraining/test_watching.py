@@ -147,7 +147,7 @@ def test_a_worse_draft_is_rolled_back(drifted: Drifted, promoted: UUID, engine: 
     run = the_run(drifted, promoted)
     assert run.state == "rolled_back"
     assert "accepted less than the one before it" in (run.reason or "")
-    assert "code 0.49 over 11 requests (the old draft: 0.77)" in (run.reason or "")
+    assert "code 0.50 over 10 requests (the old draft: 0.77)" in (run.reason or "")
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
 
 
