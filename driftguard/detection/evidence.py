@@ -3,7 +3,8 @@
 Per request of a watched stratum c, for every bet j and either direction (`bets.py`):
 
     R_cj <- (1 + R_cj) e_cj        G_j <- (1 + G_j) e_cj
-    S = mean_j G_j / 2 + sum over c of mean_j R_cj / 2, and an alarm when S / 2 >= A
+    S = mean_j G_j / 2 + sum over c of mean_j R_cj / 2
+    an alarm when 3/4 S_down >= A (a fall) or 1/4 S_up >= A (a rise, which pages nobody and may take longer)
 
 m_c may differ from request to request as long as it is known before x is (`predictive.py`). The
 evidence of a segment is the sum over its strata. Where neighbouring requests are alike and no session says
@@ -12,8 +13,8 @@ which, x is the mean of a block and e is 1 for all requests but its last (`block
 Assumptions: E[x | past] >= m_c in every stratum (for a rise: <= its mirror image); nothing about the
 distribution of x, the mix of strata, or its dependence on time.
 Guarantee: each of G, and of sum_c R_c (one request moves one stratum), grows by at most 1 per request
-in expectation, so S of either direction does, and (S_down + S_up) / 2 - t is a supermartingale. An
-alarm needs half of one S to reach A, hence E[requests to the first false alarm] >= A, over both
+in expectation, so S of either direction does, and 3/4 S_down + 1/4 S_up - t is a supermartingale. An
+alarm needs one of these two terms to reach A, hence E[requests to the first false alarm] >= A, over both
 directions and all segments, without a correction for their number.
 Papers: Shin, Ramdas, Rinaldo 2023 (e-detectors); segments are ranked by M_(k) >= A/k, which bounds the
 error over patience of those named (`fleet.py` says what that is; Dandapanthula, Ramdas 2025).
@@ -36,7 +37,7 @@ from driftguard.detection.rounds import running_sums
 from driftguard.detection.state import StreamState
 from driftguard.detection.windows import window_factors
 
-BOTH_DIRECTIONS = 2.0
+SHARES = (0.75, 0.25)  # of the evidence: down, up
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class WatchRun:
     stratum: NDArray[np.uint16]  # [W]
     of_stream: Floats  # [W, LANES] G_j
     of_stratum: Floats  # [W, LANES] R_cj of the request's own stratum c
-    totals: Floats  # [2, W] S / 2 of either direction
+    totals: Floats  # [2, W] the share of S of either direction
 
     def first_alarm(self, direction: int, threshold: float) -> int | None:
         """Place among the T requests of the first alarm, if any."""
@@ -151,7 +152,7 @@ def _totals(
     of_stream: Floats,
     of_stratum: Floats,
 ) -> Floats:
-    """S / 2 of either direction after each row [2, W]; `before` [C, LANES] is the evidence of the strata.
+    """The share of S of either direction after each row [2, W]; the strata begin at `before` [C, LANES].
 
     A stream's strata are added one by one in fixed order: batching changes no bit.
     """
@@ -176,4 +177,4 @@ def _totals(
         if nth >= strata.min():
             added[strata_of_row <= nth] = 0.0
         totals += added
-    return totals.T / (2.0 * BOTH_DIRECTIONS)
+    return totals.T * np.array(SHARES)[:, None] / 2.0

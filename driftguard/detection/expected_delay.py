@@ -30,7 +30,7 @@ from driftguard.detection.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, fac
 from driftguard.detection.columns import Columns
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.counting import SECONDS_PER_DAY
-from driftguard.detection.evidence import BOTH_DIRECTIONS
+from driftguard.detection.evidence import SHARES
 from driftguard.detection.findings import ExpectedDelay
 from driftguard.detection.state import StreamState
 from driftguard.detection.windows import deviation, window_factors, window_margin
@@ -81,7 +81,7 @@ def expected_requests(
     """
     threshold = config.threshold(state.requests_per_day)
     # evidence.py: an alarm needs the sum of the stratum, and that of the stream where both are the same.
-    needed = BOTH_DIRECTIONS * (1.0 if len(state.setting_of_stratum) == 1 else 2.0) * threshold
+    needed = (1.0 if len(state.setting_of_stratum) == 1 else 2.0) * threshold / SHARES[0]
     if state.of_windows[code]:
         found = _of_windows(needed, tuple(state.windows[code].tolist()), config.ignore, drop)
     else:

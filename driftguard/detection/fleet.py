@@ -1,7 +1,8 @@
 """False pages over all streams of a sidecar together, instead of stream by stream.
 
-Stream i of the N in service has its evidence S_i / 2 (`evidence.py`) and its A_i, the threshold at which it
-alone would be named. On f_i = S_i / (2 A_i) the streams are tested together by e-BH (Wang, Ramdas 2022,
+Stream i of the N in service has its evidence E_i, the larger of the two sums that raise alarms
+(`evidence.py`), and its A_i, the threshold at which it alone would be named. On f_i = E_i / A_i the streams
+are tested together by e-BH (Wang, Ramdas 2022,
 "False discovery rate control with e-values", at level 1):
 
     k* = max {k : at least k streams have f_i >= N / k}, and those with f_i >= N / k* are named.
@@ -45,7 +46,7 @@ import numpy as np
 
 from driftguard.detection.bets import DOWN, UP, mean_over_bets
 from driftguard.detection.config import DetectorConfig
-from driftguard.detection.evidence import BOTH_DIRECTIONS
+from driftguard.detection.evidence import SHARES
 from driftguard.detection.findings import DriftOpened, Finding
 from driftguard.detection.fold import fold
 from driftguard.detection.many import fold_many
@@ -135,11 +136,12 @@ def step_up(shares: Sequence[float], streams: int) -> float | None:
 
 def evidence_share(config: DetectorConfig, state: StreamState) -> float:
     """f: the larger evidence of both directions, as a part of the stream's A."""
-    totals = [
-        mean_over_bets(state.stream_evidence[lanes]) + mean_over_bets(state.stratum_evidence[:, lanes]).sum()
-        for lanes in (DOWN, UP)
+    sums = [
+        share * (mean_over_bets(state.stream_evidence[lanes]) + mean_over_bets(strata).sum()) / 2.0
+        for share, lanes in zip(SHARES, (DOWN, UP), strict=True)
+        for strata in [state.stratum_evidence[:, lanes]]
     ]
-    return float(max(totals)) / (2.0 * BOTH_DIRECTIONS) / config.threshold(state.requests_per_day)
+    return float(max(sums)) / config.threshold(state.requests_per_day)
 
 
 def _named(folded: Folded) -> bool:

@@ -78,7 +78,7 @@ def test_streams_that_changed_together_are_named_together() -> None:
     """None of them reaches 10 x A, all of them 10 x A / 3: they are named in the batch where that is so."""
     config = DetectorConfig(minimum_drop=0.03)
     before = learned(config, seed=3)
-    after = drawn(3, LEARNING, 0.55, amount=20 * ROUND)
+    after = drawn(3, LEARNING, 0.57, amount=20 * ROUND)
     states, parts = [before], [after[end - 2 : end] for end in range(2, len(after), 2)]
     for part in parts:
         states.append(fold(config.times(10), states[-1], part)[0])
