@@ -177,4 +177,5 @@ def _totals(
         if nth >= strata.min():
             added[strata_of_row <= nth] = 0.0
         totals += added
-    return totals.T * np.array(SHARES)[:, None] / 2.0
+    shared: Floats = totals.T * np.array(SHARES)[:, None] / 2.0
+    return shared
