@@ -98,8 +98,6 @@ def _evidence(
     finding: DriftOpened, acceptances: tuple[float, float], cost: Cost | None, drafted_per_step: float | None
 ) -> dict[str, Any]:
     """What the statement rests on, so that a reader can check it. Slowdowns are of the changed segments."""
-    lost = cost.lost if cost else None
-    sure = lost is not None and lost.low * lost.high > 0.0
     return {
         "evidence": finding.evidence,
         "false_alarm_every": finding.false_alarm_every,
@@ -108,10 +106,9 @@ def _evidence(
         "interval_level": finding.interval_level,
         "stream_before": msgspec.to_builtins(finding.before),
         "stream_after": msgspec.to_builtins(finding.after),
-        "slowdown_measured": lost.value if lost and sure else None,
         "slowdown_formula": formula_slowdown(*acceptances, drafted_per_step) if drafted_per_step else None,
         "num_speculative_tokens": drafted_per_step,
-        "cost": msgspec.to_builtins(cost),
+        **stream_cost.evidence_of(cost),
     }
 
 

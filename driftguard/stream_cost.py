@@ -1,6 +1,7 @@
 """What speculation costs a stream: gathered from the store, computed purely, kept.
 
-With an incident as it opens, and for every stream in service every few minutes.
+With an incident as it opens, and for every stream in service every few minutes, which completes an incident
+that opened before its cost could be told.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -18,7 +19,7 @@ from sqlalchemy.orm import Session
 from driftguard.cost import Cost, TimedRequest, assess
 from driftguard.store import speeds, status, stream_costs, streams
 from driftguard.store.database import Database
-from driftguard.store.tables import Stream
+from driftguard.store.tables import Incident, Stream
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
 OUTDATED_AFTER: Final = 6 * MEASURE_EVERY  # with traffic that was not measured
@@ -64,7 +65,30 @@ def refresh(database: Database, now: datetime) -> None:
     for stream_id in waiting:
         with database.session() as session:
             if stream := streams.get_stream(session, stream_id):
-                stream_costs.store(session, stream_id, msgspec.to_builtins(_now(session, stream)), now)
+                incident = _unresolved(session, stream_id)
+                cost = _now(session, stream, incident)
+                stream_costs.store(session, stream_id, msgspec.to_builtins(cost), now)
+                if incident:
+                    _complete(incident, cost)
+
+
+def evidence_of(cost: Cost | None) -> dict[str, Any]:
+    """What an incident keeps of its cost; the slowdown only where it is sure that there is one, or a gain."""
+    lost = cost.lost if cost else None
+    sure = lost is not None and lost.low * lost.high > 0.0
+    return {"slowdown_measured": lost.value if lost and sure else None, "cost": msgspec.to_builtins(cost)}
+
+
+def _complete(incident: Incident, cost: Cost | None) -> None:
+    """A large fall is found before its cost can be told: once there are enough requests, it is."""
+    measured = evidence_of(cost)
+    if cost is None or incident.evidence["slowdown_measured"] is not None:
+        return
+    if incident.evidence["cost"] is not None and measured["slowdown_measured"] is None:
+        return
+    incident.evidence = {**incident.evidence, **measured}
+    incident.tokens_per_second_before = cost.before.tokens_per_second if cost.before else None
+    incident.tokens_per_second_after = cost.now.tokens_per_second
 
 
 def known(session: Session) -> dict[int, Measured]:
@@ -75,10 +99,15 @@ def known(session: Session) -> dict[int, Measured]:
     }
 
 
-def _now(session: Session, stream: Stream) -> Cost | None:
-    """Against the time before the change of an unresolved incident, one of a fall first."""
-    unresolved = status.unresolved_incidents(session).get(stream.id, {})
-    if incident := unresolved.get("down") or unresolved.get("up"):
+def _unresolved(session: Session, stream_id: int) -> Incident | None:
+    """Of a fall first."""
+    unresolved = status.unresolved_incidents(session).get(stream_id, {})
+    return unresolved.get("down") or unresolved.get("up")
+
+
+def _now(session: Session, stream: Stream, incident: Incident | None) -> Cost | None:
+    """Against the time before the change of an incident, if there is one."""
+    if incident:
         segments = tuple(str(segment["segment"]) for segment in incident.segments)
         change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments)
         return at_change(session, stream, change, stream.last_seen_at)[0]

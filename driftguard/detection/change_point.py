@@ -31,17 +31,17 @@ def locate(bets: Floats) -> Located:
     the evidence itself.
     Assumptions: one change; P_kj is then close to the likelihood of a change at k, and the interval to
     the posterior of a flat prior.
-    Guarantee: none proved; the stated level is 95%. Measured over 300 runs each (latent sd .12, A =
-    100,000; tests/benchmarks/bench_change_point.py) for drops of .05, .10 and .20: the part of the runs
-    whose interval held the truth, and its median width in records of the stream.
+    Guarantee: none proved; the stated level is 95%. Measured over 40 runs each (latent sd .12, A =
+    100,000; tests/benchmarks/bench_change_point.py --runs 40) for drops of .05, .10 and .20: the part of the
+    runs whose interval held the truth, and its median width in records of the stream.
 
-        one segment                     .97  1.00  1.00     185    60    44
-        three segments, wandering mix   .99   .99   .99     206    84    65
-        sessions, adjacent, named       .98   .99   .98   1,132   311   173
-        sessions, interleaved, named    .99   .99   .99   1,088   112    86
-        sessions, adjacent, not named   .98   .97   .97   1,526   910   862     in blocks
-        lengths that jump as well       .97   .99   .99     133    59    44
-        daily rhythm in use             .96  1.00  1.00     330    76    52
+        one segment                     .98  1.00  1.00     144    56    27
+        three segments, wandering mix   .98  1.00  1.00     230    62    29
+        sessions, adjacent, named       .93   .95   .95     972   372   239
+        sessions, interleaved, named   1.00  1.00  1.00   1,045    42    15
+        sessions, adjacent, not named   .95   .95   .95   1,347   594   506     in blocks
+        lengths that jump as well      1.00  1.00  1.00     121    40    19
+        daily rhythm in use            1.00   .98  1.00     370    69    37
 
     With 95% of the evidence one segment held .91 in the worst case. Bets around the baseline mean instead
     of the safe baseline did worse: where the mean was estimated too high, the change point moved far into

@@ -10,9 +10,9 @@ Assumptions: the true mean is the estimated one; v stays what it was; independen
 session are taken as of sessions that begin after the drop; those open at the drop show all of it, so where
 sessions last long and differ, the alarm comes sooner.
 Measured with the real fold (tests/detection/test_expected_delay.py, medians of 30 runs for drops of .05,
-.10, .20, A = 1e4 and 1e6, latent sd .05, .12, .2): .87 to 1.09 of the simulated median; windows .83 to .92;
-20 open sessions of 3 and of 8 requests with half of the variance between them: 1.1 to 2.3 of it; blocks
-(such sessions of 8 to 12 one after the other, not named) .8; the test has one case of each of these two.
+.10, .20, A = 1e4 and 1e6, latent sd .05, .12, .2): .86 to 1.15 of the simulated median; windows .83 to 1.0;
+20 open sessions of 8 requests with half of the variance between them: 3.3 times it, drop .10; blocks
+(such sessions of 10 one after the other, not named) .9.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def in_sessions(
     )
 
 
-@pytest.mark.parametrize(("length", "open_at_once", "least", "most"), [(8, 20, 1.0, 3.0), (10, 1, 0.6, 1.1)])
+@pytest.mark.parametrize(("length", "open_at_once", "least", "most"), [(8, 20, 1.0, 3.5), (10, 1, 0.6, 1.1)])
 def test_of_sessions_the_alarm_comes_sooner_and_of_blocks_about_as_said(
     length: int, open_at_once: int, least: float, most: float
 ) -> None:
