@@ -17,7 +17,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost, TimedRequest, assess
-from driftguard.store import speeds, status, stream_costs, streams
+from driftguard.store import incidents, speeds, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
 
@@ -81,12 +81,13 @@ def evidence_of(cost: Cost | None) -> dict[str, Any]:
 
 def _complete(incident: Incident, cost: Cost | None) -> None:
     """A large fall is found before its cost can be told: once there are enough requests, it is."""
-    measured = evidence_of(cost)
-    if cost is None or incident.evidence["slowdown_measured"] is not None:
+    evidence, measured = incident.evidence, evidence_of(cost)
+    if cost is None or evidence["slowdown_measured"] is not None:
         return
-    if incident.evidence["cost"] is not None and measured["slowdown_measured"] is None:
+    # An incident of a replaced target opens without a cost.
+    if evidence.get("cost") is not None and measured["slowdown_measured"] is None:
         return
-    incident.evidence = {**incident.evidence, **measured}
+    incident.evidence = {**evidence, **measured}
     incident.tokens_per_second_before = cost.before.tokens_per_second if cost.before else None
     incident.tokens_per_second_after = cost.now.tokens_per_second
 
@@ -101,8 +102,8 @@ def known(session: Session) -> dict[int, Measured]:
 
 def _unresolved(session: Session, stream_id: int) -> Incident | None:
     """Of a fall first."""
-    unresolved = status.unresolved_incidents(session).get(stream_id, {})
-    return unresolved.get("down") or unresolved.get("up")
+    own = {incident.direction: incident for incident in incidents.unresolved_of(session, stream_id)}
+    return own.get("down") or own.get("up")
 
 
 def _now(session: Session, stream: Stream, incident: Incident | None) -> Cost | None:

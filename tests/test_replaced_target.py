@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 import pytest
 from sqlalchemy import select
 
+from driftguard import stream_cost
+from driftguard.alerting.message import cost_of
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
@@ -86,3 +90,19 @@ def test_small_or_unshown_falls_are_none() -> None:
     assert [bool(fallen_segments(old, new, 0.1)) for new in (small, noisy, few, fell)] == [
         False, False, False, True,
     ]  # fmt: skip
+
+
+def test_its_cost_is_told_once_it_is_measured(database: Database) -> None:
+    """Such an incident opens without one; nothing before the change is to be compared with."""
+    traffic = Traffic(seed=1)
+    store(database, traffic.draw(600, GOOD))
+    store(database, of_target(traffic.draw(900, WORSE), "target-2"))
+    fold_all(database)
+    (opened,) = all_incidents(database)
+    assert cost_of(opened) is None
+    stream_cost.refresh(database, datetime.now(UTC))
+    (incident,) = all_incidents(database)
+    cost = cost_of(incident)
+    assert cost is not None
+    assert cost.lost is None
+    assert incident.tokens_per_second_after == cost.now.tokens_per_second
