@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from driftguard.records import AcceptanceRecord
 from driftguard.store.partitions import ensure_days, take_ingest_lock
 from driftguard.store.record_sql import CREATE_STAGE, INSERT_FRESH, STAGE_COPY, STAGE_TYPES
-from driftguard.store.streams import StreamRegistry, touch, traffic_arrived
+from driftguard.store.streams import StreamRegistry, touch
 from driftguard.store.tables import Record
 
 _DAY = timedelta(days=1)
@@ -75,9 +75,14 @@ def insert_batches(
     stored = driver.execute(INSERT_FRESH, window, prepare=False)
     for batch, stream_id, count, in_other, last_seen_at, traffic_ended_at in stored:
         accepted[batch] += count
-        touch(session, stream_id, last_seen_at=last_seen_at, in_other=in_other)
-        if traffic_ended_at is not None:
-            traffic_arrived(session, stream_id, arrived_at=now, ended_at=traffic_ended_at)
+        touch(
+            session,
+            stream_id,
+            last_seen_at=last_seen_at,
+            in_other=in_other,
+            arrived_at=now,
+            traffic_ended_at=traffic_ended_at,
+        )
     return [BatchResult(new, len(batch) - new) for batch, new in zip(batches, accepted, strict=True)]
 
 

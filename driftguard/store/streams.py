@@ -79,26 +79,27 @@ def _add_segments(session: Session, stream: KnownStream, names: list[str], now: 
         stream.segments.update(added)
 
 
-def touch(session: Session, stream_id: int, *, last_seen_at: datetime, in_other: int) -> None:
-    """Notes the newest record of a stream and how many found their segment folded into 'other'."""
+def touch(
+    session: Session,
+    stream_id: int,
+    *,
+    last_seen_at: datetime,
+    in_other: int,
+    arrived_at: datetime,
+    traffic_ended_at: datetime | None,
+) -> None:
+    """Notes the newest record of a stream, the newest that is no canary probe (None: there is none), and how
+    many found their segment folded into 'other'."""
+    traffic_arrived_at = None if traffic_ended_at is None else arrived_at
     session.execute(
         update(Stream)
         .where(Stream.id == stream_id)
         .values(
             last_seen_at=func.greatest(Stream.last_seen_at, last_seen_at),
             records_in_other=Stream.records_in_other + in_other,
-        )
-    )
-
-
-def traffic_arrived(session: Session, stream_id: int, *, arrived_at: datetime, ended_at: datetime) -> None:
-    """Notes that records other than canary probes arrived; the newest of them ended at `ended_at`."""
-    session.execute(
-        update(Stream)
-        .where(Stream.id == stream_id)
-        .values(
-            traffic_arrived_at=func.greatest(Stream.traffic_arrived_at, arrived_at),
-            traffic_ended_at=func.greatest(Stream.traffic_ended_at, ended_at),
+            # greatest() passes over nulls
+            traffic_arrived_at=func.greatest(Stream.traffic_arrived_at, traffic_arrived_at),
+            traffic_ended_at=func.greatest(Stream.traffic_ended_at, traffic_ended_at),
         )
     )
 
