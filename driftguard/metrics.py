@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from driftguard.adapters.condition import CONDITIONS, DOWN, Condition
 from driftguard.records import StreamKey
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -31,6 +32,7 @@ VERDICTS: Final = (
 
 STREAM = ("server", "target", "draft_version", "method")
 TRAFFIC = (*STREAM, "segment", "kind")
+SOURCE = ("source", "kind")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -58,6 +60,7 @@ class Metrics:
         self._declare_detection()
         self._declare_notifications()
         self._declare_retraining()
+        self._declare_sources()
 
     def _declare_traffic(self) -> None:
         def counter(name: str, text: str) -> Counter:
@@ -165,6 +168,41 @@ class Metrics:
             ["server", "target"],
             registry=self.registry,
         )
+
+    def _declare_sources(self) -> None:
+        self.source_up = Gauge(
+            "driftguard_source_up",
+            "1 if the newest scrape of this server could be read.",
+            SOURCE,
+            registry=self.registry,
+        )
+        self.source_condition = Gauge(
+            "driftguard_source_condition",
+            "1 for the condition of this server at its newest scrape, 0 for the others.",
+            [*SOURCE, "condition"],
+            registry=self.registry,
+        )
+        self.source_last_success = Gauge(
+            "driftguard_source_last_success_timestamp_seconds",
+            "When this server was last scraped and could be read.",
+            SOURCE,
+            registry=self.registry,
+        )
+        self.source_scrapes = Counter(
+            "driftguard_source_scrapes",
+            "Scrapes of this server by what came of them: a condition of driftguard_source_condition.",
+            [*SOURCE, "condition"],
+            registry=self.registry,
+        )
+
+    def set_source(self, source: str, kind: str, condition: Condition, at: datetime) -> None:
+        """After a scrape that ended at `at`. `source`: the server's name as its records carry it."""
+        self.source_scrapes.labels(source, kind, condition).inc()
+        self.source_up.labels(source, kind).set(0 if condition in DOWN else 1)
+        for name in CONDITIONS:
+            self.source_condition.labels(source, kind, name).set(1 if name == condition else 0)
+        if condition not in DOWN:
+            self.source_last_success.labels(source, kind).set(at.timestamp())
 
     def set_ended_runs(self, totals: Iterable[tuple[str, str, str, int]]) -> None:
         """`totals`: (server, target, outcome, how many ever). Runs end in other processes too (the nightly

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import pytest
 
@@ -34,6 +35,7 @@ def filled() -> Metrics:
     metrics.ingest_records.labels("accepted").inc()
     metrics.notifications.labels("webhook", "firing", "delivered").inc()
     metrics.retrain_runs.labels("chat", "target", "promoted").inc()
+    metrics.set_source("chat", "vllm", "reporting", datetime(2026, 11, 1, tzinfo=UTC))
     return metrics
 
 
@@ -69,6 +71,18 @@ def test_ended_runs_are_counted_once_however_often_they_are_read() -> None:
         metrics.set_ended_runs([("chat", "target", "promoted", total)])
     labels = {"server": "chat", "target": "target", "outcome": "promoted"}
     assert metrics.registry.get_sample_value("driftguard_retrain_runs_total", labels) == 3
+
+
+def test_a_server_that_is_away_keeps_the_time_of_its_last_success() -> None:
+    metrics = filled()
+    metrics.set_source("chat", "vllm", "unreachable", datetime(2026, 11, 2, tzinfo=UTC))
+    labels = {"source": "chat", "kind": "vllm"}
+    value = metrics.registry.get_sample_value
+    assert value("driftguard_source_up", labels) == 0
+    assert value("driftguard_source_condition", {**labels, "condition": "reporting"}) == 0
+    assert value("driftguard_source_condition", {**labels, "condition": "unreachable"}) == 1
+    last = value("driftguard_source_last_success_timestamp_seconds", labels)
+    assert last == datetime(2026, 11, 1, tzinfo=UTC).timestamp()
 
 
 def test_there_are_no_created_series() -> None:

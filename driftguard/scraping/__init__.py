@@ -1,0 +1,1 @@
+"""Scrapes the metrics of serving engines and stores what they counted as windows."""
