@@ -1,0 +1,143 @@
+"""The real Prometheus and the real Alertmanager, as child processes on free ports of loopback."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.alerting.http_receiver import wait_until
+
+PROMETHEUS = shutil.which("prometheus")
+ALERTMANAGER = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")  # Debian's name first
+SCRAPE_INTERVAL = "500ms"
+
+needs_prometheus = pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed")
+needs_alertmanager = pytest.mark.skipif(ALERTMANAGER is None, reason="Alertmanager is not installed")
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    """A running Prometheus and the few calls of its API that tests make."""
+
+    url: str
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The samples of an instant query, as the API gives them: `metric` (labels) and `value` (time, text).
+
+        Raises AssertionError with Prometheus's own words if it does not take the expression.
+        """
+        answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression})
+        assert answer.status_code == 200, f"{expression}: {answer.text}"
+        return list(answer.json()["data"]["result"])
+
+    def value(self, expression: str) -> float:
+        """The one sample of an expression."""
+        (sample,) = self.query(expression)
+        return float(sample["value"][1])
+
+    def alerts(self, alertname: str, state: str = "firing") -> list[dict[str, Any]]:
+        """Alerts with their labels and annotations."""
+        found = httpx.get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"]
+        return [
+            alert for alert in found if alert["labels"]["alertname"] == alertname and alert["state"] == state
+        ]
+
+
+@contextmanager
+def running_prometheus(
+    directory: Path,
+    targets: Sequence[str],
+    rules: str = "groups: []",
+    alertmanagers: Sequence[str] = (),
+) -> Iterator[Prometheus]:
+    """Scrapes the targets (base URLs) as job driftguard, twice a second, and judges the rules as often."""
+    assert PROMETHEUS is not None
+    (directory / "rules.yaml").write_text(rules)
+    (directory / "prometheus.yml").write_text(
+        yaml.safe_dump(
+            {
+                "global": {"scrape_interval": SCRAPE_INTERVAL, "evaluation_interval": SCRAPE_INTERVAL},
+                "rule_files": ["rules.yaml"],
+                "scrape_configs": [
+                    {"job_name": "driftguard", "static_configs": [{"targets": _places(targets)}]}
+                ],
+                "alerting": {"alertmanagers": [{"static_configs": [{"targets": _places(alertmanagers)}]}]},
+            }
+        )
+    )
+    url = f"http://127.0.0.1:{free_port()}"
+    arguments = [
+        f"--config.file={directory / 'prometheus.yml'}",
+        f"--storage.tsdb.path={directory / 'data'}",
+        f"--web.listen-address={url.removeprefix('http://')}",
+        f"--rules.alert.resend-delay={SCRAPE_INTERVAL}",
+    ]
+    with running([PROMETHEUS, *arguments], directory / "prometheus.log", f"{url}/-/ready"):
+        yield Prometheus(url)
+
+
+@contextmanager
+def running_alertmanager(
+    directory: Path, config: str, *, port: int | None = None, peers: Sequence[int | None] = (None,)
+) -> Iterator[str]:
+    """Its URL. `peers`: gossip ports of its cluster, its own first; None: it is alone."""
+    assert ALERTMANAGER is not None
+    (directory / "alertmanager.yml").write_text(config)
+    url = f"http://127.0.0.1:{port or free_port()}"
+    own, *others = peers
+    arguments = [
+        f"--config.file={directory / 'alertmanager.yml'}",
+        f"--storage.path={directory / 'data'}",
+        f"--web.listen-address={url.removeprefix('http://')}",
+        f"--cluster.listen-address={'' if own is None else f'127.0.0.1:{own}'}",
+        *(f"--cluster.peer=127.0.0.1:{other}" for other in others),
+    ]
+    if own is not None:
+        arguments += [
+            "--cluster.gossip-interval=50ms",
+            "--cluster.settle-timeout=2s",
+            "--cluster.peer-timeout=2s",
+        ]
+    with running([ALERTMANAGER, *arguments], directory / "alertmanager.log", f"{url}/-/ready"):
+        yield url
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, ready: str) -> Iterator[None]:
+    """The process, from when `ready` answers; its output is in `log`, and in the error if it never does."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        wait_until(lambda: _answers(ready, process, log), f"{command[0]} to start")
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _places(urls: Sequence[str]) -> list[str]:
+    return [url.rstrip("/").removeprefix("http://") for url in urls]
+
+
+def _answers(url: str, process: subprocess.Popen[bytes], log: Path) -> bool:
+    assert process.poll() is None, log.read_text()
+    try:
+        return httpx.get(url).is_success
+    except httpx.HTTPError:
+        return False
