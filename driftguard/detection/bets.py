@@ -25,9 +25,6 @@ in expectation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import repeat
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
@@ -107,21 +104,3 @@ def mean_over_bets(evidence: Floats) -> Floats:
         total += evidence[..., bet]
     total /= BETS
     return total
-
-
-def run_sums(start: Floats, bets: Floats, starts: Iterable[float] | None = None) -> Floats:
-    """R_t = (R_{t-1} + w_t) e_t for every t, from R_0 = `start` [W]; overwrites `bets` [T, W] with it.
-
-    `starts` are the w_t: what is put on bets that begin at request t (1 in an e-detector, the default).
-    The loop over time is sequential on purpose: every state is then bit for bit the same however the
-    requests were batched.
-    """
-    weights: Iterable[float | Floats]
-    weights = repeat(np.ones_like(start)) if starts is None else starts  # an array adds faster than a float
-    current = start
-    with np.errstate(over="ignore"):
-        for row, weight in zip(bets, weights, strict=False):
-            np.multiply(current + weight, row, row)
-            current = row
-    # Only rows past an alarm, which are thrown away, can grow so far; they must still add up.
-    return np.minimum(bets, LARGEST_SUM, out=bets)

@@ -28,9 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.bets import BETS, Floats, mean_over_bets, run_sums
+from driftguard.detection.bets import BETS, Floats, mean_over_bets
 from driftguard.detection.blocks import bets_against
 from driftguard.detection.columns import Columns
+from driftguard.detection.rounds import running_sums
 from driftguard.detection.state import Ints, OpenIncident, StreamState
 from driftguard.detection.windows import window_recovery_factors
 from driftguard.records import MAX_SEGMENTS_PER_STREAM
@@ -91,8 +92,9 @@ def run_tests(
         places = np.flatnonzero(tests == test)
         own = rows[places]
         bets = recovery_bets(state, base, own, halfway_of[own.segment], fall=fall)
+        one = np.zeros(len(own), dtype=np.intp)
         shares = map(_share, count(int(incident.seen[test]) + 1))
-        runs[int(test)] = RecoveryRun(places, run_sums(incident.wealth[test], bets, shares))
+        runs[int(test)] = RecoveryRun(places, running_sums(incident.wealth[test][None], one, bets, shares))
     return runs
 
 

@@ -6,6 +6,8 @@ while each sum takes its requests in their order: bit for bit what it is for the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from numpy.typing import NDArray
 from driftguard.detection.bets import LARGEST_SUM, Floats
 
 
-def running_sums(start: Floats, group: NDArray[np.integer[Any]], bets: Floats) -> Floats:
-    """R_t = (R_{t-1} + 1) e_t after each of T requests [T, W], with R_{t-1} that of its own group.
+def running_sums(
+    start: Floats, group: NDArray[np.integer[Any]], bets: Floats, starts: Iterable[float] | None = None
+) -> Floats:
+    """R_t = (R_{t-1} + w_n) e_t after each of T requests [T, W], with R_{t-1} that of its own group.
 
-    `start` [G, W] is where the groups begin, `group` [T] whose request t is, `bets` [T, W] the e_t.
+    `start` [G, W] is where the groups begin, `group` [T] whose request t is, `bets` [T, W] the e_t. `starts`
+    are the w_n: what is put on bets that begin at the n-th request of a group (1 by default).
     """
     requests = np.bincount(group, minlength=len(start))
     longest_first = np.argsort(-requests, kind="stable")
@@ -31,9 +36,9 @@ def running_sums(start: Floats, group: NDArray[np.integer[Any]], bets: Floats) -
     sums, current, done = np.empty_like(bets), start[longest_first], 0
     sums[place] = bets
     with np.errstate(over="ignore"):
-        for size in sizes.tolist():
+        for size, weight in zip(sizes.tolist(), repeat(1.0) if starts is None else starts, strict=False):
             of_round = sums[done : done + size]
-            np.multiply(current[:size] + 1.0, of_round, of_round)
+            np.multiply(current[:size] + weight, of_round, of_round)
             current, done = of_round, done + size
     # Only rows past an alarm, which are thrown away, can grow so far; they must still add up.
     after: Floats = np.minimum(sums, LARGEST_SUM, out=sums)[place]

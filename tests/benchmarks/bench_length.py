@@ -16,7 +16,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.bets import BETS, factors, mean_over_bets, run_sums
+from driftguard.detection.bets import factors, mean_over_bets
+from driftguard.detection.rounds import running_sums
 
 Floats = NDArray[np.float64]
 
@@ -38,6 +39,12 @@ def acceptance(rng: np.random.Generator, length: Floats, correlation: float, *, 
     mean = np.clip(0.6 + slope * effect, 0.02, 0.98)
     precision = np.maximum(mean * (1.0 - mean) / 0.0144 - 1.0, 1.0)
     return rng.beta(mean * precision, (1.0 - mean) * precision)
+
+
+def evidence(bets: Floats) -> Floats:
+    """[T] after each of T bets [T, BETS]."""
+    one = np.zeros(len(bets), dtype=np.intp)
+    return mean_over_bets(running_sums(np.zeros((1, bets.shape[1])), one, bets))
 
 
 class Watched:
@@ -63,10 +70,10 @@ class Watched:
         sign, margin = (-1.0 if rise else 1.0), self.margin[watched]
         boundary = np.clip(self.expected[watched] - sign * margin, 0.0, 1.0)
         bets = factors(x[watched], boundary, self.variance[watched], rise=rise)
-        total = mean_over_bets(run_sums(np.zeros(BETS), bets.copy()))
+        total = evidence(bets)
         for stratum in np.unique(code[watched]):
             own = code[watched] == stratum
-            path = np.concatenate([[0.0], mean_over_bets(run_sums(np.zeros(BETS), bets[own]))])
+            path = np.concatenate([[0.0], evidence(bets[own])])
             total += path[np.cumsum(own)]
         over = np.flatnonzero(total / 4.0 >= A)
         return int(watched[over[0]]) if len(over) else None

@@ -11,14 +11,20 @@ from driftguard.detection.bets import (
     NORMAL_CUT_OFF,
     REACH,
     STAKES,
+    Floats,
     cut_off,
     factors,
     mean_over_bets,
-    run_sums,
 )
 from driftguard.detection.evidence import ranked
+from driftguard.detection.rounds import running_sums
 
 UNIT = st.floats(0.0, 1.0)
+
+
+def sums_of_one(bets: Floats) -> Floats:
+    """[T, W] of one stream from its beginning."""
+    return running_sums(np.zeros((1, bets.shape[1])), np.zeros(len(bets), dtype=np.intp), bets)
 
 
 @settings(deadline=None)
@@ -78,7 +84,7 @@ def test_where_acceptance_is_low_a_cut_allows_the_stake_that_a_fall_needs() -> N
 def test_sum_is_a_bet_started_at_every_request() -> None:
     bets = np.random.default_rng(5).uniform(0.5, 1.6, (40, 3))
     products = [bets[start:].prod(axis=0) for start in range(len(bets))]
-    assert run_sums(np.zeros(3), bets.copy())[-1] == pytest.approx(np.sum(products, axis=0))
+    assert sums_of_one(bets)[-1] == pytest.approx(np.sum(products, axis=0))
 
 
 def test_false_alarms_are_at_least_A_apart_where_the_null_is_tight() -> None:
@@ -88,7 +94,7 @@ def test_false_alarms_are_at_least_A_apart_where_the_null_is_tight() -> None:
     for _ in range(200):
         x = (rng.random(6_000) < boundary).astype(np.float64)
         at, spread = np.full(len(x), boundary), np.full(len(x), 0.24)
-        evidence = mean_over_bets(run_sums(np.zeros(BETS), factors(x, at, spread, rise=False)))
+        evidence = mean_over_bets(sums_of_one(factors(x, at, spread, rise=False)))
         times.append(int(np.argmax(evidence >= wanted)) + 1 if (evidence >= wanted).any() else len(x))
     assert np.mean(times) >= wanted
     assert np.mean(times) < 10 * wanted  # a bet that never wins would prove nothing
