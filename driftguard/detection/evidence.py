@@ -10,8 +10,9 @@ m_c may differ from request to request as long as it is known before x is (`pred
 evidence of a segment is the sum over its strata. Where neighbouring requests are alike and no session says
 which, x is the mean of a block and e is 1 for all requests but its last (`blocks.py`).
 
-Assumptions: E[x | past] >= m_c in every stratum (for a rise: <= its mirror image); nothing about the
-distribution of x, the mix of strata, or its dependence on time.
+Assumptions: E[x | past] >= m_c in every stratum (for a rise: <= its mirror image) and, where `bets.py` cuts
+the best requests, that those are no better than in the reference period; nothing else about the distribution
+of x, and nothing about the mix of strata or its dependence on time.
 Guarantee: each of G, and of sum_c R_c (one request moves one stratum), grows by at most 1 per request
 in expectation, so S of either direction does, and 3/4 S_down + 1/4 S_up - t is a supermartingale. An
 alarm needs one of these two terms to reach A, hence E[requests to the first false alarm] >= A, over both
