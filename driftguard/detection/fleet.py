@@ -136,12 +136,9 @@ def step_up(shares: Sequence[float], streams: int) -> float | None:
 
 def evidence_share(config: DetectorConfig, state: StreamState) -> float:
     """f: the larger evidence of both directions, as a part of the stream's A."""
-    sums = [
-        share * (mean_over_bets(state.stream_evidence[lanes]) + mean_over_bets(strata).sum()) / 2.0
-        for share, lanes in zip(SHARES, (DOWN, UP), strict=True)
-        for strata in [state.stratum_evidence[:, lanes]]
-    ]
-    return float(max(sums)) / config.threshold(state.requests_per_day)
+    evidence = np.vstack([state.stream_evidence, state.stratum_evidence])
+    down, up = (mean_over_bets(evidence[:, lanes]).sum() / 2.0 for lanes in (DOWN, UP))
+    return float(max(SHARES[0] * down, SHARES[1] * up)) / config.threshold(state.requests_per_day)
 
 
 def _named(folded: Folded) -> bool:

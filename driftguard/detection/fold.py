@@ -130,11 +130,10 @@ def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows
     """The state that has put these rows in its history, sessions, blocks, day and reference periods."""
     earlier, sessions = sums_before(state.sessions, rows.session, rows.x - rows.rhythm, rows.log_length)
     _, open_block = in_blocks(state, rows)
-    joining = with_joining(state, rows, earlier)
     state = with_reference(state, rows, earlier)
     return replace(
         state,
-        joining=joining,
+        joining=with_joining(state, rows, earlier),
         ordinal=int(rows.ordinal[-1]),
         drafted_requests=state.drafted_requests
         + np.bincount(rows.stratum, minlength=len(state.drafted_requests)),
