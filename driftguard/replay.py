@@ -36,7 +36,7 @@ from driftguard.detection import (
     describe,
     fold,
 )
-from driftguard.detection.findings import SessionsGiven
+from driftguard.detection.findings import SessionsGiven, StratumBaseline
 from driftguard.records import AcceptanceRecord, RecordError, StreamKey, decode_record
 
 STANDARD_INPUT = Path("-")
@@ -184,9 +184,9 @@ def event_json(event: ReplayEvent) -> dict[str, Any]:
     common = {"stream": stream, "record": finding.ordinal, "ended_at": _time(finding.ended_at)}
     match finding:
         case BaselineReady():
-            return {"event": "baseline_ready", **common, **_baseline_json(finding)}
+            return {"event": "baseline_ready", **common, **_ready_json(finding)}
         case BaselineSettled():
-            return {"event": "baseline_settled", **common, **_settled_json(finding)}
+            return {"event": "baseline_settled", **common, **_stratum_json(finding)}
         case RhythmLearned():
             return {"event": "rhythm_learned", **common, **_rhythm_json(finding)}
         case DriftOpened():
@@ -195,24 +195,18 @@ def event_json(event: ReplayEvent) -> dict[str, Any]:
             return {"event": "incident_closed", **common, **_closed_json(finding)}
 
 
-def _baseline_json(finding: BaselineReady) -> dict[str, Any]:
+def _ready_json(finding: BaselineReady) -> dict[str, Any]:
     return {
-        "segment": finding.segment,
-        "stratum": finding.stratum,
+        **_stratum_json(finding),
         "reason": finding.reason,
         "since": _time(finding.since),
-        "requests": finding.requests,
-        **_acceptance_json("acceptance", finding.acceptance),
-        "mean_per_request": finding.mean_per_request,
         "standard_deviation_per_request": finding.standard_deviation,
         "block_length": finding.block_length,
-        "fall_below": finding.fall_below,
-        "rise_above": finding.rise_above,
         "false_alarm_every": finding.false_alarm_every,
     }
 
 
-def _settled_json(finding: BaselineSettled) -> dict[str, Any]:
+def _stratum_json(finding: StratumBaseline) -> dict[str, Any]:
     return {
         "segment": finding.segment,
         "stratum": finding.stratum,

@@ -25,38 +25,34 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class BaselineReady:
-    """A stratum's reference period is complete; from the next request on it is watched."""
+class StratumBaseline:
+    """What a stratum's reference period says of it."""
 
     segment: str
     stratum: str  # what its requests have in common besides the segment
-    reason: str  # first baseline of the segment, or what differs from the newest earlier one
     ordinal: int
     ended_at: float  # seconds since 1970 UTC, of the last request of the reference period
-    since: float  # seconds since 1970 UTC, of its first request
     requests: int
     acceptance: Acceptance
     mean_per_request: float  # of accepted / drafted per request: what the bets are about
-    standard_deviation: float  # of accepted / drafted between requests
     fall_below: float  # safe baselines at the mean length: means per request between these are no change
     rise_above: float
-    false_alarm_every: float  # A in use for the stream, requests
-    block_length: int = 1  # requests that count as one, because neighbours are alike; 1: each for itself
 
 
 @dataclass(frozen=True, slots=True)
-class BaselineSettled:
-    """A stratum's reference period has grown for the last time: its baseline does not change any more."""
+class BaselineReady(StratumBaseline):
+    """A stratum's reference period is complete; from the next request on it is watched."""
 
-    segment: str
-    stratum: str
-    ordinal: int
-    ended_at: float  # seconds since 1970 UTC
-    requests: int
-    acceptance: Acceptance
-    mean_per_request: float
-    fall_below: float  # as in BaselineReady
-    rise_above: float
+    reason: str  # first baseline of the segment, or what differs from the newest earlier one
+    since: float  # seconds since 1970 UTC, of the first request of the reference period
+    standard_deviation: float  # of accepted / drafted between requests
+    false_alarm_every: float  # A in use for the stream, requests
+    block_length: int  # requests that count as one, because neighbours are alike; 1: each for itself
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineSettled(StratumBaseline):
+    """A stratum's reference period has grown for the last time: its baseline does not change any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,16 +140,22 @@ def check_reference(
     else:
         learned, needed = _requests_learned(config, state, row, code)
     if needed > requests:
-        sizes = state.reference_size.copy()
-        sizes[code] = needed
-        return replace(state, reference_size=sizes), []
+        return _with(state, "reference_size", code, needed), []
     why, state = state.why_learning(code), learned
     if not state.ready.any():
         seen = counted(before, state, batch[: int(row.place[0]) + 1])
         state = replace(state, requests_per_day=requests_per_day(seen), steady_since=row.ended_at(0))
     state = _with(state, "ready_ordinal", code, row.ordinal[0])
     state = _with(state, "growing", code, _may_grow(config, state, row, code))
-    return state, [_baseline_ready(config, state, code, row, why)]
+    finding = BaselineReady(
+        **_baseline(config, state, code, row),
+        reason=why,
+        since=float(state.reference_since[code]),
+        standard_deviation=_level(config, state, code)[1],
+        false_alarm_every=config.threshold(state.requests_per_day),
+        block_length=int(state.block_length[code]),
+    )
+    return state, [finding]
 
 
 def _grown(
@@ -170,7 +176,7 @@ def _grown(
     if _may_grow(config, state, row, code):
         return state, []
     state = _with(_with(state, "joining", code, 0.0), "growing", code, False)
-    return state, [_baseline_settled(config, state, code, row)]
+    return state, [BaselineSettled(**_baseline(config, state, code, row))]
 
 
 def _may_grow(config: DetectorConfig, state: StreamState, row: Columns, code: int) -> bool:
@@ -211,58 +217,38 @@ def _requests_learned(
 
 def _cut_off(state: StreamState, code: int) -> Floats:
     """b_j of the bets [LANES]: nothing is cut where other traffic pushed the requests out of the history."""
-    rows = history_rows(state)
-    own = rows.x[rows.stratum == code][-int(state.reference[code, 0]) :]
-    return cut_off(own) if len(own) >= FIRST_CHECK else NOT_CUT
+    own = _reference_rows(state, code)
+    return cut_off(own.x) if len(own) >= FIRST_CHECK else NOT_CUT
 
 
 def _windows_learned(state: StreamState, code: int) -> tuple[StreamState, int]:
     """The state that has learned from the windows of a reference period, and the size that it needs."""
-    rows = history_rows(state)
-    own = rows[np.flatnonzero(rows.stratum == code)][-int(state.reference[code, 0]) :]
+    own = _reference_rows(state, code)
     if len(own) < WINDOW_REFERENCE:  # other traffic pushed them out of the history
         return state, int(state.reference[code, 0]) + WINDOW_REFERENCE
-    windows = state.windows.copy()
-    windows[code] = learn(own.x, own.drafted.astype(np.float64))
-    return replace(state, windows=windows), 0
+    return _with(state, "windows", code, learn(own.x, own.drafted.astype(np.float64))), 0
 
 
-def _baseline_ready(
-    config: DetectorConfig, state: StreamState, code: int, row: Columns, why: str
-) -> BaselineReady:
-    sums = state.reference[code]
-    mean, spread, margin = _level(config, state, code)
-    return BaselineReady(
-        segment=state.names[state.segment_of_stratum[code]],
-        stratum=str(unpack(int(state.setting_of_stratum[code]))),
-        reason=why,
-        ordinal=int(row.ordinal[0]),
-        ended_at=row.ended_at(0),
-        since=float(state.reference_since[code]),
-        requests=int(sums[0]),
-        acceptance=baseline_of(state, code),
-        mean_per_request=mean,
-        standard_deviation=spread,
-        fall_below=max(mean - margin, 0.0),
-        rise_above=min(mean + margin, 1.0),
-        false_alarm_every=config.threshold(state.requests_per_day),
-        block_length=int(state.block_length[code]),
-    )
+def _reference_rows(state: StreamState, code: int) -> Columns:
+    """The rows of a stratum's reference period, as far as the history still has them."""
+    rows = history_rows(state)
+    return rows[np.flatnonzero(rows.stratum == code)][-int(state.reference[code, 0]) :]
 
 
-def _baseline_settled(config: DetectorConfig, state: StreamState, code: int, row: Columns) -> BaselineSettled:
+def _baseline(config: DetectorConfig, state: StreamState, code: int, row: Columns) -> dict[str, Any]:
+    """The fields of StratumBaseline after this row."""
     mean, _, margin = _level(config, state, code)
-    return BaselineSettled(
-        segment=state.names[state.segment_of_stratum[code]],
-        stratum=str(unpack(int(state.setting_of_stratum[code]))),
-        ordinal=int(row.ordinal[0]),
-        ended_at=row.ended_at(0),
-        requests=int(state.reference[code, 0]),
-        acceptance=baseline_of(state, code),
-        mean_per_request=mean,
-        fall_below=max(mean - margin, 0.0),
-        rise_above=min(mean + margin, 1.0),
-    )
+    return {
+        "segment": state.names[state.segment_of_stratum[code]],
+        "stratum": str(unpack(int(state.setting_of_stratum[code]))),
+        "ordinal": int(row.ordinal[0]),
+        "ended_at": row.ended_at(0),
+        "requests": int(state.reference[code, 0]),
+        "acceptance": baseline_of(state, code),
+        "mean_per_request": mean,
+        "fall_below": max(mean - margin, 0.0),
+        "rise_above": min(mean + margin, 1.0),
+    }
 
 
 def _level(config: DetectorConfig, state: StreamState, code: int) -> tuple[float, float, float]:
