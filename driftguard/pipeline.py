@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from driftguard import fleet, gauges, incident_closing, incident_decisions, incident_opening, status
 from driftguard.detection import (
+    BaselineReady,
     BaselineSettled,
     DetectorConfig,
     DriftClosed,
@@ -47,9 +48,8 @@ from driftguard.store.records import StoredRecord, read_after
 from driftguard.store.tables import Stream
 
 BATCH_RECORDS = 5_000
-RECORDS_PER_STREAM = (
-    5  # a larger batch for many streams: what a batch costs per stream is shared by its records
-)
+# A larger batch for many streams: what a batch costs per stream is shared by its records.
+RECORDS_PER_STREAM = 5
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
 LOOK_SECONDS = 5.0
 PAUSE_SECONDS = 0.25  # shortest, unless a batch was full: bounds how often a state is written
@@ -220,32 +220,8 @@ class Pipeline:
                 incidents.move(
                     session, incident.id, "resolved", incident_closing.closing_reason(finding), now
                 )
-        elif isinstance(finding, RhythmLearned):
-            log.info(
-                "daily rhythm learned",
-                stream=stream.id,
-                segment=finding.segment,
-                stratum=finding.stratum,
-                days=finding.days,
-                amplitude=finding.amplitude,
-            )
-        elif isinstance(finding, BaselineSettled):
-            log.info(
-                "baseline settled",
-                stream=stream.id,
-                segment=finding.segment,
-                requests=finding.requests,
-                stratum=finding.stratum,
-            )
         else:
-            log.info(
-                "baseline ready",
-                stream=stream.id,
-                segment=finding.segment,
-                requests=finding.requests,
-                stratum=finding.stratum,
-                reason=finding.reason,
-            )
+            _log_learned(stream, finding)
 
     def _count(self, records: Sequence[StoredRecord], known: Mapping[int, Stream]) -> None:
         totals: dict[tuple[int, str, str], _Counts] = defaultdict(_Counts)
@@ -258,6 +234,16 @@ class Pipeline:
             counts.emitted += record.emitted
         for (stream_id, segment, kind), counts in totals.items():
             self._metrics.count_traffic(stream_key(known[stream_id]), segment, kind, counts)
+
+
+def _log_learned(stream: Stream, finding: RhythmLearned | BaselineSettled | BaselineReady) -> None:
+    of_stratum = log.bind(stream=stream.id, segment=finding.segment, stratum=finding.stratum)
+    if isinstance(finding, RhythmLearned):
+        of_stratum.info("daily rhythm learned", days=finding.days, amplitude=finding.amplitude)
+    elif isinstance(finding, BaselineSettled):
+        of_stratum.info("baseline settled", requests=finding.requests)
+    else:
+        of_stratum.info("baseline ready", requests=finding.requests, reason=finding.reason)
 
 
 def stream_key(stream: Stream) -> StreamKey:
