@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -19,7 +19,7 @@ from driftguard.adapters.condition import CONDITIONS, DOWN, Condition
 from driftguard.records import StreamKey
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-VERDICTS: Final = (
+StreamVerdict = Literal[
     "insufficient_data",
     "relearning",
     "steady",
@@ -28,7 +28,8 @@ VERDICTS: Final = (
     "drafting_stopped",
     "stale",
     "replaced",
-)
+]
+VERDICTS: Final[tuple[StreamVerdict, ...]] = get_args(StreamVerdict)
 
 STREAM = ("server", "target", "draft_version", "method")
 TRAFFIC = (*STREAM, "segment", "kind")

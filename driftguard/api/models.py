@@ -16,6 +16,7 @@ from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummar
 from driftguard.detection.counting import SECONDS_PER_DAY
 from driftguard.detection.findings import SessionsGiven, duration
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
+from driftguard.metrics import StreamVerdict
 from driftguard.settings import DetectionSettings, FalseAlarmScope
 from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Stream
 
@@ -152,16 +153,9 @@ class LastRetrain(_Model):
 
 
 class StreamStatusModel(StreamInfo):
-    verdict: Literal[
-        "insufficient_data",
-        "relearning",
-        "steady",
-        "degraded",
-        "improved",
-        "drafting_stopped",
-        "stale",
-        "replaced",
-    ] = Field(description="relearning: the detector's state was stored by another version of DriftGuard.")
+    verdict: StreamVerdict = Field(
+        description="relearning: the detector's state was stored by another version of DriftGuard."
+    )
     text: str = Field(
         description="The verdict in one sentence.", examples=["Steady: acceptance 0.74, baseline 0.75."]
     )
