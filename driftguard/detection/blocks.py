@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.bets import DOWN, SMALLEST_VARIANCE, UP, factors
+from driftguard.detection.bets import DOWN, UP, factors
 from driftguard.detection.columns import Columns
-from driftguard.detection.predictive import request_variance
+from driftguard.detection.predictive import change_shown, request_variance
 from driftguard.detection.state import StreamState
 
 Floats = NDArray[np.float64]
@@ -32,9 +32,8 @@ def bets_against(
 ) -> Floats:
     """e [T, BETS] of these rows that x lies below `boundary` [T] (above, for a rise)."""
     cut = state.cut_off[rows.stratum, (UP if rise else DOWN)]
-    variance = np.maximum(request_variance(base, rows), SMALLEST_VARIANCE)
-    of_first = np.maximum((base.within + base.between)[rows.stratum], SMALLEST_VARIANCE)
-    shown = rows.fresh * np.sqrt(of_first / variance)
+    parts = base.within[rows.stratum], base.between[rows.stratum], rows.fresh
+    variance, shown = request_variance(*parts), change_shown(*parts)
     return factors(rows.x, boundary, variance, rise=rise, shown=shown, cut=cut)
 
 

@@ -32,6 +32,7 @@ from driftguard.detection.config import DetectorConfig
 from driftguard.detection.counting import SECONDS_PER_DAY
 from driftguard.detection.evidence import SHARES
 from driftguard.detection.findings import ExpectedDelay
+from driftguard.detection.predictive import change_shown, request_variance
 from driftguard.detection.state import StreamState
 from driftguard.detection.windows import deviation, window_factors, window_margin
 
@@ -88,10 +89,9 @@ def expected_requests(
         error = math.sqrt(float(base.mean_error[code] ** 2 + state.rhythms.variance[code].mean()))
         margin = max(float(base.error_factor[code]) * error, config.ignore)
         fresh = _fresh(state, base, code)
-        variance = float(base.within[code] + fresh * base.between[code])
+        parts = base.within[code], base.between[code], np.array([fresh])
+        variance, shown = request_variance(*parts).item(), change_shown(*parts).item()
         mean, length = float(base.mean[code]), int(state.block_length[code])
-        of_first = float(base.within[code] + base.between[code])
-        shown = fresh * math.sqrt(of_first / variance) if variance > 0.0 else fresh
         cut = tuple(state.cut_off[code, DOWN].tolist())
         found = _of_requests(needed / length, mean, variance, margin, fresh, shown, cut, drop)
         found = None if found is None else found * length

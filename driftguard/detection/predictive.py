@@ -94,9 +94,17 @@ def _session_effect(base: Baselines, rows: Columns, before: Floats) -> tuple[Flo
     return effect, 1.0 - weight / total
 
 
-def request_variance(base: Baselines, rows: Columns) -> Floats:
-    """Variance of x given the past: what is left of the session's, and the request's own."""
-    return base.within[rows.stratum] + base.between[rows.stratum] * rows.fresh
+def request_variance(within: Floats, between: Floats, fresh: Floats) -> Floats:
+    """Variance of x given the past [T]: what is left of the session's, and the request's own."""
+    return np.maximum(within + between * fresh, SMALLEST_VARIANCE)
+
+
+def change_shown(within: Floats, between: Floats, fresh: Floats) -> Floats:
+    """How much of a lasting change each request shows [T], in its standard deviations, against the first of
+    a session."""
+    of_first = request_variance(within, between, np.ones_like(fresh))
+    part: Floats = fresh * np.sqrt(of_first / request_variance(within, between, fresh))
+    return part
 
 
 def safe_baseline(rows: Columns, *, rise: bool) -> Floats:
