@@ -27,29 +27,18 @@ from driftguard.detection.columns import columns_of, history_rows
 from driftguard.detection.dependence import PAIRED, SCALES, add_neighbours
 from driftguard.detection.predictive import predicted
 from driftguard.detection.state import with_strata
-from tests.detection.traffic import START, fold_all, requests
+from tests.detection.traffic import fold_all, normal, requests
 
 DEVIATION = np.sqrt(0.0144 / 2.0)  # between conversations, and between the requests of one
 CONFIG = DetectorConfig(false_alarm_every=2_000.0)
 
 
-def conversations(
-    rng: np.random.Generator, mean: NDArray[np.float64], *, first_ordinal: int = 1
-) -> ObservationBatch:
+def conversations(rng: np.random.Generator, mean: NDArray[np.float64]) -> ObservationBatch:
     """8 to 12 requests each, one conversation after the other; nothing names them."""
-    n = len(mean)
-    lengths = rng.integers(8, 13, n // 8 + 1)
-    session = np.repeat(np.arange(len(lengths)), lengths)[:n]
+    lengths = rng.integers(8, 13, len(mean) // 8 + 1)
+    session = np.repeat(np.arange(len(lengths)), lengths)[: len(mean)]
     own = rng.normal(0.0, DEVIATION, len(lengths))[session]
-    x = np.clip(mean + own + rng.normal(0.0, DEVIATION, n), 0.0, 1.0)
-    ordinal = np.arange(first_ordinal, first_ordinal + n)
-    return ObservationBatch.of(
-        ordinal,
-        ["chat"] * n,
-        np.full(n, 1_000),
-        np.rint(1_000 * x).astype(np.int64),
-        START + ordinal.astype(np.float64),
-    )
+    return normal(rng, mean + own, DEVIATION)
 
 
 def opened(findings: list[Finding]) -> list[DriftOpened]:

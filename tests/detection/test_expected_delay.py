@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from driftguard.detection import (
 from driftguard.detection.baseline import baselines
 from driftguard.detection.expected_delay import expected_requests
 from tests.detection.test_windows import windows
-from tests.detection.traffic import START
+from tests.detection.traffic import START, normal
 
 QUIET = DetectorConfig(false_alarm_every=1e12)
 SEEDS = range(30)
@@ -113,16 +114,10 @@ def in_sessions(
     groups = [rng.permutation(group) // length + at * open_at_once for at in range(n // group + 1)]
     session = np.concatenate(groups)[:n]
     own = rng.normal(0.0, 0.085, session.max() + 1)[session]
-    x = np.clip(mean + own + rng.normal(0.0, 0.085, n), 0.0, 1.0)
-    ordinal = np.arange(first, first + n)
-    return ObservationBatch.of(
-        ordinal,
-        ["chat"] * n,
-        np.full(n, 1_000),
-        np.rint(1_000 * x).astype(np.int64),
-        START + ordinal.astype(np.float64),
-        session=[f"{first} {number}" if open_at_once > 1 else None for number in session.tolist()],
-    )
+    batch = normal(rng, mean + own, 0.085, first_ordinal=first)
+    if open_at_once == 1:
+        return batch
+    return replace(batch, session=[f"{first} {number}" for number in session.tolist()])
 
 
 @pytest.mark.parametrize(("length", "open_at_once", "least", "most"), [(8, 20, 1.0, 3.5), (10, 1, 0.6, 1.1)])

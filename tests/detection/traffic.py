@@ -36,6 +36,22 @@ def requests(
     )
 
 
+def normal(
+    rng: np.random.Generator, means: NDArray[np.float64], deviation: float, *, first_ordinal: int = 1
+) -> ObservationBatch:
+    """One request per mean, 1,000 drafted tokens each, accepted normally around it."""
+    n = len(means)
+    x = np.clip(means + rng.normal(0.0, deviation, n), 0.0, 1.0)
+    ordinals = np.arange(first_ordinal, first_ordinal + n)
+    return ObservationBatch.of(
+        ordinals,
+        ["chat"] * n,
+        np.full(n, 1_000),
+        np.rint(1_000 * x).astype(np.int64),
+        START + ordinals.astype(np.float64),
+    )
+
+
 def constant(x: float, n: int, *, segment: str = "chat", first_ordinal: int = 1) -> ObservationBatch:
     """n requests that accept exactly x of 100 drafted tokens."""
     ordinals = np.arange(first_ordinal, first_ordinal + n)
