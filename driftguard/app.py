@@ -46,6 +46,7 @@ from driftguard.replaced_target import comparing_targets
 from driftguard.retraining.jobs import NAMESPACE, QUEUE, RetrainingJobs
 from driftguard.retraining.run import retrain
 from driftguard.retraining.watching import watch_promoted
+from driftguard.scraping.loop import ScrapeLoop
 from driftguard.settings import Settings
 from driftguard.store import embedded, jobs, keys, partitions
 from driftguard.store.database import Database
@@ -130,6 +131,9 @@ class Sidecar:
         self._deferring = self._job_app(jobs.deferring_connector(database))
         self._alerts = AlertLoop(self._deferring, self._webhooks, self._alertmanagers)
         self._probes = ProbeLoop(database, settings.probes)
+        self.scraping = ScrapeLoop(
+            database, settings.sources, settings.scraping, self.ingest.submit, self.metrics
+        )
         self._chores = threading.Thread(target=self._do_chores, name="chores", daemon=True)
 
     def _job_app(self, connector: procrastinate.BaseConnector) -> procrastinate.App:
@@ -145,11 +149,13 @@ class Sidecar:
         self.pipeline.start()
         self._alerts.start()
         self._probes.start()
+        self.scraping.start()
         self._chores.start()
 
     def stop(self) -> None:
         """What was acknowledged is stored; what was folded is committed; the rest begins again."""
         self.stop_soon()
+        self.scraping.stop()
         self.ingest.stop()
         self.pipeline.stop()
         self._alerts.stop()
@@ -240,7 +246,9 @@ def create_app(sidecar: Sidecar) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
     )
-    app.state.context = Context(sidecar.settings, sidecar.database, sidecar.ingest, sidecar.metrics)
+    app.state.context = Context(
+        sidecar.settings, sidecar.database, sidecar.ingest, sidecar.metrics, sidecar.scraping.overdue
+    )
     app.state.request_retraining = sidecar.request_retraining
     install_problem_handlers(app)
     for module in (ingest, captures, status, incidents, drafts, retraining, health, page, runbooks):

@@ -43,11 +43,26 @@ def serve(
     data_dir: Annotated[
         Path | None, typer.Option(help="Directory of the embedded database and candidates.")
     ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A server whose metrics to scrape, as KIND=URL or URL; several times for several servers. "
+            "Replaces the sources of the settings.",
+            metavar="[KIND=]URL",
+        ),
+    ] = None,
 ) -> None:
-    """Run the sidecar: ingest, detection, incidents, alerts, retraining, status page."""
+    """Run the sidecar: ingest, scraping, detection, incidents, alerts, retraining, status page."""
     from driftguard.app import run_sidecar
 
-    run_sidecar(load_settings(config, host=host, port=port, data_dir=data_dir))
+    sources = [_source(text) for text in source] if source else None
+    run_sidecar(load_settings(config, host=host, port=port, data_dir=data_dir, sources=sources))
+
+
+def _source(text: str) -> dict[str, str]:
+    """The kind stands before the address, which may hold a = too."""
+    kind, equals, url = text.partition("=")
+    return {"kind": kind, "url": url} if equals and "/" not in kind else {"url": text}
 
 
 @app.command(

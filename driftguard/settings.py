@@ -29,6 +29,7 @@ RESERVED_VARIABLES = frozenset({CONFIG_VARIABLE, "DRIFTGUARD_API_KEY"})
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Text = Annotated[str, Field(min_length=1, max_length=256)]
 FalseAlarmScope = Literal["stream", "fleet"]
 
 
@@ -122,6 +123,37 @@ class DiagnosisSettings(_Group):
     )
 
 
+class SourceSettings(_Group):
+    url: str = Field(
+        pattern=r"^https?://[^\s/]+",
+        description="Address of its metrics; without a path the engine's usual one.",
+    )
+    kind: str | None = Field(None, description="The serving engine; found by its metrics when left out.")
+    server: Text | None = Field(
+        None, description="What its records call the server; host:port when left out."
+    )
+    target: Text | None = Field(
+        None, description="What its records call the target; as the server says when left out."
+    )
+    draft: Text | None = Field(None, description="The draft, where the server does not tell.")
+    draft_version: Text | None = Field(None, description="Its version: another one is another stream.")
+    method: Text | None = Field(None, description="How it drafts: draft_model, eagle3, ngram, ...")
+    segment: Text = Field(
+        "default", description="Segment of all its traffic: counters do not tell requests apart."
+    )
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="K as configured, where the server does not tell."
+    )
+    api_key: SecretStr | None = Field(None, description="Bearer token for its metrics, if they need one.")
+
+
+class ScrapingSettings(_Group):
+    interval_seconds: Annotated[float, Field(ge=1)] = Field(
+        15.0, description="Time between two scrapes of a server."
+    )
+    timeout_seconds: PositiveFloat = Field(5.0, description="Longest wait for the metrics of a server.")
+
+
 class ProbeTargetSettings(_Group):
     server: str = Field(description="The server's name as its records carry it.")
     url: str = Field(description="Base URL of its OpenAI-compatible API, for example http://127.0.0.1:8000.")
@@ -180,6 +212,10 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8200, description="Port of the sidecar.")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug to error.")
     engines: list[EngineSettings] = Field(default_factory=list, description="Engines that accept new drafts.")
+    sources: list[SourceSettings] = Field(
+        default_factory=list, description="Servers whose metrics are scraped; also --source KIND=URL."
+    )
+    scraping: ScrapingSettings = Field(default_factory=ScrapingSettings)
     ingest: IngestSettings = Field(default_factory=IngestSettings)
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
     detection: DetectionSettings = Field(default_factory=DetectionSettings)

@@ -19,7 +19,7 @@ from driftguard.begun_anew import OTHER_VERSION
 from driftguard.cost import Cost, advice
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.silence import Newest, clock_difference, is_stale
-from driftguard.store import detector_states, status, streams
+from driftguard.store import detector_states, sources, status, streams
 from driftguard.store.tables import Incident, RetrainRun, Stream
 
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
@@ -149,10 +149,12 @@ def _silent(
     streams_of: dict[tuple[str, str], list[int]] = defaultdict(list)
     for stream in known:
         streams_of[stream.server, stream.target].append(stream.id)
+    quiet = sources.quiet_servers(session, now)
     return {
         place
         for place, newest in heard.items()
-        if is_stale(newest, now, partial(status.active_minutes, session, streams_of[place], newest.ended_at))
+        if place[0] not in quiet
+        and is_stale(newest, now, partial(status.active_minutes, session, streams_of[place], newest.ended_at))
     }
 
 

@@ -25,8 +25,15 @@ def print_status(base_url: str, *, as_json: bool) -> None:
         print(json.dumps(status))
         return
     console = Console()
+    for source in status["sources"]:
+        told = f"{source['server']}: {source['condition'].replace('_', ' ')}"
+        detail = f" ({source['detail']})" if source["detail"] else ""
+        console.print(f"source {told}{detail}", highlight=False, markup=False)
     if not status["streams"]:
-        console.print("No records yet: send some to POST /api/v1/records, or start an engine with --sidecar.")
+        console.print(
+            "No records yet: scrape a server with serve --source, send some to POST /api/v1/records, or start "
+            "an engine with --sidecar."
+        )
         return
     console.print(f"{status['fleet']['text']}\n", highlight=False)
     for stream in status["streams"]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from fastapi import Request
 
@@ -10,6 +12,10 @@ from driftguard.api.ingest_queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.settings import Settings
 from driftguard.store.database import Database
+
+
+def _none(_: datetime) -> list[str]:
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,9 @@ class Context:
     database: Database
     ingest: IngestQueue
     metrics: Metrics
+    overdue_sources: Callable[[datetime], list[str]] = (
+        _none  # servers that nobody tried to scrape for too long
+    )
 
 
 def get_context(request: Request) -> Context:

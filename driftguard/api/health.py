@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
@@ -24,6 +25,13 @@ class FoldBehind(DriftGuardError):
     title = "Detector behind"
 
 
+class ScrapingStopped(DriftGuardError):
+    """Nobody scrapes {servers}; the sidecar needs a restart."""
+
+    status = 503
+    title = "Scraping stopped"
+
+
 class Health(BaseModel):
     status: str = Field(examples=["ok"])
 
@@ -41,12 +49,15 @@ def healthz() -> Health:
 
 @router.get("/readyz", responses={503: {"description": "problem+json that says what is missing"}})
 def readyz(context: Annotated[Context, Depends(get_context)]) -> Readiness:
-    """503 while the database is unreachable or its schema does not fit, or the detector is far behind."""
+    """503 while the database is unreachable or its schema does not fit, the detector is far behind, or the
+    sidecar does not get to its sources. A source that does not answer is told by its own metrics."""
     context.database.check_schema()
     with context.database.session() as session:
         lag = detector_states.unfolded(session)
     if lag > MAX_FOLD_LAG_RECORDS:
         raise FoldBehind(f"the detector is {lag} records behind; it is ready below {MAX_FOLD_LAG_RECORDS}")
+    if overdue := context.overdue_sources(datetime.now(UTC)):
+        raise ScrapingStopped(f"nobody scrapes {', '.join(overdue[:3])}; {len(overdue)} servers in all")
     return Readiness(status="ready", database="reachable, schema up to date", fold_lag_records=lag)
 
 

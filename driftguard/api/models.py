@@ -10,6 +10,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from driftguard.adapters.condition import Condition
 from driftguard.alerting.message import cost_of, cost_percent, summary
 from driftguard.cost import Cost
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
@@ -17,6 +18,7 @@ from driftguard.detection.counting import SECONDS_PER_DAY
 from driftguard.detection.findings import SessionsGiven, duration
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
 from driftguard.metrics import StreamVerdict
+from driftguard.records import Fidelity
 from driftguard.settings import DetectionSettings, FalseAlarmScope
 from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Stream
 
@@ -210,6 +212,26 @@ class FleetModel(_Model):
         )
 
 
+class SourceModel(_Model):
+    """A server whose metrics are scraped, after its newest scrape."""
+
+    server: str = Field(examples=["chat-eu-1"])
+    kind: str = Field(description="The serving engine; unknown until it answered.", examples=["vllm"])
+    url: str = Field(examples=["http://chat-eu-1:8000/metrics"])
+    fidelity: Fidelity | None = Field(
+        description="How much to trust its counts: counter, or gauge (in part derived); null: not known.",
+        examples=["counter"],
+    )
+    condition: Condition = Field(examples=["reporting"])
+    detail: str = Field(
+        description="What to do about it; empty if nothing.",
+        examples=["vLLM answers and does not speculate; start vLLM with --speculative-config"],
+    )
+    since: datetime = Field(description="Of the condition.")
+    scraped_at: datetime
+    answered_at: datetime | None = Field(description="When its metrics could be read last.")
+
+
 class StatusAnswer(_Model):
     generated_at: datetime
     unfolded_records: int = Field(description="Stored records that the detector has not read yet.")
@@ -219,6 +241,7 @@ class StatusAnswer(_Model):
     )
     fleet: FleetModel
     streams: list[StreamStatusModel] = Field(description="The worst in service first.")
+    sources: list[SourceModel] = Field(description="Scraped servers, by name.")
 
 
 class FactModel(_Model):

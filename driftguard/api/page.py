@@ -17,7 +17,7 @@ from driftguard.api.auth import is_loopback
 from driftguard.api.context import Context, get_context
 from driftguard.api.incidents import detail
 from driftguard.api.models import IncidentModel
-from driftguard.api.status import stream_models
+from driftguard.api.status import source_models, stream_models
 from driftguard.detection.counting import SECONDS_PER_DAY
 from driftguard.detection.findings import duration
 from driftguard.errors import NotFound
@@ -52,6 +52,7 @@ def status_page(context: Annotated[Context, Depends(get_context)]) -> HTMLRespon
             serving=[item for item in found if item.in_service],
             replaced=[item for item in found if not item.in_service],
             incidents=[IncidentModel.of(*row) for row in newest],
+            sources=source_models(session),
             unfolded=detector_states.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
         )

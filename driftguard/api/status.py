@@ -21,6 +21,7 @@ from driftguard.api.models import (
     NowAndBaseline,
     Rate,
     SegmentStatus,
+    SourceModel,
     StatusAnswer,
     StreamInfo,
     StreamStatusModel,
@@ -28,7 +29,7 @@ from driftguard.api.models import (
 )
 from driftguard.errors import NotFound
 from driftguard.status import StreamStatus, gather
-from driftguard.store import detector_states, incidents, series, status, streams
+from driftguard.store import detector_states, incidents, series, sources, status, streams
 from driftguard.store.series import Bin
 from driftguard.store.tables import Stream
 
@@ -92,6 +93,7 @@ def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswe
             false_alarm_days=context.settings.detection.false_alarm_days,
             fleet=FleetModel.of(fleet.gather(session, known), context.settings.detection),
             streams=stream_models(session, now, known),
+            sources=source_models(session),
         )
 
 
@@ -181,6 +183,10 @@ def stream_models(
     """Every stream, the worst of those in service first. `known`: as in gather."""
     present = status.requests_per_day(session, now)
     return [_stream_model(item, present.get(item.stream.id)) for item in gather(session, now, known)]
+
+
+def source_models(session: Session) -> list[SourceModel]:
+    return [SourceModel.model_validate(source) for source in sources.all_sources(session)]
 
 
 def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusModel:

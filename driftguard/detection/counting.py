@@ -14,6 +14,8 @@ from driftguard.detection.state import StreamState
 Ints = NDArray[np.int64]
 
 SECONDS_PER_DAY = 86_400.0
+TOKENS_OF_A_REQUEST = 32
+MOST_REQUESTS_OF_A_WINDOW = 25  # so that it takes several windows to say that drafting stopped
 
 
 def windows_in(batch: ObservationBatch) -> NDArray[np.bool_]:
@@ -50,13 +52,20 @@ class Counts:
         }
 
 
+def _requests_in(batch: ObservationBatch) -> Ints:
+    """[N] how much an observation without a draft says about drafting: an idle window nothing, one in which
+    tokens were generated as much as some requests of that many tokens."""
+    tokens = np.maximum(batch.output_tokens, 0)
+    of_window = np.minimum(tokens // TOKENS_OF_A_REQUEST, MOST_REQUESTS_OF_A_WINDOW)
+    return np.where(windows_in(batch), of_window, 1)
+
+
 def counts_of(batch: ObservationBatch, starts: Ints) -> list[Counts]:
     """Of batches that follow one another as one: each begins at its start and has an observation."""
     ends = np.append(starts[1:], len(batch))
     drafted = batch.drafted > 0
     last_drafted = np.maximum.reduceat(np.where(drafted, np.arange(len(batch)), -1), starts)
-    undrafted = ~drafted & ~windows_in(batch)  # an idle window says nothing about drafting
-    so_far = np.concatenate([[0], np.cumsum(undrafted)])
+    so_far = np.concatenate([[0], np.cumsum(~drafted * _requests_in(batch))])
     columns = (
         batch.ordinal[ends - 1],
         ends - starts,

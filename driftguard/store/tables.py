@@ -181,6 +181,23 @@ class StreamCost(Base):
     cost: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
 
 
+class Source(Base):
+    """A server whose metrics are scraped, as the newest scrape found it; see driftguard.scraping."""
+
+    __tablename__ = "sources"
+
+    server: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    url: Mapped[str]
+    fidelity: Mapped[str | None]
+    condition: Mapped[str]
+    detail: Mapped[str]
+    since: Mapped[datetime]
+    scraped_at: Mapped[datetime]
+    answered_at: Mapped[datetime | None]
+    interval_seconds: Mapped[float]
+
+
 class Incident(Base):
     __tablename__ = "incidents"
     __table_args__ = (

@@ -1,0 +1,16 @@
+"""BentoML and OpenLLM: /metrics ends with the metrics of the vLLM that they started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from driftguard.adapters.vllm import VLLM
+
+BENTOML = replace(
+    VLLM,
+    kind="bentoml",
+    name="BentoML",
+    prefix="bentoml_",
+    show_metrics="let the service append the metrics of its vLLM to /metrics",
+    speculate="start the vLLM inside with --speculative-config",
+)

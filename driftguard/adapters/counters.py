@@ -1,0 +1,104 @@
+"""Engines that count steps, draft tokens and accepted tokens: vLLM, its relatives, llama.cpp.
+
+The bonus token is in none of these counters; a step without a draft adds to none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from driftguard.adapters.adapter import Kind
+from driftguard.adapters.reading import Increase, Reading
+from driftguard.adapters.window import Identity, Window
+from driftguard.records import Fidelity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterAdapter:
+    """An adapter by names of series. `sum over count`: a histogram's name without _sum and _count."""
+
+    kind: Kind
+    name: str
+    prefix: str
+    steps: str
+    drafted: str
+    accepted: str
+    accepted_per_position: str
+    generated: str
+    prompts: str
+    show_metrics: str
+    speculate: str
+    running: str | None = None  # gauge: requests in flight
+    ttft: str | None = None  # sum over count: seconds to the first token
+    decode_seconds: tuple[
+        str, ...
+    ] = ()  # counter: seconds between the tokens of all requests; newest name first
+    tpot: str | None = None  # sum over count: seconds per token, where decode_seconds is not told
+    positions_are_k: bool = False  # a series for each of the K positions from the start
+    names_target: bool = True
+    path: str = "/metrics"
+    fidelity: Fidelity = "counter"
+
+    @property
+    def _counters(self) -> frozenset[str]:
+        single = (
+            self.steps,
+            self.drafted,
+            self.accepted,
+            self.accepted_per_position,
+            self.generated,
+            self.prompts,
+        )
+        found = {*single, *self.decode_seconds}
+        for histogram in (self.ttft, self.tpot):
+            if histogram:
+                found |= {f"{histogram}_sum", f"{histogram}_count"}
+        return frozenset(found)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self._counters | ({self.running} if self.running else frozenset())
+
+    def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
+        increase = Increase.between(before, after, self._counters)
+        if not self.names_target:
+            return [self._window(None, increase, after, known, {})] if after.of(self.drafted) else []
+        targets = sorted(after.values_of(self.drafted, "model_name"))
+        return [self._window(target, increase, after, known, {"model_name": target}) for target in targets]
+
+    def _window(
+        self, target: str | None, increase: Increase, after: Reading, known: Identity, labels: dict[str, str]
+    ) -> Window:
+        per_position = increase.per_position(self.accepted_per_position, "position", **labels)
+        running = after.total(self.running, **labels) if self.running else None
+        return Window(
+            target=target,
+            begun_at=increase.begun_at,
+            ended_at=after.at,
+            steps=increase.whole(self.steps, **labels) or 0,
+            drafted=increase.whole(self.drafted, **labels) or 0,
+            accepted=increase.whole(self.accepted, **labels) or 0,
+            generated=increase.whole(self.generated, **labels) or 0,
+            fidelity=self.fidelity,
+            speculated_before=bool(after.total(self.drafted, **labels)),
+            accepted_per_position=per_position,
+            num_speculative_tokens=known.num_speculative_tokens
+            or (len(per_position) if per_position and self.positions_are_k else None),
+            prompt_tokens=increase.whole(self.prompts, **labels),
+            time_to_first_token_seconds=increase.mean(self.ttft, **labels) if self.ttft else None,
+            time_per_output_token_seconds=self._seconds_per_token(increase, labels),
+            concurrency=None if running is None else round(running),
+        )
+
+    def _seconds_per_token(self, increase: Increase, labels: dict[str, str]) -> float | None:
+        """A ratio of sums where the seconds are told: the first token of a request has no seconds there."""
+        if not self.decode_seconds:
+            return increase.mean(self.tpot, **labels) if self.tpot else None
+        told = (increase.of(name, **labels) for name in self.decode_seconds)
+        seconds = next((value for value in told if value is not None), None)
+        tokens = increase.of(self.generated, **labels)
+        first = increase.of(f"{self.ttft}_count", **labels) if self.ttft else 0.0
+        if seconds is None or tokens is None or tokens <= (first or 0.0):
+            return None
+        return seconds / (tokens - (first or 0.0))

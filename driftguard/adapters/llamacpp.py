@@ -1,0 +1,22 @@
+"""llama.cpp's server. The positions appear with the first draft, and nothing names the model."""
+
+from __future__ import annotations
+
+from driftguard.adapters.counters import CounterAdapter
+
+LLAMACPP = CounterAdapter(
+    kind="llamacpp",
+    name="llama.cpp",
+    prefix="llamacpp:",
+    steps="llamacpp:spec_decode_num_drafts_total",
+    drafted="llamacpp:spec_decode_num_draft_tokens_total",
+    accepted="llamacpp:spec_decode_num_accepted_tokens_total",
+    accepted_per_position="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+    generated="llamacpp:tokens_predicted_total",
+    prompts="llamacpp:prompt_tokens_total",
+    running="llamacpp:requests_processing",
+    decode_seconds=("llamacpp:tokens_predicted_seconds_total",),
+    names_target=False,
+    show_metrics="start llama-server with --metrics (and a build of August 2026 or later)",
+    speculate="start llama-server with --spec-draft-model",
+)

@@ -1,0 +1,22 @@
+"""LMDeploy's PyTorch engine. Its gauges of acceptance are means since the server started: not used."""
+
+from __future__ import annotations
+
+from driftguard.adapters.counters import CounterAdapter
+
+LMDEPLOY = CounterAdapter(
+    kind="lmdeploy",
+    name="LMDeploy",
+    prefix="lmdeploy:",
+    steps="lmdeploy:spec_decode_num_drafts_total",
+    drafted="lmdeploy:spec_decode_num_draft_tokens_total",
+    accepted="lmdeploy:spec_decode_num_accepted_tokens_total",
+    accepted_per_position="lmdeploy:spec_decode_num_accepted_tokens_per_pos_total",
+    generated="lmdeploy:generation_tokens_total",
+    prompts="lmdeploy:prompt_tokens_total",
+    running="lmdeploy:num_requests_running",
+    ttft="lmdeploy:time_to_first_token_seconds",
+    tpot="lmdeploy:time_per_output_token_seconds",
+    show_metrics="start LMDeploy's api_server without --disable-metrics",
+    speculate="start LMDeploy with --speculative-algorithm and --speculative-draft-model",
+)

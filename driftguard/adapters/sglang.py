@@ -1,0 +1,118 @@
+"""SGLang. Tokens per verification are counted; draft tokens are not, so their number is steps x K.
+
+K is `spec_num_draft_tokens` - 1: SGLang counts the token that the drafts hang on among them. Under
+--speculative-adaptive K moves between scrapes; a window in which it moved is left out.
+Versions without `spec_verify_calls_total` tell the acceptance length of their last log interval as a gauge,
+which keeps its value while the server is idle: it is used where tokens were generated.
+Gauges repeat per rank of one replica; counters are kept by its first rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from driftguard.adapters.adapter import Kind
+from driftguard.adapters.reading import Increase, Reading
+from driftguard.adapters.window import Identity, Incomplete, LeftOut, Window
+from driftguard.records import Fidelity
+
+_STEPS, _LENGTH = "sglang:spec_verify_calls_total", "sglang:spec_accept_length"
+_DRAFT_TOKENS, _DRAFT_STEPS = "sglang:spec_num_draft_tokens", "sglang:spec_num_steps"
+_GENERATED, _PROMPTS = "sglang:generation_tokens_total", "sglang:prompt_tokens_total"
+_FIRST_TOKEN, _BETWEEN = "sglang:time_to_first_token_seconds", "sglang:inter_token_latency_seconds"
+_RUNNING = "sglang:num_running_reqs"
+_COUNTERS = frozenset(
+    {_STEPS, _GENERATED, _PROMPTS}
+    | {f"{histogram}_{part}" for histogram in (_FIRST_TOKEN, _BETWEEN) for part in ("sum", "count")}
+)
+_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
+
+
+class SGLang:
+    kind: Kind = "sglang"
+    name = "SGLang"
+    prefix = "sglang:"
+    path = "/metrics"
+    names = _COUNTERS | {_LENGTH, _DRAFT_TOKENS, _DRAFT_STEPS, _RUNNING}
+    fidelity: Fidelity = "counter"
+    names_target = True
+    show_metrics = "start SGLang with --enable-metrics"
+    speculate = "start SGLang with --speculative-algorithm"
+
+    def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
+        before, after = _first_ranks(before), _first_ranks(after)
+        increase = Increase.between(before, after, _COUNTERS)
+        targets = sorted(after.values_of(_LENGTH, "model_name") | after.values_of(_STEPS, "model_name"))
+        return [_window(target, increase, before, after, known) for target in targets]
+
+
+def _first_ranks(reading: Reading) -> Reading:
+    def first(labels: dict[str, str]) -> bool:
+        return all(labels.get(rank, "0") == "0" for rank in _RANKS) and labels.get("engine_type") != "draft"
+
+    samples = {
+        name: {labels: value for labels, value in series.items() if first(dict(labels))}
+        for name, series in reading.samples.items()
+    }
+    return Reading(reading.at, samples)
+
+
+def _window(target: str, increase: Increase, before: Reading, after: Reading, known: Identity) -> Window:
+    label = {"model_name": target}
+    k, k_before = _k(after, known, label), _k(before, known, label)
+    if k is None:
+        raise Incomplete(
+            "this version of SGLang does not tell how many tokens it drafts; set `num_speculative_tokens`"
+        )
+    if k_before not in (None, k):
+        raise LeftOut(f"it changed from {k_before} to {k} draft tokens since the last scrape")
+    generated = increase.whole(_GENERATED, **label) or 0
+    steps, fidelity = _steps(increase, after, generated, k, label)
+    running = after.total(_RUNNING, **label)
+    return Window(
+        target=target or None,
+        begun_at=increase.begun_at,
+        ended_at=after.at,
+        steps=steps,
+        drafted=steps * k,
+        accepted=min(max(generated - steps, 0), steps * k),
+        generated=generated,
+        fidelity=fidelity,
+        speculated_before=bool(after.total(_STEPS, **label) or after.total(_LENGTH, **label)),
+        num_speculative_tokens=k,
+        prompt_tokens=increase.whole(_PROMPTS, **label),
+        time_to_first_token_seconds=increase.mean(_FIRST_TOKEN, **label),
+        time_per_output_token_seconds=_seconds_per_token(increase, generated, label),
+        concurrency=None if running is None else round(running),
+    )
+
+
+def _k(reading: Reading, known: Identity, label: dict[str, str]) -> int | None:
+    if known.num_speculative_tokens is not None:
+        return known.num_speculative_tokens
+    tokens, steps = (list(reading.of(name, **label).values()) for name in (_DRAFT_TOKENS, _DRAFT_STEPS))
+    if tokens:
+        return max(round(max(tokens)) - 1, 0)
+    return round(max(steps)) if steps else None
+
+
+def _steps(
+    increase: Increase, after: Reading, generated: int, k: int, label: dict[str, str]
+) -> tuple[int, Fidelity]:
+    counted = increase.whole(_STEPS, **label)
+    if k == 0:
+        return 0, "counter"
+    if counted is not None:
+        return counted, "counter"
+    lengths = [length for length in after.of(_LENGTH, **label).values() if length >= 1.0]
+    return (round(generated * len(lengths) / sum(lengths)) if lengths else 0), "gauge"
+
+
+def _seconds_per_token(increase: Increase, generated: int, label: dict[str, str]) -> float | None:
+    """Requests finish and count their tokens at once, and their inter-token seconds as they come."""
+    seconds, first = increase.of(f"{_BETWEEN}_sum", **label), increase.of(f"{_FIRST_TOKEN}_count", **label)
+    tokens = generated - (first or 0.0)
+    return seconds / tokens if seconds is not None and tokens > 0 else None
+
+
+SGLANG = SGLang()

@@ -1,0 +1,66 @@
+"""Hugging Face TGI. `tgi_request_skipped_tokens` observes, for every step, the draft tokens it kept.
+
+What was drafted is not told: steps x the configured --speculate, hence fidelity gauge. The first step of a
+request drafts nothing and is counted too, so acceptance reads low by about 1 / (steps of an answer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from driftguard.adapters.adapter import Kind
+from driftguard.adapters.reading import Increase, Reading
+from driftguard.adapters.window import Identity, Incomplete, Window
+from driftguard.records import Fidelity
+
+_SKIPPED, _PER_TOKEN = "tgi_request_skipped_tokens", "tgi_request_mean_time_per_token_duration"
+_PROMPTS, _BATCH = "tgi_request_input_length", "tgi_batch_current_size"
+_COUNTERS = frozenset(
+    f"{histogram}_{part}" for histogram in (_SKIPPED, _PER_TOKEN, _PROMPTS) for part in ("sum", "count")
+)
+
+
+class Tgi:
+    kind: Kind = "tgi"
+    name = "TGI"
+    prefix = "tgi_"
+    path = "/metrics"
+    names = _COUNTERS | {_BATCH}
+    fidelity: Fidelity = "gauge"
+    names_target = False
+    show_metrics = "scrape the port of TGI's router (--prometheus-port moves its metrics)"
+    speculate = "start TGI with --speculate"
+
+    def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
+        steps_ever, kept_ever = after.total(f"{_SKIPPED}_count"), after.total(f"{_SKIPPED}_sum")
+        if not steps_ever:
+            return []
+        increase = Increase.between(before, after, _COUNTERS)
+        steps, kept = increase.whole(f"{_SKIPPED}_count") or 0, increase.whole(f"{_SKIPPED}_sum") or 0
+        k = known.num_speculative_tokens
+        if k is None and kept_ever:
+            raise Incomplete(
+                "TGI does not tell how many tokens it drafts; set `num_speculative_tokens` to its --speculate"
+            )
+        speculates = bool(kept_ever) and k is not None
+        running = after.total(_BATCH)
+        return [
+            Window(
+                target=None,
+                begun_at=increase.begun_at,
+                ended_at=after.at,
+                steps=steps if speculates else 0,
+                drafted=steps * k if speculates and k else 0,
+                accepted=kept,
+                generated=steps + kept,
+                fidelity=self.fidelity,
+                speculated_before=bool(kept_ever),
+                num_speculative_tokens=k,
+                prompt_tokens=increase.whole(f"{_PROMPTS}_sum"),
+                time_per_output_token_seconds=increase.mean(_PER_TOKEN),
+                concurrency=None if running is None else round(running),
+            )
+        ]
+
+
+TGI = Tgi()

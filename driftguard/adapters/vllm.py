@@ -1,0 +1,27 @@
+"""vLLM (0.8 to 0.33). Its counters begin with the server, a series per `engine` under data parallelism.
+
+`inter_token_latency_seconds` observes once per step, whatever the step emitted, so its sum over the tokens is
+the time per output token; before 0.11 the same histogram was called `time_per_output_token_seconds`.
+"""
+
+from __future__ import annotations
+
+from driftguard.adapters.counters import CounterAdapter
+
+VLLM = CounterAdapter(
+    kind="vllm",
+    name="vLLM",
+    prefix="vllm:",
+    steps="vllm:spec_decode_num_drafts_total",
+    drafted="vllm:spec_decode_num_draft_tokens_total",
+    accepted="vllm:spec_decode_num_accepted_tokens_total",
+    accepted_per_position="vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    generated="vllm:generation_tokens_total",
+    prompts="vllm:prompt_tokens_total",
+    running="vllm:num_requests_running",
+    ttft="vllm:time_to_first_token_seconds",
+    decode_seconds=("vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"),
+    positions_are_k=True,
+    show_metrics="start vLLM without --disable-log-stats",
+    speculate="start vLLM with --speculative-config",
+)

@@ -1,0 +1,150 @@
+"""The thread that scrapes: every server in turn, each at its own moment of the interval."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import httpx
+import structlog
+
+from driftguard.adapters.condition import DOWN
+from driftguard.errors import DatabaseUnavailable
+from driftguard.metrics import Metrics
+from driftguard.scraping.scrape import Submit, scrape
+from driftguard.scraping.source import Scraped, Source, sources_of
+from driftguard.settings import ScrapingSettings, SourceSettings
+from driftguard.store import sources as stored
+from driftguard.store.database import Database
+
+KEEP_SECONDS: Final = 2.0  # between two writes of what the scrapes found
+OVERDUE_INTERVALS: Final = 3
+SHORTEST_OVERDUE: Final = timedelta(minutes=1)
+log = structlog.get_logger(__name__)
+
+
+class ScrapeLoop:
+    """Does nothing without sources. `start` and `stop` are called once each."""
+
+    def __init__(
+        self,
+        database: Database,
+        sources: Sequence[SourceSettings],
+        settings: ScrapingSettings,
+        submit: Submit,
+        metrics: Metrics,
+    ) -> None:
+        """Raises BadSettings: two sources of one name."""
+        self._database = database
+        self._sources = sources_of(sources)
+        self._settings = settings
+        self._submit = submit
+        self._metrics = metrics
+        self._found: dict[str, stored.SourceState] = {}
+        self._changed: set[str] = set()
+        self._began_at = datetime.now(UTC)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="scraping", daemon=True)
+
+    def start(self) -> None:
+        if self._sources:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends at once; what was scraped and not yet stored is in the servers' counters still."""
+        if self._loop is not None and self._main is not None:
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def overdue(self, now: datetime) -> list[str]:
+        """Servers that nobody tried to scrape for three intervals: the loop hangs. A server that is away is
+        not overdue."""
+        limit = max(OVERDUE_INTERVALS * timedelta(seconds=self._settings.interval_seconds), SHORTEST_OVERDUE)
+        names = (source.identity.server for source in self._sources)
+        return [name for name in names if now - self._tried_at(name) > limit]
+
+    def _tried_at(self, server: str) -> datetime:
+        return self._found[server].scraped_at if server in self._found else self._began_at
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._scrape_all())
+        except asyncio.CancelledError:
+            return
+
+    async def _scrape_all(self) -> None:
+        self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
+        limits = httpx.Limits(max_connections=64, max_keepalive_connections=256)
+        timeout = httpx.Timeout(self._settings.timeout_seconds, pool=None)
+        async with (
+            httpx.AsyncClient(timeout=timeout, limits=limits, follow_redirects=True) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            for place, source in enumerate(self._sources):
+                delay = self._settings.interval_seconds * place / len(self._sources)
+                group.create_task(self._watch(client, source, delay))
+            group.create_task(self._keep())
+
+    async def _watch(self, client: httpx.AsyncClient, source: Source, delay_seconds: float) -> None:
+        """Scrapes one server at fixed moments; one that takes longer than the interval misses some."""
+        clock, interval = asyncio.get_running_loop(), self._settings.interval_seconds
+        due = clock.time() + delay_seconds
+        while True:
+            await asyncio.sleep(due - clock.time())
+            try:
+                self._note(source, await scrape(client, source, self._submit))
+            except Exception:
+                log.exception("a scrape failed and will be tried again", source=source.identity.server)
+            due += interval * max(1, -(-(clock.time() - due) // interval))
+
+    def _note(self, source: Source, scraped: Scraped) -> None:
+        server = source.identity.server
+        before = self._found.get(server)
+        state = _state(before, source, scraped, self._settings.interval_seconds)
+        self._metrics.set_source(server, source.kind, scraped.condition, scraped.at)
+        if before is None or (before.condition, before.detail) != (state.condition, state.detail):
+            tell = log.info if scraped.condition in ("waiting", "reporting", "idle") else log.warning
+            tell(
+                "source", server=server, kind=source.kind, condition=scraped.condition, detail=scraped.detail
+            )
+        self._found[server] = state
+        self._changed.add(server)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_SECONDS)
+            changed, self._changed = self._changed, set()
+            if not changed:
+                continue
+            try:
+                await asyncio.to_thread(self._write, [self._found[server] for server in sorted(changed)])
+            except DatabaseUnavailable:
+                self._changed |= changed  # told by those who store records
+
+    def _write(self, states: Sequence[stored.SourceState]) -> None:
+        with self._database.session() as session:
+            stored.store(session, states)
+
+
+def _state(
+    before: stored.SourceState | None, source: Source, scraped: Scraped, interval_seconds: float
+) -> stored.SourceState:
+    same = before is not None and before.condition == scraped.condition
+    answered = scraped.condition not in DOWN
+    return stored.SourceState(
+        server=source.identity.server,
+        kind=source.kind,
+        url=source.shown_url,
+        fidelity=source.adapter.fidelity if source.adapter else None,
+        condition=scraped.condition,
+        detail=scraped.detail,
+        since=before.since if same and before else scraped.at,
+        scraped_at=scraped.at,
+        answered_at=scraped.at if answered else (before.answered_at if before else None),
+        interval_seconds=interval_seconds,
+    )

@@ -1,0 +1,170 @@
+"""One scrape: fetch, read, compare with the scrape before, store the window.
+
+The reading that a window begins at is kept until the window is stored. So nothing that a server counted is
+lost while the database is away: the next window is longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from driftguard.adapters.adapter import Adapter
+from driftguard.adapters.condition import Condition
+from driftguard.adapters.kinds import detect
+from driftguard.adapters.reading import Reading, Unreadable
+from driftguard.adapters.window import Incomplete, LeftOut, Window, condition_of
+from driftguard.errors import DriftGuardError
+from driftguard.records import AcceptanceRecord, RecordError
+from driftguard.scraping.source import Scraped, Source
+
+MAX_BYTES: Final = 32 * 2**20
+RECORDED: Final[frozenset[Condition]] = frozenset({"reporting", "drafting_stopped"})
+HIDDEN: Final = frozenset({404, 405, 501})
+FORBIDDEN: Final = frozenset({401, 403})
+
+Submit = Callable[[Sequence[AcceptanceRecord]], Future[Any]]
+
+
+class _Stopped(Exception):
+    """There is no window, because of a condition of the server."""
+
+    def __init__(self, condition: Condition, detail: str) -> None:
+        super().__init__(detail)
+        self.condition = condition
+        self.detail = detail
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
+async def scrape(client: httpx.AsyncClient, source: Source, submit: Submit) -> Scraped:
+    """Stores what the server counted since the last stored window. Whatever it does is told, not raised."""
+    try:
+        condition, detail = await _scrape(client, source, submit)
+    except _Stopped as stopped:
+        condition, detail = stopped.condition, stopped.detail
+    except Incomplete as error:
+        condition, detail = "incomplete", str(error)
+    return Scraped(condition, detail, datetime.now(UTC))
+
+
+async def _scrape(client: httpx.AsyncClient, source: Source, submit: Submit) -> tuple[Condition, str]:
+    adapter, reading = await _read(client, source)
+    before = source.before or reading
+    try:
+        windows = adapter.windows(before, reading, source.identity)
+    except LeftOut as reason:
+        source.before = reading
+        return "reporting", f"a window was left out: {reason}"
+    condition = condition_of(windows)
+    if condition == "not_speculating":
+        source.before = reading
+        return condition, f"{adapter.name} answers and does not speculate; {adapter.speculate}"
+    if not adapter.names_target and source.identity.target is None:
+        source.identity = replace(source.identity, target=await _served_model(client, source))
+    if source.before is None:
+        source.before = reading
+        return "waiting", "the next scrape gives its first window"
+    try:
+        records = [window.record(source.identity) for window in windows if window.condition in RECORDED]
+        if records:
+            await asyncio.wrap_future(submit(records))
+    except RecordError as error:
+        return (
+            condition,
+            f"its counts contradict each other ({error}); they are read again with the next scrape",
+        )
+    except DriftGuardError as error:
+        return condition, f"not stored yet: {error.detail}"
+    source.before = reading
+    return condition, _advice(condition, adapter, windows)
+
+
+def _advice(condition: Condition, adapter: Adapter, windows: Sequence[Window]) -> str:
+    if condition == "drafting_stopped":
+        tokens = sum(window.generated for window in windows)
+        return f"{adapter.name} generated {tokens:,} tokens without a draft since the last scrape"
+    return ""
+
+
+async def _read(client: httpx.AsyncClient, source: Source) -> tuple[Adapter, Reading]:
+    """From the first path that answers as an engine does, which is kept."""
+    refused: list[_Stopped] = []
+    for path in source.paths:
+        try:
+            text = await _get(client, source, path)
+            adapter = _recognised(source, text)
+            reading = Reading.parse(text, adapter.names, datetime.now(UTC))
+        except _Stopped as stopped:
+            refused.append(stopped)
+        except Unreadable as error:
+            refused.append(_Stopped("unreadable", str(error)))
+        else:
+            source.paths = (path,)
+            return adapter, reading
+    raise refused[0]
+
+
+def _recognised(source: Source, text: str) -> Adapter:
+    found = detect(text)
+    if source.is_kind_given and source.adapter is not None:
+        if source.adapter.prefix not in text:
+            raise _Stopped(
+                "metrics_hidden", f"no metric of {source.adapter.name}: {source.adapter.show_metrics}"
+            )
+        return source.adapter
+    if found is None:
+        raise _Stopped("metrics_hidden", "its metrics are of no serving engine that is known")
+    if source.adapter is not found:
+        source.adapter, source.before = found, None
+    return found
+
+
+async def _get(client: httpx.AsyncClient, source: Source, path: str) -> str:
+    url = source.at(path)
+    headers = {"Authorization": f"Bearer {source.api_key}"} if source.api_key else {}
+    try:
+        async with client.stream("GET", url, headers=headers) as answer:
+            if answer.status_code in HIDDEN:
+                hint = f"; {source.adapter.show_metrics}" if source.adapter else ""
+                raise _Stopped("metrics_hidden", f"{path} is answered with {answer.status_code}{hint}")
+            if answer.status_code in FORBIDDEN:
+                raise _Stopped("unreadable", f"{path} is answered with {answer.status_code}; set `api_key`")
+            if answer.status_code != httpx.codes.OK:
+                raise _Stopped("unreadable", f"{path} is answered with {answer.status_code}")
+            return await _text(answer)
+    except httpx.TimeoutException:
+        raise _Stopped("unreachable", "no answer within scraping.timeout_seconds") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise _Stopped("unreachable", str(error) or type(error).__name__) from None
+
+
+async def _text(answer: httpx.Response) -> str:
+    body = bytearray()
+    async for chunk in answer.aiter_bytes():
+        body += chunk
+        if len(body) > MAX_BYTES:
+            raise _Stopped("unreadable", f"more than {MAX_BYTES:,} bytes")
+    return body.decode(errors="replace")
+
+
+async def _served_model(client: httpx.AsyncClient, source: Source) -> str:
+    """What the OpenAI-compatible API calls the model. Raises Incomplete."""
+    try:
+        models = msgspec.json.decode(await _get(client, source, "/v1/models"), type=_Models)
+        return models.data[0].id
+    except (_Stopped, msgspec.DecodeError, IndexError) as error:
+        raise Incomplete(f"/v1/models does not name its model ({error}); set `target`") from None

@@ -1,0 +1,99 @@
+"""One scraped server: where it is, what it is, and what it said last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import urlsplit, urlunsplit
+
+from driftguard.adapters.adapter import Adapter
+from driftguard.adapters.condition import Condition
+from driftguard.adapters.kinds import ADAPTERS
+from driftguard.adapters.reading import Reading
+from driftguard.adapters.window import Identity
+from driftguard.errors import BadSettings
+from driftguard.settings import SourceSettings
+
+USUAL_PATHS = ("/metrics", "/prometheus/metrics")
+
+
+@dataclass(slots=True)
+class Source:
+    """What is configured, and what was found so far."""
+
+    identity: Identity
+    url: str
+    paths: tuple[str, ...]  # to try, until one answers as an engine does
+    adapter: Adapter | None
+    is_kind_given: bool  # else found again wherever the metrics are those of another engine
+    api_key: str | None
+    before: Reading | None = None  # what the next window is measured from
+
+    @classmethod
+    def of(cls, settings: SourceSettings) -> Source:
+        """Raises BadSettings: no such kind."""
+        parts = urlsplit(settings.url)
+        adapter = _adapter(settings.kind) if settings.kind else None
+        given = parts.path.strip("/")
+        usual = (adapter.path,) if adapter else USUAL_PATHS
+        known = Identity(
+            server=settings.server or parts.netloc.rpartition("@")[2],
+            target=settings.target,
+            draft=settings.draft,
+            draft_version=settings.draft_version,
+            method=settings.method,
+            segment=settings.segment,
+            num_speculative_tokens=settings.num_speculative_tokens,
+        )
+        return cls(
+            identity=known,
+            url=settings.url,
+            paths=(parts.path,) if given else usual,
+            adapter=adapter,
+            is_kind_given=adapter is not None,
+            api_key=settings.api_key.get_secret_value() if settings.api_key else None,
+        )
+
+    def at(self, path: str) -> str:
+        """The server's address with another path."""
+        parts = urlsplit(self.url)
+        return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+
+    @property
+    def shown_url(self) -> str:
+        """Without credentials."""
+        parts = urlsplit(self.url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+    @property
+    def kind(self) -> str:
+        return self.adapter.kind if self.adapter else "unknown"
+
+
+def _adapter(kind: str) -> Adapter:
+    adapter = next((adapter for name, adapter in ADAPTERS.items() if name == kind.replace("-", "_")), None)
+    if adapter is None:
+        raise BadSettings(f"sources: {kind!r} is no kind of server; one of {', '.join(ADAPTERS)}")
+    return adapter
+
+
+def sources_of(settings: Sequence[SourceSettings]) -> list[Source]:
+    """Raises BadSettings: no such kind, or two of one name, whose records nobody could tell apart."""
+    found = [Source.of(item) for item in settings]
+    names: set[str] = set()
+    for source in found:
+        name = source.identity.server
+        if name in names:
+            raise BadSettings(f"sources: two are called {name!r}; give each a `server` of its own")
+        names.add(name)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """What came of one scrape. `detail`: one line that says what to do about it; empty if nothing."""
+
+    condition: Condition
+    detail: str
+    at: datetime
