@@ -31,8 +31,8 @@ def print_status(base_url: str, *, as_json: bool) -> None:
         console.print(f"source {told}{detail}", highlight=False, markup=False)
     if not status["streams"]:
         console.print(
-            "No records yet: scrape a server with serve --source, send some to POST /api/v1/records, or start "
-            "an engine with --sidecar."
+            "No records yet: scrape a server with serve --source, send some to POST /api/v1/records, or "
+            "start an engine with --sidecar."
         )
         return
     console.print(f"{status['fleet']['text']}\n", highlight=False)
