@@ -39,7 +39,7 @@ from driftguard.api.problems import install_problem_handlers
 from driftguard.begun_anew import forget_beginning
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
-from driftguard.metrics import Metrics
+from driftguard.metrics import CHORES, Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.probes.loop import ProbeLoop
 from driftguard.replaced_target import comparing_targets
@@ -191,15 +191,17 @@ class Sidecar:
 
     def _do_chores(self) -> None:
         """Small things that recur: partitions and retention every hour, the rest every few seconds."""
+        for chore in CHORES:
+            self.metrics.chore_last_success.labels(chore).set_to_current_time()
         since_maintenance = 0.0
         while not self._stopping.wait(DUE_SECONDS):
-            self._attempt(self._diagnose)
-            self._attempt(self._measure_costs)
-            self._attempt(lambda: self._retraining.defer_due(self._deferring))
+            self._attempt("diagnose", self._diagnose)
+            self._attempt("measure_costs", self._measure_costs)
+            self._attempt("defer_retraining", lambda: self._retraining.defer_due(self._deferring))
             since_maintenance += DUE_SECONDS
             if since_maintenance >= MAINTENANCE_SECONDS:
                 since_maintenance = 0.0
-                self._attempt(self._maintain)
+                self._attempt("maintain", self._maintain)
 
     def _diagnose(self) -> None:
         with self.database.session() as session:
@@ -208,13 +210,17 @@ class Sidecar:
     def _measure_costs(self) -> None:
         stream_cost.refresh(self.database, datetime.now(UTC))
 
-    def _attempt(self, chore: Callable[[], None]) -> None:
+    def _attempt(self, name: str, chore: Callable[[], None]) -> None:
+        """`name`: one of CHORES."""
         try:
             chore()
         except DatabaseUnavailable as error:
-            log.warning("chore waits for the database", error=str(error))
+            log.warning("chore waits for the database", chore=name, error=str(error))
         except Exception:
-            log.exception("chore failed and will be tried again")
+            self.metrics.chore_failures.labels(name).inc()
+            log.exception("chore failed and will be tried again", chore=name)
+        else:
+            self.metrics.chore_last_success.labels(name).set_to_current_time()
 
     def _maintain(self) -> None:
         with self.database.session() as session:
@@ -307,7 +313,8 @@ def _configure_logging(level: str) -> None:
 
 
 def run_retraining(settings: Settings, *, server: str | None, force: bool, traffic: Path | None) -> int:
-    """The nightly job: one retraining; prints how it goes and ends, returns the exit code.
+    """The nightly job: one retraining; prints how it goes and ends, returns the exit code. At a terminal it
+    counts as started by hand: nobody waits for it tomorrow.
 
     Raises BadSettings (no such engine), BadInput (the traffic file), DatabaseUnavailable.
     """
@@ -317,7 +324,7 @@ def run_retraining(settings: Settings, *, server: str | None, force: bool, traff
             database,
             settings,
             server=server,
-            trigger="nightly",
+            trigger="manual" if sys.stdout.isatty() else "nightly",
             force=force,
             traffic=traffic,
             on_progress=lambda progress: print(f"{progress.stage}: {progress.detail}", flush=True),

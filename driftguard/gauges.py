@@ -2,24 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from driftguard.metrics import Metrics
+from driftguard import stream_cost
+from driftguard.incidents import known_slowdown
+from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.records import StreamKey
 from driftguard.status import StreamStatus
 from driftguard.store import detector_states, incidents, notifications, retrain_runs, status
+from driftguard.store.tables import Incident, Stream
+
+Labels = tuple[str, ...]
 
 
-def refresh(session: Session, metrics: Metrics, found: Sequence[StreamStatus]) -> None:
+def refresh(session: Session, metrics: Metrics, found: Sequence[StreamStatus], now: datetime) -> None:
+    """`found`: every stream at the moment `now`."""
     metrics.fold_lag_records.set(detector_states.unfolded(session))
-    metrics.set_open_incidents(incidents.unresolved_counts(session))
     metrics.notifications_undelivered.set(notifications.count_undelivered(session))
-    metrics.set_ended_runs(status.ended_runs(session))
-    metrics.set_last_successes(retrain_runs.last_success_at(session))
+    _show_streams(metrics, found)
+    _show_incidents(session, metrics, {item.stream.id: item.stream for item in found})
+    _show_retraining(session, metrics, {(item.stream.server, item.stream.target) for item in found})
+    metrics.detector_last_round.set(now.timestamp())
+
+
+def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
     for item in found:
         stream = item.stream
         key = StreamKey(stream.server, stream.target, stream.draft_version, stream.method)
         baselines = {part.segment: part.baseline.rate for part in item.segments if part.baseline}
         metrics.set_verdict(key, item.verdict, baselines)
+        if stream.traffic_arrived_at is not None:
+            metrics.stream_last_arrival.labels(*_labels(stream)).set(stream.traffic_arrived_at.timestamp())
+    metrics.replace(
+        metrics.speculation_speedup,
+        {(*_labels(item.stream), bound): value for item in found for bound, value in _speedup(item).items()},
+    )
+
+
+def _speedup(item: StreamStatus) -> dict[str, float]:
+    """Bound -> tokens per second with speculation over those without. Empty where that was not measured, or
+    not lately, and for a draft that is no longer in service."""
+    if (
+        item.cost is None
+        or not item.in_service
+        or stream_cost.is_outdated(item.stream, item.cost_measured_at)
+    ):
+        return {}
+    gains = [choice.gain for choice in item.cost.choices if choice.num_speculative_tokens == 0]
+    return {
+        bound: 1.0 / (1.0 + gain_of_none)
+        for gain in gains
+        for bound, gain_of_none in (("estimate", gain.value), ("low", gain.high), ("high", gain.low))
+    }
+
+
+def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, Stream]) -> None:
+    metrics.set_open_incidents(incidents.unresolved_counts(session))
+    info: dict[Labels, float] = {}
+    changed: dict[Labels, float] = {}
+    slowdown: dict[Labels, float] = {}
+    before: dict[Labels, float] = {}
+    after: dict[Labels, float] = {}
+    for stream_id, by_direction in status.unresolved_incidents(session).items():
+        for incident in by_direction.values():
+            labels = (*_labels(streams[stream_id]), incident.direction, incident.severity)
+            info[*labels, *_identity(incident)] = 1.0
+            changed[labels] = incident.change_point_at.timestamp()
+            if (lost := known_slowdown(incident.evidence)) is not None:
+                slowdown[labels] = lost
+            for segment in incident.segments:
+                before[*labels, segment["segment"]] = segment["before"]["rate"]
+                after[*labels, segment["segment"]] = segment["after"]["rate"]
+    # The alert is made of the last: what its text is made of is there when it appears.
+    metrics.replace(metrics.incident_info, info)
+    metrics.replace(metrics.incident_change_point, changed)
+    metrics.replace(metrics.incident_slowdown, slowdown)
+    metrics.replace(metrics.incident_before, before)
+    metrics.replace(metrics.incident_after, after)
+
+
+def _identity(incident: Incident) -> tuple[str, str, str]:
+    """Its id, likely cause, and the confidence in that."""
+    if incident.diagnosis is None:
+        return str(incident.id), "unknown", "low"
+    return str(incident.id), str(incident.diagnosis["cause"]), str(incident.diagnosis["confidence"])
+
+
+def _show_retraining(session: Session, metrics: Metrics, places: set[tuple[str, str]]) -> None:
+    """`places`: (server, target) of every stream."""
+    metrics.set_ended_runs(
+        [
+            *((*place, outcome, 0) for place in places for outcome in RUN_OUTCOMES),
+            *status.ended_runs(session),
+        ]
+    )
+    metrics.set_last_successes(retrain_runs.last_success_at(session))
+    outcomes, rejected = status.last_outcomes(session), status.rejected_in_a_row(session)
+    metrics.replace(
+        metrics.retrain_last_outcome,
+        {
+            (*place, outcome): float(last == outcome)
+            for place, last in outcomes.items()
+            for outcome in RUN_OUTCOMES
+        },
+    )
+    metrics.replace(
+        metrics.retrain_rejected_in_a_row,
+        {place: float(rejected.get(place, 0)) for place in outcomes},
+    )
+    metrics.replace(
+        metrics.retrain_last_run,
+        {key: at.timestamp() for key, at in status.last_ends(session).items()},
+    )
+
+
+def _labels(stream: Stream) -> Labels:
+    return stream.server, stream.target, stream.draft_version, stream.method

@@ -31,7 +31,13 @@ StreamVerdict = Literal[
 ]
 VERDICTS: Final[tuple[StreamVerdict, ...]] = get_args(StreamVerdict)
 
+CHORES: Final = ("diagnose", "measure_costs", "defer_retraining", "maintain")
+SEVERITIES: Final = ("critical", "warning", "info")
+DIRECTIONS: Final = ("down", "up")
+RUN_OUTCOMES: Final = ("promoted", "nothing_to_do", "rejected", "failed", "rolled_back")
+
 STREAM = ("server", "target", "draft_version", "method")
+INCIDENT = (*STREAM, "direction", "severity")
 TRAFFIC = (*STREAM, "segment", "kind")
 SOURCE = ("source", "kind")
 
@@ -54,11 +60,14 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._ended_runs: dict[tuple[str, str, str], int] = {}
+        self._shown: dict[Gauge, set[tuple[str, ...]]] = {}
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._declare_traffic()
         self._declare_ingest()
         self._declare_detection()
+        self._declare_incidents()
+        self._declare_chores()
         self._declare_notifications()
         self._declare_retraining()
         self._declare_sources()
@@ -120,10 +129,23 @@ class Metrics:
             "Stored detector states of another version of DriftGuard, so that their streams began anew.",
             registry=self.registry,
         )
-        self.incidents_open = Gauge(
-            "driftguard_incidents_open",
-            "Incidents that are not resolved.",
-            ["severity", "direction"],
+        self.detector_last_round = Gauge(
+            "driftguard_detector_last_round_timestamp_seconds",
+            "When the detector last looked around; with it, every gauge of a stream, an incident or a "
+            "retraining was set.",
+            registry=self.registry,
+        )
+        self.stream_last_arrival = Gauge(
+            "driftguard_stream_last_arrival_timestamp_seconds",
+            "When the stream's newest record arrived that was no canary probe.",
+            STREAM,
+            registry=self.registry,
+        )
+        self.speculation_speedup = Gauge(
+            "driftguard_speculation_speedup_ratio",
+            "Tokens per second with the stream's present speculation, as a multiple of those without; with a "
+            "95% interval. Only where requests without speculation were timed.",
+            [*STREAM, "bound"],  # estimate | low | high
             registry=self.registry,
         )
         self.stream_verdict = Gauge(
@@ -138,6 +160,61 @@ class Metrics:
             [*STREAM, "segment"],
             registry=self.registry,
         )
+
+    def _declare_incidents(self) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"driftguard_{name}", text, labels, registry=self.registry)
+
+        self.incidents_open = gauge(
+            "incidents_open", "Incidents that are not resolved.", "severity", "direction"
+        )
+        self.incident_info = gauge(
+            "incident_info",
+            "1 for each incident that is not resolved, with its id and likely cause.",
+            *INCIDENT,
+            "incident",
+            "cause",
+            "confidence",
+        )
+        self.incident_change_point = gauge(
+            "incident_change_point_timestamp_seconds",
+            "When the acceptance of an incident that is not resolved changed.",
+            *INCIDENT,
+        )
+        self.incident_slowdown = gauge(
+            "incident_slowdown_ratio",
+            "Part of the tokens per second that an incident that is not resolved costs, measured where that "
+            "is sure, else by formula; negative is a gain. Only where it is known.",
+            *INCIDENT,
+        )
+        self.incident_before = gauge(
+            "incident_acceptance_before_ratio",
+            "Acceptance rate of a segment before the change of an incident that is not resolved.",
+            *INCIDENT,
+            "segment",
+        )
+        self.incident_after = gauge(
+            "incident_acceptance_after_ratio",
+            "Acceptance rate of a segment after the change of an incident that is not resolved.",
+            *INCIDENT,
+            "segment",
+        )
+
+    def _declare_chores(self) -> None:
+        self.chore_failures = Counter(
+            "driftguard_chore_failures",
+            "Failures of a recurring chore, those for want of the database left out.",
+            ["chore"],
+            registry=self.registry,
+        )
+        self.chore_last_success = Gauge(
+            "driftguard_chore_last_success_timestamp_seconds",
+            "When a recurring chore last succeeded, or the sidecar started.",
+            ["chore"],
+            registry=self.registry,
+        )
+        for chore in CHORES:
+            self.chore_failures.labels(chore)
 
     def _declare_notifications(self) -> None:
         self.notifications = Counter(
@@ -161,6 +238,25 @@ class Metrics:
             "driftguard_retrain_runs",
             "Ended retraining runs by outcome.",
             ["server", "target", "outcome"],
+            registry=self.registry,
+        )
+        self.retrain_last_outcome = Gauge(
+            "driftguard_retrain_last_run_outcome",
+            "1 for the outcome of the newest retraining run, 0 for the others; 0 for all while its draft is "
+            "still watched on live traffic.",
+            ["server", "target", "outcome"],
+            registry=self.registry,
+        )
+        self.retrain_last_run = Gauge(
+            "driftguard_retrain_last_run_timestamp_seconds",
+            "When a retraining run last ended, however it did, by what had started it.",
+            ["server", "target", "trigger"],  # incident | nightly | manual
+            registry=self.registry,
+        )
+        self.retrain_rejected_in_a_row = Gauge(
+            "driftguard_retrain_rejected_in_a_row",
+            "Candidates that the gate rejected since a draft was last put into service.",
+            ["server", "target"],
             registry=self.registry,
         )
         self.retrain_last_success = Gauge(
@@ -205,6 +301,15 @@ class Metrics:
         if condition not in DOWN:
             self.source_last_success.labels(source, kind).set(at.timestamp())
 
+    def replace(self, gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
+        """Shows these series (label values -> value) of a gauge that is only ever set by this, and no others.
+        A series that stays is there at every moment: a scrape meanwhile must not see it missing."""
+        for labels, value in values.items():
+            gauge.labels(*labels).set(value)
+        for labels in self._shown.get(gauge, set()) - values.keys():
+            gauge.remove(*labels)
+        self._shown[gauge] = set(values)
+
     def set_ended_runs(self, totals: Iterable[tuple[str, str, str, int]]) -> None:
         """`totals`: (server, target, outcome, how many ever). Runs end in other processes too (the nightly
         job), so the counter follows what the database counts; it never goes down."""
@@ -234,10 +339,11 @@ class Metrics:
 
     def set_open_incidents(self, counts: Iterable[tuple[str, str, int]]) -> None:
         """`counts`: (severity, direction, how many) of the incidents that are not resolved."""
-        for severity, direction in (("critical", "down"), ("warning", "down"), ("info", "up")):
-            self.incidents_open.labels(severity, direction).set(0)
-        for severity, direction, count in counts:
-            self.incidents_open.labels(severity, direction).set(count)
+        shown: dict[tuple[str, ...], float] = {
+            (severity, direction): 0.0 for severity in SEVERITIES for direction in DIRECTIONS
+        }
+        shown.update({(severity, direction): count for severity, direction, count in counts})
+        self.replace(self.incidents_open, shown)
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""

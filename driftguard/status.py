@@ -298,10 +298,7 @@ def _with_text(found: StreamStatus, incident: Incident | None) -> StreamStatus:
 
 
 def _advice(found: StreamStatus) -> str | None:
-    """None too where the newest requests were not measured for long: their K may be another by now."""
-    if found.cost is None or found.cost_measured_at is None:
-        return None
-    if found.stream.last_seen_at - found.cost_measured_at > stream_cost.OUTDATED_AFTER:
+    if found.cost is None or stream_cost.is_outdated(found.stream, found.cost_measured_at):
         return None
     return advice(found.cost)
 

@@ -100,6 +100,11 @@ def known(session: Session) -> dict[int, Measured]:
     }
 
 
+def is_outdated(stream: Stream, measured_at: datetime | None) -> bool:
+    """Where the newest requests were not measured for long: their K may be another by now."""
+    return measured_at is None or stream.last_seen_at - measured_at > OUTDATED_AFTER
+
+
 def _unresolved(session: Session, stream_id: int) -> Incident | None:
     """Of a fall first."""
     own = {incident.direction: incident for incident in incidents.unresolved_of(session, stream_id)}

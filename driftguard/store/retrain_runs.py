@@ -146,11 +146,12 @@ def end(session: Session, run_id: UUID, state: RunState, reason: str, at: dateti
 
 
 def store_nothing_to_do(session: Session, run: RetrainRun) -> UUID:
-    """Stores a run that found nothing to do. In a row of such runs for the same incident there is one row,
-    the latest: a run that waits for traffic asks every minute."""
+    """Stores a run that found nothing to do. In a row of such runs with the same trigger for the same
+    incident there is one row, the latest: a run that waits for traffic asks every minute."""
     last = latest(session, run.server, run.target)
-    if last is not None and last.state == "nothing_to_do" and last.incident_id == run.incident_id:
-        last.reason, last.ended_at, last.trigger = run.reason, run.ended_at, run.trigger
+    alike = last is not None and (last.incident_id, last.trigger) == (run.incident_id, run.trigger)
+    if last is not None and last.state == "nothing_to_do" and alike:
+        last.reason, last.ended_at = run.reason, run.ended_at
         session.flush()
         return last.id
     begin(session, run)

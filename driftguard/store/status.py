@@ -121,6 +121,45 @@ def ended_runs(session: Session) -> list[tuple[str, str, str, int]]:
     return [(server, target, state, count) for server, target, state, count in session.execute(query)]
 
 
+def last_outcomes(session: Session) -> dict[tuple[str, str], str]:
+    """(server, target) -> how the run ended that was last over; "watching" while its draft is watched."""
+    query = (
+        select(RetrainRun.server, RetrainRun.target, RetrainRun.state)
+        .ext(distinct_on(RetrainRun.server, RetrainRun.target))
+        .where(RetrainRun.ended_at.is_not(None) | (RetrainRun.state == "watching"))
+        .order_by(RetrainRun.server, RetrainRun.target, RetrainRun.ended_at.desc().nulls_first())
+    )
+    return {(server, target): state for server, target, state in session.execute(query)}
+
+
+def last_ends(session: Session) -> dict[tuple[str, str, str], datetime]:
+    """(server, target, trigger) -> when such a run last ended."""
+    query = (
+        select(RetrainRun.server, RetrainRun.target, RetrainRun.trigger, func.max(RetrainRun.ended_at))
+        .where(RetrainRun.ended_at.is_not(None))
+        .group_by(RetrainRun.server, RetrainRun.target, RetrainRun.trigger)
+    )
+    rows = session.execute(query)
+    return {(server, target, trigger): at for server, target, trigger, at in rows if at is not None}
+
+
+def rejected_in_a_row(session: Session) -> dict[tuple[str, str], int]:
+    """(server, target) -> candidates rejected since one was put into service; without those with none."""
+    put = (
+        select(RetrainRun.server, RetrainRun.target, func.max(RetrainRun.started_at).label("at"))
+        .where(RetrainRun.state.in_(("watching", "promoted", "rolled_back")))
+        .group_by(RetrainRun.server, RetrainRun.target)
+        .subquery()
+    )
+    query = (
+        select(RetrainRun.server, RetrainRun.target, func.count())
+        .outerjoin(put, (put.c.server == RetrainRun.server) & (put.c.target == RetrainRun.target))
+        .where(RetrainRun.state == "rejected", put.c.at.is_(None) | (RetrainRun.started_at > put.c.at))
+        .group_by(RetrainRun.server, RetrainRun.target)
+    )
+    return {(server, target): count for server, target, count in session.execute(query)}
+
+
 def unresolved_incidents(session: Session) -> dict[int, dict[str, Incident]]:
     """stream id -> direction -> incident."""
     found: dict[int, dict[str, Incident]] = defaultdict(dict)

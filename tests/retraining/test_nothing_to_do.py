@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from driftguard.errors import BadInput, BadSettings, NotFound
-from driftguard.retraining.outcome import RetrainOutcome
+from driftguard.retraining.outcome import RetrainOutcome, Trigger
 from driftguard.retraining.run import retrain
 from driftguard.settings import CaptureSettings, EngineSettings, Settings
 from driftguard.store import incidents, retrain_runs
@@ -52,6 +52,16 @@ def test_too_little_traffic_asks_again_in_one_row(
         assert outcome.waits_for_traffic
     assert len(runs(drifted.database)) == 1
     assert incident_states(drifted.database, drifted.incident_id) == ["open"]
+
+
+def test_the_nightly_job_leaves_a_row_although_the_incident_asks_on(
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
+) -> None:
+    settings = make_settings(tmp_path / "data", engine.url, minimum_requests=300)
+    triggers: tuple[Trigger, ...] = ("incident", "nightly", "incident", "incident")
+    for trigger in triggers:
+        retrain(drifted.database, settings, incident_id=drifted.incident_id, trigger=trigger)
+    assert [run.trigger for run in runs(drifted.database)] == ["incident", "nightly", "incident"]
 
 
 def test_capture_that_is_off_is_named(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> None:

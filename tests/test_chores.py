@@ -1,0 +1,38 @@
+"""What recurs in the sidecar can fail and goes on; an alert has to see that it does not succeed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from driftguard.app import Sidecar
+from driftguard.errors import DatabaseUnavailable
+from driftguard.settings import Settings
+from driftguard.store.database import Database
+
+
+def fail() -> None:
+    raise RuntimeError("no such file")
+
+
+def wait_for_the_database() -> None:
+    raise DatabaseUnavailable("connection refused")
+
+
+def test_a_failure_is_counted_and_leaves_the_time_of_the_last_success(
+    database: Database, tmp_path: Path
+) -> None:
+    sidecar = Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")
+    value, labels = sidecar.metrics.registry.get_sample_value, {"chore": "diagnose"}
+    last_success = "driftguard_chore_last_success_timestamp_seconds"
+    assert value("driftguard_chore_failures_total", labels) == 0
+    sidecar._attempt("diagnose", fail)
+    assert value("driftguard_chore_failures_total", labels) == 1
+    assert value(last_success, labels) is None
+    sidecar._attempt("diagnose", wait_for_the_database)
+    assert value("driftguard_chore_failures_total", labels) == 1
+    before = datetime.now(UTC).timestamp()
+    sidecar._attempt("diagnose", lambda: None)
+    succeeded = value(last_success, labels)
+    assert succeeded is not None
+    assert succeeded >= before

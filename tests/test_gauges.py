@@ -1,0 +1,146 @@
+"""Gauges that mirror the database: what an alert is made of appears with its cause and goes with it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import update
+
+from driftguard.detection import DetectorConfig
+from driftguard.metrics import RUN_OUTCOMES, Metrics
+from driftguard.pipeline import Pipeline
+from driftguard.store import incidents, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import Incident, RetrainRun, Stream
+from tests.alerting.incident_rows import add_incident, add_stream, resolve
+
+STREAM = {"server": "chat", "target": "target", "draft_version": "v1", "method": "draft_model"}
+FALL = {**STREAM, "direction": "down", "severity": "critical"}
+PLACE = {"server": "chat", "target": "target"}
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def pipeline(database: Database) -> Pipeline:
+    return Pipeline(database, DetectorConfig(), Metrics())
+
+
+def shown(pipeline: Pipeline, name: str, **labels: str) -> float | None:
+    pipeline.look_around(NOW)
+    return pipeline._metrics.registry.get_sample_value(f"driftguard_{name}", labels)
+
+
+def add_run(database: Database, state: str, minutes_ago: float, trigger: str = "nightly") -> None:
+    at = NOW - timedelta(minutes=minutes_ago)
+    with database.session() as session:
+        retrain_runs.begin(
+            session,
+            RetrainRun(
+                id=uuid4(),
+                **PLACE,
+                trigger=trigger,
+                state=state,
+                started_at=at - timedelta(minutes=1),
+                ended_at=None if state in ("watching", "training") else at,
+            ),
+        )
+
+
+def last_outcomes(pipeline: Pipeline) -> set[str]:
+    return {
+        outcome
+        for outcome in RUN_OUTCOMES
+        if shown(pipeline, "retrain_last_run_outcome", **PLACE, outcome=outcome)
+    }
+
+
+def test_an_open_incident_is_shown_with_where_since_when_and_what_it_costs(
+    database: Database, pipeline: Pipeline
+) -> None:
+    incident_id = add_incident(database, [], opened_at=NOW)
+    assert shown(pipeline, "incident_acceptance_before_ratio", **FALL, segment="german") == 0.74
+    assert shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german") == 0.58
+    assert shown(pipeline, "incident_slowdown_ratio", **FALL) == 0.23
+    since = (NOW - timedelta(minutes=5)).timestamp()
+    assert shown(pipeline, "incident_change_point_timestamp_seconds", **FALL) == since
+    identity = {"incident": str(incident_id), "cause": "unknown", "confidence": "low"}
+    assert shown(pipeline, "incident_info", **FALL, **identity) == 1
+
+
+def test_an_incident_of_unknown_cost_shows_none(database: Database, pipeline: Pipeline) -> None:
+    incident_id = add_incident(database, [])
+    with database.session() as session:
+        session.execute(update(Incident).where(Incident.id == incident_id).values(evidence={}))
+    assert shown(pipeline, "incident_slowdown_ratio", **FALL) is None
+    assert shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german") == 0.58
+
+
+def test_what_became_graver_or_ended_is_shown_as_such_and_no_longer_as_before(
+    database: Database, pipeline: Pipeline
+) -> None:
+    incident_id = add_incident(database, [], severity="warning")
+    warning = {**FALL, "severity": "warning"}
+    assert shown(pipeline, "incident_acceptance_after_ratio", **warning, segment="german") == 0.58
+    with database.session() as session:
+        incidents.find(session, incident_id)[0].severity = "critical"
+    assert shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german") == 0.58
+    assert shown(pipeline, "incident_acceptance_after_ratio", **warning, segment="german") is None
+    resolve(database, incident_id)
+    assert shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german") is None
+    assert shown(pipeline, "incident_change_point_timestamp_seconds", **FALL) is None
+    assert shown(pipeline, "incidents_open", severity="critical", direction="down") == 0
+
+
+def test_a_stream_shows_when_it_was_last_heard_and_the_detector_when_it_last_looked(
+    database: Database, pipeline: Pipeline
+) -> None:
+    stream_id = add_stream(database)
+    assert shown(pipeline, "stream_last_arrival_timestamp_seconds", **STREAM) is None
+    with database.session() as session:
+        session.execute(update(Stream).where(Stream.id == stream_id).values(traffic_arrived_at=NOW))
+    assert shown(pipeline, "stream_last_arrival_timestamp_seconds", **STREAM) == NOW.timestamp()
+    assert shown(pipeline, "detector_last_round_timestamp_seconds") == NOW.timestamp()
+
+
+def test_the_first_failed_retraining_is_an_increase_of_its_counter(
+    database: Database, pipeline: Pipeline
+) -> None:
+    add_stream(database)
+    assert shown(pipeline, "retrain_runs_total", **PLACE, outcome="failed") == 0
+    add_run(database, "failed", 5)
+    assert shown(pipeline, "retrain_runs_total", **PLACE, outcome="failed") == 1
+
+
+def test_the_last_outcome_is_that_of_the_run_that_ended_last(database: Database, pipeline: Pipeline) -> None:
+    add_stream(database)
+    add_run(database, "failed", 30)
+    assert last_outcomes(pipeline) == {"failed"}
+    add_run(database, "training", 0)
+    assert last_outcomes(pipeline) == {"failed"}
+    add_run(database, "nothing_to_do", 10)
+    assert last_outcomes(pipeline) == {"nothing_to_do"}
+    add_run(database, "watching", 20)
+    assert last_outcomes(pipeline) == set()
+
+
+def test_rejections_are_counted_from_the_last_draft_that_was_put_into_service(
+    database: Database, pipeline: Pipeline
+) -> None:
+    add_stream(database)
+    for minutes_ago, state in ((60, "rejected"), (50, "promoted"), (40, "rejected"), (30, "failed")):
+        add_run(database, state, minutes_ago)
+    assert shown(pipeline, "retrain_rejected_in_a_row", **PLACE) == 1
+    add_run(database, "rejected", 20)
+    assert shown(pipeline, "retrain_rejected_in_a_row", **PLACE) == 2
+    add_run(database, "watching", 10)
+    assert shown(pipeline, "retrain_rejected_in_a_row", **PLACE) == 0
+
+
+def test_the_nightly_job_has_a_time_of_its_own(database: Database, pipeline: Pipeline) -> None:
+    add_stream(database)
+    add_run(database, "rejected", 300)
+    add_run(database, "nothing_to_do", 5, trigger="incident")
+    at = shown(pipeline, "retrain_last_run_timestamp_seconds", **PLACE, trigger="nightly")
+    assert at == (NOW - timedelta(minutes=300)).timestamp()
