@@ -115,7 +115,7 @@ async def _read(client: httpx.AsyncClient, source: Source) -> tuple[Adapter, Rea
         else:
             source.paths = (path,)
             return adapter, reading
-    raise refused[0]
+    raise refused[-1]
 
 
 def _recognised(source: Source, text: str) -> Adapter:

@@ -15,7 +15,7 @@ from driftguard.adapters.window import Identity
 from driftguard.errors import BadSettings
 from driftguard.settings import SourceSettings
 
-USUAL_PATHS = ("/metrics", "/prometheus/metrics")
+USUAL_PATHS = ("/prometheus/metrics", "/metrics")  # TensorRT-LLM's /metrics loses what is read of it
 
 
 @dataclass(slots=True)

@@ -1,0 +1,252 @@
+"""What goes wrong when the counters of serving engines are read naively."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from driftguard.adapters.adapter import Kind
+from driftguard.adapters.kinds import ADAPTERS, detect
+from driftguard.adapters.reading import Reading, Unreadable
+from driftguard.adapters.window import Identity, Incomplete, LeftOut, condition_of
+from tests.adapters.fake_engines import (
+    ENGINES,
+    MODEL,
+    FakeEngine,
+    FakeLlamaCpp,
+    FakeSGLang,
+    FakeTensorRtLlm,
+    FakeTgi,
+    FakeVllm,
+    K,
+)
+from tests.adapters.readings import AFTER, BEFORE, window, windows
+
+STEPS = [4, 0, 3, 1, 2]  # accepted draft tokens of each step: 10 of 20
+
+
+@pytest.mark.parametrize("make", ENGINES, ids=lambda make: make.kind)
+def test_every_engine_gives_the_same_counts_of_the_same_history(make: type[FakeEngine]) -> None:
+    engine = make()
+    engine.serve([1, 1, 1])
+    before = engine.text()
+    engine.serve(STEPS)
+    found = window(engine.kind, before, engine.text(), k=K)
+    assert (found.steps, found.drafted, found.accepted) == (5, 20, 10)
+    assert (found.begun_at, found.ended_at) == (BEFORE, AFTER)
+    assert found.condition == "reporting"
+    record = found.record(Identity("server", target="t"))
+    assert (record.emitted, record.kind, record.num_speculative_tokens) == (
+        15,
+        "window",
+        found.num_speculative_tokens,
+    )
+
+
+@pytest.mark.parametrize("make", ENGINES, ids=lambda make: make.kind)
+def test_each_engine_is_recognised_by_its_metrics(make: type[FakeEngine]) -> None:
+    found = detect(make().text())
+    assert found is not None
+    assert found.kind == make.kind
+
+
+@pytest.mark.parametrize("make", ENGINES, ids=lambda make: make.kind)
+def test_a_restart_loses_nothing_and_is_never_negative(make: type[FakeEngine]) -> None:
+    engine = make()
+    engine.serve([2] * 1_000)
+    before = engine.text()
+    engine.restart((AFTER - timedelta(seconds=5)).timestamp())
+    engine.serve(STEPS)
+    found = window(engine.kind, before, engine.text(), k=K)
+    assert (found.steps, found.drafted, found.accepted) == (5, 20, 10)
+    assert found.begun_at > BEFORE + (AFTER - found.begun_at) / 2, "the detector sees a gap before it"
+
+
+def test_a_restart_shows_though_the_counter_is_higher_than_before() -> None:
+    engine = FakeVllm()
+    engine.serve([1])
+    before = engine.text()
+    engine.restart((AFTER - timedelta(seconds=5)).timestamp())
+    engine.serve(STEPS)
+    found = window("vllm", before, engine.text())
+    assert (found.steps, found.drafted, found.accepted) == (5, 20, 10)
+    assert found.begun_at == AFTER - timedelta(seconds=5)
+
+
+def test_the_clock_of_a_restarted_server_may_be_wrong() -> None:
+    engine = FakeVllm()
+    before = engine.text()
+    engine.restart(datetime(2031, 1, 1, tzinfo=UTC).timestamp())
+    engine.serve(STEPS)
+    found = window("vllm", before, engine.text())
+    assert found.begun_at <= found.ended_at == AFTER
+
+
+def replicas(first: FakeVllm, second: FakeVllm) -> str:
+    """Two of them behind one address, which tells no start time."""
+    texts = (first.text(), second.text().replace('engine="0"', 'engine="1"'))
+    lines = [line for text in texts for line in text.splitlines()]
+    return "\n".join(line for line in lines if not line.startswith("process_start")) + "\n"
+
+
+def test_replicas_are_added_and_restart_each_for_itself() -> None:
+    first, second = FakeVllm(), FakeVllm()
+    first.serve([2] * 1_000)
+    second.serve([2] * 1_000)
+    before = replicas(first, second)
+    first.serve(STEPS)
+    second.restart(0.0)
+    second.serve(STEPS)
+    found = window("vllm", before, replicas(first, second))
+    assert (found.steps, found.drafted, found.accepted) == (10, 40, 20)
+    assert found.accepted_per_position == [8, 6, 4, 2]
+    assert found.num_speculative_tokens == K
+
+
+def test_a_series_that_appears_was_born_since() -> None:
+    engine = FakeLlamaCpp()
+    before = engine.text()
+    assert "per_pos" not in before
+    engine.serve(STEPS)
+    assert window("llamacpp", before, engine.text()).accepted_per_position == [4, 3, 2, 1]
+
+
+def test_two_models_of_one_server_are_two_windows() -> None:
+    engine = FakeVllm()
+    before = engine.text() + FakeVllm().text().replace(MODEL, "b")
+    engine.serve(STEPS)
+    found = windows("vllm", before, engine.text() + FakeVllm().text().replace(MODEL, "b"))
+    assert [(item.target, item.condition) for item in found] == [
+        ("b", "idle"),
+        (MODEL, "reporting"),
+    ]
+    assert condition_of(found) == "reporting"
+
+
+def test_times_are_ratios_of_sums() -> None:
+    engine = FakeVllm()
+    before = engine.text()
+    engine.serve(STEPS, requests=2)
+    found = window("vllm", before, engine.text())
+    assert found.time_to_first_token_seconds == pytest.approx(0.25)
+    assert found.time_per_output_token_seconds == pytest.approx(5 * 0.02 / (15 - 2))
+    assert (found.concurrency, found.prompt_tokens) == (3, 200)
+
+
+def test_an_idle_window_is_none_and_one_without_drafts_says_that_drafting_stopped() -> None:
+    engine = FakeVllm()
+    engine.serve(STEPS)
+    before = engine.text()
+    assert window("vllm", before, before).condition == "idle"
+    engine.plain_tokens += 500
+    found = window("vllm", before, engine.text())
+    assert (found.condition, found.drafted, found.generated) == ("drafting_stopped", 0, 500)
+
+
+def test_a_server_that_never_speculated_is_no_server_that_stopped() -> None:
+    engine = FakeVllm()
+    before = engine.text()
+    engine.plain_tokens += 500
+    assert window("vllm", before, engine.text()).condition == "not_speculating"
+
+
+def test_sglang_ranks_are_not_added_and_the_draft_worker_is_not_the_server() -> None:
+    engine = FakeSGLang()
+    engine.serve(STEPS)
+    draft = 'sglang:spec_accept_length{engine_type="draft",model_name="draft-model",tp_rank="0"} 2.7\n'
+    found = window("sglang", FakeSGLang().text() + draft, engine.text() + draft)
+    assert (found.target, found.num_speculative_tokens, found.fidelity) == (MODEL, K, "counter")
+    assert (found.steps, found.drafted, found.accepted) == (5, 20, 10)
+
+
+def without(text: str, name: str) -> str:
+    return "".join(line + "\n" for line in text.splitlines() if not line.startswith(name))
+
+
+def test_an_old_sglang_has_a_gauge_that_counts_only_where_tokens_were_generated() -> None:
+    engine = FakeSGLang()
+    engine.serve([2] * 100)
+    before = without(engine.text(), "sglang:spec_verify_calls_total")
+    idle = window("sglang", before, before)
+    assert (idle.condition, idle.drafted) == ("idle", 0)
+    engine.serve([2] * 50)
+    found = window("sglang", before, without(engine.text(), "sglang:spec_verify_calls_total"))
+    assert (found.steps, found.accepted, found.fidelity) == (50, 100, "gauge")
+
+
+def test_sglang_may_stop_drafting_or_change_its_k() -> None:
+    engine = FakeSGLang()
+    engine.serve(STEPS)
+    before = engine.text()
+    engine.plain_tokens += 300
+    off = engine.text().replace(f"}} {K + 1}\n", "} 1\n")
+    with pytest.raises(LeftOut, match="from 4 to 0 draft tokens"):
+        windows("sglang", before, off)
+    engine.plain_tokens += 300
+    later = engine.text().replace(f"}} {K + 1}\n", "} 1\n")
+    found = window("sglang", off, later)
+    assert (found.condition, found.drafted, found.steps, found.generated) == ("drafting_stopped", 0, 0, 300)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("tgi", FakeTgi(steps=5, accepted=[1, 0, 0, 0]).text()),
+        ("sglang", without(without(FakeSGLang(steps=5).text(), "sglang:spec_num"), "sglang:spec_num")),
+        (
+            "tensorrt_llm",
+            without(without(FakeTensorRtLlm(steps=5).text(), "trtllm_spec_decode_d"), "trtllm_speculative"),
+        ),
+    ],
+)
+def test_what_an_engine_does_not_tell_has_to_be_set_and_is_named(kind: Kind, text: str) -> None:
+    with pytest.raises(Incomplete, match="num_speculative_tokens"):
+        windows(kind, text, text)
+
+
+def test_tensorrt_llm_without_positions_derives_the_steps_and_says_so() -> None:
+    engine = FakeTensorRtLlm()
+    names = ("trtllm_spec_decode_drafted", "trtllm_spec_decode_accepted")
+    before = without(without(engine.text(), names[0]), names[1])
+    engine.serve(STEPS)
+    found = window("tensorrt_llm", before, without(without(engine.text(), names[0]), names[1]))
+    assert (found.steps, found.drafted, found.accepted, found.fidelity) == (5, 20, 10, "gauge")
+
+
+def test_tensorrt_llm_tells_its_draft() -> None:
+    engine = FakeTensorRtLlm()
+    before = engine.text()
+    engine.serve(STEPS)
+    found = window("tensorrt_llm", before, engine.text())
+    assert (found.draft, found.method, found.fidelity) == ("org/eagle3", "eagle3", "counter")
+    assert found.record(Identity("s", method="mtp")).method == "mtp", "the settings win"
+
+
+def test_a_draft_that_was_replaced_keeps_its_last_counts() -> None:
+    old = ADAPTERS["driftguard"]
+    engine = next(make for make in ENGINES if make.kind == "driftguard")()
+    before = engine.text()
+    engine.serve(STEPS)
+    promoted = engine.text().replace('draft="small",draft_version="v1"', 'draft="small",draft_version="v2"')
+    found = {item.draft_version: item for item in windows(old.kind, before, promoted)}
+    assert (found["v1"].drafted, found["v1"].draft, found["v1"].generated) == (20, "small", 0)
+    assert found["v2"].drafted == 0
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+def test_a_value_that_is_no_number_is_not_counted(value: str) -> None:
+    text = f"llamacpp:spec_decode_num_drafts_total {value}\n"
+    assert not Reading.parse(text, ADAPTERS["llamacpp"].names, AFTER).of(
+        "llamacpp:spec_decode_num_drafts_total"
+    )
+
+
+def test_what_is_no_exposition_is_refused() -> None:
+    with pytest.raises(Unreadable, match="not the Prometheus text format"):
+        Reading.parse("llamacpp:spec_decode_num_drafts_total{ 7", ADAPTERS["llamacpp"].names, AFTER)
+
+
+def test_metrics_of_something_else_are_no_engine() -> None:
+    assert detect("go_goroutines 7\nprocess_start_time_seconds 1\n") is None
+    assert detect("<html>") is None

@@ -1,0 +1,118 @@
+"""The scraping of a whole sidecar: what its status says of the servers, and what it takes for no failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from driftguard.app import Sidecar, create_app
+from driftguard.settings import Settings
+from driftguard.store.database import Database
+from tests.adapters.fake_engines import FakeVllm
+from tests.api.ingest_server import serving
+from tests.scraping.served import Served, ok, served
+
+
+@contextmanager
+def sidecar(database: Database, data_dir: Path, sources: list[dict[str, Any]]) -> Iterator[httpx.Client]:
+    settings = Settings.model_validate(
+        {"data_dir": data_dir, "sources": sources, "scraping": {"interval_seconds": 1.0}}
+    )
+    with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:
+        yield client
+
+
+def until(client: httpx.Client, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    status: dict[str, Any] = {}
+    for _ in range(200):
+        status = client.get("/api/v1/status").json()
+        if holds(status):
+            return status
+        time.sleep(0.05)
+    raise AssertionError(status)
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    with served() as running:
+        yield running
+
+
+def test_the_status_names_every_server_and_what_to_do(
+    database: Database, tmp_path: Path, server: Served
+) -> None:
+    engine = FakeVllm()
+
+    def text() -> str:
+        engine.serve([4, 0, 3, 1])
+        return engine.text()
+
+    server.pages["/metrics"] = ok(text)
+    sources = [
+        {"url": server.url, "server": "chat"},
+        {"url": f"{server.url}/sglang", "server": "code", "kind": "sglang"},
+    ]
+    with sidecar(database, tmp_path, sources) as client:
+        status = until(
+            client,
+            lambda status: (
+                bool(status["streams"])
+                and [item["condition"] for item in status["sources"]][:1] == ["reporting"]
+            ),
+        )
+        chat, code = status["sources"]
+        assert (chat["server"], chat["kind"], chat["fidelity"], chat["detail"]) == (
+            "chat",
+            "vllm",
+            "counter",
+            "",
+        )
+        assert (code["condition"], code["answered_at"]) == ("metrics_hidden", None)
+        assert "--enable-metrics" in code["detail"]
+        assert status["streams"][0]["server"] == "chat"
+        page, metrics = client.get("/").text, client.get("/metrics").text
+        assert "--enable-metrics" in page
+        assert 'driftguard_source_up{kind="vllm",source="chat"} 1.0' in metrics
+        assert client.get("/readyz").json()["status"] == "ready"
+
+
+def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
+    database: Database, tmp_path: Path, server: Served
+) -> None:
+    engine = FakeVllm()
+    engine.serve([2] * 100)
+    server.pages["/metrics"] = ok(engine.text)
+    with sidecar(database, tmp_path, [{"url": server.url, "server": "chat"}]) as client:
+        until(client, lambda status: bool(status["sources"]))
+        engine.serve([2] * 100)
+        until(client, lambda status: bool(status["streams"]))
+        hours_ago = datetime.now(UTC) - timedelta(hours=6)
+        with database.session() as session:
+            connection = session.connection().connection.driver_connection
+            assert connection is not None
+            connection.execute(
+                "UPDATE streams SET traffic_arrived_at = %s, traffic_ended_at = %s", (hours_ago, hours_ago)
+            )
+        idle = until(client, lambda status: status["sources"][0]["condition"] == "idle")
+        assert idle["streams"][0]["verdict"] == "insufficient_data"
+        server.pages.clear()
+        gone = until(client, lambda status: status["sources"][0]["condition"] != "idle")
+        assert gone["streams"][0]["verdict"] == "stale"
+
+
+def test_a_sidecar_that_does_not_get_to_its_servers_is_not_ready(
+    database: Database, tmp_path: Path, server: Served
+) -> None:
+    settings = Settings.model_validate(
+        {"data_dir": tmp_path, "sources": [{"url": server.url, "server": "chat"}]}
+    )
+    loop = Sidecar(settings, database, "http://sidecar").scraping
+    assert loop.overdue(datetime.now(UTC)) == []
+    assert loop.overdue(datetime.now(UTC) + timedelta(minutes=2)) == ["chat"]

@@ -1,0 +1,246 @@
+"""One server, scraped over real HTTP: what is stored, and what is said where nothing can be."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from driftguard.errors import BadSettings, DatabaseUnavailable
+from driftguard.records import AcceptanceRecord
+from driftguard.scraping import scrape as module
+from driftguard.scraping.scrape import scrape
+from driftguard.scraping.source import Scraped, Source, sources_of
+from driftguard.settings import SourceSettings
+from tests.adapters.fake_engines import ENGINES, FakeEngine, FakeLlamaCpp, FakeTensorRtLlm, FakeVllm
+from tests.scraping.served import Served, ok, served
+
+STEPS = [4, 0, 3, 1, 2]  # 10 of 20
+
+
+@dataclass
+class Stored:
+    """The place of the ingest queue; while `is_away` it fails as the queue does."""
+
+    records: list[AcceptanceRecord] = field(default_factory=list)
+    is_away: bool = False
+
+    def submit(self, records: Sequence[AcceptanceRecord]) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.is_away:
+            future.set_exception(DatabaseUnavailable("the database cannot be reached"))
+        else:
+            self.records += records
+            future.set_result(None)
+        return future
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    with served() as running:
+        yield running
+
+
+@pytest.fixture
+def stored() -> Stored:
+    return Stored()
+
+
+def scraped(source: Source, stored: Stored, timeout_seconds: float = 5.0) -> Scraped:
+    async def once() -> Scraped:
+        async with httpx.AsyncClient(timeout=timeout_seconds) as client:
+            return await scrape(client, source, stored.submit)
+
+    return asyncio.run(once())
+
+
+def source_at(url: str, **settings: Any) -> Source:
+    return Source.of(SourceSettings(url=url, **settings))
+
+
+def test_the_first_scrape_waits_the_second_stores_what_came_between(server: Served, stored: Stored) -> None:
+    engine = FakeVllm()
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url, server="chat", draft_version="v3")
+    engine.serve([4] * 1_000)
+    assert scraped(source, stored).condition == "waiting"
+    engine.serve(STEPS)
+    assert scraped(source, stored).condition == "reporting"
+    assert scraped(source, stored).condition == "idle"
+    (record,) = stored.records
+    assert (record.server, record.draft_version, record.method) == ("chat", "v3", "unknown")
+    assert (record.steps, record.drafted, record.accepted, record.fidelity) == (5, 20, 10, "counter")
+
+
+def test_what_was_counted_while_scrapes_failed_is_in_the_next_window(server: Served, stored: Stored) -> None:
+    engine = FakeVllm()
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    scraped(source, stored)
+    for status in (500, 503):
+        engine.serve(STEPS)
+        server.pages["/metrics"] = lambda status=status: (status, "")  # type: ignore[misc]
+        failed = scraped(source, stored)
+        assert (failed.condition, failed.detail) == ("unreadable", f"/metrics is answered with {status}")
+    server.pages["/metrics"] = ok(engine.text)
+    scraped(source, stored)
+    assert [record.drafted for record in stored.records] == [40]
+
+
+def test_what_was_counted_while_the_database_was_away_is_in_the_next_window(
+    server: Served, stored: Stored
+) -> None:
+    engine = FakeVllm()
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    scraped(source, stored)
+    stored.is_away = True
+    engine.serve(STEPS)
+    assert scraped(source, stored).detail == "not stored yet: the database cannot be reached"
+    stored.is_away = False
+    engine.serve(STEPS)
+    scraped(source, stored)
+    assert [record.drafted for record in stored.records] == [40]
+
+
+def test_counts_that_contradict_each_other_are_read_again(server: Served, stored: Stored) -> None:
+    engine = FakeVllm()
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    scraped(source, stored)
+    engine.serve(STEPS)
+    true = engine.text()
+    server.pages["/metrics"] = ok(
+        lambda: true.replace(
+            'accepted_tokens_total{engine="0",model_name="meta/Llama-3.1-8B"} 10',
+            'accepted_tokens_total{engine="0",model_name="meta/Llama-3.1-8B"} 21',
+        )
+    )
+    assert "accepted: 21 is more than drafted (20)" in scraped(source, stored).detail
+    assert not stored.records
+    server.pages["/metrics"] = ok(engine.text)
+    scraped(source, stored)
+    assert [record.accepted for record in stored.records] == [10]
+
+
+def test_nothing_listens(stored: Stored) -> None:
+    with served() as gone:
+        url = gone.url
+    found = scraped(source_at(url), stored)
+    assert found.condition == "unreachable"
+    assert found.detail
+
+
+def test_a_server_that_hangs_is_given_up(server: Served, stored: Stored) -> None:
+    release = threading.Event()
+
+    def hang() -> tuple[int, str]:
+        release.wait()
+        return 200, ""
+
+    server.pages["/metrics"] = hang
+    found = scraped(source_at(server.url, kind="vllm"), stored, timeout_seconds=0.1)
+    release.set()
+    assert (found.condition, found.detail) == ("unreachable", "no answer within scraping.timeout_seconds")
+
+
+@pytest.mark.parametrize("make", ENGINES, ids=lambda make: make.kind)
+def test_hidden_metrics_are_told_with_what_shows_them(
+    server: Served, stored: Stored, make: type[FakeEngine]
+) -> None:
+    source = source_at(server.url, kind=make.kind)
+    assert source.adapter is not None
+    found = scraped(source, stored)
+    assert found.condition == "metrics_hidden"
+    assert source.adapter.show_metrics in found.detail
+    server.pages[make.path] = ok(lambda: "python_info 1\nprocess_start_time_seconds 1\n")
+    found = scraped(source, stored)
+    assert (found.condition, source.adapter.show_metrics in found.detail) == ("metrics_hidden", True)
+
+
+def test_no_speculation_is_told_with_what_turns_it_on(server: Served, stored: Stored) -> None:
+    server.pages["/metrics"] = ok(lambda: 'vllm:generation_tokens_total{model_name="m"} 7\n')
+    found = scraped(source_at(server.url), stored)
+    assert found.condition == "not_speculating"
+    assert "--speculative-config" in found.detail
+
+
+def test_the_engine_is_found_where_tensorrt_llm_hides_it(server: Served, stored: Stored) -> None:
+    engine = FakeTensorRtLlm()
+    server.pages |= {"/prometheus/metrics": ok(engine.text), "/metrics": ok(lambda: '[{"iter": 1}]')}
+    source = source_at(server.url)
+    assert scraped(source, stored).condition == "waiting"
+    engine.serve(STEPS)
+    assert scraped(source, stored).condition == "reporting"
+    assert source.kind == "tensorrt_llm"
+    assert {path for path, _ in server.asked} == {"/prometheus/metrics"}, "what is read of its JSON is lost"
+
+
+def test_another_engine_behind_the_address_begins_anew(server: Served, stored: Stored) -> None:
+    engine = FakeVllm()
+    engine.serve(STEPS)
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url, target="t")
+    scraped(source, stored)
+    other = FakeLlamaCpp()
+    other.serve(STEPS)
+    server.pages["/metrics"] = ok(other.text)
+    assert scraped(source, stored).condition == "waiting"
+    other.serve(STEPS)
+    assert scraped(source, stored).condition == "reporting"
+    assert [record.drafted for record in stored.records] == [20]
+
+
+def test_a_server_whose_metrics_name_no_model_is_asked_for_it(server: Served, stored: Stored) -> None:
+    engine = FakeLlamaCpp()
+    engine.serve(STEPS)
+    server.pages["/metrics"] = ok(engine.text)
+    source = source_at(server.url)
+    found = scraped(source, stored)
+    assert found.condition == "incomplete"
+    assert "set `target`" in found.detail
+    server.pages["/v1/models"] = ok(lambda: '{"object": "list", "data": [{"id": "qwen.gguf"}]}')
+    assert scraped(source, stored).condition == "waiting"
+    engine.serve(STEPS)
+    scraped(source, stored)
+    assert [record.target for record in stored.records] == ["qwen.gguf"]
+
+
+def test_a_router_is_asked_for_one_model(server: Served, stored: Stored) -> None:
+    server.pages["/metrics?model=small"] = ok(FakeLlamaCpp(steps=1).text)
+    scraped(source_at(f"{server.url}?model=small", target="small"), stored)
+    assert server.asked[-1][0] == "/metrics?model=small"
+
+
+def test_a_key_is_sent_and_not_shown(server: Served, stored: Stored) -> None:
+    server.pages["/metrics"] = lambda: (401, "")
+    source = source_at(server.url.replace("//", "//user:secret@"), api_key="k-1")
+    found = scraped(source, stored)
+    assert (found.condition, "set `api_key`" in found.detail) == ("unreadable", True)
+    assert "secret" not in source.shown_url + source.identity.server
+
+
+def test_an_endless_answer_is_cut(server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BYTES", 1_000)
+    server.pages["/metrics"] = ok(lambda: "vllm:x 1\n" * 1_000)
+    found = scraped(source_at(server.url), stored)
+    assert (found.condition, found.detail) == ("unreadable", "more than 1,000 bytes")
+
+
+@pytest.mark.parametrize("text", ["", "<html>", "\x00\xff", "vllm:spec_decode_num_drafts_total{ 1"])
+def test_whatever_a_server_answers_is_told(server: Served, stored: Stored, text: str) -> None:
+    server.pages["/metrics"] = ok(lambda: text)
+    assert scraped(source_at(server.url), stored).condition in ("metrics_hidden", "unreadable")
+
+
+def test_an_unknown_kind_and_two_of_one_name_are_refused() -> None:
+    with pytest.raises(BadSettings, match="'tgl' is no kind of server; one of bentoml, vllm"):
+        sources_of([SourceSettings(url="http://a", kind="tgl")])
+    with pytest.raises(BadSettings, match=r"two are called 'a:1'"):
+        sources_of([SourceSettings(url="http://a:1/metrics"), SourceSettings(url="http://a:1/other")])
