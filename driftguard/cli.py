@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from driftguard.adapters import ReplayFormat
 from driftguard.errors import DriftGuardError
 from driftguard.settings import SettingsError, describe_settings, load_settings
 
@@ -152,9 +153,20 @@ def accept(
 
 @app.command()
 def replay(
-    files: Annotated[
-        list[Path], typer.Argument(help="JSON Lines files of records, in order; - is standard input.")
-    ],
+    files: Annotated[list[Path], typer.Argument(help="Files, the oldest first; - is standard input.")],
+    format: Annotated[  # noqa: A002 (what the option is called)
+        ReplayFormat,
+        typer.Option(
+            help="records: JSON Lines of acceptance records. vllm-log, sglang-log: the server's log. "
+            "prometheus: the JSON of /api/v1/query_range over the engine's counters."
+        ),
+    ] = "records",
+    server: Annotated[
+        str, typer.Option(help="Name of the server of a log; the file's name when left out.")
+    ] = "",
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(min=1, help="K as configured, where the format does not tell.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per line instead of text.")
     ] = False,
@@ -166,6 +178,7 @@ def replay(
     ] = 0.05,
 ) -> None:
     """Run recorded traffic through the detector, without a database, and print what it finds."""
+    from driftguard.adapters.window import Identity
     from driftguard.replay import run_replay
 
     code = run_replay(
@@ -175,6 +188,8 @@ def replay(
         minimum_drop=minimum_drop,
         out=sys.stdout,
         err=sys.stderr,
+        format=format,
+        known=Identity(server, num_speculative_tokens=num_speculative_tokens),
     )
     raise typer.Exit(code)
 

@@ -6,21 +6,23 @@ event names. The files are read in the order given, `-` is standard input, and e
 must be in the order in which they ended.
 
 A line that is not a record is reported with its file, line and field and skipped; the exit code is
-then 2. Probes are counted and hold no evidence; a window is one observation.
+then 2. Probes are counted and hold no evidence; a window is one observation. `replay_files` reads the
+formats.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
+from driftguard.adapters import ReplayFormat
+from driftguard.adapters.window import Identity
 from driftguard.detection import (
     Acceptance,
     BaselineReady,
@@ -37,11 +39,10 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.findings import SessionsGiven, StratumBaseline
-from driftguard.records import AcceptanceRecord, RecordError, StreamKey, decode_record
+from driftguard.records import AcceptanceRecord, StreamKey
+from driftguard.replay_files import NOTHING_KNOWN, Reader
 
-STANDARD_INPUT = Path("-")
 CHUNK_RECORDS = 5_000
-MAX_LISTED_PROBLEMS = 100
 _SESSIONS_MEAN: dict[SessionsGiven, str] = {
     "given": "",
     "in part": "; of the others only neighbours are known to belong together",
@@ -100,47 +101,6 @@ class Replay:
         return sorted(events, key=lambda event: event.finding.ordinal)
 
 
-@dataclass(slots=True)
-class Reader:
-    """Numbers the lines of the files; says on `err` which are no records, and counts those."""
-
-    err: TextIO
-    lines: int = 0
-    problems: int = 0
-
-    def read(self, files: list[Path]) -> Iterator[tuple[int, AcceptanceRecord]]:
-        return chain.from_iterable(map(self._file, files))
-
-    def _file(self, path: Path) -> Iterator[tuple[int, AcceptanceRecord]]:
-        try:
-            if path == STANDARD_INPUT:
-                yield from self._lines("standard input", sys.stdin.buffer)
-            else:
-                with path.open("rb") as file:
-                    yield from self._lines(str(path), file)
-        except OSError as error:
-            self._problem(f"{path}: cannot be read ({error.strerror})")
-
-    def _lines(self, name: str, file: BinaryIO) -> Iterator[tuple[int, AcceptanceRecord]]:
-        for line, text in enumerate(file, start=1):
-            if not text.strip():
-                continue
-            self.lines += 1
-            try:
-                record = decode_record(text, line=line)
-            except RecordError as error:
-                self._problem(f"{name}: {error}")
-            else:
-                yield self.lines, record
-
-    def _problem(self, text: str) -> None:
-        self.problems += 1
-        if self.problems <= MAX_LISTED_PROBLEMS:
-            print(text, file=self.err)
-        elif self.problems == MAX_LISTED_PROBLEMS + 1:
-            print(f"more than {MAX_LISTED_PROBLEMS} problems; the rest are only counted", file=self.err)
-
-
 def replay(records: Iterable[AcceptanceRecord], config: DetectorConfig) -> Iterator[ReplayEvent]:
     """The events of records that are numbered from 1 in their order."""
     return Replay(config).feed(enumerate(records, start=1))
@@ -154,14 +114,16 @@ def run_replay(
     minimum_drop: float,
     out: TextIO,
     err: TextIO,
+    format: ReplayFormat = "records",  # noqa: A002 (what the option is called)
+    known: Identity = NOTHING_KNOWN,
 ) -> int:
     """What `driftguard replay` does; returns its exit code: 0, or 2 when something could not be read.
 
     `json`: one JSON object per event and nothing else on `out`; otherwise text, with a summary at the
-    end. Raises BadSettings when a number is out of its range.
+    end. `known`: what the format does not tell. Raises BadSettings when a number is out of its range.
     """
     config = DetectorConfig(false_alarm_every=false_alarm_every, minimum_drop=minimum_drop)
-    running, reader = Replay(config), Reader(err)
+    running, reader = Replay(config), Reader(err, format, known)
     for event in running.feed(reader.read(files)):
         print(msgspec.json.encode(event_json(event)).decode() if json else event_text(event), file=out)
     if not json:

@@ -2,3 +2,7 @@
 
 Everything here is pure: text in, counts out. `driftguard.scraping` fetches the text.
 """
+
+from typing import Literal
+
+ReplayFormat = Literal["records", "vllm-log", "sglang-log", "prometheus"]  # of the files that `replay` reads

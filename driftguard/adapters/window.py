@@ -43,7 +43,7 @@ class Window:
     steps: int
     drafted: int
     accepted: int
-    generated: int  # tokens, with and without speculation
+    generated: int | None  # tokens, with and without speculation; None: not told
     fidelity: Fidelity
     speculated_before: bool  # ever since the server started
     drafted_per_position: list[int] | None = None

@@ -95,7 +95,7 @@ async def _scrape(client: httpx.AsyncClient, source: Source, submit: Submit) -> 
 
 def _advice(condition: Condition, adapter: Adapter, windows: Sequence[Window]) -> str:
     if condition == "drafting_stopped":
-        tokens = sum(window.generated for window in windows)
+        tokens = sum(window.generated or 0 for window in windows)
         return f"{adapter.name} generated {tokens:,} tokens without a draft since the last scrape"
     return ""
 
