@@ -18,10 +18,16 @@ from driftguard.store.tables import Incident, Stream
 Labels = tuple[str, ...]
 
 
-def refresh(session: Session, metrics: Metrics, found: Sequence[StreamStatus], now: datetime) -> None:
-    """`found`: every stream at the moment `now`."""
+def refresh(
+    session: Session,
+    metrics: Metrics,
+    found: Sequence[StreamStatus],
+    destinations: Sequence[str],
+    now: datetime,
+) -> None:
+    """`found`: every stream at the moment `now`. `destinations`: to which notifications are sent."""
     metrics.fold_lag_records.set(detector_states.unfolded(session))
-    metrics.notifications_undelivered.set(notifications.count_undelivered(session))
+    metrics.notifications_undelivered.set(notifications.count_undelivered(session, destinations))
     _show_streams(metrics, found)
     _show_incidents(session, metrics, {item.stream.id: item.stream for item in found})
     _show_retraining(session, metrics, {(item.stream.server, item.stream.target) for item in found})
@@ -36,6 +42,10 @@ def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
         metrics.set_verdict(key, item.verdict, baselines)
         if stream.traffic_arrived_at is not None:
             metrics.stream_last_arrival.labels(*_labels(stream)).set(stream.traffic_arrived_at.timestamp())
+    metrics.replace(
+        metrics.verdict_since,
+        {_labels(item.stream): item.since.timestamp() for item in found if item.since is not None},
+    )
     metrics.replace(
         metrics.speculation_speedup,
         {(*_labels(item.stream), bound): value for item in found for bound, value in _speedup(item).items()},

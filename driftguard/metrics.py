@@ -154,6 +154,13 @@ class Metrics:
             [*STREAM, "verdict"],
             registry=self.registry,
         )
+        self.verdict_since = Gauge(
+            "driftguard_stream_verdict_since_timestamp_seconds",
+            "Since when the stream's present verdict holds, where that is known: the change point of an "
+            "incident, the last arrival of a stale source.",
+            STREAM,
+            registry=self.registry,
+        )
         self.baseline_ratio = Gauge(
             "driftguard_acceptance_baseline_ratio",
             "Acceptance rate of the segment while it was in control.",
@@ -229,7 +236,7 @@ class Metrics:
         )
         self.notifications_undelivered = Gauge(
             "driftguard_notifications_undelivered",
-            "Notifications that no destination has taken yet.",
+            "Notifications that their destination has not taken yet.",
             registry=self.registry,
         )
 

@@ -150,7 +150,7 @@ class Pipeline:
         with self._database.session() as session:
             found = status.gather(session, now)
             incident_closing.close_replaced(session, found, now)
-            gauges.refresh(session, self._metrics, found, now)
+            gauges.refresh(session, self._metrics, found, self._destinations, now)
 
     def fold_batch(self) -> int:
         """Folds the next records, at most one batch. Returns how many; 0 means that all are folded."""

@@ -11,7 +11,7 @@ from sqlalchemy import update
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.pipeline import Pipeline
-from driftguard.store import incidents, retrain_runs
+from driftguard.store import incidents, notifications, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, RetrainRun, Stream
 from tests.alerting.incident_rows import add_incident, add_stream, resolve
@@ -67,6 +67,19 @@ def test_an_open_incident_is_shown_with_where_since_when_and_what_it_costs(
     assert shown(pipeline, "incident_change_point_timestamp_seconds", **FALL) == since
     identity = {"incident": str(incident_id), "cause": "unknown", "confidence": "low"}
     assert shown(pipeline, "incident_info", **FALL, **identity) == 1
+
+
+def test_notifications_are_owed_until_taken_and_only_to_places_still_in_the_settings(
+    database: Database,
+) -> None:
+    pipeline = Pipeline(database, DetectorConfig(), Metrics(), destinations=["webhook:here"])
+    incident_id = add_incident(database, ["webhook:here", "webhook:removed"])
+    assert shown(pipeline, "notifications_undelivered") == 1
+    resolve(database, incident_id)
+    assert shown(pipeline, "notifications_undelivered") == 2
+    with database.session() as session:
+        notifications.mark(session, "webhook:here", [(incident_id, "resolved")], at=NOW, error=None)
+    assert shown(pipeline, "notifications_undelivered") == 0
 
 
 def test_an_incident_of_unknown_cost_shows_none(database: Database, pipeline: Pipeline) -> None:

@@ -82,5 +82,18 @@ def of_incident(session: Session, incident_id: UUID) -> Sequence[Notification]:
     ).all()
 
 
-def count_undelivered(session: Session) -> int:
-    return session.scalar(select(func.count()).where(Notification.delivered_at.is_(None))) or 0
+def count_undelivered(session: Session, destinations: Collection[str]) -> int:
+    """Of these destinations. A page that is over, and known there to be over, is no longer owed."""
+    later = aliased(Notification)
+    is_over = exists().where(
+        later.incident_id == Notification.incident_id,
+        later.destination == Notification.destination,
+        later.event == "resolved",
+        later.delivered_at.is_not(None),
+    )
+    query = (
+        select(func.count())
+        .select_from(Notification)
+        .where(Notification.delivered_at.is_(None), Notification.destination.in_(destinations), ~is_over)
+    )
+    return session.scalar(query) or 0
