@@ -61,6 +61,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._ended_runs: dict[tuple[str, str, str], int] = {}
         self._shown: dict[Gauge, set[tuple[str, ...]]] = {}
+        self._kinds: dict[str, str] = {}
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._declare_traffic()
@@ -300,13 +301,20 @@ class Metrics:
         )
 
     def set_source(self, source: str, kind: str, condition: Condition, at: datetime) -> None:
-        """After a scrape that ended at `at`. `source`: the server's name as its records carry it."""
+        """After a scrape that ended at `at`. `source`: the server's name as its records carry it. As a `kind`
+        that it was taken for before, it is shown no longer."""
         self.source_scrapes.labels(source, kind, condition).inc()
         self.source_up.labels(source, kind).set(0 if condition in DOWN else 1)
         for name in CONDITIONS:
             self.source_condition.labels(source, kind, name).set(1 if name == condition else 0)
         if condition not in DOWN:
             self.source_last_success.labels(source, kind).set(at.timestamp())
+        former = self._kinds.get(source, kind)
+        self._kinds[source] = kind
+        if former != kind:
+            self.source_up.remove(source, former)
+            self.source_condition.remove_by_labels({"source": source, "kind": former})
+            self.source_last_success.remove_by_labels({"source": source, "kind": former})
 
     def replace(self, gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
         """Shows these series (label values -> value) of a gauge that is only ever set by this, and no others.

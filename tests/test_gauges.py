@@ -11,9 +11,9 @@ from sqlalchemy import update
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.pipeline import Pipeline
-from driftguard.store import incidents, notifications, retrain_runs
+from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
-from driftguard.store.tables import Incident, RetrainRun, Stream
+from driftguard.store.tables import Incident, Notification, RetrainRun, Stream
 from tests.alerting.incident_rows import add_incident, add_stream, resolve
 
 STREAM = {"server": "chat", "target": "target", "draft_version": "v1", "method": "draft_model"}
@@ -77,8 +77,9 @@ def test_notifications_are_owed_until_taken_and_only_to_places_still_in_the_sett
     assert shown(pipeline, "notifications_undelivered") == 1
     resolve(database, incident_id)
     assert shown(pipeline, "notifications_undelivered") == 2
+    taken = (Notification.event == "resolved") & (Notification.destination == "webhook:here")
     with database.session() as session:
-        notifications.mark(session, "webhook:here", [(incident_id, "resolved")], at=NOW, error=None)
+        session.execute(update(Notification).where(taken).values(delivered_at=NOW))
     assert shown(pipeline, "notifications_undelivered") == 0
 
 

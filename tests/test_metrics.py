@@ -85,6 +85,15 @@ def test_a_server_that_is_away_keeps_the_time_of_its_last_success() -> None:
     assert last == datetime(2026, 11, 1, tzinfo=UTC).timestamp()
 
 
+def test_a_server_that_turns_out_to_be_of_another_kind_is_shown_once() -> None:
+    metrics = Metrics()
+    metrics.set_source("chat", "unknown", "unreachable", datetime(2026, 11, 1, tzinfo=UTC))
+    metrics.set_source("chat", "vllm", "reporting", datetime(2026, 11, 1, tzinfo=UTC))
+    shown = [line for line in metrics.exposition().decode().splitlines() if 'kind="unknown"' in line]
+    assert [line.partition("{")[0] for line in shown] == ["driftguard_source_scrapes_total"]
+    assert metrics.registry.get_sample_value("driftguard_source_up", {"source": "chat", "kind": "vllm"}) == 1
+
+
 def test_there_are_no_created_series() -> None:
     assert not re.search(rb"^driftguard\w+_created", filled().exposition(), re.MULTILINE)
 

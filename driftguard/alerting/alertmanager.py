@@ -23,7 +23,7 @@ from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
 
-ALERTNAME: Final = "DriftGuardAcceptanceDrift"
+ALERTNAME: Final = "DriftGuardIncident"  # never that of a Prometheus rule: those page by themselves
 RESEND_SECONDS: Final = 30.0
 ENDS_AHEAD: Final = timedelta(minutes=2)
 REPEAT_RESOLUTION_FOR: Final = timedelta(minutes=15)

@@ -46,7 +46,7 @@ def status_page(context: Annotated[Context, Depends(get_context)]) -> HTMLRespon
     with context.database.session() as session:
         found = stream_models(session, now)
         newest = incidents.page(session, limit=INCIDENTS_SHOWN)
-        return _render(
+        return render(
             "status.html",
             now=now,
             serving=[item for item in found if item.in_service],
@@ -62,7 +62,7 @@ def status_page(context: Annotated[Context, Depends(get_context)]) -> HTMLRespon
 def incident_page(incident_id: UUID, context: Annotated[Context, Depends(get_context)]) -> HTMLResponse:
     """What the link in an alert opens."""
     with context.database.session() as session:
-        return _render(
+        return render(
             "incident.html",
             now=datetime.now(UTC),
             incident=detail(session, incident_id),
@@ -91,7 +91,8 @@ def _plotly() -> Path:
     raise NotFound("plotly.min.js: the plotly package is not installed completely; the page has no chart")
 
 
-def _render(template: str, **values: object) -> HTMLResponse:
+def render(template: str, **values: object) -> HTMLResponse:
+    """A page made of one of the templates."""
     return HTMLResponse(_environment().get_template(template).render(values), headers=_SECURITY)
 
 

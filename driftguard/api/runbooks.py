@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter
-from fastapi.responses import PlainTextResponse
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import PlainTextResponse, Response
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 
+from driftguard.api.context import Context, get_context
+from driftguard.api.page import render
 from driftguard.errors import NotFound
 
 router = APIRouter(include_in_schema=False)
 
+MARKDOWN = ".md"
+
 
 @router.get("/runbooks/{alert}")
-def runbook(alert: str) -> PlainTextResponse:
-    """Markdown, readable as it is. 404: no such alert."""
-    known = {file.stem: file for file in _directory().glob("*.md")}
-    if alert not in known:
+def runbook(alert: str, request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
+    """For a browser; with ".md" behind the name the Markdown as it is. 404: no such alert."""
+    known = {file.stem: file for file in _directory().glob(f"*{MARKDOWN}")}
+    name = alert.removesuffix(MARKDOWN)
+    if name not in known:
         raise NotFound(f"there is no runbook {alert!r}; there are: {', '.join(sorted(known)) or 'none'}")
-    return PlainTextResponse(known[alert].read_text(encoding="utf-8"))
+    text = known[name].read_text(encoding="utf-8")
+    if alert.endswith(MARKDOWN):
+        return PlainTextResponse(text)
+    sidecar = (context.settings.alerting.external_url or str(request.base_url)).rstrip("/")
+    body = _html(text.replace("$SIDECAR", sidecar).replace("SIDECAR=http://driftguard:8200", sidecar))
+    return render("runbook.html", alert=name, body=body, others=sorted(known.keys() - {name}))
+
+
+def _html(text: str) -> Markup:
+    """Of Markdown without HTML in it; links between the files become links between the pages."""
+    tokens = _markdown().parse(text)
+    for token in tokens:
+        for part in token.children or ():
+            if part.type == "link_open":
+                part.attrSet("href", str(part.attrGet("href")).removesuffix(MARKDOWN))
+    return Markup(_markdown().renderer.render(tokens, _markdown().options, {}))  # noqa: S704 (HTML is off)
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    return MarkdownIt("commonmark", {"html": False})
 
 
 def _directory() -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from driftguard.alerting.alertmanager import ALERTNAME
 from driftguard.demo.processes import DemoFailed
 from driftguard.demo.receiver import Receiver
 from driftguard.demo.sidecar_client import SidecarClient, wait_for
@@ -169,7 +170,7 @@ def page(loop: Loop, stage: Stage) -> dict[str, Any]:
 def _alertmanager_alert(url: str) -> Callable[[], dict[str, Any] | None]:
     def look() -> dict[str, Any] | None:
         alerts = httpx.get(f"{url.rstrip('/')}/api/v2/alerts", timeout=5.0).json()
-        ours = [item for item in alerts if item["labels"].get("alertname") == "DriftGuardAcceptanceDrift"]
+        ours = [item for item in alerts if item["labels"].get("alertname") == ALERTNAME]
         return ours[0] if ours else None
 
     return look

@@ -48,13 +48,13 @@ def test_every_round_repeats_the_same_alert_with_a_later_end_even_from_a_new_pro
     first, second = (item.body[0] for item in receiver.received)
     assert receiver.received[0].path == "/api/v2/alerts"
     assert first["labels"] == second["labels"]
-    assert first["labels"]["alertname"] == "DriftGuardAcceptanceDrift"
+    assert first["labels"]["alertname"] == "DriftGuardIncident"
     assert first["labels"]["severity"] == "critical"
     assert first["startsAt"] == second["startsAt"] == "2026-03-01T12:00:00+00:00"
     assert (first["endsAt"], second["endsAt"]) == ("2026-03-01T12:02:01+00:00", "2026-03-01T12:02:31+00:00")
     assert first["generatorURL"] == f"http://sidecar/incidents/{incident_id}"
     assert "german" in first["annotations"]["summary"]
-    assert first["annotations"]["runbook_url"] == "http://sidecar/runbooks/DriftGuardAcceptanceDrift"
+    assert first["annotations"]["runbook_url"] == "http://sidecar/runbooks/DriftGuardIncident"
 
 
 def test_a_resolution_reaches_a_peer_that_was_down_while_the_other_is_not_kept_waiting(
@@ -165,4 +165,4 @@ def test_the_real_alertmanager_pages_once_and_resolves_once_over_a_restart(
         wait_until(lambda: statuses(second) == ["firing", "resolved"], "the second resolution")
         assert statuses(first) == ["firing", "resolved"]
         labels = receiver.received[0].body["commonLabels"]
-        assert labels["alertname"] == "DriftGuardAcceptanceDrift"
+        assert labels["alertname"] == "DriftGuardIncident"

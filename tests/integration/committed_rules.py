@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import yaml
 
-ALERTS = Path(__file__).parents[2] / "alerts"
-RULES = ALERTS / "driftguard-rules.yaml"
+from tests.alerts.committed import RULES, load, rules
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3_600}
-
-
-def rules(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for group in document["groups"]:
-        yield from group["rules"]
 
 
 def hastened_rules(times: float) -> str:
     """The committed rules with every `for`, `keep_firing_for` and interval of a group divided by `times`.
     Expressions are as committed, with their ranges and thresholds."""
-    document = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    document = load(RULES)
     for item in (*document["groups"], *rules(document)):
         for key in ("interval", "for", "keep_firing_for"):
             if key in item:

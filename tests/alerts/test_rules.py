@@ -1,0 +1,82 @@
+"""The rules: what promtool says of them, their unit tests, and what every alert has to carry."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from driftguard.alerting.alertmanager import ALERTNAME
+from driftguard.metrics import Metrics
+from tests.alerts.committed import ADDRESS, RULES, RUNBOOKS, UNIT_TESTS, alerts, load, rules
+
+SEVERITIES = ("critical", "warning", "info")
+NAMES = {alert["alert"] for alert in alerts()}
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+def promtool(*arguments: str | Path) -> None:
+    found = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@needs_promtool
+def test_promtool_has_nothing_to_say() -> None:
+    promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
+
+
+@needs_promtool
+@pytest.mark.parametrize("file", UNIT_TESTS, ids=lambda file: file.stem)
+def test_unit_tests_of_the_rules(file: Path) -> None:
+    promtool("test", "rules", file)
+
+
+def test_every_alert_has_been_seen_firing_and_silent() -> None:
+    seen: dict[str, set[bool]] = defaultdict(set)
+    for file in UNIT_TESTS:
+        for test in load(file)["tests"]:
+            for case in test["alert_rule_test"]:
+                seen[case["alertname"]].add(bool(case["exp_alerts"]))
+    assert dict(seen) == {name: {True, False} for name in NAMES}
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
+def test_an_alert_says_how_grave_it_is_what_happened_and_what_to_do(alert: dict[str, dict[str, str]]) -> None:
+    severity, annotations = alert["labels"]["severity"], alert["annotations"]
+    assert severity in SEVERITIES or (severity == "{{ $labels.severity }}" and "severity" in alert["expr"])
+    assert annotations["runbook_url"] == f"{ADDRESS}/runbooks/{alert['alert']}"
+    assert annotations.keys() == {"runbook_url", "summary", "description"}
+    assert all(annotations.values())
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    assert RUNBOOKS.keys() == NAMES | {ALERTNAME}
+
+
+def test_the_alert_that_the_sidecar_posts_by_itself_has_a_name_of_its_own() -> None:
+    assert ALERTNAME not in NAMES
+
+
+def test_rules_speak_only_of_metrics_that_there_are() -> None:
+    recorded = {rule["record"] for rule in rules(load(RULES)) if "record" in rule}
+    known = {sample.name for family in Metrics().registry.collect() for sample in family.samples}
+    known |= {family.name for family in Metrics().registry.collect()}
+    known |= {f"{family.name}_total" for family in Metrics().registry.collect() if family.type == "counter"}
+    text = " ".join(
+        str(part)
+        for rule in rules(load(RULES))
+        for part in (rule["expr"], *rule.get("annotations", {}).values())
+    )
+    named = set(re.findall(r"(?:\w+:)?driftguard_\w+(?::\w+)?", text))
+    assert named <= known | recorded
+    assert len(named) > 20
+
+
+def test_one_address_stands_for_the_sidecar() -> None:
+    """So that one substitution adapts the file."""
+    addresses = set(re.findall(r"https?://[^/\s,]+", RULES.read_text(encoding="utf-8")))
+    assert addresses == {ADDRESS, "https://driftguard.example.com"}
