@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint check bench bench-detection models clean
+.PHONY: setup demo test lint check bench bench-detection models dashboards clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,9 @@ bench-detection: setup
 
 models: setup
 	$(BIN)/python -m driftguard_training make-models --output engine/driftguard_engine/bundled --seed 0
+
+dashboards: setup
+	$(BIN)/python -m dashboards.generate
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from driftguard import stream_cost
+from driftguard import retraining_gauges, stream_cost, stream_gauges
 from driftguard.incidents import known_slowdown
 from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.records import StreamKey
@@ -30,7 +30,10 @@ def refresh(
     metrics.notifications_undelivered.set(notifications.count_undelivered(session, destinations))
     _show_streams(metrics, found)
     _show_incidents(session, metrics, {item.stream.id: item.stream for item in found})
-    _show_retraining(session, metrics, {(item.stream.server, item.stream.target) for item in found})
+    places = {(item.stream.server, item.stream.target) for item in found}
+    _show_retraining(session, metrics, places)
+    stream_gauges.show(metrics, found)
+    retraining_gauges.show(session, metrics, places)
     metrics.detector_last_round.set(now.timestamp())
 
 

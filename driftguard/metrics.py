@@ -72,6 +72,8 @@ class Metrics:
         self._declare_notifications()
         self._declare_retraining()
         self._declare_sources()
+        self._declare_streams()
+        self._declare_drafts()
 
     def _declare_traffic(self) -> None:
         def counter(name: str, text: str) -> Counter:
@@ -299,6 +301,57 @@ class Metrics:
             [*SOURCE, "condition"],
             registry=self.registry,
         )
+
+    def _declare_streams(self) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"driftguard_stream_{name}", text, [*STREAM, *labels], registry=self.registry)
+
+        self.stream_since = gauge(
+            "verdict_since_timestamp_seconds", "Since when the stream's present verdict holds, where known."
+        )
+        self.stream_speed = gauge(
+            "tokens_per_second",
+            "Decoding speed of one request, 1 / mean time per output token: in the last five minutes (now), "
+            "and in the two hours before them or before the open incident (before).",
+            "period",  # now | before
+        )
+        self.stream_k = gauge("num_speculative_tokens", "K of most steps in the newest measured requests.")
+        self.stream_best_k = gauge(
+            "best_num_speculative_tokens", "K that would be fastest now; 0 is without speculation."
+        )
+        self.stream_break_even = gauge(
+            "break_even_acceptance_ratio",
+            "Acceptance rate at which the K in use is as fast as no speculation; above 1: none would do.",
+        )
+
+    def _declare_drafts(self) -> None:
+        place = ("server", "target")
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"driftguard_{name}", text, [*place, *labels], registry=self.registry)
+
+        self.drafts = gauge("drafts", "Known drafts by state.", "state")
+        self.draft_in_service_since = gauge(
+            "draft_in_service_since_timestamp_seconds",
+            "When the draft that is in service was put into service.",
+            "draft_version",
+        )
+        self.retrain_stage = gauge(
+            "retrain_stage", "1 for the stage that a retraining is in, 0 for the others.", "stage"
+        )
+        self.gate_acceptance = gauge(
+            "gate_acceptance_ratio",
+            "Acceptance on held-out requests of the changed traffic, when the gate last decided.",
+            "draft",  # in_service | candidate
+        )
+        self.gate_gain_lower = gauge(
+            "gate_gain_lower_ratio", "Lower 95% bound of the candidate's gain on the changed traffic."
+        )
+        self.gate_loss_upper = gauge(
+            "gate_loss_upper_ratio",
+            "Upper 95% bound of the candidate's loss in the tested group of the traffic where it is largest.",
+        )
+        self.gate_passed = gauge("gate_passed", "1 if the gate let the last candidate through.")
 
     def set_source(self, source: str, kind: str, condition: Condition, at: datetime) -> None:
         """After a scrape that ended at `at`. `source`: the server's name as its records carry it. As a `kind`

@@ -112,6 +112,20 @@ def put_in_service(
     session.execute(statement)
 
 
+def counts(session: Session) -> list[tuple[str, str, str, int]]:
+    """(server, target, state, how many) of all drafts known."""
+    query = select(Draft.server, Draft.target, Draft.state, func.count())
+    query = query.group_by(Draft.server, Draft.target, Draft.state)
+    return [(server, target, state, count) for server, target, state, count in session.execute(query)]
+
+
+def in_service_since(session: Session) -> list[tuple[str, str, str, datetime]]:
+    """(server, target, version, when it was put into service) of every draft in service."""
+    query = select(Draft.server, Draft.target, Draft.version, Draft.promoted_at)
+    rows = session.execute(query.where(Draft.state == "in_service", Draft.promoted_at.is_not(None)))
+    return [(server, target, version, at) for server, target, version, at in rows if at]
+
+
 def reject(session: Session, server: str, target: str, version: str, at: datetime) -> None:
     """The gate refused this candidate."""
     session.execute(

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from sqlalchemy import Connection, func, select, text, tuple_, update
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -36,6 +37,7 @@ RunState = Literal[
 ]
 Failure = Literal["rejected", "failed"]
 LOCKED_STATES = ("collecting", "training", "evaluating", "promoting")  # only while its process holds the lock
+RUNNING_STATES = (*LOCKED_STATES, "watching")
 ENDED_STATES = ("promoted", "rejected", "nothing_to_do", "failed", "rolled_back")
 
 
@@ -233,6 +235,17 @@ def last_success_at(session: Session) -> list[tuple[str, str, datetime]]:
         .group_by(RetrainRun.server, RetrainRun.target)
     )
     return [(server, target, at) for server, target, at in rows]
+
+
+def last_judged(session: Session) -> list[RetrainRun]:
+    """The newest run of each (server, target) that the gate decided on."""
+    query = (
+        select(RetrainRun)
+        .where(RetrainRun.numbers.has_key("gate"))
+        .ext(distinct_on(RetrainRun.server, RetrainRun.target))
+        .order_by(RetrainRun.server, RetrainRun.target, RetrainRun.started_at.desc(), RetrainRun.id.desc())
+    )
+    return list(session.scalars(query))
 
 
 def page(

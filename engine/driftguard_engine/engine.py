@@ -149,6 +149,12 @@ class Engine:
         return self._scheduler.waiting + len(self._inbox)
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens of the running requests, prompt and output: what the cache is kept for."""
+        running = list(self._sequences.values())  # a copy: the engine's thread goes on
+        return sum(len(sequence.token_ids) for sequence in running)
+
+    @property
     def backend(self) -> str:
         """The verify backend in use: reference or cuda."""
         return active_backend(self._placement.device)

@@ -124,7 +124,7 @@ class _EngineState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         engine, draft = self._engine, self._engine.draft
-        info = InfoMetricFamily(PREFIX, "What serves: target, draft in service, verify backend.")
+        info = InfoMetricFamily(PREFIX, "What serves, on what: target, draft in service, verify backend.")
         info.add_metric(
             [],
             {
@@ -134,16 +134,26 @@ class _EngineState(Collector):
                 "draft_version": draft.version,
                 "method": draft.method,
                 "verify_backend": engine.backend,
+                "device": engine.config.device,
+                "dtype": engine.config.dtype,
             },
         )
         yield info
-        yield GaugeMetricFamily(f"{PREFIX}_running_requests", "Requests in a slot.", value=engine.running)
-        yield GaugeMetricFamily(
-            f"{PREFIX}_waiting_requests", "Requests queued for a slot.", value=engine.waiting
-        )
-        yield GaugeMetricFamily(
-            f"{PREFIX}_speculation_enabled", "1 while requests may speculate.", value=int(engine.speculation)
-        )
+        slots = engine.config.max_batch
+        for name, meaning, value in (
+            ("running_requests", "Requests in a slot.", engine.running),
+            ("waiting_requests", "Requests queued for a slot.", engine.waiting),
+            ("slots", "Slots: the most requests that run at once.", slots),
+            ("speculation_enabled", "1 while requests may speculate.", int(engine.speculation)),
+            (
+                "num_speculative_tokens",
+                "K where a request does not say.",
+                engine.config.num_speculative_tokens,
+            ),
+            ("cached_tokens", "Tokens of the running requests, prompt and output.", engine.cached_tokens),
+            ("cache_capacity_tokens", "Tokens that fit into all slots.", slots * engine.max_length),
+        ):
+            yield GaugeMetricFamily(f"{PREFIX}_{name}", meaning, value=value)
 
 
 class _TelemetryState(Collector):

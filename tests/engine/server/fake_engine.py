@@ -126,5 +126,9 @@ class FakeEngine(Engine):
         return 0
 
     @property
+    def cached_tokens(self) -> int:
+        return sum(len(tokens) for _, tokens, _ in list(self._live.values()))
+
+    @property
     def backend(self) -> str:
         return "reference"

@@ -168,6 +168,9 @@ def test_metrics_agree_with_the_responses(real_client: httpx.Client) -> None:
     assert total("time_to_first_token_seconds_count") == 4
     [info] = [sample for sample in samples if sample.name == "driftguard_engine_info"]
     assert info.labels["verify_backend"] == "reference"
+    assert (info.labels["device"], info.labels["dtype"]) == ("cpu", "float32")
+    assert total("running_requests") == total("cached_tokens") == 0
+    assert total("cache_capacity_tokens") % total("slots") == 0
     assert info.labels["draft_version"] == real_client.get("/admin/info").json()["draft"]["version"]
     assert "_created" not in text
     families = list(text_string_to_metric_families(text))

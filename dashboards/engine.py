@@ -1,0 +1,280 @@
+"""The built-in engine: latency, batch, cache, speculation, kernels, telemetry."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dashboards import colours, frame, panels, promql, words
+from dashboards.frame import Page, Row
+from dashboards.panels import Panel
+from dashboards.promql import chosen
+
+P: Final = "driftguard_engine"
+DRAFT: Final = chosen("draft_version")
+ENGINE: Final = ("instance",)
+QUANTILES: Final = (0.5, 0.95, 0.99)
+
+
+def page() -> Page:
+    query = f"label_values({P}_draft_tokens_total{{{chosen('job')}, {chosen('instance')}}}, draft_version)"
+    return Page(
+        uid=frame.ENGINE,
+        description="The built-in speculative engine: what it serves, how fast, and how good its draft is.",
+        scrape=f"{P}_running_requests",
+        choices=[
+            frame.choice("draft_version", "Draft version", query, description="The drafts that guessed.")
+        ],
+        annotations=[_swaps()],
+        rows=[
+            Row("Now", _now()),
+            Row("Latency", _latency()),
+            Row("Throughput", _throughput()),
+            Row("Batch and cache", _batch()),
+            Row("Speculation", _speculation()),
+            Row("Telemetry to the sidecar", _telemetry()),
+            Row("Process", panels.process()),
+        ],
+    )
+
+
+def _swaps() -> frame.Annotation:
+    """A version that is there now and was not before: the draft was swapped."""
+    serving, by = promql.series(f"{P}_info"), "max by (instance, draft_version)"
+    return frame.annotation(
+        "Draft swaps",
+        f"{by} ({serving}) unless {by} ({serving} offset 2m)",
+        colour=colours.GOOD,
+        title="Draft {{draft_version}} in service",
+        text="{{instance}}",
+    )
+
+
+def _now() -> list[Panel]:
+    labels = {
+        "instance": "Instance",
+        "server": "Server",
+        "target": "Target",
+        "draft": "Draft",
+        "draft_version": "Draft version",
+        "method": "Method",
+        "verify_backend": "Verification",
+        "device": "Device",
+        "dtype": "Precision",
+    }
+    table = panels.rows_of(
+        "What serves",
+        "Target, draft in service, and which kernels verify: cuda, or the reference in torch.",
+        {"Up": promql.gauge(f"{P}_info", by=tuple(labels))},
+        labels,
+        sort_by="Server",
+        width=12,
+        height=6,
+    )
+    return [
+        panels.where(table, "Up", {"custom.hidden": True}),
+        panels.number(
+            "Running",
+            "Requests in a slot, of all engines.",
+            (f"sum({promql.series(f'{P}_running_requests')})", ""),
+            unit="none",
+            width=3,
+            height=6,
+        ),
+        panels.number(
+            "Waiting",
+            "Requests queued for a slot, of all engines.",
+            (f"sum({promql.series(f'{P}_waiting_requests')})", ""),
+            unit="none",
+            bad_above=100,
+            width=3,
+            height=6,
+        ),
+        panels.number(
+            "K",
+            "Draft tokens per step where a request does not say.",
+            (promql.gauge(f"{P}_num_speculative_tokens", by=ENGINE), "{{instance}}"),
+            unit="none",
+            width=3,
+            height=6,
+        ),
+        panels.number(
+            "Speculation",
+            "Whether requests may speculate.",
+            (promql.gauge(f"{P}_speculation_enabled", by=ENGINE), "{{instance}}"),
+            unit="none",
+            width=3,
+            height=6,
+        ).mappings(words.by_name(words.ENABLED)),
+    ]
+
+
+def _latency() -> list[Panel]:
+    return [
+        _times("Time to the first token", "time_to_first_token_seconds", "From arrival to the first token."),
+        _times(
+            "Time per output token",
+            "time_per_output_token_seconds",
+            "Mean of each request after its first token. Drift of the draft shows here.",
+        ),
+        _times("Time per request", "request_latency_seconds", "From arrival to the end of the request."),
+    ]
+
+
+def _times(title: str, name: str, description: str) -> Panel:
+    histogram = f"{P}_{name}"
+    return panels.lines(
+        title,
+        f"{description} Percentiles over requests, and the mean.",
+        *((promql.quantile(q, histogram), f"p{100 * q:.0f}") for q in QUANTILES),
+        (promql.ratio(f"{histogram}_sum", f"{histogram}_count"), "mean"),
+        unit="s",
+        width=8,
+    )
+
+
+def _throughput() -> list[Panel]:
+    def per_second(name: str, *by: str) -> str:
+        return promql.summed_rate(f"{P}_{name}_total", by=by)
+
+    return [
+        panels.lines(
+            "Tokens",
+            "Prompt and output tokens per second of the requests that ended.",
+            (per_second("prompt_tokens"), "prompt"),
+            (per_second("output_tokens"), "output"),
+            unit="short",
+            width=8,
+        ),
+        panels.lines(
+            "Requests",
+            "Requests per second that ended, by how: stop, length, abort, error.",
+            (per_second("requests", "finish_reason"), "{{finish_reason}}"),
+            unit="reqps",
+            width=8,
+        ),
+        panels.lines(
+            "Refused requests",
+            "HTTP requests per second that were refused, by error code.",
+            (per_second("refused_requests", "code"), "{{code}}"),
+            unit="reqps",
+            width=8,
+        ),
+    ]
+
+
+def _batch() -> list[Panel]:
+    batch = panels.lines(
+        "Batch",
+        "Requests that run at once and requests that wait, against the slots there are.",
+        (promql.gauge(f"{P}_running_requests", by=ENGINE), "running {{instance}}"),
+        (promql.gauge(f"{P}_waiting_requests", by=ENGINE), "waiting {{instance}}"),
+        (promql.gauge(f"{P}_slots", by=ENGINE), "slots {{instance}}"),
+        unit="none",
+    )
+    used = promql.gauge(f"{P}_cached_tokens", by=ENGINE)
+    capacity = promql.gauge(f"{P}_cache_capacity_tokens", by=ENGINE)
+    return [
+        panels.where_like(batch, "^slots .*", panels.dashed(colours.NEUTRAL)),
+        panels.lines(
+            "Cache in use",
+            "Tokens of the running requests, of all that the slots have room for. A slot is as long as the "
+            "longest request may be, so this stays low with short ones.",
+            (f"{used} / {capacity}", "{{instance}}"),
+            unit="percentunit",
+        ).min(0),
+    ]
+
+
+def _speculation() -> list[Panel]:
+    def counts(name: str) -> str:
+        return f"{P}_{name}_total"
+
+    by = ("draft_version",)
+    drafted, steps = counts("draft_tokens"), counts("steps")
+    verified = promql.summed_rate(steps, DRAFT, by=ENGINE)
+    kernels = promql.gauge(f"{P}_info", by=(*ENGINE, "verify_backend"))
+    return [
+        panels.lines(
+            "Acceptance rate",
+            "Accepted of all draft tokens, per draft version.",
+            (promql.ratio(counts("accepted_tokens"), drafted, DRAFT, by=by), "{{draft_version}}"),
+            unit="percentunit",
+        ),
+        panels.lines(
+            "Acceptance rate per position",
+            "In how many of the steps that drafted a token at this position (from 0) it was accepted. Not "
+            "conditional on the positions before.",
+            (
+                promql.ratio(
+                    counts("position_accepted_tokens"),
+                    counts("position_draft_tokens"),
+                    DRAFT,
+                    by=("position",),
+                ),
+                "position {{position}}",
+            ),
+            unit="percentunit",
+        ),
+        panels.lines(
+            "Acceptance length",
+            "Emitted tokens per verification of a request.",
+            (promql.ratio(counts("emitted_tokens"), steps, DRAFT, by=by), "{{draft_version}}"),
+            unit="short",
+            width=8,
+        ),
+        panels.lines(
+            "Draft tokens per step",
+            "Drafted per verification: K, less at the end of a request.",
+            (promql.ratio(drafted, steps, DRAFT, by=by), "{{draft_version}}"),
+            unit="short",
+            width=8,
+        ),
+        panels.lines(
+            "Verifications",
+            "Verifications per second, counted per request, by the kernels that do them.",
+            (f"{verified} * on (instance) group_right () {kernels}", "{{verify_backend}} {{instance}}"),
+            unit="ops",
+            width=8,
+        ),
+    ]
+
+
+def _telemetry() -> list[Panel]:
+    fates = ("sent", "refused", "dropped", "failed_attempts")
+    return [
+        panels.lines(
+            "Records",
+            "Records per second: answered for, refused for good, lost, and batches to be sent again.",
+            *(
+                (promql.summed_rate(f"{P}_telemetry_records_{fate}_total"), fate.replace("_", " "))
+                for fate in fates
+            ),
+            (promql.summed_rate(f"{P}_telemetry_records_spooled_total"), "spooled to disk"),
+            unit="cps",
+            width=8,
+        ),
+        panels.lines(
+            "Captured requests",
+            "The same of the requests that are captured for retraining.",
+            *(
+                (promql.summed_rate(f"{P}_telemetry_captures_{fate}_total"), fate.replace("_", " "))
+                for fate in fates
+            ),
+            unit="cps",
+            width=8,
+        ),
+        panels.lines(
+            "Records not yet answered for",
+            "Records that wait in memory or on disk while the sidecar is away.",
+            (promql.gauge(f"{P}_telemetry_waiting_records", by=ENGINE), "{{instance}}"),
+            unit="short",
+            width=4,
+        ),
+        panels.lines(
+            "Spool",
+            "Bytes of records that wait on disk.",
+            (promql.gauge(f"{P}_telemetry_spool_bytes", by=ENGINE), "{{instance}}"),
+            unit="bytes",
+            width=4,
+        ),
+    ]

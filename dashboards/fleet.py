@@ -1,0 +1,317 @@
+"""Every stream's verdict, the worst first; open incidents; scraped servers; the sidecar's own health."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dashboards import frame, panels, promql, streams, words
+from dashboards.frame import Page, Row
+from dashboards.panels import AnyPanel, Panel
+from dashboards.promql import is_
+
+FAILING: Final = 'condition!~"reporting|idle|waiting"'
+
+
+def page() -> Page:
+    return Page(
+        uid=frame.FLEET,
+        description="Which streams of speculative decoding need somebody, and whether DriftGuard is well.",
+        scrape="driftguard_fold_lag_records",
+        annotations=[streams.change_points(), streams.promotions()],
+        rows=[
+            Row("Now", _now()),
+            Row("Streams, the worst first", _streams()),
+            Row("Incidents", _incidents()),
+            Row("Scraped servers", _sources()),
+            Row("Sidecar: ingest", _ingest()),
+            Row("Sidecar: health", _health()),
+        ],
+    )
+
+
+def _now() -> list[Panel]:
+    def streams_with(verdict: str) -> str:
+        return promql.gauge("driftguard_stream_verdict", is_("verdict", verdict), by=streams.LABELS)
+
+    failing = promql.gauge("driftguard_source_condition", FAILING, by=("source", "kind", "condition"))
+    return [
+        panels.number(
+            "Streams in service",
+            "Streams (server, target, draft version, method) that no newer draft has replaced.",
+            (f"count({streams_with('replaced')} == 0)", ""),
+            unit="none",
+        ),
+        panels.number(
+            "Degraded streams",
+            "Streams with an open incident: their acceptance fell and has not come back.",
+            (f"sum({streams_with('degraded')})", ""),
+            unit="none",
+            bad_above=1,
+        ),
+        severities(
+            panels.number(
+                "Open incidents",
+                "Incidents that are not resolved, by severity. Information: acceptance rose.",
+                (_open_by_severity(), "{{severity}}"),
+                unit="none",
+                width=6,
+            )
+        ),
+        panels.number(
+            "Servers that fail",
+            "Scraped servers that cannot be read, do not tell what is needed, or do not draft.",
+            (f"sum({failing})", ""),
+            unit="none",
+            bad_above=1,
+        ),
+        panels.number(
+            "Records behind",
+            "Stored records that the detector has not folded yet.",
+            (promql.gauge("driftguard_fold_lag_records"), ""),
+            unit="short",
+            bad_above=10_000,
+            width=3,
+        ),
+        panels.number(
+            "Undelivered",
+            "Notifications that no destination has taken yet.",
+            (promql.gauge("driftguard_notifications_undelivered"), ""),
+            unit="none",
+            bad_above=1,
+            width=3,
+        ),
+    ]
+
+
+def _open_by_severity() -> str:
+    known = promql.gauge("driftguard_incidents_open", by=("severity", "direction"))
+    return f"sum by (severity) ({known})"
+
+
+def severities(panel: AnyPanel) -> AnyPanel:
+    """Series called by severity get its word and colour."""
+    for severity, (word, colour) in words.SEVERITIES.items():
+        panel = panels.where(panel, severity, {"displayName": word, **panels.colour(colour)})
+    return panel
+
+
+def _streams() -> list[Panel]:
+    table = panels.rows_of(
+        "Every stream, the worst first",
+        "The verdict of each stream, since when it holds, acceptance now and at baseline (in today's mix of "
+        "segments), and what a fall costs. A row opens the stream.",
+        {
+            "Verdict": streams.verdicts(),
+            "For": promql.age(
+                promql.gauge("driftguard_stream_verdict_since_timestamp_seconds", by=streams.LABELS)
+            ),
+            "Acceptance": streams.acceptance(),
+            "Baseline": streams.baseline(),
+            "Slower": promql.gauge(
+                "driftguard_incident_slowdown_ratio", is_("direction", "down"), by=streams.LABELS
+            ),
+            "Emitted tokens/s": promql.summed_rate(
+                "driftguard_emitted_tokens_total", streams.TRAFFIC, by=streams.LABELS
+            ),
+        },
+        streams.HEADINGS,
+        sort_by="Verdict",
+        height=9,
+    )
+    for column, unit in (
+        ("For", "s"),
+        ("Acceptance", "percentunit"),
+        ("Baseline", "percentunit"),
+        ("Slower", "percentunit"),
+        ("Emitted tokens/s", "short"),
+    ):
+        table = panels.where(table, column, {"unit": unit})
+    table = panels.where(table, "Verdict", panels.filled(words.by_rank(words.VERDICTS)))
+    table = panels.where(table, "Server", streams.link())
+    return [
+        table,
+        panels.states(
+            "Verdicts over time",
+            "What each stream was, and when that changed.",
+            (streams.verdicts(), streams.NAME),
+            words=words.by_rank(words.VERDICTS),
+            height=7,
+        ),
+        panels.lines(
+            "Acceptance rate",
+            "Accepted of all draft tokens, per stream, without canary probes. Canary probes are left out "
+            "everywhere but where it says so.",
+            (streams.acceptance(), streams.NAME),
+            unit="percentunit",
+        ),
+        panels.lines(
+            "Emitted tokens",
+            "Tokens per second that users receive from verifications, per stream.",
+            (
+                promql.summed_rate("driftguard_emitted_tokens_total", streams.TRAFFIC, by=streams.LABELS),
+                streams.NAME,
+            ),
+            unit="short",
+        ),
+    ]
+
+
+def _incidents() -> list[Panel]:
+    return [
+        _open_incidents(),
+        severities(
+            panels.lines(
+                "Open incidents over time",
+                "Incidents that are not resolved, by severity.",
+                (_open_by_severity(), "{{severity}}"),
+                unit="none",
+                width=8,
+            )
+        ),
+        panels.lines(
+            "Attempts to notify",
+            "Attempts per second to deliver a notification, by destination and outcome.",
+            (
+                promql.summed_rate("driftguard_notifications_total", by=("destination", "event", "outcome")),
+                "{{destination}} {{event}}: {{outcome}}",
+            ),
+            unit="cps",
+            width=8,
+        ),
+        panels.lines(
+            "Undelivered notifications",
+            "Notifications that no destination has taken yet.",
+            (promql.gauge("driftguard_notifications_undelivered"), "undelivered"),
+            unit="none",
+            width=8,
+        ),
+    ]
+
+
+def _open_incidents() -> Panel:
+    told = ("incident", "cause", "confidence")
+    known = promql.gauge("driftguard_incident_info", by=(*streams.INCIDENT, *told))
+    joined = f"* on ({', '.join(streams.INCIDENT)}) group_right () {known}"
+    since = promql.gauge("driftguard_incident_change_point_timestamp_seconds", by=streams.INCIDENT)
+    slowdown = promql.gauge("driftguard_incident_slowdown_ratio", by=streams.INCIDENT)
+    table = panels.rows_of(
+        "Open incidents",
+        "Every incident that is not resolved: time since its change point, what it costs, the likely cause "
+        "and how sure that is. The last column opens it on the status page.",
+        {"For": f"(time() - {since}) {joined}", "Slower": f"{slowdown} {joined}"},
+        {
+            "severity": "Severity",
+            "direction": "Acceptance went",
+            **streams.HEADINGS,
+            "cause": "Likely cause",
+            "confidence": "Confidence",
+            "incident": "Incident",
+        },
+        sort_by="For",
+        descending=True,
+        height=7,
+    )
+    table = panels.where(table, "For", {"unit": "s"})
+    table = panels.where(table, "Slower", {"unit": "percentunit"})
+    table = panels.where(table, "Severity", panels.filled(words.by_name(words.SEVERITIES)))
+    page = "${sidecar:raw}/incidents/${__data.fields.incident}"
+    return panels.where(table, "Incident", panels.link("Open on the status page", page))
+
+
+def _sources() -> list[Panel]:
+    by = ("source", "kind")
+    last = promql.gauge("driftguard_source_last_success_timestamp_seconds", by=by)
+    return [
+        panels.states(
+            "Condition of the scraped servers",
+            "What was known of each server after its newest scrape.",
+            (streams.conditions(), "{{source}} ({{kind}})"),
+            words=words.by_rank(words.CONDITIONS),
+            height=7,
+        ),
+        panels.lines(
+            "Time since the last good scrape",
+            "How long each server has not been read. It grows while a server is away.",
+            (promql.age(last), "{{source}} ({{kind}})"),
+            unit="s",
+        ),
+        panels.lines(
+            "Scrapes",
+            "Scrapes per second of all servers, by what came of them.",
+            (promql.summed_rate("driftguard_source_scrapes_total", by=("condition",)), "{{condition}}"),
+            unit="cps",
+        ),
+    ]
+
+
+def _ingest() -> list[Panel]:
+    commit = "driftguard_ingest_commit_seconds"
+    return [
+        panels.lines(
+            "Records in",
+            "Records per second that arrived over HTTP, by what became of them.",
+            (promql.summed_rate("driftguard_ingest_records_total", by=("outcome",)), "{{outcome}}"),
+            unit="cps",
+            width=8,
+        ),
+        panels.lines(
+            "Time to commit",
+            "From the arrival of a batch to its commit.",
+            *((promql.quantile(q, commit), f"p{100 * q:.0f}") for q in (0.5, 0.95, 0.99)),
+            unit="s",
+            width=8,
+        ),
+        panels.lines(
+            "Records waiting",
+            "Queued: they wait for the database. Behind: stored, they wait for the detector.",
+            (promql.gauge("driftguard_ingest_queued_records", by=("instance",)), "{{instance}} queued"),
+            (promql.gauge("driftguard_fold_lag_records"), "behind"),
+            unit="short",
+            width=8,
+        ),
+    ]
+
+
+def _health() -> list[Panel]:
+    failures = (
+        ("driftguard_fold_failures_total", "batches rolled back"),
+        ("driftguard_detector_states_lost_total", "detector states damaged"),
+        ("driftguard_detector_states_of_other_version_total", "detector states of another version"),
+    )
+    return [
+        panels.states(
+            "Database",
+            "Whether the last use of the database worked, per process.",
+            (promql.gauge("driftguard_database_up", by=("instance",)), "{{instance}}"),
+            words=words.by_name(words.REACHABLE),
+            width=12,
+            height=6,
+        ),
+        panels.lines(
+            "Failures",
+            "Per second: batches whose fold failed and was rolled back, and detector states that began anew.",
+            *((promql.summed_rate(name), text) for name, text in failures),
+            unit="cps",
+            height=6,
+        ),
+        panels.lines(
+            "Time since the detector looked around",
+            "Every gauge of a stream, an incident or a retraining is set when it does, every few seconds.",
+            (
+                promql.age(
+                    promql.gauge("driftguard_detector_last_round_timestamp_seconds", by=("instance",))
+                ),
+                "{{instance}}",
+            ),
+            unit="s",
+            height=6,
+        ),
+        panels.lines(
+            "Failures of chores",
+            "Per second: failures of what runs now and then beside the detector.",
+            (promql.summed_rate("driftguard_chore_failures_total", by=("chore",)), "{{chore}}"),
+            unit="cps",
+            height=6,
+        ),
+        *panels.process(),
+    ]

@@ -1,0 +1,139 @@
+"""What all dashboards share: variables, links between them, annotations, rows of 24 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from grafana_foundation_sdk.builders import dashboard
+from grafana_foundation_sdk.models import dashboard as models
+
+from dashboards.panels import DATASOURCE, Panel
+
+TAG: Final = "driftguard"
+FLEET, STREAM = "driftguard-fleet", "driftguard-stream"
+ENGINE, RETRAINING = "driftguard-engine", "driftguard-retraining"
+TITLES: Final = {FLEET: "Fleet", STREAM: "Stream", ENGINE: "Engine", RETRAINING: "Retraining"}
+STATUS_PAGE: Final = "http://127.0.0.1:8200"
+
+Annotation = dashboard.AnnotationQuery
+Variable = (
+    dashboard.DatasourceVariable | dashboard.QueryVariable | dashboard.TextBoxVariable
+)  # all that the dashboards use
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One dashboard. `scrape`: a metric that every instance shown here has; it offers the jobs and instances.
+    `choices`: variables beyond those that every dashboard has. `kept`: which of them the link to another
+    dashboard carries along."""
+
+    uid: str
+    description: str
+    scrape: str
+    rows: Sequence[Row]
+    choices: Sequence[Variable] = ()
+    annotations: Sequence[dashboard.AnnotationQuery] = ()
+    kept: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def build(page: Page) -> models.Dashboard:
+    built = (
+        dashboard.Dashboard(f"DriftGuard / {TITLES[page.uid]}")
+        .uid(page.uid)
+        .description(page.description)
+        .tags([TAG])
+        .readonly()
+        .timezone("browser")
+        .time("now-6h", "now")
+        .refresh("30s")
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .variables([*_shared_variables(page.scrape), *page.choices])
+        .links([*_links(page), _status_page()])
+        .annotations(list(page.annotations))
+    )
+    number = 0
+    for row in page.rows:
+        number += 1
+        built = built.with_row(dashboard.Row(row.title).id(number))
+        for panel in row.panels:
+            number += 1
+            built = built.with_panel(panel.id(number))
+    return built.build()
+
+
+def choice(
+    name: str, label: str, query: str, *, description: str, several: bool = True
+) -> dashboard.QueryVariable:
+    """A variable offered from Prometheus. `several`: any number of values, all at first."""
+    variable = dashboard.QueryVariable(name).label(label).description(description).datasource(DATASOURCE)
+    variable = variable.query(query).definition(query)
+    variable = variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+    variable = variable.sort(models.VariableSort.ALPHABETICAL_ASC)
+    if several:
+        everything = models.VariableOption(text="All", value="$__all", selected=True)
+        variable = variable.multi(True).include_all(True).all_value(".+").current(everything)
+    return variable
+
+
+def annotation(
+    name: str, expression: str, *, colour: str, title: str, text: str, value_is_time: bool = False
+) -> dashboard.AnnotationQuery:
+    """Marks on the time axis, from a query. `value_is_time`: the series' value is the moment, in
+    milliseconds; else the mark covers the time for which the query returns something."""
+    built = dashboard.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).hide(False)
+    built = built.icon_color(colour).expr(expression).step("60s")
+    return built.title_format(title).text_format(text).use_value_for_time(value_is_time)
+
+
+def address(uid: str, *variables: str) -> str:
+    """Of a dashboard, with the values that these variables have now."""
+    return f"/d/{uid}?{'&'.join(f'${{{name}:queryparam}}' for name in ('datasource', 'sidecar', *variables))}"
+
+
+def _shared_variables(scrape: str) -> list[Variable]:
+    source = dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+    source = source.description("The Prometheus that scrapes DriftGuard.")
+    chosen = 'job=~"$job"'
+    return [
+        source,
+        choice("job", "Job", f"label_values({scrape}, job)", description="The scrape job."),
+        choice(
+            "instance",
+            "Instance",
+            f"label_values({scrape}{{{chosen}}}, instance)",
+            description="The scraped processes.",
+        ),
+        dashboard.TextBoxVariable("sidecar")
+        .label("Status page")
+        .description(
+            "Address of the sidecar as the browser reaches it; the links to its pages start with it."
+        )
+        .default_value(STATUS_PAGE)
+        .current(models.VariableOption(text=STATUS_PAGE, value=STATUS_PAGE, selected=True)),
+    ]
+
+
+def _links(page: Page) -> list[dashboard.DashboardLink]:
+    """The engine is scraped by another job than the sidecar: what is chosen there means nothing here."""
+    sidecars = {FLEET, STREAM, RETRAINING}
+    found = []
+    for uid, title in TITLES.items():
+        if uid == page.uid:
+            continue
+        kept = ("job", "instance", *page.kept.get(uid, ())) if {uid, page.uid} <= sidecars else ()
+        link = dashboard.DashboardLink(title).type(models.DashboardLinkType.LINK).url(address(uid, *kept))
+        found.append(link.icon("dashboard").keep_time(True).tooltip(f"DriftGuard / {title}"))
+    return found
+
+
+def _status_page() -> dashboard.DashboardLink:
+    link = dashboard.DashboardLink("Status page").type(models.DashboardLinkType.LINK).url("${sidecar:raw}")
+    return link.icon("external link").target_blank(True).tooltip("The sidecar's own page")

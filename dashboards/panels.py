@@ -1,0 +1,191 @@
+"""The kinds of panels, each with its queries, unit and description. The dashboards say what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any, Final, TypeVar
+
+from grafana_foundation_sdk.builders import (
+    common,
+    dashboard,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    timeseries,
+)
+from grafana_foundation_sdk.models import common as common_models
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from dashboards import colours, promql
+
+Query = tuple[str, str]  # PromQL, and how its series are called: words with {{labels}}
+Panel = timeseries.Panel | stat.Panel | table.Panel | statetimeline.Panel
+AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, table.Panel, statetimeline.Panel)
+Properties = Mapping[str, object]  # id of a field's property -> its value
+
+DATASOURCE: Final = common_models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+
+def lines(
+    title: str, description: str, *queries: Query, unit: str, width: int = 12, height: int = 8
+) -> timeseries.Panel:
+    """Curves over time. Gaps stay gaps: no traffic is not an acceptance of 0."""
+    legend = common.VizLegendOptions().show_legend(True).calcs(["lastNotNull"])
+    legend = legend.display_mode(common_models.LegendDisplayMode.TABLE)
+    legend = legend.placement(common_models.LegendPlacement.BOTTOM)
+    tooltip = common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI)
+    panel = _common(timeseries.Panel(), title, description, width, height).unit(unit)
+    panel = panel.legend(legend).tooltip(tooltip.sort(common_models.SortOrder.DESCENDING))
+    panel = panel.line_width(1).show_points(common_models.VisibilityMode.AUTO).span_nulls(False)
+    for letter, (expression, name) in zip(ascii_uppercase, queries, strict=False):
+        panel = panel.with_target(_query(letter, expression).legend_format(name).range())
+    return panel
+
+
+def bars(
+    title: str, description: str, *queries: Query, unit: str, width: int = 12, height: int = 8
+) -> timeseries.Panel:
+    """Counts of rare events, on top of each other."""
+    panel = lines(title, description, *queries, unit=unit, width=width, height=height)
+    stacking = common.StackingConfig().mode(common_models.StackingMode.NORMAL)
+    return panel.draw_style(common_models.GraphDrawStyle.BARS).stacking(stacking).fill_opacity(80).min(0)
+
+
+def shares(
+    title: str, description: str, *queries: Query, width: int = 12, height: int = 8
+) -> timeseries.Panel:
+    """Parts of a whole over time."""
+    panel = lines(title, description, *queries, unit="percentunit", width=width, height=height)
+    stacking = common.StackingConfig().mode(common_models.StackingMode.PERCENT)
+    return panel.stacking(stacking).fill_opacity(60).min(0).max(1)
+
+
+def number(
+    title: str,
+    description: str,
+    *queries: Query,
+    unit: str,
+    bad_above: float | None = None,
+    colour: str = colours.MAIN,
+    width: int = 4,
+    height: int = 4,
+) -> stat.Panel:
+    """Numbers of now. Above `bad_above` in the colour of what is bad."""
+    steps = [models.Threshold(value=None, color=colour if bad_above is None else colours.GOOD)]
+    if bad_above is not None:
+        steps.append(models.Threshold(value=bad_above, color=colours.BAD))
+    thresholds = dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
+    panel = _common(stat.Panel(), title, description, width, height).unit(unit).thresholds(thresholds)
+    panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    panel = panel.graph_mode(common_models.BigValueGraphMode.NONE)
+    for letter, (expression, name) in zip(ascii_uppercase, queries, strict=False):
+        panel = panel.with_target(_query(letter, expression).legend_format(name).instant())
+    return panel
+
+
+def states(
+    title: str,
+    description: str,
+    *queries: Query,
+    words: list[models.ValueMapping],
+    width: int = 24,
+    height: int = 8,
+) -> statetimeline.Panel:
+    """A band per series that changes its colour and word with the state."""
+    panel = _common(statetimeline.Panel(), title, description, width, height).unit("none").mappings(words)
+    panel = panel.show_value(common_models.VisibilityMode.AUTO).merge_values(True).fill_opacity(80)
+    panel = panel.legend(common.VizLegendOptions().show_legend(False))
+    panel = panel.color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
+    for letter, (expression, name) in zip(ascii_uppercase, queries, strict=False):
+        panel = panel.with_target(_query(letter, expression).legend_format(name).range())
+    return panel
+
+
+def rows_of(
+    title: str,
+    description: str,
+    columns: Mapping[str, str],
+    labels: Mapping[str, str],
+    sort_by: str,
+    *,
+    descending: bool = False,
+    width: int = 24,
+    height: int = 8,
+) -> table.Panel:
+    """A table: one row per combination of `labels` (label -> heading), one column per query of `columns`
+    (heading -> PromQL). All queries have to keep the same labels, or their rows would not be merged."""
+    panel = _common(table.Panel(), title, description, width, height).unit("none")
+    panel = panel.sort_by([common.TableSortByFieldState().display_name(sort_by).desc(descending)])
+    for letter, expression in zip(ascii_uppercase, columns.values(), strict=False):
+        target = _query(letter, expression).format(PromQueryFormat.TABLE).instant()
+        panel = panel.with_target(target)
+    values = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in ascii_uppercase]
+    names = {**dict(zip(values, columns, strict=False)), **labels}
+    organized = {
+        "excludeByName": {"Time": True},
+        "indexByName": {name: index for index, name in enumerate(names)},
+        "renameByName": names,
+    }
+    panel = panel.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
+    return panel.with_transformation(models.DataTransformerConfig(id_val="organize", options=organized))
+
+
+def process() -> list[Panel]:
+    """What the process of each instance takes."""
+    return [
+        lines(
+            "CPU time",
+            "Seconds of CPU time per second, per process: 1 is one core.",
+            (promql.summed_rate("process_cpu_seconds_total", by=("job", "instance")), "{{instance}}"),
+            unit="none",
+        ),
+        lines(
+            "Memory",
+            "Resident memory, per process.",
+            (promql.gauge("process_resident_memory_bytes", by=("job", "instance")), "{{instance}}"),
+            unit="bytes",
+        ),
+    ]
+
+
+def where(panel: AnyPanel, field: str, properties: Properties) -> AnyPanel:
+    """Settings of one series or column, by the name that is shown."""
+    values = [models.DynamicConfigValue(id_val=name, value=value) for name, value in properties.items()]
+    panel.override_by_name(field, values)
+    return panel
+
+
+def where_like(panel: AnyPanel, pattern: str, properties: Properties) -> AnyPanel:
+    """The same for every series or column whose name matches."""
+    values = [models.DynamicConfigValue(id_val=name, value=value) for name, value in properties.items()]
+    panel.override_by_regexp(pattern, values)
+    return panel
+
+
+def colour(value: str) -> Properties:
+    return {"color": {"mode": "fixed", "fixedColor": value}}
+
+
+def dashed(value: str) -> Properties:
+    return {**colour(value), "custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}
+
+
+def filled(words: Sequence[models.ValueMapping]) -> Properties:
+    """A table's cell in the colour of its state."""
+    return {"mappings": list(words), "custom.cellOptions": {"type": "color-background"}}
+
+
+def link(title: str, url: str) -> Properties:
+    return {"links": [{"title": title, "url": url, "targetBlank": False}]}
+
+
+def _common(panel: AnyPanel, title: str, description: str, width: int, height: int) -> AnyPanel:
+    panel.title(title).description(description).datasource(DATASOURCE).span(width).height(height)
+    return panel
+
+
+def _query(letter: str, expression: str) -> Any:
+    return prometheus.Dataquery().ref_id(letter).datasource(DATASOURCE).expr(expression)

@@ -1,0 +1,70 @@
+"""The few shapes of PromQL that the dashboards are made of.
+
+Every selector asks for the job and instance chosen on the dashboard. Several sidecars may share a database:
+their counters add up, because only one folds a record, while their gauges say the same, so gauges are
+maximised and never added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+INTERVAL: Final = "$__rate_interval"
+
+
+def is_(label: str, value: str) -> str:
+    return f'{label}="{value}"'
+
+
+def chosen(variable: str, label: str | None = None) -> str:
+    """Any of the values chosen in a variable; it is called like the label unless said otherwise."""
+    return f'{label or variable}=~"${variable}"'
+
+
+def series(name: str, *matchers: str) -> str:
+    matched = ", ".join((chosen("job"), chosen("instance"), *matchers))
+    return f"{name}{{{matched}}}"
+
+
+def rate(name: str, *matchers: str) -> str:
+    return f"rate({series(name, *matchers)}[{INTERVAL}])"
+
+
+def summed_rate(name: str, *matchers: str, by: Sequence[str] = ()) -> str:
+    """Per second, summed over everything but `by`."""
+    return f"{_over('sum', by)}({rate(name, *matchers)})"
+
+
+def increase(name: str, over: str, *matchers: str, by: Sequence[str] = ()) -> str:
+    """How much a counter rose in a time, summed over everything but `by`."""
+    return f"{_over('sum', by)}(increase({series(name, *matchers)}[{over}]))"
+
+
+def gauge(name: str, *matchers: str, by: Sequence[str] = ()) -> str:
+    return f"{_over('max', by)}({series(name, *matchers)})"
+
+
+def ratio(over: str, under: str, *matchers: str, by: Sequence[str] = ()) -> str:
+    """Of two counters, as a ratio of sums; nothing where the lower one stands still."""
+    return f"{summed_rate(over, *matchers, by=by)} / ({summed_rate(under, *matchers, by=by)} > 0)"
+
+
+def quantile(q: float, histogram: str, *matchers: str, by: Sequence[str] = ()) -> str:
+    return f"histogram_quantile({q}, {summed_rate(f'{histogram}_bucket', *matchers, by=('le', *by))})"
+
+
+def age(timestamp_gauge: str) -> str:
+    """Seconds since then."""
+    return f"time() - {timestamp_gauge}"
+
+
+def ranked(name: str, label: str, values: Sequence[str], *matchers: str, by: Sequence[str]) -> str:
+    """For a gauge that is 1 for one value of `label`: the place of that value in `values`, from 1."""
+    selectors = [series(name, *matchers, is_(label, value)) for value in values]
+    places = [f"{place} * ({selector} == 1)" for place, selector in enumerate(selectors, start=1)]
+    return f"{_over('min', by)}({' or '.join(places)})"
+
+
+def _over(operation: str, by: Sequence[str]) -> str:
+    return f"{operation} by ({', '.join(by)}) " if by else operation

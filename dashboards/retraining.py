@@ -1,0 +1,203 @@
+"""Retraining: runs and how they ended, the gate, candidates, promotions and rollbacks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dashboards import colours, frame, panels, promql, streams, words
+from dashboards.frame import Page, Row
+from dashboards.panels import AnyPanel, Panel
+from dashboards.promql import chosen
+
+PLACE: Final = ("server", "target")
+CHOSEN: Final = (chosen("server"), chosen("target"))
+NAME: Final = "{{server}} {{target}}"
+RANGE: Final = "$__range"
+
+
+def page() -> Page:
+    base = f"{chosen('job')}, {chosen('instance')}"
+    verdict = "driftguard_stream_verdict"
+    return Page(
+        uid=frame.RETRAINING,
+        description="Whether drafts are mended when they have to be: runs, the gate, promotions, rollbacks.",
+        scrape="driftguard_fold_lag_records",
+        choices=[
+            frame.choice(
+                "server",
+                "Server",
+                f"label_values({verdict}{{{base}}}, server)",
+                description="The serving engines.",
+            ),
+            frame.choice(
+                "target",
+                "Target",
+                f"label_values({verdict}{{{base}, {CHOSEN[0]}}}, target)",
+                description="The large models that decide.",
+            ),
+        ],
+        annotations=[streams.promotions(*CHOSEN), streams.change_points(*CHOSEN)],
+        rows=[
+            Row("Now", _now()),
+            Row("Runs", _runs()),
+            Row("The gate", _gate()),
+            Row("Drafts", _drafts()),
+            Row("Traffic to learn from", _captures()),
+        ],
+    )
+
+
+def _now() -> list[Panel]:
+    last = promql.gauge("driftguard_retrain_last_success_timestamp_seconds", *CHOSEN, by=PLACE)
+    outcome = promql.ranked(
+        "driftguard_retrain_last_run_outcome",
+        "outcome",
+        words.names(words.OUTCOMES),
+        *CHOSEN,
+        by=PLACE,
+    )
+    table = panels.rows_of(
+        "Servers",
+        "How the newest run ended, how long ago one last ended as it should (promoted, or nothing to do), "
+        "and how many candidates in a row the gate has rejected.",
+        {
+            "Newest run": outcome,
+            "Since a success": promql.age(last),
+            "Rejected in a row": promql.gauge("driftguard_retrain_rejected_in_a_row", *CHOSEN, by=PLACE),
+        },
+        {"server": "Server", "target": "Target"},
+        sort_by="Since a success",
+        descending=True,
+        width=16,
+        height=6,
+    )
+    table = panels.where(table, "Newest run", panels.filled(words.by_rank(words.OUTCOMES)))
+    table = panels.where(table, "Since a success", {"unit": "s"})
+    table = panels.where(table, "Server", streams.link())
+    promoted = promql.increase("driftguard_retrain_runs_total", RANGE, 'outcome="promoted"', *CHOSEN)
+    back = promql.increase("driftguard_retrain_runs_total", RANGE, 'outcome="rolled_back"', *CHOSEN)
+    return [
+        table,
+        panels.number(
+            "Promotions",
+            "Runs in the time range shown that ended with a new draft in service.",
+            (promoted, ""),
+            unit="none",
+            height=6,
+        ).decimals(0),
+        panels.number(
+            "Rollbacks",
+            "Promoted drafts in the time range shown that did worse on live traffic and were taken back.",
+            (back, ""),
+            unit="none",
+            bad_above=1,
+            height=6,
+        ).decimals(0),
+    ]
+
+
+def outcomes(panel: AnyPanel) -> AnyPanel:
+    """Series called by outcome get its word and colour."""
+    for outcome, (word, colour) in words.OUTCOMES.items():
+        panel = panels.where(panel, outcome, {"displayName": word, **panels.colour(colour)})
+    return panel
+
+
+def _runs() -> list[Panel]:
+    stages = promql.ranked("driftguard_retrain_stage", "stage", words.names(words.STAGES), *CHOSEN, by=PLACE)
+    ended = promql.increase("driftguard_retrain_runs_total", promql.INTERVAL, *CHOSEN, by=("outcome",))
+    return [
+        panels.states(
+            "Run under way",
+            "The stage of the run under way, per server and target. Empty while there is none.",
+            (stages, NAME),
+            words=words.by_rank(words.STAGES),
+            height=6,
+        ),
+        outcomes(
+            panels.bars(
+                "Ended runs",
+                "Runs that ended, by how they did.",
+                (ended, "{{outcome}}"),
+                unit="none",
+            )
+        ),
+        panels.lines(
+            "Time since a success",
+            "Since a run last ended as it should: promoted, or nothing to do. With the nightly job, this "
+            "should hardly pass a day.",
+            (
+                promql.age(
+                    promql.gauge("driftguard_retrain_last_success_timestamp_seconds", *CHOSEN, by=PLACE)
+                ),
+                NAME,
+            ),
+            unit="s",
+        ),
+    ]
+
+
+def _gate() -> list[Panel]:
+    drafts = panels.lines(
+        "Candidate against the draft in service",
+        "Acceptance of both on the same held-out requests of the changed traffic, at the last decision.",
+        (
+            promql.gauge("driftguard_gate_acceptance_ratio", *CHOSEN, by=(*PLACE, "draft")),
+            f"{{{{draft}}}} {NAME}",
+        ),
+        unit="percentunit",
+    )
+    return [
+        panels.states(
+            "Decision",
+            "What the gate made of the last candidate, per server and target.",
+            (promql.gauge("driftguard_gate_passed", *CHOSEN, by=PLACE), NAME),
+            words=words.by_name(words.PASSED),
+            height=5,
+        ),
+        panels.where_like(drafts, "^in_service .*", panels.dashed(colours.NEUTRAL)),
+        panels.lines(
+            "Bounds that decide",
+            "95% bounds: the least that the candidate gains on the changed traffic, and the most that it "
+            "loses in any group of the traffic.",
+            (promql.gauge("driftguard_gate_gain_lower_ratio", *CHOSEN, by=PLACE), f"gains at least {NAME}"),
+            (promql.gauge("driftguard_gate_loss_upper_ratio", *CHOSEN, by=PLACE), f"loses at most {NAME}"),
+            unit="percentunit",
+        ),
+    ]
+
+
+def _drafts() -> list[Panel]:
+    known = panels.lines(
+        "Known drafts",
+        "Drafts by state: candidates, rejected by the gate, in service, retired, rolled back.",
+        (f"sum by (state) ({promql.gauge('driftguard_drafts', *CHOSEN, by=(*PLACE, 'state'))})", "{{state}}"),
+        unit="none",
+    )
+    for state, (word, colour) in words.DRAFT_STATES.items():
+        known = panels.where(known, state, {"displayName": word, **panels.colour(colour)})
+    since = promql.gauge(
+        "driftguard_draft_in_service_since_timestamp_seconds", *CHOSEN, by=(*PLACE, "draft_version")
+    )
+    table = panels.rows_of(
+        "Drafts in service",
+        "Which draft serves where, and for how long.",
+        {"For": promql.age(since)},
+        {"server": "Server", "target": "Target", "draft_version": "Draft version"},
+        sort_by="For",
+        width=12,
+    )
+    return [known, panels.where(table, "For", {"unit": "s"})]
+
+
+def _captures() -> list[Panel]:
+    return [
+        panels.lines(
+            "Captured requests",
+            "Requests per second that arrived for retraining, by what became of them.",
+            (promql.summed_rate("driftguard_captures_total", by=("outcome",)), "{{outcome}}"),
+            unit="cps",
+            width=24,
+            height=6,
+        ),
+    ]

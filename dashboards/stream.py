@@ -1,0 +1,320 @@
+"""One server and target: acceptance against its baseline, where it changed, and what that costs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dashboards import colours, frame, panels, promql, streams, words
+from dashboards.frame import Page, Row
+from dashboards.panels import Panel
+from dashboards.promql import chosen, is_
+
+PLACE: Final = (is_("server", "$server"), is_("target", "$target"))
+CHOSEN: Final = (*PLACE, chosen("draft_version"), chosen("method"))
+SEGMENTS: Final = (*CHOSEN, chosen("segment"))
+TRAFFIC: Final = (*SEGMENTS, streams.TRAFFIC)
+DRAFT: Final = ("draft_version", "method")
+NAME: Final = "{{draft_version}} {{method}}"
+DRAFTED: Final = "driftguard_draft_tokens_total"
+ACCEPTED: Final = "driftguard_accepted_tokens_total"
+EMITTED: Final = "driftguard_emitted_tokens_total"
+STEPS: Final = "driftguard_steps_total"
+RECORDS: Final = "driftguard_records_total"
+
+
+def page() -> Page:
+    return Page(
+        uid=frame.STREAM,
+        description="One server and target: acceptance per draft version and segment against the baseline, "
+        "and what a change costs.",
+        scrape="driftguard_fold_lag_records",
+        choices=_choices(),
+        kept={frame.RETRAINING: ("server", "target")},
+        annotations=[
+            streams.change_points(*CHOSEN),
+            streams.promotions(*PLACE),
+            streams.incidents(*CHOSEN),
+        ],
+        rows=[
+            Row("Now", _now()),
+            Row("Acceptance", _acceptance()),
+            Row("Where: segments", _segments()),
+            Row("Tokens", _tokens()),
+            Row("Speed and cost", _cost()),
+            Row("The server", _server()),
+        ],
+    )
+
+
+def _choices() -> list[frame.Variable]:
+    records, base = "driftguard_stream_verdict", f"{chosen('job')}, {chosen('instance')}"
+    place = ", ".join(PLACE)
+    found: list[frame.Variable] = [
+        frame.choice(
+            "server",
+            "Server",
+            f"label_values({records}{{{base}}}, server)",
+            description="The serving engine.",
+            several=False,
+        ),
+        frame.choice(
+            "target",
+            "Target",
+            f"label_values({records}{{{base}, {PLACE[0]}}}, target)",
+            description="The large model that decides.",
+            several=False,
+        ),
+    ]
+    for name, label, metric, text in (
+        ("draft_version", "Draft version", records, "The drafts that guessed."),
+        ("method", "Method", records, "How was drafted."),
+        ("segment", "Segment", RECORDS, "Bounded labels of the traffic."),
+    ):
+        query = f"label_values({metric}{{{base}, {place}}}, {name})"
+        found.append(frame.choice(name, label, query, description=text))
+    return found
+
+
+def _now() -> list[Panel]:
+    speed = "driftguard_stream_tokens_per_second"
+    slowdown = promql.gauge("driftguard_incident_slowdown_ratio", is_("direction", "down"), *CHOSEN, by=DRAFT)
+    return [
+        panels.states(
+            "Verdict",
+            "What each draft version's stream was, and when that changed.",
+            (streams.verdicts(*CHOSEN), NAME),
+            words=words.by_rank(words.VERDICTS),
+            width=12,
+            height=6,
+        ),
+        panels.number(
+            "Acceptance",
+            "Accepted of all draft tokens now.",
+            (streams.acceptance(*SEGMENTS, by=DRAFT), NAME),
+            unit="percentunit",
+            width=3,
+            height=6,
+        ),
+        panels.number(
+            "Baseline",
+            "Acceptance while the segments were in control, in today's mix of segments.",
+            (streams.baseline(*SEGMENTS, by=DRAFT), NAME),
+            unit="percentunit",
+            colour=colours.NEUTRAL,
+            width=3,
+            height=6,
+        ),
+        panels.number(
+            "Tokens/s of a request",
+            "Decoding speed of one request over the last five minutes.",
+            (promql.gauge(speed, is_("period", "now"), *CHOSEN, by=DRAFT), NAME),
+            unit="short",
+            width=3,
+            height=6,
+        ),
+        panels.number(
+            "Slower",
+            "Part of the tokens per second that the open incident costs; nothing without an incident.",
+            (slowdown, NAME),
+            unit="percentunit",
+            bad_above=0.2,
+            width=3,
+            height=6,
+        ),
+    ]
+
+
+def _acceptance() -> list[Panel]:
+    against = panels.lines(
+        "Acceptance rate against the baseline",
+        "Accepted of all draft tokens, per draft version. Dashed: the baseline, in today's mix of segments, "
+        "so that a mix that moves does not look like a change; in grey, where speculation stops to pay.",
+        (streams.acceptance(*SEGMENTS, by=DRAFT), NAME),
+        (streams.baseline(*SEGMENTS, by=DRAFT), f"baseline {NAME}"),
+        (
+            promql.gauge("driftguard_stream_break_even_acceptance_ratio", *CHOSEN, by=DRAFT),
+            f"break-even {NAME}",
+        ),
+        unit="percentunit",
+        width=24,
+        height=10,
+    )
+    against = panels.where_like(against, "^baseline .*", panels.dashed(colours.MAIN))
+    against = panels.where_like(against, "^break-even .*", panels.dashed(colours.NEUTRAL))
+    return [
+        against,
+        panels.lines(
+            "Acceptance length",
+            "Emitted tokens per verification: 1 is no use of the draft at all, K + 1 the most.",
+            (promql.ratio(EMITTED, STEPS, *TRAFFIC, by=DRAFT), NAME),
+            unit="short",
+        ),
+        panels.lines(
+            "Draft tokens per step",
+            "Drafted tokens per verification: K, where every step drafts K.",
+            (promql.ratio(DRAFTED, STEPS, *TRAFFIC, by=DRAFT), NAME),
+            unit="short",
+        ),
+    ]
+
+
+def _segments() -> list[Panel]:
+    by, name = (*DRAFT, "segment"), "{{segment}} {{draft_version}}"
+    acceptance = streams.acceptance(*SEGMENTS, by=by)
+    baseline = promql.gauge("driftguard_acceptance_baseline_ratio", *SEGMENTS, by=by)
+    drafted = promql.summed_rate(DRAFTED, *TRAFFIC, by=("segment",))
+    return [
+        panels.lines(
+            "Acceptance rate per segment",
+            "Accepted of all draft tokens of each segment.",
+            (acceptance, name),
+            unit="percentunit",
+        ),
+        panels.lines(
+            "Difference to the baseline",
+            "Acceptance rate now minus that of the segment's baseline. Only segments with a baseline.",
+            (f"{acceptance} - {baseline}", name),
+            unit="percentunit",
+        ),
+        panels.lines(
+            "Baselines",
+            "What each segment accepted while it was in control. A step is a baseline learned anew.",
+            (baseline, name),
+            unit="percentunit",
+        ),
+        panels.shares(
+            "Mix of segments", "Each segment's part of the draft tokens.", (drafted, "{{segment}}")
+        ),
+        _named_by_incidents(),
+    ]
+
+
+def _named_by_incidents() -> Panel:
+    by = (*DRAFT, "direction", "severity", "segment")
+    table = panels.rows_of(
+        "Segments that an open incident names",
+        "Where acceptance changed: its rate before the change point and after it, as the incident opened.",
+        {
+            "Before": promql.gauge("driftguard_incident_acceptance_before_ratio", *SEGMENTS, by=by),
+            "After": promql.gauge("driftguard_incident_acceptance_after_ratio", *SEGMENTS, by=by),
+        },
+        {
+            "segment": "Segment",
+            "draft_version": "Draft version",
+            "method": "Method",
+            "direction": "Acceptance went",
+            "severity": "Severity",
+        },
+        sort_by="After",
+        height=6,
+    )
+    for column in ("Before", "After"):
+        table = panels.where(table, column, {"unit": "percentunit"})
+    return panels.where(table, "Severity", panels.filled(words.by_name(words.SEVERITIES)))
+
+
+def _tokens() -> list[Panel]:
+    tokens = panels.lines(
+        "Drafted, accepted and emitted tokens",
+        "Tokens per second: offered by the draft, kept by the target, received by users (the accepted and "
+        "one more per step).",
+        (promql.summed_rate(DRAFTED, *TRAFFIC), "drafted"),
+        (promql.summed_rate(ACCEPTED, *TRAFFIC), "accepted"),
+        (promql.summed_rate(EMITTED, *TRAFFIC), "emitted"),
+        unit="short",
+    )
+    for name, colour in (
+        ("drafted", colours.NEUTRAL),
+        ("accepted", colours.MAIN),
+        ("emitted", colours.GOOD),
+    ):
+        tokens = panels.where(tokens, name, panels.colour(colour))
+    return [
+        tokens,
+        panels.lines(
+            "Records",
+            "Records per second that the detector folded, by kind: requests, scrape windows, canary probes.",
+            (promql.summed_rate(RECORDS, *SEGMENTS, by=("kind",)), "{{kind}}"),
+            unit="cps",
+        ),
+    ]
+
+
+def _cost() -> list[Panel]:
+    speed = "driftguard_stream_tokens_per_second"
+    speeds = panels.lines(
+        "Tokens/s of a request",
+        "Decoding speed of one request, 1 / mean time per output token. Dashed: before the open incident, or "
+        "in the two hours before.",
+        (promql.gauge(speed, is_("period", "now"), *CHOSEN, by=DRAFT), NAME),
+        (promql.gauge(speed, is_("period", "before"), *CHOSEN, by=DRAFT), f"before {NAME}"),
+        unit="short",
+    )
+    slowdown = "driftguard_incident_slowdown_ratio"
+    faster = "driftguard_speculation_speedup_ratio"
+    best = panels.lines(
+        "K in use and the best K",
+        "Draft tokens per step as configured, and what would be fastest with the present acceptance; 0 is "
+        "without speculation.",
+        (promql.gauge("driftguard_stream_num_speculative_tokens", *CHOSEN, by=DRAFT), NAME),
+        (promql.gauge("driftguard_stream_best_num_speculative_tokens", *CHOSEN, by=DRAFT), f"best {NAME}"),
+        unit="none",
+    )
+    return [
+        panels.where_like(speeds, "^before .*", panels.dashed(colours.NEUTRAL)),
+        panels.lines(
+            "What incidents cost",
+            "Part of the tokens per second lost: measured where that is sure, else by formula.",
+            (promql.gauge(slowdown, *CHOSEN, by=(*DRAFT, "direction")), f"{NAME} {{{{direction}}}}"),
+            unit="percentunit",
+        ),
+        panels.lines(
+            "What speculation gives",
+            "Tokens per second as a multiple of those without speculation, with a 95% interval.",
+            (promql.gauge(faster, *CHOSEN, by=(*DRAFT, "bound")), f"{NAME} {{{{bound}}}}"),
+            unit="none",
+        ),
+        panels.where_like(best, "^best .*", panels.dashed(colours.GOOD)),
+    ]
+
+
+def _server() -> list[Panel]:
+    source = is_("source", "$server")
+    last = promql.gauge("driftguard_source_last_success_timestamp_seconds", source, by=("source", "kind"))
+    since = promql.gauge("driftguard_draft_in_service_since_timestamp_seconds", *PLACE, by=("draft_version",))
+    return [
+        panels.states(
+            "Condition at the newest scrape",
+            "What was known of the server after its newest scrape. Empty where it is not scraped.",
+            (streams.conditions(source), "{{source}} ({{kind}})"),
+            words=words.by_rank(words.CONDITIONS),
+            width=12,
+            height=6,
+        ),
+        panels.lines(
+            "Time since the last good scrape",
+            "How long the server has not been read. Empty where it is not scraped.",
+            (promql.age(last), "{{source}} ({{kind}})"),
+            unit="s",
+            height=6,
+        ),
+        panels.lines(
+            "Time since the last record",
+            "How long ago the newest record of each stream arrived, canary probes left out.",
+            (
+                promql.age(
+                    promql.gauge("driftguard_stream_last_arrival_timestamp_seconds", *CHOSEN, by=DRAFT)
+                ),
+                NAME,
+            ),
+            unit="s",
+            height=6,
+        ),
+        panels.lines(
+            "Age of the draft in service",
+            "Time since the draft was put into service. Empty where DriftGuard was never told of one.",
+            (promql.age(since), "{{draft_version}}"),
+            unit="s",
+            height=6,
+        ),
+    ]

@@ -1,0 +1,90 @@
+"""States in words and colours. Ranks count from 1, the worst first, so that sorting a table sorts by need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from grafana_foundation_sdk.models import dashboard as models
+
+from dashboards import colours
+
+Words = Mapping[str, tuple[str, str]]  # state -> (word, colour), the worst first
+
+VERDICTS: Final[Words] = {
+    "degraded": ("Degraded", colours.BAD),
+    "stale": ("Stale", colours.SILENT),
+    "drafting_stopped": ("Drafting stopped", colours.WARNING),
+    "improved": ("Improved", colours.BETTER),
+    "relearning": ("Relearning", colours.LEARNING),
+    "insufficient_data": ("Insufficient data", colours.NEUTRAL),
+    "steady": ("Steady", colours.GOOD),
+    "replaced": ("Replaced", colours.GONE),
+}
+
+CONDITIONS: Final[Words] = {
+    "unreachable": ("Unreachable", colours.BAD),
+    "unreadable": ("Unreadable", colours.BAD),
+    "metrics_hidden": ("Metrics hidden", colours.WARNING),
+    "incomplete": ("Incomplete", colours.WARNING),
+    "drafting_stopped": ("Drafting stopped", colours.WARNING),
+    "not_speculating": ("Not speculating", colours.SILENT),
+    "waiting": ("Waiting", colours.LEARNING),
+    "idle": ("Idle", colours.NEUTRAL),
+    "reporting": ("Reporting", colours.GOOD),
+}
+
+SEVERITIES: Final[Words] = {
+    "critical": ("Critical", colours.BAD),
+    "warning": ("Warning", colours.WARNING),
+    "info": ("Information", colours.BETTER),
+}
+
+STAGES: Final[Words] = {
+    "collecting": ("Collecting traffic", colours.NEUTRAL),
+    "training": ("Training", colours.LEARNING),
+    "evaluating": ("Evaluating", colours.BETTER),
+    "promoting": ("Promoting", colours.WARNING),
+    "watching": ("Watching the new draft", colours.MAIN),
+}
+
+OUTCOMES: Final[Words] = {
+    "failed": ("Failed", colours.BAD),
+    "rolled_back": ("Rolled back", colours.WARNING),
+    "rejected": ("Rejected by the gate", colours.SILENT),
+    "nothing_to_do": ("Nothing to do", colours.NEUTRAL),
+    "promoted": ("Promoted", colours.GOOD),
+}
+
+DRAFT_STATES: Final[Words] = {
+    "in_service": ("In service", colours.GOOD),
+    "candidate": ("Candidate", colours.BETTER),
+    "rejected": ("Rejected", colours.SILENT),
+    "rolled_back": ("Rolled back", colours.WARNING),
+    "retired": ("Retired", colours.GONE),
+}
+
+REACHABLE: Final[Words] = {"0": ("Not reachable", colours.BAD), "1": ("Reachable", colours.GOOD)}
+PASSED: Final[Words] = {"0": ("Rejected", colours.SILENT), "1": ("Promoted", colours.GOOD)}
+ENABLED: Final[Words] = {"0": ("Off", colours.WARNING), "1": ("On", colours.GOOD)}
+
+
+def by_rank(words: Words) -> list[models.ValueMapping]:
+    """For `promql.ranked`."""
+    return _mapped({str(rank): word for rank, word in enumerate(words.values(), start=1)})
+
+
+def by_name(words: Words) -> list[models.ValueMapping]:
+    return _mapped(words)
+
+
+def names(words: Words) -> Sequence[str]:
+    return list(words)
+
+
+def _mapped(words: Words) -> list[models.ValueMapping]:
+    options = {
+        state: models.ValueMappingResult(text=text, color=colour, index=index)
+        for index, (state, (text, colour)) in enumerate(words.items())
+    }
+    return [models.ValueMap(options=options)]

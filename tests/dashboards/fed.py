@@ -1,0 +1,153 @@
+"""Processes to scrape: a sidecar's metrics that follow a database in which drafts were retrained, and the
+built-in engine's metrics while it serves. The numbers come from the methods that the product calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from uuid import uuid4
+
+import msgspec
+from driftguard_engine.metrics import Metrics as EngineMetrics
+from driftguard_engine.telemetry import Telemetry
+
+from driftguard.cost import Cost
+from driftguard.cost.results import Choice, Interval, Speed
+from driftguard.detection import DetectorConfig
+from driftguard.metrics import Metrics
+from driftguard.pipeline import Pipeline
+from driftguard.retraining.gate import Costs, GateRules, GroupScores, decide
+from driftguard.store import drafts, stream_costs, streams
+from driftguard.store.database import Database
+from driftguard.store.tables import RetrainRun
+from tests.engine.server.fake_engine import FakeEngine
+from tests.engine.server.finished import finished_request
+from tests.pipeline.traffic import Traffic, store
+
+GOOD = {"code": 0.75, "german": 0.7}
+PLACE = {"server": "chat", "target": "target"}
+
+
+@contextmanager
+def exposed(exposition: Callable[[], bytes]) -> Iterator[str]:
+    """The base URL of a server whose /metrics are what `exposition` returns."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = exposition()
+            self.send_response(200)
+            self.send_header("content-type", "text/plain; version=0.0.4")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class MendedSidecar:
+    """A server whose draft was replaced after a retraining that the gate let through; the one before was
+    rejected."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.metrics = Metrics()
+        self._pipeline = Pipeline(database, DetectorConfig(), self.metrics)
+        self._random = Traffic(seed=22, start=datetime.now(UTC) - timedelta(minutes=2), seconds_apart=0.05)
+        store(database, self._random.draw(100, GOOD))
+        self._retrained()
+        self._measured()
+
+    def go_on(self) -> None:
+        """One more run ends, and everything else goes on."""
+        self._add_run("nothing_to_do")
+        store(self._database, self._random.draw(20, GOOD))
+        self.metrics.set_source("chat", "vllm", "reporting", datetime.now(UTC))
+        self.metrics.notifications.labels("webhook", "firing", "delivered").inc()
+        self.metrics.captures.labels("accepted").inc()
+        self._pipeline.fold_batch()
+        self._pipeline.look_around(datetime.now(UTC))
+
+    def _add_run(self, state: str, **values: object) -> None:
+        now = datetime.now(UTC)
+        running = state in ("training", "watching")
+        with self._database.session() as session:
+            run = RetrainRun(
+                id=uuid4(),
+                **PLACE,
+                trigger="nightly",
+                state=state,
+                started_at=now,
+                ended_at=None if running else now,
+                **values,
+            )
+            session.add(run)
+
+    def _retrained(self) -> None:
+        groups = [
+            GroupScores("german", True, [0.4, 0.5] * 20, [0.6, 0.7] * 20, 4_000, 2.0, 3.0),
+            GroupScores("code", False, [0.7, 0.8] * 20, [0.7, 0.8] * 20, 4_000, 3.0, 3.0),
+        ]
+        decision = decide(groups, Costs(4, 0.01, 0.001, 0.001), GateRules(0.02, 0.02))
+        assert decision.promote, decision.reason
+        self._add_run("training")
+        self._add_run("promoted", candidate_version="v1", numbers={"gate": msgspec.to_builtins(decision)})
+        with self._database.session() as session:
+            for version in ("v0", "v1"):
+                drafts.put_in_service(
+                    session,
+                    server=PLACE["server"],
+                    target=PLACE["target"],
+                    version=version,
+                    name="draft",
+                    method="draft_model",
+                    directory=None,
+                    at=datetime.now(UTC),
+                )
+
+    def _measured(self) -> None:
+        """What the costs of a stream look like once requests without speculation were timed too."""
+        speed = Speed(40.0, 0.025, 3.0, 0.075, 500)
+        choices = tuple(
+            Choice(k, tokens, 0.02 + 0.01 * k, speed, Interval(gain, gain - 0.05, gain + 0.05), True)
+            for k, tokens, speed, gain in ((0, 1.0, 25.0, -0.4), (4, 3.0, 40.0, 0.0), (5, 3.2, 42.0, 0.05))
+        )
+        cost = Cost(
+            speed,
+            num_speculative_tokens=4,
+            acceptance_rate=0.7,
+            choices=choices,
+            best=5,
+            break_even_acceptance=Interval(0.4, 0.35, 0.45),
+        )
+        with self._database.session() as session:
+            (stream,) = streams.all_streams(session)
+            stream_costs.store(session, stream.id, msgspec.to_builtins(cost), datetime.now(UTC))
+
+
+class ServingEngine:
+    """The metrics of an engine whose requests end in words; it has no model."""
+
+    def __init__(self) -> None:
+        telemetry = Telemetry(None, None, "test", "fake-target")
+        self.metrics = EngineMetrics(FakeEngine(SimpleNamespace()), telemetry)
+
+    def go_on(self) -> None:
+        """Two requests end, and one is refused."""
+        for number in range(2):
+            self.metrics.finished(finished_request(number))
+        self.metrics.refused("queue_full")

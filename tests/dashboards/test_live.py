@@ -1,0 +1,153 @@
+"""Every query of every dashboard, as Grafana would send it, to a real Prometheus."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.dashboards.committed import (
+    DASHBOARDS,
+    Query,
+    annotation_queries,
+    every_panel,
+    every_query,
+    panel_queries,
+    variables,
+)
+from tests.dashboards.conftest import Fleet
+
+RANGE_SECONDS = 60
+EVERYTHING = {
+    "__rate_interval": "10s",  # at least four scrapes, as Grafana sees to
+    "__range": f"{RANGE_SECONDS}s",
+    "server": "chat",
+    "target": "target",
+}
+# What the live sidecar with its incident cannot show: it scrapes nobody, nobody is notified, no draft was
+# retrained, and no request without speculation was timed. The engine is another process.
+NOT_DRIFTED = {
+    ("driftguard-fleet", "Servers that fail"),
+    ("driftguard-fleet", "Condition of the scraped servers"),
+    ("driftguard-fleet", "Time since the last good scrape"),
+    ("driftguard-fleet", "Scrapes"),
+    ("driftguard-fleet", "Attempts to notify"),
+    ("driftguard-stream", "Acceptance rate against the baseline"),  # no break-even in it
+    ("driftguard-stream", "What speculation gives"),
+    ("driftguard-stream", "K in use and the best K"),  # the best is not known
+    ("driftguard-stream", "Condition at the newest scrape"),
+    ("driftguard-stream", "Time since the last good scrape"),
+    ("driftguard-stream", "Age of the draft in service"),
+}
+NOT_MARKED = {
+    ("driftguard-fleet", "Drafts put into service"),
+    ("driftguard-stream", "Drafts put into service"),
+}
+
+
+def ask(fleet: Fleet, query: Query, instance: str = ".+") -> list[dict[str, Any]]:
+    """Series with at least one number in the last minute (an instant query: now)."""
+    values = dict.fromkeys(variables(query.dashboard), ".+") | EVERYTHING | {"instance": instance}
+    expression = filled(query.expression, values)
+    now = time.time()
+    if query.instant:
+        series = fleet.prometheus.query(expression)
+        return [item for item in series if math.isfinite(float(item["value"][1]))]
+    answer = httpx.get(
+        f"{fleet.prometheus.url}/api/v1/query_range",
+        params={"query": expression, "start": now - RANGE_SECONDS, "end": now, "step": 1},
+    )
+    assert answer.status_code == 200, f"{query}: {answer.text}"
+    series = answer.json()["data"]["result"]
+    return [item for item in series if any(math.isfinite(float(value)) for _, value in item["values"])]
+
+
+def filled(expression: str, values: dict[str, str]) -> str:
+    """As Grafana does it; an unknown variable is an error here and text there."""
+    return re.sub(r"\$(\w+)", lambda match: values[match[1]], expression)
+
+
+def test_every_query_has_data(fleet: Fleet) -> None:
+    empty = [str(query) for query in every_query() if not ask(fleet, query)]
+    assert not empty, "\n".join(empty)
+
+
+def test_the_live_sidecar_shows_its_own_share(fleet: Fleet) -> None:
+    """Without what tests filled: every query of Fleet and Stream, but for the panels named above."""
+    instance = re.escape(fleet.drifted).replace("\\", "\\\\")
+    empty = {
+        (query.dashboard, query.panel)
+        for query in every_query()
+        if query.dashboard in ("driftguard-fleet", "driftguard-stream")
+        if not ask(fleet, query, instance)
+    }
+    assert empty == NOT_DRIFTED | NOT_MARKED
+
+
+def test_names_of_series_use_labels_that_they_have(fleet: Fleet) -> None:
+    for query in every_query():
+        wanted = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
+        for series in ask(fleet, query):
+            assert wanted <= series["metric"].keys(), query
+
+
+def test_queries_of_a_table_have_the_labels_of_its_columns(fleet: Fleet) -> None:
+    """Else their rows would not be merged into one."""
+    tables = [(uid, panel) for uid, panel in every_panel() if panel["type"] == "table"]
+    assert tables
+    for uid, panel in tables:
+        (organize,) = [item for item in panel["transformations"] if item["id"] == "organize"]
+        labels = {name for name in organize["options"]["renameByName"] if not name.startswith("Value")}
+        for query in panel_queries(uid, panel):
+            for series in ask(fleet, query):
+                assert series["metric"].keys() == labels, query
+
+
+@pytest.mark.parametrize("uid", DASHBOARDS)
+def test_every_variable_offers_something(fleet: Fleet, uid: str) -> None:
+    values = dict.fromkeys(variables(uid), ".+") | EVERYTHING
+    for variable in variables(uid).values():
+        if variable["type"] != "query":
+            continue
+        match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+        assert match
+        answer = httpx.get(
+            f"{fleet.prometheus.url}/api/v1/label/{match[2]}/values",
+            params={"match[]": filled(match[1], values)},
+        )
+        assert answer.json()["data"], variable["query"]
+
+
+def test_the_worst_stream_comes_first(fleet: Fleet) -> None:
+    (panel,) = [item for _, item in every_panel() if item["title"] == "Every stream, the worst first"]
+    assert panel["options"]["sortBy"] == [{"displayName": "Verdict", "desc": False}]
+    ranks = panel_queries("driftguard-fleet", panel)[0]
+    (degraded,) = ask(fleet, ranks, re.escape(fleet.drifted).replace("\\", "\\\\"))
+    (learning,) = ask(fleet, ranks, re.escape(fleet.mended).replace("\\", "\\\\"))
+    assert (float(degraded["value"][1]), float(learning["value"][1])) == (1, 6)
+
+
+def test_marks_lie_where_it_happened(fleet: Fleet) -> None:
+    """Change points and promotions: the value is a time in milliseconds, of the last minutes."""
+    now_ms = 1000 * time.time()
+    for query in annotation_queries():
+        if not query.expression.startswith("1000 * "):
+            continue
+        for series in ask(fleet, query):
+            at_ms = float(series["values"][-1][1])
+            assert now_ms - 15 * 60_000 < at_ms <= now_ms, query
+
+
+def test_the_baseline_is_weighted_with_the_mix_of_today(fleet: Fleet) -> None:
+    """Three segments with as much traffic each: the baseline is the mean of theirs, .75, .70 and .70."""
+    drifted = re.escape(fleet.drifted).replace("\\", "\\\\")
+    panel = next(
+        item for uid, item in every_panel() if (uid, item["title"]) == ("driftguard-stream", "Baseline")
+    )
+    (query,) = panel_queries("driftguard-stream", panel)
+    (series,) = ask(fleet, query, drifted)
+    assert float(series["value"][1]) == pytest.approx((0.75 + 0.70 + 0.70) / 3, abs=0.03)
