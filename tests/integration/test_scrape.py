@@ -14,7 +14,9 @@ def test_prometheus_sees_the_traffic_and_the_incident(
     assert prometheus.value('up{job="driftguard"}') == 1
     assert prometheus.value("sum(driftguard_records_total)") == 1500 + 300 + 3 * 30
     (incident,) = drifted_sidecar.get("/api/v1/incidents").json()["incidents"]
-    assert prometheus.value(f'driftguard_incidents_open{{severity="{incident["severity"]}"}}') == 1
+    of_it = f'severity="{incident["severity"]}", direction="down"'
+    assert prometheus.value(f"driftguard_incidents_open{{{of_it}}}") == 1
+    assert prometheus.value("sum(driftguard_incidents_open)") == 1
     assert prometheus.value('driftguard_stream_verdict{verdict="degraded"}') == 1
-    (acceptance,) = prometheus.query("driftguard:acceptance:ratio_rate5m")
+    (acceptance,) = prometheus.query("stream:driftguard_acceptance:ratio_rate5m")
     assert float(acceptance["value"][1]) == pytest.approx((0.75 + 0.7 + 0.35) / 3, abs=0.05)
