@@ -306,9 +306,6 @@ class Metrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"driftguard_stream_{name}", text, [*STREAM, *labels], registry=self.registry)
 
-        self.stream_since = gauge(
-            "verdict_since_timestamp_seconds", "Since when the stream's present verdict holds, where known."
-        )
         self.stream_speed = gauge(
             "tokens_per_second",
             "Decoding speed of one request, 1 / mean time per output token: in the last five minutes (now), "

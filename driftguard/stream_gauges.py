@@ -1,4 +1,4 @@
-"""Gauges of a stream: its verdict's age, its speed, and what speculation costs and would give."""
+"""Gauges of a stream: its speed, and with which K it would be faster."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ def show(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
         if item.in_service and item.cost and not stream_cost.is_outdated(item.stream, item.cost_measured_at)
     ]
     gauges: dict[Gauge, dict[tuple[str, ...], float | None]] = {
-        metrics.stream_since: {
-            _labels(item): item.since.timestamp() if item.since else None for item in found
-        },
         metrics.stream_speed: {
             **{(*_labels(item), "now"): item.tokens_per_second_now for item in found},
             **{(*_labels(item), "before"): item.tokens_per_second_baseline for item in found},
