@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint check bench bench-detection models dashboards clean
+.PHONY: setup demo test lint check bench bench-detection models dashboards openapi clean
 
 setup: $(STAMP)
 
@@ -51,6 +51,9 @@ models: setup
 
 dashboards: setup
 	$(BIN)/python -m dashboards.generate
+
+openapi: setup
+	$(BIN)/python -m driftguard.api.application > docs/openapi.json
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache

@@ -21,21 +21,10 @@ from fastapi import FastAPI
 from driftguard import incident_diagnosis, stream_cost
 from driftguard.alerting import alertmanager, webhook
 from driftguard.alerting.loop import AlertLoop
-from driftguard.api import (
-    captures,
-    drafts,
-    health,
-    incidents,
-    ingest,
-    page,
-    retraining,
-    runbooks,
-    status,
-)
+from driftguard.api.application import http_application
 from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
 from driftguard.api.ingest_queue import IngestQueue
-from driftguard.api.problems import install_problem_handlers
 from driftguard.begun_anew import forget_beginning
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
@@ -244,21 +233,11 @@ def create_app(sidecar: Sidecar) -> FastAPI:
             await asyncio.gather(worker, return_exceptions=True)
             await asyncio.to_thread(sidecar.stop)
 
-    app = FastAPI(
-        title="DriftGuard",
-        description="Watches the acceptance of speculative decoding.",
-        lifespan=lifespan,
-        docs_url=None,  # Swagger's page loads its scripts from a CDN
-        redoc_url=None,
-        openapi_url="/api/v1/openapi.json",
-    )
+    app = http_application(lifespan)
     app.state.context = Context(
         sidecar.settings, sidecar.database, sidecar.ingest, sidecar.metrics, sidecar.scraping.overdue
     )
     app.state.request_retraining = sidecar.request_retraining
-    install_problem_handlers(app)
-    for module in (ingest, captures, status, incidents, drafts, retraining, health, page, runbooks):
-        app.include_router(module.router)
     return app
 
 

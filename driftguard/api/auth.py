@@ -7,9 +7,11 @@ On a loopback address everybody on the machine may. On any other address a calle
 from __future__ import annotations
 
 import ipaddress
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Request, Security
 from fastapi.concurrency import run_in_threadpool
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from driftguard.api.context import Context, get_context
 from driftguard.errors import BadSettings, Unauthorized
@@ -45,15 +47,23 @@ def refuse_open_bind(host: str, *, has_keys: bool) -> None:
         )
 
 
-async def require_key(request: Request) -> None:
+_bearer = HTTPBearer(
+    auto_error=False,
+    scheme_name="apiKey",
+    description="`driftguard keys create NAME` makes one. Bound to loopback, none is needed.",
+)
+
+
+async def require_key(
+    request: Request, given: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
+) -> None:
     """FastAPI dependency of writes, admin calls and captured text. Raises Unauthorized."""
     context = get_context(request)
     if is_loopback(context.settings.host):
         return
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
+    if given is None:
         raise Unauthorized("this call needs an API key: Authorization: Bearer KEY")
-    if not await run_in_threadpool(_is_known, context, key.strip()):
+    if not await run_in_threadpool(_is_known, context, given.credentials.strip()):
         raise Unauthorized("this API key is unknown or revoked")
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from pydantic import AwareDatetime
 
+from driftguard.api import examples
 from driftguard.api.auth import require_key
 from driftguard.api.body import read_body, split_items
 from driftguard.api.context import Context, get_context
+from driftguard.api.filters import CaptureQuery
+from driftguard.api.openapi import BATCH_COUNTS, batch_problems, example, json_line, problem, reference
 from driftguard.api.problems import record_errors
 from driftguard.errors import BadInput, Forbidden, TooLarge
 from driftguard.records import FUTURE_TOLERANCE, RecordError, readable_error
@@ -38,12 +41,24 @@ _BODY = {
     "requestBody": {
         "required": True,
         "description": "Captured requests as JSON Lines or as a JSON array; gzip is understood.",
-        "content": {_JSON_LINES: {"schema": {"type": "string"}}},
+        "content": {
+            _JSON_LINES: {"schema": {"type": "string"}, "example": json_line(examples.CAPTURE)},
+            "application/json": {
+                "schema": {"type": "array", "items": reference(CapturedRequest)},
+                "example": [examples.CAPTURE],
+            },
+        },
     }
 }
+_ANSWERS = (
+    example("batch", BATCH_COUNTS)
+    | batch_problems("captures")
+    | problem(Forbidden, "capture is off; set capture.enabled to keep token ids of sampled requests")
+)
+_LINES = {"schema": {"type": "string"}, "example": json_line(examples.CAPTURE)}
 
 
-@router.post("/api/v1/captures", openapi_extra=_BODY)
+@router.post("/api/v1/captures", responses=_ANSWERS, openapi_extra=_BODY)
 async def post_captures(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
     """Stores captured requests; 403 while capture is off (`capture.enabled`).
 
@@ -72,17 +87,19 @@ async def post_captures(request: Request, context: Annotated[Context, Depends(ge
     return Response(_encode(counts), media_type="application/json")
 
 
-@router.get("/api/v1/captures", response_class=StreamingResponse)
-def get_captures(
-    context: Annotated[Context, Depends(get_context)],
-    server: str | None = None,
-    target: str | None = None,
-    segment: Annotated[list[str] | None, Query()] = None,
-    since: AwareDatetime | None = None,
+@router.get(
+    "/api/v1/captures",
+    response_class=StreamingResponse,
+    responses={200: {"content": {_JSON_LINES: _LINES}}},
+)
+def list_captures(
+    query: Annotated[CaptureQuery, Query()], context: Annotated[Context, Depends(get_context)]
 ) -> StreamingResponse:
-    """Exports captured requests, in the order of arrival, as JSON Lines."""
-    wanted = CaptureFilter(server, target, segment or (), since)
-    return StreamingResponse(_lines(context.database, wanted), media_type=_JSON_LINES)
+    """Exports captured requests, in the order of arrival, as JSON Lines; by the time of their capture."""
+    wanted = CaptureFilter(query.server, query.target, query.segment, query.since, query.until)
+    pages = _lines(context.database, wanted)
+    first = next(pages)  # so that a database that fails is told as such, before the answer begins
+    return StreamingResponse(chain([first], pages), media_type=_JSON_LINES)
 
 
 def parse_captures(

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
 
 from driftguard.errors import BadInput
 
-
-def encode_cursor(at: datetime, row_id: object) -> str:
-    return urlsafe_b64encode(f"{at.isoformat()}|{row_id}".encode()).decode().rstrip("=")
+Key = TypeVar("Key", bound=tuple[Any, ...])
 
 
-def decode_cursor(text: str) -> tuple[datetime, str]:
-    """(time, id) of the last row of the page before. Raises BadInput."""
+def encode_cursor(key: tuple[Any, ...]) -> str:
+    return urlsafe_b64encode(msgspec.json.encode(key)).decode().rstrip("=")
+
+
+def decode_cursor(text: str, key: type[Key]) -> Key:
+    """The sort key of the last row of the page before. Raises BadInput: not a cursor of this list."""
     try:
-        decoded = urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
-        at, _, row_id = decoded.partition("|")
-        return datetime.fromisoformat(at).astimezone(UTC), row_id
-    except ValueError:
-        raise bad_cursor() from None
-
-
-def bad_cursor() -> BadInput:
-    return BadInput("cursor: not a cursor of this API; take next_cursor of the page before", field="cursor")
+        found: Key = msgspec.json.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=key)
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        raise BadInput(
+            "cursor: not a cursor of this list; take next_cursor of the page before", field="cursor"
+        ) from None
+    return found

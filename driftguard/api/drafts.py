@@ -10,7 +10,9 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from driftguard.api.context import Context, get_context
-from driftguard.api.cursors import bad_cursor, decode_cursor, encode_cursor
+from driftguard.api.cursors import decode_cursor, encode_cursor
+from driftguard.api.filters import DraftQuery, wanted
+from driftguard.api.openapi import example
 from driftguard.store import drafts
 from driftguard.store.drafts import Cursor, DraftState
 
@@ -39,25 +41,16 @@ class DraftPage(BaseModel):
     next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
 
 
-@router.get("")
+@router.get("", responses=example("drafts"))
 def list_drafts(
-    context: Annotated[Context, Depends(get_context)],
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.")] = None,
-    state: DraftState | None = None,
-    server: str | None = None,
+    query: Annotated[DraftQuery, Query()], context: Annotated[Context, Depends(get_context)]
 ) -> DraftPage:
-    """Newest first."""
-    after = _cursor(cursor) if cursor else None
+    """Newest first, by the time at which they became known."""
+    after = decode_cursor(query.cursor, Cursor) if query.cursor else None
     with context.database.session() as session:
-        rows = drafts.page(session, limit=limit + 1, cursor=after, state=state, server=server)
-    shown = rows[:limit]
-    more = encode_cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
+        rows = drafts.page(
+            session, limit=query.limit + 1, cursor=after, state=query.state, wanted=wanted(query)
+        )
+    shown = rows[: query.limit]
+    more = encode_cursor((shown[-1].created_at, shown[-1].id)) if len(rows) > query.limit else None
     return DraftPage(drafts=[DraftModel.model_validate(row) for row in shown], next_cursor=more)
-
-
-def _cursor(text: str) -> Cursor:
-    at, row_id = decode_cursor(text)
-    if not row_id.isdecimal():
-        raise bad_cursor()
-    return Cursor(at, int(row_id))

@@ -6,16 +6,29 @@ from datetime import UTC, datetime
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
 from driftguard.api.context import Context, get_context
-from driftguard.errors import DriftGuardError
+from driftguard.api.openapi import example, problem
+from driftguard.errors import DatabaseUnavailable, DriftGuardError
 from driftguard.metrics import CONTENT_TYPE
 from driftguard.store import detector_states
 
 router = APIRouter(tags=["health"])
 
 MAX_FOLD_LAG_RECORDS: Final = 1_000_000  # about a minute of the detector's work
+
+
+_EXPOSITION: Final = {
+    "content": {
+        "text/plain": {
+            "schema": {"type": "string"},
+            "example": "# HELP driftguard_draft_tokens_total Draft tokens offered to the target.\n"
+            "# TYPE driftguard_draft_tokens_total counter\n",
+        }
+    }
+}
 
 
 class FoldBehind(DriftGuardError):
@@ -42,12 +55,17 @@ class Readiness(BaseModel):
     fold_lag_records: int = Field(description="Stored records not yet read by the detector.", examples=[0])
 
 
-@router.get("/healthz")
+@router.get("/healthz", responses=example("alive"))
 def healthz() -> Health:
+    """The process answers; nothing else is looked at."""
     return Health(status="ok")
 
 
-@router.get("/readyz", responses={503: {"description": "problem+json that says what is missing"}})
+@router.get(
+    "/readyz",
+    responses=example("ready")
+    | problem(DatabaseUnavailable, "database 'driftguard' at db.internal:5432: connection refused"),
+)
 def readyz(context: Annotated[Context, Depends(get_context)]) -> Readiness:
     """503 while the database is unreachable or its schema does not fit, the detector is far behind, or the
     sidecar does not get to its sources. A source that does not answer is told by its own metrics."""
@@ -61,6 +79,7 @@ def readyz(context: Annotated[Context, Depends(get_context)]) -> Readiness:
     return Readiness(status="ready", database="reachable, schema up to date", fold_lag_records=lag)
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=PlainTextResponse, responses={200: _EXPOSITION})
 def metrics(context: Annotated[Context, Depends(get_context)]) -> Response:
+    """For Prometheus."""
     return Response(context.metrics.exposition(), media_type=CONTENT_TYPE)

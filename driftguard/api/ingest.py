@@ -11,27 +11,37 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from driftguard.api import examples
 from driftguard.api.auth import require_key
 from driftguard.api.body import is_json, read_body, split_items
 from driftguard.api.context import Context, get_context
+from driftguard.api.openapi import BATCH_COUNTS, batch_problems, example, json_line, problem, reference
 from driftguard.api.problems import MalformedBody, record_errors
-from driftguard.errors import BadInput, TooLarge
+from driftguard.errors import BadInput, Busy, TooLarge
 from driftguard.records import AcceptanceRecord, RecordError, check_clock, decode_record
 from driftguard.settings import Settings
 from driftguard.store.partitions import oldest_kept
 
-router = APIRouter(tags=["ingest"])
+router = APIRouter(tags=["records"])
 
 _BODY = {
     "requestBody": {
         "required": True,
         "description": "AcceptanceRecords as JSON Lines or as a JSON array; gzip is understood.",
         "content": {
-            "application/x-ndjson": {"schema": {"type": "string"}},
-            "application/json": {"schema": {"type": "array", "items": {"type": "object"}}},
+            "application/x-ndjson": {"schema": {"type": "string"}, "example": json_line(examples.RECORD)},
+            "application/json": {
+                "schema": {"type": "array", "items": reference(AcceptanceRecord)},
+                "example": [examples.RECORD],
+            },
         },
     }
 }
+_ANSWERS = (
+    example("batch", BATCH_COUNTS)
+    | batch_problems("records")
+    | problem(Busy, "50000 records wait for the database and 50000 is the limit; send the batch again later")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,7 @@ class ParsedBatch:
     errors: list[RecordError]
 
 
-@router.post("/api/v1/records", dependencies=[Depends(require_key)], openapi_extra=_BODY)
+@router.post("/api/v1/records", dependencies=[Depends(require_key)], responses=_ANSWERS, openapi_extra=_BODY)
 async def post_records(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
     """Stores the good records of a batch; sending one again is harmless.
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal, Protocol, cast
+from typing import Annotated, Any, Protocol, cast
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from driftguard.api import examples
 from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
-from driftguard.api.cursors import bad_cursor, decode_cursor, encode_cursor
-from driftguard.errors import NotFound
+from driftguard.api.cursors import decode_cursor, encode_cursor
+from driftguard.api.filters import RunQuery, wanted
+from driftguard.api.openapi import example, problem
+from driftguard.errors import Conflict, NotFound
 from driftguard.store import retrain_runs
 from driftguard.store.retrain_runs import Cursor, RunState
 
@@ -65,26 +68,24 @@ class RunPage(BaseModel):
     next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
 
 
-@router.get("/retrain-runs")
-def list_runs(
-    context: AnyContext,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before.")] = None,
-    state: Annotated[
-        RunState | Literal["running"] | None, Query(description="running: any that has not ended.")
-    ] = None,
-) -> RunPage:
-    """Newest first."""
-    after = _cursor(cursor) if cursor else None
+@router.get("/retrain-runs", responses=example("retrain_runs"))
+def list_retrain_runs(query: Annotated[RunQuery, Query()], context: AnyContext) -> RunPage:
+    """Newest first, by the time at which they started."""
+    after = decode_cursor(query.cursor, Cursor) if query.cursor else None
     with context.database.session() as session:
-        rows = retrain_runs.page(session, limit=limit + 1, cursor=after, state=state)
-    shown = rows[:limit]
-    more = encode_cursor(shown[-1].started_at, shown[-1].id) if len(rows) > limit else None
+        rows = retrain_runs.page(
+            session, limit=query.limit + 1, cursor=after, state=query.state, wanted=wanted(query)
+        )
+    shown = rows[: query.limit]
+    more = encode_cursor((shown[-1].started_at, shown[-1].id)) if len(rows) > query.limit else None
     return RunPage(runs=[RunModel.model_validate(row) for row in shown], next_cursor=more)
 
 
-@router.get("/retrain-runs/{run_id}")
-def get_run(run_id: UUID, context: AnyContext) -> RunModel:
+@router.get(
+    "/retrain-runs/{run_id}",
+    responses=example("retrain_run") | problem(NotFound, f"there is no retraining run {examples.RUN['id']}"),
+)
+def get_retrain_run(run_id: UUID, context: AnyContext) -> RunModel:
     """One run."""
     with context.database.session() as session:
         run = retrain_runs.find(session, run_id)
@@ -93,16 +94,13 @@ def get_run(run_id: UUID, context: AnyContext) -> RunModel:
     return RunModel.model_validate(run)
 
 
-@router.post("/retrain", status_code=202, dependencies=[Depends(require_key)])
+@router.post(
+    "/retrain",
+    status_code=202,
+    dependencies=[Depends(require_key)],
+    responses=example("job", status=202) | problem(Conflict, "a retraining of chat-eu-1 is queued already"),
+)
 def retrain(body: RetrainBody, request: Request) -> JobModel:
     """Queues a retraining. 409 while one of this server runs or waits."""
     ask = cast("RequestRetraining", request.app.state.request_retraining)
     return JobModel(job_id=ask(body.server, force=body.force))
-
-
-def _cursor(text: str) -> Cursor:
-    at, run_id = decode_cursor(text)
-    try:
-        return Cursor(at, UUID(run_id))
-    except ValueError:
-        raise bad_cursor() from None

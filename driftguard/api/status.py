@@ -8,12 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Path, Query
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
 from driftguard import fleet
 from driftguard.api.context import Context, get_context
+from driftguard.api.filters import StreamId
 from driftguard.api.models import (
     FalseAlarms,
     FleetModel,
@@ -27,6 +28,7 @@ from driftguard.api.models import (
     StreamStatusModel,
     TokensPerSecond,
 )
+from driftguard.api.openapi import example, problem
 from driftguard.errors import NotFound
 from driftguard.status import StreamStatus, gather
 from driftguard.store import detector_states, incidents, series, sources, status, streams
@@ -81,7 +83,7 @@ class AcceptanceSeries(BaseModel):
     promotions: list[Promotion]
 
 
-@router.get("/status")
+@router.get("/status", responses=example("status"))
 def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswer:
     """One verdict per stream, with the numbers that it rests on."""
     now = datetime.now(UTC)
@@ -97,9 +99,12 @@ def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswe
         )
 
 
-@router.get("/streams/{stream_id}/acceptance")
+@router.get(
+    "/streams/{stream_id}/acceptance",
+    responses=example("acceptance") | problem(NotFound, "there is no stream 7"),
+)
 def get_acceptance(
-    stream_id: int,
+    stream_id: Annotated[StreamId, Path()],
     context: Annotated[Context, Depends(get_context)],
     minutes: Annotated[int, Query(ge=1, le=527_040, description="How far to look back.")] = 60,
 ) -> AcceptanceSeries:

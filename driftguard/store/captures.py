@@ -42,6 +42,7 @@ class CaptureFilter:
     target: str | None = None
     segments: Sequence[str] = ()
     since: datetime | None = None
+    until: datetime | None = None
 
 
 def insert_captures(session: Session, captured: Sequence[CapturedRequest], *, max_per_segment: int) -> int:
@@ -75,6 +76,8 @@ def read_captures(
         query = query.where(Capture.segment.in_(wanted.segments))
     if wanted.since is not None:
         query = query.where(Capture.captured_at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(Capture.captured_at < wanted.until)
     return list(session.scalars(query))
 
 

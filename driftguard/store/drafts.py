@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from driftguard.records import Instant
 from driftguard.store.tables import Draft
+from driftguard.store.wanted import EVERYTHING, RowId, Wanted
 
 DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_back"]
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(NamedTuple):
     """The last draft of the page before: newest first, by (created_at, id)."""
 
-    created_at: datetime
-    id: int
+    created_at: Instant
+    id: RowId
 
 
 def find(session: Session, server: str, target: str, version: str) -> Draft | None:
@@ -163,16 +163,14 @@ def page(
     limit: int,
     cursor: Cursor | None = None,
     state: str | None = None,
-    server: str | None = None,
+    wanted: Wanted = EVERYTHING,
 ) -> Sequence[Draft]:
-    """Newest first, at most `limit`, after the cursor."""
-    query = select(Draft)
+    """Newest first, at most `limit`, after the cursor, by the time at which they became known."""
+    query = select(Draft).where(*wanted.at(Draft.created_at), *wanted.of(Draft.server, Draft.target))
     if cursor is not None:
-        query = query.where(tuple_(Draft.created_at, Draft.id) < (cursor.created_at, cursor.id))
+        query = query.where(tuple_(Draft.created_at, Draft.id) < cursor)
     if state is not None:
         query = query.where(Draft.state == state)
-    if server is not None:
-        query = query.where(Draft.server == server)
     return session.scalars(query.order_by(Draft.created_at.desc(), Draft.id.desc()).limit(limit)).all()
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-from sqlalchemy import func, select, text, tuple_
+from sqlalchemy import func, or_, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.incidents import State, transition
+from driftguard.records import Instant
 from driftguard.store.tables import Incident, IncidentTransition, Stream
+from driftguard.store.wanted import EVERYTHING, Wanted
 
 # A resolution is announced where the incident itself was announced, and nowhere else. This holds whoever
 # resolves it (the detector, a person, the promotion watch), because every resolution passes through move().
@@ -27,11 +28,10 @@ _ANNOUNCE_RESOLUTION = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(NamedTuple):
     """The last incident of the page before: newest first, by (opened_at, id)."""
 
-    opened_at: datetime
+    opened_at: Instant
     id: UUID
 
 
@@ -128,18 +128,24 @@ def page(
     limit: int,
     cursor: Cursor | None = None,
     state: str | None = None,
-    stream_id: int | None = None,
+    wanted: Wanted = EVERYTHING,
 ) -> list[tuple[Incident, Stream]]:
-    """Newest first, at most `limit`, after the cursor. `state` "unresolved" means any but resolved."""
+    """Newest first, at most `limit`, after the cursor, by the time at which they were opened.
+
+    `state` "unresolved" means any but resolved; a segment is wanted where it is among the changed ones.
+    """
     query = select(Incident, Stream).join(Stream, Stream.id == Incident.stream_id)
+    query = query.where(*wanted.at(Incident.opened_at), *wanted.of(Stream.server, Stream.target))
     if cursor is not None:
-        query = query.where(tuple_(Incident.opened_at, Incident.id) < (cursor.opened_at, cursor.id))
+        query = query.where(tuple_(Incident.opened_at, Incident.id) < cursor)
     if state == "unresolved":
         query = query.where(Incident.state != "resolved")
     elif state is not None:
         query = query.where(Incident.state == state)
-    if stream_id is not None:
-        query = query.where(Incident.stream_id == stream_id)
+    if wanted.streams:
+        query = query.where(Incident.stream_id.in_(wanted.streams))
+    if wanted.segments:
+        query = query.where(or_(*(Incident.segments.contains([{"segment": s}]) for s in wanted.segments)))
     query = query.order_by(Incident.opened_at.desc(), Incident.id.desc()).limit(limit)
     return [(incident, stream) for incident, stream in session.execute(query)]
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, func, select, text, tuple_, update
@@ -20,8 +19,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from driftguard.errors import DatabaseUnavailable
+from driftguard.records import Instant
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
+from driftguard.store.wanted import EVERYTHING, Wanted
 
 RunState = Literal[
     "collecting",
@@ -41,11 +42,10 @@ RUNNING_STATES = (*LOCKED_STATES, "watching")
 ENDED_STATES = ("promoted", "rejected", "nothing_to_do", "failed", "rolled_back")
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(NamedTuple):
     """The last run of the page before: newest first, by (started_at, id)."""
 
-    started_at: datetime
+    started_at: Instant
     id: UUID
 
 
@@ -249,12 +249,21 @@ def last_judged(session: Session) -> list[RetrainRun]:
 
 
 def page(
-    session: Session, *, limit: int, cursor: Cursor | None = None, state: str | None = None
+    session: Session,
+    *,
+    limit: int,
+    cursor: Cursor | None = None,
+    state: str | None = None,
+    wanted: Wanted = EVERYTHING,
 ) -> Sequence[RetrainRun]:
-    """Newest first, at most `limit`, after the cursor. `state` "running" means any that has not ended."""
+    """Newest first, at most `limit`, after the cursor, by the time at which they started.
+
+    `state` "running" means any that has not ended.
+    """
     query = select(RetrainRun)
+    query = query.where(*wanted.at(RetrainRun.started_at), *wanted.of(RetrainRun.server, RetrainRun.target))
     if cursor is not None:
-        query = query.where(tuple_(RetrainRun.started_at, RetrainRun.id) < (cursor.started_at, cursor.id))
+        query = query.where(tuple_(RetrainRun.started_at, RetrainRun.id) < cursor)
     if state == "running":
         query = query.where(RetrainRun.state.not_in(ENDED_STATES))
     elif state is not None:

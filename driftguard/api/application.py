@@ -1,0 +1,58 @@
+"""The HTTP application without what it works with: every route, its errors and its OpenAPI document.
+
+python -m driftguard.api.application > docs/openapi.json
+"""
+
+from __future__ import annotations
+
+import json
+
+from fastapi import FastAPI
+from starlette.types import Lifespan
+
+from driftguard.api import (
+    captures,
+    drafts,
+    health,
+    incidents,
+    ingest,
+    page,
+    records,
+    retraining,
+    runbooks,
+    status,
+)
+from driftguard.api.openapi import install_openapi
+from driftguard.api.problems import install_problem_handlers
+
+
+def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """The composition root sets `app.state.context` and `app.state.request_retraining`."""
+    app = FastAPI(
+        title="DriftGuard",
+        version="1",
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # Swagger's page loads its scripts from a CDN
+        redoc_url=None,
+        openapi_url="/api/v1/openapi.json",
+        generate_unique_id_function=lambda route: route.name,
+    )
+    install_problem_handlers(app)
+    for module in (ingest, records, captures, status, incidents, drafts, retraining, health, page, runbooks):
+        app.include_router(module.router)
+    install_openapi(app)
+    return app
+
+
+_DESCRIPTION = """\
+Watches the acceptance of speculative decoding.
+
+Lists come in pages: pass `next_cursor` as `cursor` for the next one. `stream`, `segment`, `server`, \
+`target`, `since` (inclusive) and `until` (exclusive) mean the same everywhere; a parameter that a list does \
+not know is refused. Every error is a problem document (RFC 9457) whose `detail` names what was wrong. \
+On any other address than loopback, writing and captured text need an API key (`driftguard keys create`)."""
+
+
+if __name__ == "__main__":
+    print(json.dumps(http_application().openapi(), indent=2, ensure_ascii=False))

@@ -1,0 +1,41 @@
+"""Examples of the OpenAPI document, in examples.json; a test holds them against the schemas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_stored: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("examples.json").read_bytes())
+
+RECORD = _stored["record"]
+ROLLUP = _stored["rollup"]
+CAPTURE = _stored["capture"]
+INCIDENT = _stored["incident"]
+RUN = _stored["run"]
+
+
+def _page(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    return {name: [row], "next_cursor": None}
+
+
+_listed_incident = {
+    name: value for name, value in INCIDENT.items() if name not in ("transitions", "notifications")
+}
+
+# By their names in the document.
+ANSWERS: dict[str, Any] = {
+    "batch": {"accepted": 1, "duplicates": 0},
+    "records": _page("records", RECORD),
+    "rollups": _page("rollups", ROLLUP),
+    "status": _stored["status"],
+    "acceptance": _stored["acceptance"],
+    "incident": INCIDENT,
+    "incidents": _page("incidents", _listed_incident),
+    "drafts": _page("drafts", _stored["draft"]),
+    "retrain_run": RUN,
+    "retrain_runs": _page("runs", RUN),
+    "job": {"job_id": 17},
+    "alive": {"status": "ok"},
+    "ready": {"status": "ready", "database": "reachable, schema up to date", "fold_lag_records": 0},
+}

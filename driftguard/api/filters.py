@@ -1,0 +1,121 @@
+"""Query parameters of lists and exports: one name means the same everywhere, any other is refused by name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
+
+from driftguard.incidents import State
+from driftguard.records import Kind
+from driftguard.store.drafts import DraftState
+from driftguard.store.retrain_runs import RunState
+from driftguard.store.wanted import Wanted
+
+
+def _without_nul(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("holds a NUL character, which no text field may hold")
+    return text
+
+
+Name = Annotated[
+    str,
+    Field(min_length=1, max_length=256, json_schema_extra={"pattern": r"^[^\x00]*$"}),
+    AfterValidator(_without_nul),
+]
+StreamId = Annotated[int, Field(ge=1, lt=2**63)]
+
+
+class Pages(BaseModel):
+    """A list in pages."""
+
+    model_config = ConfigDict(extra="forbid")
+    limit: int = Field(50, ge=1, le=500, description="Rows of a page.")
+    cursor: str | None = Field(None, description="`next_cursor` of the page before.")
+
+
+class TimeRange(BaseModel):
+    """A stretch of time; which time of a row is meant, the operation says."""
+
+    since: AwareDatetime | None = Field(
+        None, description="From here on, with UTC offset.", examples=["2026-11-01T00:00:00Z"]
+    )
+    until: AwareDatetime | None = Field(
+        None, description="Before here, with UTC offset.", examples=["2026-11-02T00:00:00Z"]
+    )
+
+    @field_validator("until")
+    @classmethod
+    def _after_since(cls, until: AwareDatetime | None, info: ValidationInfo) -> AwareDatetime | None:
+        since = info.data.get("since")
+        if until is not None and since is not None and until <= since:
+            raise ValueError(f"is not after since ({since.isoformat()})")
+        return until
+
+
+class Segments(BaseModel):
+    segment: list[Name] = Field([], description="Any of these; may be repeated.", examples=[["support-de"]])
+
+
+class Servers(BaseModel):
+    server: Name | None = Field(None, examples=["chat-eu-1"])
+    target: Name | None = Field(None, examples=["Qwen3-32B"])
+
+
+class Streams(BaseModel):
+    stream: list[StreamId] = Field(
+        [], description="Id of a stream (see the status), any of these; may be repeated.", examples=[[1]]
+    )
+
+
+class IncidentQuery(Pages, TimeRange, Segments, Servers, Streams):
+    """Incidents, by the time at which they were opened."""
+
+    state: Literal[State, "unresolved"] | None = Field(None, description="unresolved: any but resolved.")
+
+
+class DraftQuery(Pages, TimeRange, Servers):
+    """Drafts, by the time at which they became known."""
+
+    state: DraftState | None = None
+
+
+class RunQuery(Pages, TimeRange, Servers):
+    """Retraining runs, by the time at which they started."""
+
+    state: Literal[RunState, "running"] | None = Field(None, description="running: any that has not ended.")
+
+
+class CaptureQuery(TimeRange, Segments, Servers):
+    """Captured requests, by the time at which they were captured."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class TrafficQuery(Pages, TimeRange, Segments, Servers, Streams):
+    """Records and rollups: a list in pages, or an export of everything that fits."""
+
+    kind: list[Kind] = Field([], description="Any of these; may be repeated.", examples=[["request"]])
+    format: Literal["json", "jsonl", "csv", "parquet"] | None = Field(
+        None,
+        description="json: one page. jsonl, csv, parquet: everything that fits, streamed; these take neither "
+        "limit nor cursor. Left out, the Accept header decides between them.",
+    )
+
+
+_WANTED = {"stream": "streams", "segment": "segments", "kind": "kinds"}
+
+
+def wanted(query: TimeRange) -> Wanted:
+    """What the query chooses rows by; limit, cursor, state and format are another matter."""
+    names = ("stream", "segment", "kind", "server", "target", "since", "until")
+    return Wanted(**{_WANTED.get(name, name): getattr(query, name) for name in names if hasattr(query, name)})

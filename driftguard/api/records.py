@@ -1,0 +1,145 @@
+"""GET /api/v1/records and /api/v1/rollups: in pages, or exported whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.responses import StreamingResponse
+
+from driftguard.api import examples
+from driftguard.api.context import Context, get_context
+from driftguard.api.cursors import decode_cursor, encode_cursor
+from driftguard.api.exports import MEDIA_TYPES, Format, MissingExtra, encoder, json_lines
+from driftguard.api.filters import TrafficQuery, wanted
+from driftguard.api.openapi import Responses, problem, reference, shown
+from driftguard.errors import BadInput
+from driftguard.records import AcceptanceRecord
+from driftguard.store import traffic
+from driftguard.store.traffic import RecordKey, RollupKey, RollupRow
+
+router = APIRouter(prefix="/api/v1", tags=["records"])
+AnyContext = Annotated[Context, Depends(get_context)]
+Traffic = Annotated[TrafficQuery, Query()]
+Accept = Annotated[str, Header(include_in_schema=False)]
+EXPORT_ROWS: Final = 5_000  # read at once: a few megabytes
+_FORMATS: Final[dict[str, Format | Literal["json"]]] = {
+    "application/json": "json",
+    **{media_type: format_ for format_, media_type in MEDIA_TYPES.items()},
+}
+# The rows that follow a key, at most so many, each with its own key.
+Read = Callable[[Any, int], Sequence[tuple[tuple[Any, ...], msgspec.Struct]]]
+
+
+def _answers(name: str, row: type[msgspec.Struct], item: dict[str, Any]) -> Responses:
+    page = {
+        "type": "object",
+        "required": [name, "next_cursor"],
+        "properties": {
+            name: {"type": "array", "items": reference(row)},
+            "next_cursor": {"type": ["string", "null"], "description": "null at the end."},
+        },
+    }
+    rows = [msgspec.convert(item, row)]
+    lines, csv = (b"".join(write(iter([rows]))).decode() for write in (json_lines, encoder("csv", row)))
+    files = {
+        "application/json": {"schema": page, **shown(name)},
+        MEDIA_TYPES["jsonl"]: {"schema": {"type": "string"}, "example": lines},
+        MEDIA_TYPES["csv"]: {"schema": {"type": "string"}, "example": csv},
+        MEDIA_TYPES["parquet"]: {"schema": {"type": "string", "format": "binary"}},
+    }
+    missing = problem(MissingExtra, "format: parquet needs pyarrow; pip install 'driftguard[parquet]'")
+    return {200: {"description": "A page, or the export.", "content": files}} | missing
+
+
+@router.get(
+    "/records",
+    response_class=Response,
+    responses=_answers("records", AcceptanceRecord, examples.RECORD),
+)
+def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Response:
+    """Acceptance records in the order of arrival, by the time at which they ended.
+
+    As `jsonl` they are the interchange format: `driftguard replay` reads it, and `POST /api/v1/records` takes
+    it. `draft` is the name under which the stream was seen first; segments beyond the limit are `other`.
+    """
+    chosen = wanted(query)
+    with context.database.session() as session:
+        newest = traffic.newest_seq(session)  # an export ends, however much arrives meanwhile
+
+    def read(after: RecordKey | None, limit: int) -> Sequence[tuple[RecordKey, AcceptanceRecord]]:
+        with context.database.session() as session:
+            return traffic.records(session, chosen, after=after, limit=limit, up_to=newest)
+
+    return _answer("records", query, accept, read, RecordKey, AcceptanceRecord)
+
+
+@router.get(
+    "/rollups",
+    response_class=Response,
+    responses=_answers("rollups", RollupRow, examples.ROLLUP),
+)
+def list_rollups(query: Traffic, context: AnyContext, accept: Accept = "") -> Response:
+    """Sums per minute and segment, oldest first, by their minute; kept for longer than records."""
+    chosen = wanted(query)
+
+    def read(after: RollupKey | None, limit: int) -> Sequence[tuple[RollupKey, RollupRow]]:
+        with context.database.session() as session:
+            return traffic.rollups(session, chosen, after=after, limit=limit)
+
+    return _answer("rollups", query, accept, read, RollupKey, RollupRow)
+
+
+def _answer(
+    name: str,
+    query: TrafficQuery,
+    accept: str,
+    read: Read,
+    key: type[tuple[Any, ...]],
+    row: type[msgspec.Struct],
+) -> Response:
+    format_ = query.format or _accepted(accept)
+    if format_ == "json":
+        return _page(name, query, read, key)
+    for parameter in sorted(query.model_fields_set & {"limit", "cursor"}):
+        raise BadInput(
+            f"{parameter}: an export has no pages; leave it out, or ask for format=json", field=parameter
+        )
+    encode = encoder(format_, row)
+    pages = _pages(read)
+    first = next(pages)  # so that a database that fails is told as such, before the answer begins
+    return StreamingResponse(
+        encode(chain([first], pages)),
+        media_type=MEDIA_TYPES[format_],
+        headers={"Content-Disposition": f'attachment; filename="{name}.{format_}"'},
+    )
+
+
+def _accepted(accept: str) -> Format | Literal["json"]:
+    for media_type in accept.lower().split(","):
+        if found := _FORMATS.get(media_type.partition(";")[0].strip()):
+            return found
+    return "json"
+
+
+def _page(name: str, query: TrafficQuery, read: Read, key: type[tuple[Any, ...]]) -> Response:
+    after = decode_cursor(query.cursor, key) if query.cursor else None
+    rows = read(after, query.limit + 1)
+    shown = rows[: query.limit]
+    more = encode_cursor(shown[-1][0]) if len(rows) > query.limit else None
+    body = {name: [row for _, row in shown], "next_cursor": more}
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _pages(read: Read) -> Iterator[list[msgspec.Struct]]:
+    """At least one, possibly empty; each in a transaction of its own, as a slow reader must not hold one."""
+    after = None
+    while True:
+        rows = read(after, EXPORT_ROWS)
+        yield [row for _, row in rows]
+        if len(rows) < EXPORT_ROWS:
+            return
+        after = rows[-1][0]
