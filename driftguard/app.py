@@ -102,10 +102,13 @@ class Sidecar:
             self.metrics,
             scope=settings.detection.false_alarm_scope,
             destinations=self._destinations,
+            page_slowdown=settings.alerting.page_slowdown,
             after_fold=[
                 watch_promoted,
                 forget_beginning,
-                comparing_targets(settings.detection.minimum_drop, self._destinations),
+                comparing_targets(
+                    settings.detection.minimum_drop, self._destinations, settings.alerting.page_slowdown
+                ),
             ],
         )
         self.ingest = IngestQueue(
@@ -194,10 +197,13 @@ class Sidecar:
 
     def _diagnose(self) -> None:
         with self.database.session() as session:
-            incident_diagnosis.refresh(session, self._destinations, datetime.now(UTC))
+            incident_diagnosis.refresh(
+                session, self._destinations, datetime.now(UTC), self.settings.alerting.page_slowdown
+            )
 
     def _measure_costs(self) -> None:
-        stream_cost.refresh(self.database, datetime.now(UTC))
+        page_slowdown = self.settings.alerting.page_slowdown
+        stream_cost.refresh(self.database, datetime.now(UTC), self._destinations, page_slowdown)
 
     def _attempt(self, name: str, chore: Callable[[], None]) -> None:
         """`name`: one of CHORES."""

@@ -15,8 +15,9 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Evidence, diagnose
-from driftguard.incidents import Direction, Severity, known_slowdown, severity
-from driftguard.store import incidents, notifications
+from driftguard.incident_severity import raise_to, severity_of
+from driftguard.incidents import PAGE_SLOWDOWN, known_slowdown
+from driftguard.store import incidents
 from driftguard.store.diagnosis_evidence import (
     Moment,
     captures_around,
@@ -84,31 +85,29 @@ def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetim
     }
 
 
-def attach(session: Session, incident: Incident, stream: Stream, now: datetime) -> None:
+def attach(
+    session: Session,
+    incident: Incident,
+    stream: Stream,
+    now: datetime,
+    page_slowdown: float = PAGE_SLOWDOWN,
+) -> None:
     """Sets diagnosis and severity of an incident that is about to be stored."""
     incident.diagnosis = diagnosed(session, incident, stream, now)
-    incident.severity = _severity(incident, incident.diagnosis)
+    incident.severity = severity_of(incident, known_slowdown(incident.evidence), page_slowdown)
 
 
-def severity_of(direction: Direction, slowdown: float | None, cause: str, confidence: str) -> Severity:
-    """Pages for suspicious answers although nothing got slower; no page where nothing is broken for sure."""
-    if cause == "quality":
-        return "warning"
-    if cause in ("mix_shift", "configuration") and confidence == "high":
-        return "info"
-    return severity(direction, slowdown)
-
-
-def refresh(session: Session, destinations: Sequence[str], now: datetime) -> None:
+def refresh(
+    session: Session, destinations: Sequence[str], now: datetime, page_slowdown: float = PAGE_SLOWDOWN
+) -> None:
     """Diagnoses unresolved incidents again for which something new is known."""
     for incident, stream in incidents.page(session, limit=_INCIDENTS, state="unresolved"):
         if not _is_outdated(session, incident, stream, now):
             continue
         incident.diagnosis = diagnosed(session, incident, stream, now)
-        graver = _severity(incident, incident.diagnosis)
-        if incident.severity == "info" and graver != "info":
-            incident.severity = graver
-            notifications.announce(session, incident.id, destinations, "firing", now)
+        graver = severity_of(incident, known_slowdown(incident.evidence), page_slowdown)
+        reason = f"diagnosed again: {incident.diagnosis['summary']}"
+        raise_to(session, incident, graver, reason, destinations, now)
 
 
 def _is_outdated(session: Session, incident: Incident, stream: Stream, now: datetime) -> bool:
@@ -125,9 +124,3 @@ def _seen(session: Session, incident: Incident, stream: Stream) -> dict[str, int
     changed = [str(segment["segment"]) for segment in incident.segments]
     probes, captured = seen_since(session, stream, changed, incident.change_point_at, max(_CAPTURE_STEPS))
     return {"probes": probes, "captures": sum(captured >= step for step in _CAPTURE_STEPS)}
-
-
-def _severity(incident: Incident, diagnosis: dict[str, Any]) -> Severity:
-    slowdown = known_slowdown(incident.evidence)
-    direction: Direction = "down" if incident.direction == "down" else "up"
-    return severity_of(direction, slowdown, diagnosis["cause"], diagnosis["confidence"])

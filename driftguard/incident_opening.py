@@ -11,11 +11,11 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import fleet, incident_diagnosis, stream_cost
+from driftguard import fleet, incident_cost, incident_diagnosis, incident_severity, stream_cost
 from driftguard.cost import Cost
 from driftguard.detection import DriftOpened
-from driftguard.incidents import formula_slowdown, known_slowdown, severity
-from driftguard.store import incidents, notifications, speeds
+from driftguard.incidents import formula_slowdown
+from driftguard.store import incidents, speeds
 from driftguard.store.tables import Incident, Stream
 
 # Makes an incident's id from what it is about: the same fold gives the same id.
@@ -30,20 +30,21 @@ def open_from(
     destinations: Sequence[str],
     now: datetime,
     factor: float,
+    page_slowdown: float,
 ) -> None:
     """Stores the incident with its diagnosis and, if it is a page, one notification per destination.
 
-    factor: what the stream's own A was multiplied by, see driftguard.detection.fleet.
+    factor: what the stream's own A was multiplied by, see driftguard.detection.fleet. page_slowdown: as in
+    driftguard.incidents.
     """
     if known := incidents.unresolved_of(session, stream.id, finding.direction):
         log.warning("drift found again; its incident is still open", incident=str(known[0].id))
         return
     incident = _incident(session, stream, finding, now)
     incident.evidence[fleet.FACTOR] = factor
-    incident_diagnosis.attach(session, incident, stream, now)
+    incident_diagnosis.attach(session, incident, stream, now, page_slowdown)
     incidents.open_incident(session, incident, _reason(finding))
-    if incident.severity != "info":
-        notifications.announce(session, incident.id, destinations, "firing", now)
+    incident_severity.announce(session, incident, destinations, now)
     log.warning(
         "incident opened",
         incident=str(incident.id),
@@ -78,7 +79,7 @@ def _incident(session: Session, stream: Stream, finding: DriftOpened, now: datet
         id=uuid5(_NAMESPACE, f"{stream.id}/{finding.direction}/{finding.ordinal}"),
         stream_id=stream.id,
         direction=finding.direction,
-        severity=severity(finding.direction, known_slowdown(evidence)),
+        severity="warning",  # until it is diagnosed
         opened_at=now,
         opened_seq=finding.ordinal,
         change_point_seq=finding.change_point,
@@ -108,7 +109,7 @@ def _evidence(
         "stream_after": msgspec.to_builtins(finding.after),
         "slowdown_formula": formula_slowdown(*acceptances, drafted_per_step) if drafted_per_step else None,
         "num_speculative_tokens": drafted_per_step,
-        **stream_cost.evidence_of(cost),
+        **incident_cost.evidence_of(cost),
     }
 
 

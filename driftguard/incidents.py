@@ -26,6 +26,9 @@ LEGAL: Final[Mapping[str, tuple[State, ...]]] = {
 }
 STATES: Final[tuple[State, ...]] = ("open", "acknowledged", "mitigating", "resolved")
 CRITICAL_SLOWDOWN: Final = 0.20  # one fifth fewer tokens per second
+PAGE_SLOWDOWN: Final = 0.02
+RAISED: Final = "raised_because"  # in an incident's evidence: why it became graver
+GRAVITY: Final = ("info", "warning", "critical")
 
 
 class IllegalTransition(Conflict):
@@ -67,11 +70,21 @@ def transition(from_state: State | None, to_state: State, reason: str, at: datet
     return Transition(from_state, to_state, reason.strip(), at)
 
 
-def severity(direction: Direction, slowdown: float | None) -> Severity:
-    """`slowdown`: the part of the tokens per second lost, measured or by formula; None if unknown."""
+def severity(direction: Direction, slowdown: float | None, page_slowdown: float = PAGE_SLOWDOWN) -> Severity:
+    """`slowdown`: the part of the tokens per second lost, measured or by formula; None if unknown. What is
+    only "info" pages nobody: a rise, and a fall that is known to cost less than `page_slowdown`."""
     if direction == "up":
         return "info"
-    return "critical" if slowdown is not None and slowdown >= CRITICAL_SLOWDOWN else "warning"
+    if slowdown is None:
+        return "warning"
+    if max(slowdown, 0.0) < page_slowdown:
+        return "info"
+    return "critical" if slowdown >= CRITICAL_SLOWDOWN else "warning"
+
+
+def is_graver(one: str, other: str) -> bool:
+    """Of two severities."""
+    return GRAVITY.index(one) > GRAVITY.index(other)
 
 
 def formula_slowdown(before: float, after: float, drafted_per_step: float) -> float:

@@ -38,6 +38,7 @@ from driftguard.detection import (
     fold_many,
 )
 from driftguard.errors import DatabaseUnavailable
+from driftguard.incidents import PAGE_SLOWDOWN
 from driftguard.kept_states import KeptStates
 from driftguard.metrics import Metrics
 from driftguard.records import StreamKey
@@ -71,7 +72,7 @@ class _Counts:
 class Pipeline:
     """The detector loop. `after_fold` callables run inside the transaction, once per stream and batch,
     with the stream's records (probes too) and findings; what they raise rolls the batch back. `scope`: what
-    A of the config is for, each stream or all of them together."""
+    A of the config is for, each stream or all of them together. `page_slowdown`: see driftguard.incidents."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class Pipeline:
         *,
         scope: FalseAlarmScope = "stream",
         destinations: Sequence[str] = (),
+        page_slowdown: float = PAGE_SLOWDOWN,
         after_fold: Sequence[AfterFold] = (),
         batch_records: int = BATCH_RECORDS,
     ) -> None:
@@ -89,6 +91,7 @@ class Pipeline:
         self._scope = scope
         self._metrics = metrics
         self._destinations = tuple(destinations)
+        self._page_slowdown = page_slowdown
         self._after_fold = tuple(after_fold)
         self._batch_records = batch_records
         self._states = KeptStates(config, metrics)
@@ -214,7 +217,9 @@ class Pipeline:
     def _apply(self, session: Session, stream: Stream, finding: Finding, factor: float) -> None:
         now = datetime.now(UTC)
         if isinstance(finding, DriftOpened):
-            incident_opening.open_from(session, stream, finding, self._destinations, now, factor)
+            incident_opening.open_from(
+                session, stream, finding, self._destinations, now, factor, self._page_slowdown
+            )
         elif isinstance(finding, DriftClosed):
             for incident in incidents.unresolved_of(session, stream.id, finding.direction):
                 incidents.move(

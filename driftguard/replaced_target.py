@@ -17,13 +17,13 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import incident_diagnosis
+from driftguard import incident_diagnosis, incident_severity
 from driftguard.detection import Acceptance, BaselineReady, Finding
 from driftguard.diagnosis import rates
 from driftguard.diagnosis.rates import Rate
 from driftguard.diagnosis.verdict import LEVEL
-from driftguard.incidents import formula_slowdown
-from driftguard.store import acceptance_levels, diagnosis_evidence, incidents, notifications
+from driftguard.incidents import PAGE_SLOWDOWN, formula_slowdown
+from driftguard.store import acceptance_levels, diagnosis_evidence, incidents
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.records import StoredRecord
 from driftguard.store.tables import Incident, Stream
@@ -40,7 +40,7 @@ Fallen = tuple[str, Rate, Rate]  # segment, under the target before, under this 
 
 
 def comparing_targets(
-    minimum_drop: float, destinations: Sequence[str]
+    minimum_drop: float, destinations: Sequence[str], page_slowdown: float = PAGE_SLOWDOWN
 ) -> Callable[[Session, Stream, Sequence[StoredRecord], Sequence[Finding]], None]:
     """An `after_fold` of the pipeline."""
 
@@ -50,7 +50,7 @@ def comparing_targets(
         del records
         ready = [finding for finding in findings if isinstance(finding, BaselineReady)]
         if ready:
-            _compare(session, stream, ready[-1], minimum_drop, destinations)
+            _compare(session, stream, ready[-1], minimum_drop, destinations, page_slowdown)
 
     return compare
 
@@ -82,7 +82,12 @@ def _rate(level: AcceptanceLevel) -> Rate:
 
 
 def _compare(
-    session: Session, stream: Stream, ready: BaselineReady, minimum_drop: float, destinations: Sequence[str]
+    session: Session,
+    stream: Stream,
+    ready: BaselineReady,
+    minimum_drop: float,
+    destinations: Sequence[str],
+    page_slowdown: float,
 ) -> None:
     incident_id = uuid5(_NAMESPACE, str(stream.id))
     past = diagnosis_evidence.stream_with_another_target(session, stream)
@@ -97,14 +102,13 @@ def _compare(
     now = datetime.now(UTC)
     incident = _incident(session, stream, past, ready, found, now)
     incident.id = incident_id
-    incident_diagnosis.attach(session, incident, stream, now)
+    incident_diagnosis.attach(session, incident, stream, now, page_slowdown)
     reason = (
         f"the target {past.target} was replaced by {stream.target}, and the draft fits it less: acceptance "
         f"fell from {incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}"
     )
     incidents.open_incident(session, incident, reason)
-    if incident.severity != "info":
-        notifications.announce(session, incident.id, destinations, "firing", now)
+    incident_severity.announce(session, incident, destinations, now)
     log.warning("incident opened", incident=str(incident.id), stream=stream.id, reason=reason)
 
 

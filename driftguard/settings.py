@@ -179,8 +179,11 @@ class AlertingSettings(_Group):
     alertmanager_urls: list[str] = Field(
         default_factory=list, description="Alertmanager peers; alerts are posted to every one."
     )
-    webhook_urls: list[str] = Field(
-        default_factory=list, description="URLs that receive each incident as JSON."
+    webhook_urls: list[str] = Field(default_factory=list, description="URLs that receive each page as JSON.")
+    page_slowdown: Fraction = Field(
+        0.02,
+        description="A fall of acceptance that is known to cost less than this part of the tokens per second "
+        "pages nobody, until it costs more; 0 pages for every fall.",
     )
     external_url: str | None = Field(
         None, description="Address under which people reach this sidecar; used in links of alerts."

@@ -1,7 +1,7 @@
 """What speculation costs a stream: gathered from the store, computed purely, kept.
 
-With an incident as it opens, and for every stream in service every few minutes, which completes an incident
-that opened before its cost could be told.
+With an incident as it opens, and for every stream in service every few minutes: an open incident is then told
+what it costs by now.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
+from driftguard import incident_cost
 from driftguard.cost import Cost, TimedRequest, assess
+from driftguard.incident_cost import Measurement
+from driftguard.incidents import PAGE_SLOWDOWN
 from driftguard.store import incidents, speeds, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
@@ -49,16 +52,22 @@ def at_change(
     session: Session, stream: Stream, change: Change, newest_ended_at: datetime
 ) -> tuple[Cost | None, float | None]:
     """(what the change costs, draft tokens per step in the changed segments); None where no record tells."""
-    before = speeds.between(session, stream.id, 0, change.change_point, change.at)
-    after = speeds.between(session, stream.id, change.change_point, change.newest + 1, newest_ended_at)
-    without = speeds.without_speculation(session, stream, change.newest + 1, newest_ended_at)
-    changed = [item for item in [*before, *after] if item.segment in change.segments]
-    cost = _assessed(stream, before, after, without, change.segments)
-    return cost, _drafted_per_step(changed)
+    found = _measured(session, stream, change, newest_ended_at)
+    changed = [item for item in [*found.before, *found.since] if item.segment in change.segments]
+    return found.cost, incident_cost.drafted_per_step(changed)
 
 
-def refresh(database: Database, now: datetime) -> None:
-    """Measures the streams that waited longest, a few at a time, each in a transaction of its own."""
+def refresh(
+    database: Database,
+    now: datetime,
+    destinations: Sequence[str] = (),
+    page_slowdown: float = PAGE_SLOWDOWN,
+) -> None:
+    """Measures the streams that waited longest, a few at a time, each in a transaction of its own.
+
+    `destinations` are told of an incident whose severity that raises; `page_slowdown` as in
+    driftguard.incidents.
+    """
     with database.session() as session:
         outdated = stream_costs.outdated(session, now - MEASURE_EVERY, limit=_AT_A_TIME)
         waiting = [stream.id for stream in outdated]
@@ -66,30 +75,10 @@ def refresh(database: Database, now: datetime) -> None:
         with database.session() as session:
             if stream := streams.get_stream(session, stream_id):
                 incident = _unresolved(session, stream_id)
-                cost = _now(session, stream, incident)
-                stream_costs.store(session, stream_id, msgspec.to_builtins(cost), now)
+                found = _now(session, stream, incident)
+                stream_costs.store(session, stream_id, msgspec.to_builtins(found.cost), now)
                 if incident:
-                    _complete(incident, cost)
-
-
-def evidence_of(cost: Cost | None) -> dict[str, Any]:
-    """What an incident keeps of its cost; the slowdown only where it is sure that there is one, or a gain."""
-    lost = cost.lost if cost else None
-    sure = lost is not None and lost.low * lost.high > 0.0
-    return {"slowdown_measured": lost.value if lost and sure else None, "cost": msgspec.to_builtins(cost)}
-
-
-def _complete(incident: Incident, cost: Cost | None) -> None:
-    """A large fall is found before its cost can be told: once there are enough requests, it is."""
-    evidence, measured = incident.evidence, evidence_of(cost)
-    if cost is None or evidence["slowdown_measured"] is not None:
-        return
-    # An incident of a replaced target opens without a cost.
-    if evidence.get("cost") is not None and measured["slowdown_measured"] is None:
-        return
-    incident.evidence = {**evidence, **measured}
-    incident.tokens_per_second_before = cost.before.tokens_per_second if cost.before else None
-    incident.tokens_per_second_after = cost.now.tokens_per_second
+                    incident_cost.update(session, incident, found, now, destinations, page_slowdown)
 
 
 def known(session: Session) -> dict[int, Measured]:
@@ -111,15 +100,22 @@ def _unresolved(session: Session, stream_id: int) -> Incident | None:
     return own.get("down") or own.get("up")
 
 
-def _now(session: Session, stream: Stream, incident: Incident | None) -> Cost | None:
+def _now(session: Session, stream: Stream, incident: Incident | None) -> Measurement:
     """Against the time before the change of an incident, if there is one."""
     if incident:
         segments = tuple(str(segment["segment"]) for segment in incident.segments)
         change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments)
-        return at_change(session, stream, change, stream.last_seen_at)[0]
+        return _measured(session, stream, change, stream.last_seen_at)
     newest = speeds.between(session, stream.id, 0, _NEWEST, stream.last_seen_at)
     without = speeds.without_speculation(session, stream, _NEWEST, stream.last_seen_at)
-    return _assessed(stream, [], newest, without, None)
+    return Measurement(_assessed(stream, [], newest, without, None), [], newest)
+
+
+def _measured(session: Session, stream: Stream, change: Change, newest_ended_at: datetime) -> Measurement:
+    before = speeds.between(session, stream.id, 0, change.change_point, change.at)
+    since = speeds.between(session, stream.id, change.change_point, change.newest + 1, newest_ended_at)
+    without = speeds.without_speculation(session, stream, change.newest + 1, newest_ended_at)
+    return Measurement(_assessed(stream, before, since, without, change.segments), before, since)
 
 
 def _assessed(
@@ -138,8 +134,3 @@ def _assessed(
         log.exception("the cost of speculation could not be computed", stream=stream.id)
         return None
     return cost
-
-
-def _drafted_per_step(requests: Sequence[TimedRequest]) -> float | None:
-    drafted, steps = sum(item.drafted for item in requests), sum(item.steps for item in requests)
-    return drafted / steps if drafted and steps else None

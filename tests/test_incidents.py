@@ -60,8 +60,15 @@ def test_a_reason_is_needed() -> None:
 def test_a_fifth_slower_is_critical_and_a_rise_never_is() -> None:
     assert severity("down", 0.2) == "critical"
     assert severity("down", 0.19) == "warning"
-    assert severity("down", None) == "warning"
+    assert severity("down", None, 0.5) == "warning"
     assert severity("up", 0.9) == "info"
+
+
+def test_a_fall_that_costs_next_to_nothing_is_information() -> None:
+    assert severity("down", 0.019) == severity("down", -0.1) == "info"
+    assert severity("down", 0.02) == "warning"
+    assert severity("down", 0.25, page_slowdown=0.3) == "info"
+    assert severity("down", -0.1, page_slowdown=0.0) == "warning"
 
 
 def test_slowdowns() -> None:

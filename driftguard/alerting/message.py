@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from driftguard.cost import Cost, advice
-from driftguard.incidents import known_slowdown
+from driftguard.incidents import RAISED, known_slowdown
 from driftguard.store.tables import Incident, Stream
 
 
@@ -38,7 +38,13 @@ def summary(incident: Incident, stream: Stream) -> str:
         f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f} since "
         f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
     )
-    return f"{text}{_cost(incident)}{_advice(incident)}.{_why(incident)}"
+    return f"{text}{_cost(incident)}{_advice(incident)}.{_raised(incident)}{_why(incident)}"
+
+
+def _raised(incident: Incident) -> str:
+    """For example: Now critical: the changed segments have become about 24% slower (measured)."""
+    because = incident.evidence.get(RAISED)
+    return f" Now {incident.severity}: {because}." if because else ""
 
 
 def _why(incident: Incident) -> str:

@@ -117,7 +117,7 @@ class WebhookSink:
 
     def _post(self, row: Notification, body: dict[str, object]) -> Undelivered | None:
         url = row.destination.removeprefix(PREFIX)
-        headers = {"Idempotency-Key": f"{row.incident_id}:{row.event}"}
+        headers = {"Idempotency-Key": f"{row.incident_id}:{row.event}:{row.severity}"}
         try:
             answer = self._client.post(url, json=body, headers=headers)
         except httpx.HTTPError as error:

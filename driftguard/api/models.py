@@ -312,7 +312,8 @@ class IncidentModel(_Model):
 
 class TransitionModel(_Model):
     from_state: str | None
-    to_state: str
+    to_state: str = Field(description="As from_state where only the severity was raised.")
+    severity: str | None = Field(description="From then on: of an opening, or raised; else null.")
     reason: str
     at: datetime
 
@@ -320,6 +321,7 @@ class TransitionModel(_Model):
 class NotificationModel(_Model):
     destination: str
     event: str
+    severity: str
     created_at: datetime
     delivered_at: datetime | None
     attempts: int
@@ -331,6 +333,7 @@ class NotificationModel(_Model):
         return cls(
             destination=f"{kind}:{_without_secrets(url)}",
             event=row.event,
+            severity=row.severity,
             created_at=row.created_at,
             delivered_at=row.delivered_at,
             attempts=row.attempts,

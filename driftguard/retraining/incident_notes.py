@@ -25,7 +25,8 @@ def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: 
     if incident_id is not None:
         incident, _ = incidents.find(session, incident_id)
         if incident.state == "mitigating":
-            before = [row.from_state for row in incidents.transitions(session, incident_id)][-1]
+            steps = incidents.transitions(session, incident_id)
+            before = [step.from_state for step in steps if step.from_state != step.to_state][-1]
             incidents.move(session, incident_id, cast("State", before), reason, at)
 
 

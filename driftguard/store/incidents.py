@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, NamedTuple, cast
 from uuid import UUID
@@ -11,7 +13,7 @@ from sqlalchemy import func, or_, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, Conflict, NotFound
-from driftguard.incidents import State, transition
+from driftguard.incidents import Severity, State, Transition, is_graver, transition
 from driftguard.records import Instant
 from driftguard.store.tables import Incident, IncidentTransition, Stream
 from driftguard.store.wanted import EVERYTHING, Wanted
@@ -20,8 +22,8 @@ from driftguard.store.wanted import EVERYTHING, Wanted
 # resolves it (the detector, a person, the promotion watch), because every resolution passes through move().
 _ANNOUNCE_RESOLUTION = text(
     """
-    INSERT INTO notifications (incident_id, destination, event, created_at)
-    SELECT incident_id, destination, 'resolved', :at FROM notifications
+    INSERT INTO notifications (incident_id, destination, event, severity, created_at)
+    SELECT DISTINCT :incident_id, destination, 'resolved', :severity, :at FROM notifications
     WHERE incident_id = :incident_id AND event = 'firing'
     ON CONFLICT DO NOTHING
     """
@@ -41,7 +43,7 @@ def open_incident(session: Session, incident: Incident, reason: str) -> None:
     incident.state = step.to_state
     session.add(incident)
     session.flush()
-    _add_transition(session, incident.id, step.from_state, step.to_state, step.reason, step.at)
+    _add_transition(session, incident.id, step, incident.severity)
 
 
 def move(session: Session, incident_id: UUID, to_state: State, reason: str, at: datetime) -> Incident:
@@ -53,10 +55,26 @@ def move(session: Session, incident_id: UUID, to_state: State, reason: str, at: 
     incident.state = step.to_state
     if step.to_state == "resolved":
         incident.resolved_at, incident.resolution = step.at, step.reason
-        session.execute(_ANNOUNCE_RESOLUTION, {"incident_id": incident_id, "at": at})
+        values = {"incident_id": incident_id, "severity": incident.severity, "at": at}
+        session.execute(_ANNOUNCE_RESOLUTION, values)
     session.flush()
-    _add_transition(session, incident_id, step.from_state, step.to_state, step.reason, step.at)
+    _add_transition(session, incident_id, step)
     return incident
+
+
+def raise_severity(
+    session: Session, incident: Incident, severity: Severity, reason: str, at: datetime
+) -> bool:
+    """Makes an incident graver, with the reason in its history; False where it is over, or as grave."""
+    query = select(Incident.state, Incident.severity).where(Incident.id == incident.id).with_for_update()
+    state, present = session.execute(query).one()
+    if state == "resolved" or not is_graver(severity, present):
+        return False
+    incident.severity = severity
+    session.flush()
+    same = cast("State", state)
+    _add_transition(session, incident.id, Transition(same, same, reason, at), severity)
+    return True
 
 
 def accept_level(session: Session, incident_id: UUID, reason: str, at: datetime) -> Incident:
@@ -91,13 +109,9 @@ def is_level_accepted(session: Session, stream_id: int, direction: str) -> bool:
 
 
 def _add_transition(
-    session: Session, incident_id: UUID, from_state: str | None, to_state: str, reason: str, at: datetime
+    session: Session, incident_id: UUID, step: Transition, severity: str | None = None
 ) -> None:
-    session.add(
-        IncidentTransition(
-            incident_id=incident_id, from_state=from_state, to_state=to_state, reason=reason, at=at
-        )
-    )
+    session.add(IncidentTransition(incident_id=incident_id, severity=severity, **asdict(step)))
     session.flush()
 
 
@@ -157,6 +171,17 @@ def transitions(session: Session, incident_id: UUID) -> Sequence[IncidentTransit
         .where(IncidentTransition.incident_id == incident_id)
         .order_by(IncidentTransition.id)
     ).all()
+
+
+def severities(session: Session, incident_ids: Collection[UUID]) -> dict[UUID, list[tuple[str, datetime]]]:
+    """Of each incident (severity, since when), in their order; never empty."""
+    query = select(IncidentTransition).where(
+        IncidentTransition.incident_id.in_(incident_ids), IncidentTransition.severity.is_not(None)
+    )
+    found: dict[UUID, list[tuple[str, datetime]]] = defaultdict(list)
+    for row in session.scalars(query.order_by(IncidentTransition.id)):
+        found[row.incident_id].append((str(row.severity), row.at))
+    return found
 
 
 def unresolved_counts(session: Session) -> list[tuple[str, str, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import exists, func, select, update
+from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased
 
@@ -14,16 +14,31 @@ from driftguard.store.tables import Notification
 
 
 def announce(
-    session: Session, incident_id: UUID, destinations: Collection[str], event: str, at: datetime
+    session: Session,
+    incident_id: UUID,
+    destinations: Collection[str],
+    event: str,
+    severity: str,
+    at: datetime,
 ) -> None:
     """One row per destination; what is already there stays as it is."""
     if not destinations:
         return
-    rows = [
-        {"incident_id": incident_id, "destination": destination, "event": event, "created_at": at}
-        for destination in destinations
-    ]
+    same = {"incident_id": incident_id, "event": event, "severity": severity, "created_at": at}
+    rows = [{**same, "destination": destination} for destination in destinations]
     session.execute(insert(Notification).values(rows).on_conflict_do_nothing())
+
+
+def drop_undelivered(session: Session, incident_id: UUID) -> None:
+    """Forgets what nobody was told yet of an incident, but for what is being sent: a graver page follows."""
+    waiting = select(Notification.id).where(
+        Notification.incident_id == incident_id,
+        Notification.event == "firing",
+        Notification.delivered_at.is_(None),
+    )
+    session.execute(
+        delete(Notification).where(Notification.id.in_(waiting.with_for_update(skip_locked=True)))
+    )
 
 
 def sendable(session: Session, destinations: Collection[str]) -> list[Notification]:
@@ -54,13 +69,13 @@ def lock(session: Session, notification_id: int) -> Notification | None:
 def mark(
     session: Session,
     destination: str,
-    incident_events: Collection[tuple[UUID, str]],
+    incident_events: Collection[tuple[UUID, str, str]],
     *,
     at: datetime,
     error: str | None,
 ) -> None:
-    """Records one attempt at these (incident, event) pairs; without an error they are delivered."""
-    for incident_id, event in incident_events:
+    """Records one attempt at these (incident, event, severity); without an error they are delivered."""
+    for incident_id, event, severity in incident_events:
         values: dict[str, object] = {"attempts": Notification.attempts + 1, "last_error": error}
         if error is None:
             values["delivered_at"] = at
@@ -70,6 +85,7 @@ def mark(
                 Notification.incident_id == incident_id,
                 Notification.destination == destination,
                 Notification.event == event,
+                Notification.severity == severity,
                 Notification.delivered_at.is_(None),
             )
             .values(values)

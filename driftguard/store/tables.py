@@ -241,21 +241,25 @@ class IncidentTransition(Base):
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     incident_id: Mapped[UUID] = mapped_column(ForeignKey("incidents.id", ondelete="CASCADE"), index=True)
     from_state: Mapped[str | None]
-    to_state: Mapped[str]
+    to_state: Mapped[str]  # as from_state where only the severity was raised
+    severity: Mapped[str | None]  # from then on: of an opening, or raised; else null
     reason: Mapped[str]
     at: Mapped[datetime]
 
 
 class Notification(Base):
-    """One message to one destination about one incident; unique, so that nothing pages twice."""
+    """One message to one destination about one severity of an incident; unique: nothing pages twice."""
 
     __tablename__ = "notifications"
-    __table_args__ = (UniqueConstraint("incident_id", "destination", "event", name="uq_notifications_once"),)
+    __table_args__ = (
+        UniqueConstraint("incident_id", "destination", "event", "severity", name="uq_notifications_once"),
+    )
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     incident_id: Mapped[UUID] = mapped_column(ForeignKey("incidents.id", ondelete="CASCADE"))
     destination: Mapped[str]
     event: Mapped[str]  # firing | resolved
+    severity: Mapped[str]  # of the incident then: one that became graver is told again
     created_at: Mapped[datetime]
     delivered_at: Mapped[datetime | None]
     attempts: Mapped[int] = mapped_column(default=0, server_default="0")

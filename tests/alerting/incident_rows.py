@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
+from driftguard import incident_severity
+from driftguard.incidents import Severity
 from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
@@ -64,8 +66,15 @@ def add_incident(
         incident.evidence["false_alarm_every"] = 100_000.0
     with database.session() as session:
         incidents.open_incident(session, incident, "acceptance fell from 0.74 to 0.58")
-        notifications.announce(session, incident.id, destinations, "firing", now)
+        notifications.announce(session, incident.id, destinations, "firing", severity, now)
     return incident.id
+
+
+def raise_to(database: Database, incident_id: UUID, severity: Severity, destinations: Sequence[str]) -> None:
+    with database.session() as session:
+        incident = incidents.find(session, incident_id)[0]
+        now = datetime.now(UTC)
+        assert incident_severity.raise_to(session, incident, severity, "it grew", destinations, now)
 
 
 def resolve(database: Database, incident_id: UUID) -> None:

@@ -19,7 +19,7 @@ from driftguard.metrics import Metrics
 from driftguard.store.database import Database
 from driftguard.store.tables import Notification
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
-from tests.alerting.incident_rows import add_incident, add_stream, resolve
+from tests.alerting.incident_rows import add_incident, add_stream, raise_to, resolve
 
 ALERTMANAGER = Path("/usr/bin/prometheus-alertmanager")
 
@@ -55,6 +55,43 @@ def test_every_round_repeats_the_same_alert_with_a_later_end_even_from_a_new_pro
     assert first["generatorURL"] == f"http://sidecar/incidents/{incident_id}"
     assert "german" in first["annotations"]["summary"]
     assert first["annotations"]["runbook_url"] == "http://sidecar/runbooks/DriftGuardIncident"
+
+
+def test_an_incident_that_becomes_graver_is_another_alert_and_ends_the_one_before(
+    database: Database,
+) -> None:
+    with http_receiver() as receiver:
+        peers = destinations([peer(receiver)])
+        incident_id = add_incident(database, peers, severity="warning")
+        now = datetime.now(UTC)
+        sink(database, peer(receiver)).send(now)
+        raise_to(database, incident_id, "critical", peers)
+        restarted = sink(database, peer(receiver))
+        assert restarted.news()
+        for minutes in (1, 2, 20):
+            restarted.send(now + timedelta(minutes=minutes))
+        resolve(database, incident_id)
+        restarted.send(now + timedelta(minutes=21))
+    first, second, third, late, last = (
+        {alert["labels"]["severity"]: (alert["startsAt"], alert["endsAt"]) for alert in item.body}
+        for item in receiver.received
+    )
+    raised_at = second["critical"][0]
+    assert raised_at > first["warning"][0]
+    assert second["warning"] == third["warning"] == (first["warning"][0], raised_at)
+    assert third["critical"] == (raised_at, (now + timedelta(minutes=4)).isoformat())
+    assert late == {"critical": (raised_at, (now + timedelta(minutes=22)).isoformat())}
+    assert last["critical"][0] == raised_at
+    assert last["critical"][1] < (now + timedelta(minutes=1)).isoformat()
+
+
+def test_an_information_that_becomes_a_page_is_one_alert(database: Database) -> None:
+    with http_receiver() as receiver:
+        incident_id = add_incident(database, [], severity="info")
+        raise_to(database, incident_id, "warning", destinations([peer(receiver)]))
+        sink(database, peer(receiver)).send(datetime.now(UTC))
+    (only,) = receiver.received[0].body
+    assert only["labels"]["severity"] == "warning"
 
 
 def test_a_resolution_reaches_a_peer_that_was_down_while_the_other_is_not_kept_waiting(
@@ -166,3 +203,27 @@ def test_the_real_alertmanager_pages_once_and_resolves_once_over_a_restart(
         assert statuses(first) == ["firing", "resolved"]
         labels = receiver.received[0].body["commonLabels"]
         assert labels["alertname"] == "DriftGuardIncident"
+
+
+@pytest.mark.skipif(not ALERTMANAGER.exists(), reason="Debian's prometheus-alertmanager is not installed")
+def test_the_real_alertmanager_resolves_the_alert_that_a_graver_one_replaces(
+    database: Database, tmp_path: Path
+) -> None:
+    def alerts_told() -> set[tuple[str, str]]:
+        return {
+            (alert["labels"]["severity"], alert["status"])
+            for item in receiver.received
+            for alert in item.body["alerts"]
+        }
+
+    with http_receiver() as receiver, real_alertmanager(tmp_path, receiver.url) as url:
+        incident_id = add_incident(database, destinations([url]), severity="warning")
+        sink(database, url).send(datetime.now(UTC))
+        wait_until(lambda: alerts_told() == {("warning", "firing")}, "the page")
+        raise_to(database, incident_id, "critical", destinations([url]))
+        sink(database, url).send(datetime.now(UTC))
+        raised = {("warning", "firing"), ("warning", "resolved"), ("critical", "firing")}
+        wait_until(lambda: alerts_told() == raised, "the graver page, and the end of the one before")
+        resolve(database, incident_id)
+        sink(database, url).send(datetime.now(UTC))
+        wait_until(lambda: alerts_told() == {*raised, ("critical", "resolved")}, "the resolution")

@@ -20,7 +20,7 @@ from driftguard.store.database import Database
 from driftguard.store.jobs import deferring_connector, worker_connector
 from driftguard.store.tables import Notification
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
-from tests.alerting.incident_rows import add_incident, add_stream, resolve
+from tests.alerting.incident_rows import add_incident, add_stream, raise_to, resolve
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_an_incident_is_posted_once_when_it_opens_and_once_when_it_is_resolved(
         wait_until(lambda: all(row.delivered_at for row in rows(database)), "both to be delivered")
 
     firing, resolved = receiver.received
-    assert firing.headers["Idempotency-Key"] == f"{incident_id}:firing"
-    assert resolved.headers["Idempotency-Key"] == f"{incident_id}:resolved"
+    assert firing.headers["Idempotency-Key"] == f"{incident_id}:firing:critical"
+    assert resolved.headers["Idempotency-Key"] == f"{incident_id}:resolved:critical"
     assert firing.body["event"] == "firing"
     assert firing.body["url"] == f"http://sidecar/incidents/{incident_id}"
     assert firing.body["incident"]["segments"][0]["segment"] == "german"
@@ -119,6 +119,35 @@ def test_a_receiver_that_is_down_gets_it_once_when_it_is_back_even_over_a_restar
         wait_until(lambda: len(receiver.taken()) >= 2, "the second incident")
     assert len({item.headers["Idempotency-Key"] for item in receiver.taken()}) == 2
     assert len(receiver.taken()) == 2
+
+
+def test_an_incident_that_becomes_graver_is_posted_again_and_resolved_once(
+    database: Database, receiver: Receiver
+) -> None:
+    hooks = destinations([receiver.url])
+    incident_id = add_incident(database, hooks, severity="warning")
+    with delivering(database, [receiver.url]):
+        wait_until(lambda: len(receiver.taken()) == 1, "the first page")
+        raise_to(database, incident_id, "critical", hooks)
+        wait_until(lambda: len(receiver.taken()) == 2, "the graver page")
+        resolve(database, incident_id)
+        wait_until(lambda: all(row.delivered_at for row in rows(database)), "all to be delivered")
+    told = [(item.body["event"], item.body["incident"]["severity"]) for item in receiver.taken()]
+    assert told == [("firing", "warning"), ("firing", "critical"), ("resolved", "critical")]
+    assert len({item.headers["Idempotency-Key"] for item in receiver.taken()}) == 3
+    assert "Now critical: it grew." in receiver.taken()[1].body["summary"]
+
+
+def test_a_receiver_that_was_down_meanwhile_is_paged_once(database: Database, receiver: Receiver) -> None:
+    hooks = destinations([receiver.url])
+    receiver.status = 503
+    incident_id = add_incident(database, hooks, severity="warning")
+    with delivering(database, [receiver.url]):
+        wait_until(lambda: rows(database)[0].attempts > 0, "an attempt")
+        raise_to(database, incident_id, "critical", hooks)
+        receiver.status = 200
+        wait_until(lambda: all(row.delivered_at for row in rows(database)), "the delivery")
+    assert [item.body["incident"]["severity"] for item in receiver.taken()] == ["critical"]
 
 
 def test_two_sidecars_on_one_database_page_once(database: Database, receiver: Receiver) -> None:

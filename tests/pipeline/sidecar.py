@@ -17,13 +17,18 @@ from tests.api.ingest_server import serving
 
 @contextmanager
 def running_sidecar(
-    database: Database, data_dir: Path, webhook_urls: Sequence[str] = (), host: str = "127.0.0.1"
+    database: Database,
+    data_dir: Path,
+    webhook_urls: Sequence[str] = (),
+    host: str = "127.0.0.1",
+    *,
+    page_slowdown: float = 0.02,
 ) -> Iterator[httpx.Client]:
     settings = Settings.model_validate(
         {
             "data_dir": data_dir,
             "host": host,  # what the sidecar takes itself to be bound to; it is served on loopback
-            "alerting": {"webhook_urls": list(webhook_urls)},
+            "alerting": {"webhook_urls": list(webhook_urls), "page_slowdown": page_slowdown},
             "detection": {"minimum_drop": 0.1, "false_alarm_days": 0.1},
         }
     )
