@@ -61,17 +61,18 @@ def _now() -> list[Panel]:
         "device": "Device",
         "dtype": "Precision",
     }
-    table = panels.rows_of(
+    serving = panels.rows_of(
         "What serves",
         "Target, draft in service, and which kernels verify: cuda, or the reference in torch.",
         {"Up": promql.gauge(f"{P}_info", by=tuple(labels))},
         labels,
         sort_by="Server",
+        labels_only=True,
         width=12,
         height=6,
     )
     return [
-        panels.where(table, "Up", {"custom.hidden": True}),
+        serving,
         panels.number(
             "Running",
             "Requests in a slot, of all engines.",
@@ -128,6 +129,7 @@ def _times(title: str, name: str, description: str) -> Panel:
         *((promql.quantile(q, histogram), f"p{100 * q:.0f}") for q in QUANTILES),
         (promql.ratio(f"{histogram}_sum", f"{histogram}_count"), "mean"),
         unit="s",
+        words=words.QUANTILES,
         width=8,
     )
 
@@ -150,6 +152,7 @@ def _throughput() -> list[Panel]:
             "Requests per second that ended, by how: stop, length, abort, error.",
             (per_second("requests", "finish_reason"), "{{finish_reason}}"),
             unit="reqps",
+            words=words.ENDINGS,
             width=8,
         ),
         panels.lines(

@@ -6,7 +6,7 @@ from typing import Final
 
 from dashboards import frame, panels, promql, streams, words
 from dashboards.frame import Page, Row
-from dashboards.panels import AnyPanel, Panel
+from dashboards.panels import Panel
 from dashboards.promql import is_
 
 FAILING: Final = 'condition!~"reporting|idle|waiting"'
@@ -48,14 +48,13 @@ def _now() -> list[Panel]:
             unit="none",
             bad_above=1,
         ),
-        severities(
-            panels.number(
-                "Open incidents",
-                "Incidents that are not resolved, by severity. Information: acceptance rose.",
-                (_open_by_severity(), "{{severity}}"),
-                unit="none",
-                width=6,
-            )
+        panels.number(
+            "Open incidents",
+            "Incidents that are not resolved, by severity. Information: acceptance rose.",
+            (_open_by_severity(), "{{severity}}"),
+            unit="none",
+            width=6,
+            words=words.SEVERITIES,
         ),
         panels.number(
             "Servers that fail",
@@ -86,13 +85,6 @@ def _now() -> list[Panel]:
 def _open_by_severity() -> str:
     known = promql.gauge("driftguard_incidents_open", by=("severity", "direction"))
     return f"sum by (severity) ({known})"
-
-
-def severities(panel: AnyPanel) -> AnyPanel:
-    """Series called by severity get its word and colour."""
-    for severity, (word, colour) in words.SEVERITIES.items():
-        panel = panels.where(panel, severity, {"displayName": word, **panels.colour(colour)})
-    return panel
 
 
 def _streams() -> list[Panel]:
@@ -134,7 +126,7 @@ def _streams() -> list[Panel]:
             "Verdicts over time",
             "What each stream was, and when that changed.",
             (streams.verdicts(), streams.NAME),
-            words=words.by_rank(words.VERDICTS),
+            mappings=words.by_rank(words.VERDICTS),
             height=7,
         ),
         panels.lines(
@@ -159,14 +151,13 @@ def _streams() -> list[Panel]:
 def _incidents() -> list[Panel]:
     return [
         _open_incidents(),
-        severities(
-            panels.lines(
-                "Open incidents over time",
-                "Incidents that are not resolved, by severity.",
-                (_open_by_severity(), "{{severity}}"),
-                unit="none",
-                width=8,
-            )
+        panels.lines(
+            "Open incidents over time",
+            "Incidents that are not resolved, by severity.",
+            (_open_by_severity(), "{{severity}}"),
+            unit="none",
+            width=8,
+            words=words.SEVERITIES,
         ),
         panels.lines(
             "Attempts to notify",
@@ -226,7 +217,7 @@ def _sources() -> list[Panel]:
             "Condition of the scraped servers",
             "What was known of each server after its newest scrape.",
             (streams.conditions(), "{{source}} ({{kind}})"),
-            words=words.by_rank(words.CONDITIONS),
+            mappings=words.by_rank(words.CONDITIONS),
             height=7,
         ),
         panels.lines(
@@ -240,6 +231,7 @@ def _sources() -> list[Panel]:
             "Scrapes per second of all servers, by what came of them.",
             (promql.summed_rate("driftguard_source_scrapes_total", by=("condition",)), "{{condition}}"),
             unit="cps",
+            words=words.CONDITIONS,
         ),
     ]
 
@@ -252,6 +244,7 @@ def _ingest() -> list[Panel]:
             "Records per second that arrived over HTTP, by what became of them.",
             (promql.summed_rate("driftguard_ingest_records_total", by=("outcome",)), "{{outcome}}"),
             unit="cps",
+            words=words.ARRIVALS,
             width=8,
         ),
         panels.lines(
@@ -259,6 +252,7 @@ def _ingest() -> list[Panel]:
             "From the arrival of a batch to its commit.",
             *((promql.quantile(q, commit), f"p{100 * q:.0f}") for q in (0.5, 0.95, 0.99)),
             unit="s",
+            words=words.QUANTILES,
             width=8,
         ),
         panels.lines(
@@ -283,7 +277,7 @@ def _health() -> list[Panel]:
             "Database",
             "Whether the last use of the database worked, per process.",
             (promql.gauge("driftguard_database_up", by=("instance",)), "{{instance}}"),
-            words=words.by_name(words.REACHABLE),
+            mappings=words.by_name(words.REACHABLE),
             width=12,
             height=6,
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
@@ -21,9 +21,16 @@ def pages() -> list[Page]:
 def files() -> dict[str, str]:
     """File name -> content."""
     return {
-        f"{page.uid}.json": json.dumps(frame.build(page), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
-        for page in pages()
+        f"{page.uid}.json": json.dumps(_document(page), indent=2, sort_keys=True) + "\n" for page in pages()
     }
+
+
+def _document(page: Page) -> dict[str, Any]:
+    """The SDK would put links and marks into a menu of the newest Grafana; they belong on the page."""
+    document: dict[str, Any] = json.loads(json.dumps(frame.build(page), cls=JSONEncoder))
+    for item in (*document["links"], *document["annotations"]["list"]):
+        item.pop("placement", None)
+    return document
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from grafana_foundation_sdk.builders import (
@@ -20,6 +21,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards import colours, promql
+from dashboards.words import Words
 
 Query = tuple[str, str]  # PromQL, and how its series are called: words with {{labels}}
 Panel = timeseries.Panel | stat.Panel | table.Panel | statetimeline.Panel
@@ -30,9 +32,16 @@ DATASOURCE: Final = common_models.DataSourceRef(type_val="prometheus", uid="${da
 
 
 def lines(
-    title: str, description: str, *queries: Query, unit: str, width: int = 12, height: int = 8
+    title: str,
+    description: str,
+    *queries: Query,
+    unit: str,
+    words: Words = MappingProxyType({}),
+    width: int = 12,
+    height: int = 8,
 ) -> timeseries.Panel:
-    """Curves over time. Gaps stay gaps: no traffic is not an acceptance of 0."""
+    """Curves over time. Gaps stay gaps: no traffic is not an acceptance of 0. `words`: for series that are
+    called by a state."""
     legend = common.VizLegendOptions().show_legend(True).calcs(["lastNotNull"])
     legend = legend.display_mode(common_models.LegendDisplayMode.TABLE)
     legend = legend.placement(common_models.LegendPlacement.BOTTOM)
@@ -42,23 +51,19 @@ def lines(
     panel = panel.line_width(1).show_points(common_models.VisibilityMode.AUTO).span_nulls(False)
     for letter, (expression, name) in zip(ascii_uppercase, queries, strict=False):
         panel = panel.with_target(_query(letter, expression).legend_format(name).range())
-    return panel
+    return _worded(panel, words)
 
 
-def bars(
-    title: str, description: str, *queries: Query, unit: str, width: int = 12, height: int = 8
-) -> timeseries.Panel:
+def bars(title: str, description: str, *queries: Query, unit: str, words: Words) -> timeseries.Panel:
     """Counts of rare events, on top of each other."""
-    panel = lines(title, description, *queries, unit=unit, width=width, height=height)
+    panel = lines(title, description, *queries, unit=unit, words=words)
     stacking = common.StackingConfig().mode(common_models.StackingMode.NORMAL)
     return panel.draw_style(common_models.GraphDrawStyle.BARS).stacking(stacking).fill_opacity(80).min(0)
 
 
-def shares(
-    title: str, description: str, *queries: Query, width: int = 12, height: int = 8
-) -> timeseries.Panel:
+def shares(title: str, description: str, *queries: Query) -> timeseries.Panel:
     """Parts of a whole over time."""
-    panel = lines(title, description, *queries, unit="percentunit", width=width, height=height)
+    panel = lines(title, description, *queries, unit="percentunit")
     stacking = common.StackingConfig().mode(common_models.StackingMode.PERCENT)
     return panel.stacking(stacking).fill_opacity(60).min(0).max(1)
 
@@ -70,6 +75,7 @@ def number(
     unit: str,
     bad_above: float | None = None,
     colour: str = colours.MAIN,
+    words: Words = MappingProxyType({}),
     width: int = 4,
     height: int = 4,
 ) -> stat.Panel:
@@ -83,19 +89,19 @@ def number(
     panel = panel.graph_mode(common_models.BigValueGraphMode.NONE)
     for letter, (expression, name) in zip(ascii_uppercase, queries, strict=False):
         panel = panel.with_target(_query(letter, expression).legend_format(name).instant())
-    return panel
+    return _worded(panel, words)
 
 
 def states(
     title: str,
     description: str,
     *queries: Query,
-    words: list[models.ValueMapping],
+    mappings: list[models.ValueMapping],
     width: int = 24,
     height: int = 8,
 ) -> statetimeline.Panel:
     """A band per series that changes its colour and word with the state."""
-    panel = _common(statetimeline.Panel(), title, description, width, height).unit("none").mappings(words)
+    panel = _common(statetimeline.Panel(), title, description, width, height).unit("none").mappings(mappings)
     panel = panel.show_value(common_models.VisibilityMode.AUTO).merge_values(True).fill_opacity(80)
     panel = panel.legend(common.VizLegendOptions().show_legend(False))
     panel = panel.color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.THRESHOLDS))
@@ -112,20 +118,23 @@ def rows_of(
     sort_by: str,
     *,
     descending: bool = False,
+    labels_only: bool = False,
     width: int = 24,
     height: int = 8,
 ) -> table.Panel:
     """A table: one row per combination of `labels` (label -> heading), one column per query of `columns`
-    (heading -> PromQL). All queries have to keep the same labels, or their rows would not be merged."""
+    (heading -> PromQL). All queries have to keep the same labels, or their rows would not be merged.
+    `labels_only`: the values say nothing."""
     panel = _common(table.Panel(), title, description, width, height).unit("none")
     panel = panel.sort_by([common.TableSortByFieldState().display_name(sort_by).desc(descending)])
-    for letter, expression in zip(ascii_uppercase, columns.values(), strict=False):
+    letters = ascii_uppercase[: len(columns)]
+    for letter, expression in zip(letters, columns.values(), strict=True):
         target = _query(letter, expression).format(PromQueryFormat.TABLE).instant()
         panel = panel.with_target(target)
-    values = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in ascii_uppercase]
-    names = {**dict(zip(values, columns, strict=False)), **labels}
+    values = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in letters]
+    names = {**dict(zip(values, columns, strict=True)), **labels}
     organized = {
-        "excludeByName": {"Time": True},
+        "excludeByName": {"Time": True, **dict.fromkeys(values, labels_only)},
         "indexByName": {name: index for index, name in enumerate(names)},
         "renameByName": names,
     }
@@ -180,6 +189,12 @@ def filled(words: Sequence[models.ValueMapping]) -> Properties:
 
 def link(title: str, url: str) -> Properties:
     return {"links": [{"title": title, "url": url, "targetBlank": False}]}
+
+
+def _worded(panel: AnyPanel, words: Words) -> AnyPanel:
+    for state, (word, shade) in words.items():
+        panel = where(panel, state, {"displayName": word, **colour(shade)})
+    return panel
 
 
 def _common(panel: AnyPanel, title: str, description: str, width: int, height: int) -> AnyPanel:

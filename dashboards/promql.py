@@ -36,9 +36,8 @@ def summed_rate(name: str, *matchers: str, by: Sequence[str] = ()) -> str:
     return f"{_over('sum', by)}({rate(name, *matchers)})"
 
 
-def increase(name: str, over: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """How much a counter rose in a time, summed over everything but `by`."""
-    return f"{_over('sum', by)}(increase({series(name, *matchers)}[{over}]))"
+def increase(name: str, over: str, *matchers: str) -> str:
+    return f"increase({series(name, *matchers)}[{over}])"
 
 
 def gauge(name: str, *matchers: str, by: Sequence[str] = ()) -> str:

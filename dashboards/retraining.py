@@ -6,8 +6,8 @@ from typing import Final
 
 from dashboards import colours, frame, panels, promql, streams, words
 from dashboards.frame import Page, Row
-from dashboards.panels import AnyPanel, Panel
-from dashboards.promql import chosen
+from dashboards.panels import Panel
+from dashboards.promql import chosen, is_
 
 PLACE: Final = ("server", "target")
 CHOSEN: Final = (chosen("server"), chosen("target"))
@@ -74,21 +74,19 @@ def _now() -> list[Panel]:
     table = panels.where(table, "Newest run", panels.filled(words.by_rank(words.OUTCOMES)))
     table = panels.where(table, "Since a success", {"unit": "s"})
     table = panels.where(table, "Server", streams.link())
-    promoted = promql.increase("driftguard_retrain_runs_total", RANGE, 'outcome="promoted"', *CHOSEN)
-    back = promql.increase("driftguard_retrain_runs_total", RANGE, 'outcome="rolled_back"', *CHOSEN)
     return [
         table,
         panels.number(
             "Promotions",
             "Runs in the time range shown that ended with a new draft in service.",
-            (promoted, ""),
+            (_ended(RANGE, is_("outcome", "promoted")), "{{outcome}}"),
             unit="none",
             height=6,
         ).decimals(0),
         panels.number(
             "Rollbacks",
             "Promoted drafts in the time range shown that did worse on live traffic and were taken back.",
-            (back, ""),
+            (_ended(RANGE, is_("outcome", "rolled_back")), "{{outcome}}"),
             unit="none",
             bad_above=1,
             height=6,
@@ -96,31 +94,28 @@ def _now() -> list[Panel]:
     ]
 
 
-def outcomes(panel: AnyPanel) -> AnyPanel:
-    """Series called by outcome get its word and colour."""
-    for outcome, (word, colour) in words.OUTCOMES.items():
-        panel = panels.where(panel, outcome, {"displayName": word, **panels.colour(colour)})
-    return panel
+def _ended(over: str, *matchers: str) -> str:
+    """Ended runs by outcome. The counter follows the database: several sidecars of one show the same."""
+    rose = promql.increase("driftguard_retrain_runs_total", over, *CHOSEN, *matchers)
+    return f"sum by (outcome) (max by ({', '.join((*PLACE, 'outcome'))}) ({rose}))"
 
 
 def _runs() -> list[Panel]:
     stages = promql.ranked("driftguard_retrain_stage", "stage", words.names(words.STAGES), *CHOSEN, by=PLACE)
-    ended = promql.increase("driftguard_retrain_runs_total", promql.INTERVAL, *CHOSEN, by=("outcome",))
     return [
         panels.states(
             "Run under way",
             "The stage of the run under way, per server and target. Empty while there is none.",
             (stages, NAME),
-            words=words.by_rank(words.STAGES),
+            mappings=words.by_rank(words.STAGES),
             height=6,
         ),
-        outcomes(
-            panels.bars(
-                "Ended runs",
-                "Runs that ended, by how they did.",
-                (ended, "{{outcome}}"),
-                unit="none",
-            )
+        panels.bars(
+            "Ended runs",
+            "Runs that ended, by how they did.",
+            (_ended(promql.INTERVAL), "{{outcome}}"),
+            unit="none",
+            words=words.OUTCOMES,
         ),
         panels.lines(
             "Time since a success",
@@ -152,7 +147,7 @@ def _gate() -> list[Panel]:
             "Decision",
             "What the gate made of the last candidate, per server and target.",
             (promql.gauge("driftguard_gate_passed", *CHOSEN, by=PLACE), NAME),
-            words=words.by_name(words.PASSED),
+            mappings=words.by_name(words.PASSED),
             height=5,
         ),
         panels.where_like(drafts, "^in_service .*", panels.dashed(colours.NEUTRAL)),
@@ -173,9 +168,8 @@ def _drafts() -> list[Panel]:
         "Drafts by state: candidates, rejected by the gate, in service, retired, rolled back.",
         (f"sum by (state) ({promql.gauge('driftguard_drafts', *CHOSEN, by=(*PLACE, 'state'))})", "{{state}}"),
         unit="none",
+        words=words.DRAFT_STATES,
     )
-    for state, (word, colour) in words.DRAFT_STATES.items():
-        known = panels.where(known, state, {"displayName": word, **panels.colour(colour)})
     since = promql.gauge(
         "driftguard_draft_in_service_since_timestamp_seconds", *CHOSEN, by=(*PLACE, "draft_version")
     )

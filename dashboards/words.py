@@ -64,6 +64,27 @@ DRAFT_STATES: Final[Words] = {
     "retired": ("Retired", colours.GONE),
 }
 
+ARRIVALS: Final[Words] = {
+    "accepted": ("Accepted", colours.GOOD),
+    "duplicate": ("Duplicate", colours.NEUTRAL),
+    "refused": ("Refused", colours.BAD),
+    "rejected_queue_full": ("Rejected, queue full", colours.WARNING),
+}
+
+ENDINGS: Final[Words] = {
+    "stop": ("Stop", colours.GOOD),
+    "length": ("Length", colours.MAIN),
+    "abort": ("Aborted", colours.NEUTRAL),
+    "error": ("Error", colours.BAD),
+}
+
+QUANTILES: Final[Words] = {
+    "p50": ("p50", colours.MAIN),
+    "p95": ("p95", colours.WARNING),
+    "p99": ("p99", colours.BAD),
+    "mean": ("Mean", colours.NEUTRAL),
+}
+
 REACHABLE: Final[Words] = {"0": ("Not reachable", colours.BAD), "1": ("Reachable", colours.GOOD)}
 PASSED: Final[Words] = {"0": ("Rejected", colours.SILENT), "1": ("Promoted", colours.GOOD)}
 ENABLED: Final[Words] = {"0": ("Off", colours.WARNING), "1": ("On", colours.GOOD)}
