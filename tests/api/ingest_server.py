@@ -11,16 +11,17 @@ from contextlib import contextmanager
 import httpx
 import psycopg
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from driftguard.store.database import Database
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[httpx.Client]:
+def serving(app: Starlette, port: int = 0) -> Iterator[httpx.Client]:
     """A client whose base URL is the served app; the app's start and stop are run."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -1,0 +1,112 @@
+"""What the sidecar answers, as far as a client needs it; fields that are not named here are left out.
+
+docs/openapi.json says what each field means.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+
+class BatchCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one batch: accepted records are new, duplicates were stored before."""
+
+    accepted: int
+    duplicates: int
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """Acceptance rate with its 95% interval."""
+
+    rate: float
+    low: float
+    high: float
+    requests: int
+
+
+class NowAndBaseline(msgspec.Struct, frozen=True, kw_only=True):
+    now: Rate | None
+    baseline: Rate | None
+
+
+class TokensPerSecond(msgspec.Struct, frozen=True, kw_only=True):
+    now: float | None
+    baseline: float | None
+    cost_percent: float | None
+
+
+class SegmentStatus(msgspec.Struct, frozen=True, kw_only=True):
+    segment: str
+    verdict: str
+    requests: int
+    requests_needed: int
+    now: Rate | None
+    baseline: Rate | None
+    learning: str | None
+
+
+class StreamInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    server: str
+    target: str
+    draft: str
+    draft_version: str
+    method: str
+
+
+class StreamStatus(StreamInfo, frozen=True, kw_only=True):
+    verdict: str
+    text: str
+    since: datetime | None
+    in_service: bool
+    draft_in_service: str
+    acceptance: NowAndBaseline
+    tokens_per_second: TokensPerSecond
+    sample_size: int
+    requests_missing: int
+    incident_id: UUID | None
+    segments: list[SegmentStatus]
+    requests_per_day: float | None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    generated_at: datetime
+    unfolded_records: int
+    streams: list[StreamStatus]
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    cause: str
+    confidence: str
+    summary: str
+    reason: str
+    recommended_action: str
+    retrain: bool
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    id: UUID
+    stream: StreamInfo
+    state: str
+    direction: str
+    severity: str
+    summary: str
+    opened_at: datetime
+    since: datetime
+    since_interval: tuple[datetime, datetime]
+    acceptance_before: float
+    acceptance_after: float
+    cost_percent: float | None
+    segments: list[dict[str, Any]]
+    diagnosis: Diagnosis | None
+    resolved_at: datetime | None
+    resolution: str | None
+
+
+class IncidentPage(msgspec.Struct, frozen=True, kw_only=True):
+    incidents: list[Incident]
+    next_cursor: str | None

@@ -1,0 +1,163 @@
+"""The HTTP side that both clients share: requests, what an answer means, and when to try again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar
+
+import httpx
+import msgspec
+from tenacity import RetryCallState, wait_random_exponential
+
+from driftguard.client.answers import BatchCounts
+from driftguard.errors import BadInput, Conflict, DriftGuardError, Forbidden, NotFound, TooLarge, Unauthorized
+from driftguard.records import RecordError
+
+Answer = TypeVar("Answer")
+RECORDS: Final = "/api/v1/records"
+JSON_LINES: Final = {"Content-Type": "application/x-ndjson"}
+TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)  # the sidecar answers after its commit
+INCIDENTS_PER_PAGE: Final = 100
+REASONS: Final = 5  # that are logged
+ATTEMPTS: Final = 4  # of a call that somebody waits for; what is sent in the background is tried for ever
+LONGEST_RETRY_AFTER_SECONDS: Final = 300.0
+_ERRORS: Final = {
+    error.status: error for error in (BadInput, Conflict, Forbidden, NotFound, TooLarge, Unauthorized)
+}
+_backoff = wait_random_exponential(multiplier=0.2, max=5.0)
+
+
+class SidecarUnavailable(DriftGuardError):
+    """{what the sidecar answered, or why it could not be reached}; worth another attempt later."""
+
+    status = 503
+    title = "Sidecar unavailable"
+
+    def __init__(self, detail: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(detail)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class RefusedRecords(BadInput):
+    """The sidecar refuses some of the records; the others are stored.
+
+    `errors`: at most 100 of (place in the list that was sent, from 0; why). `refused`: how many in all.
+    """
+
+    def __init__(self, detail: str, errors: list[tuple[int, RecordError]], *, refused: int) -> None:
+        super().__init__(detail)
+        self.errors = errors
+        self.refused = refused
+
+
+def headers(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def body(lines: Sequence[bytes]) -> bytes:
+    return b"\n".join(lines) + b"\n"
+
+
+def incident_query(state: str | None, stream: int | None) -> dict[str, Any]:
+    given = {"state": state, "stream": stream, "limit": INCIDENTS_PER_PAGE}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def unreachable(error: httpx.TransportError) -> SidecarUnavailable:
+    return SidecarUnavailable(f"{type(error).__name__}: {error}")
+
+
+def read(response: httpx.Response, kind: type[Answer]) -> Answer:
+    """A good answer as `kind`. Raises SidecarUnavailable (429, 5xx), or what the problem document says."""
+    if response.is_success:
+        return _decoded(response, kind)
+    detail = _detail(response)
+    if response.status_code == httpx.codes.TOO_MANY_REQUESTS or response.is_server_error:
+        raise SidecarUnavailable(detail, retry_after_seconds=_retry_after(response))
+    raise _ERRORS.get(response.status_code, DriftGuardError)(detail)
+
+
+def read_counts(response: httpx.Response) -> BatchCounts:
+    """Of a batch. Raises RefusedRecords, and what `read` raises."""
+    if response.status_code != BadInput.status:
+        return read(response, BatchCounts)
+    try:
+        problem = msgspec.json.decode(response.content, type=_Refusals)
+    except msgspec.DecodeError:
+        return read(response, BatchCounts)
+    errors = [(error.line - 1, RecordError(error.detail, field=error.field)) for error in problem.errors]
+    raise RefusedRecords(problem.detail, errors, refused=problem.errors_total)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a batch that was sent in the background; `reasons` of the first refusals."""
+
+    sent: int
+    refused: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+def outcome(response: httpx.Response, lines: Sequence[bytes]) -> Outcome:
+    """Raises SidecarUnavailable (send it again later), TooLarge (send it in parts)."""
+    try:
+        read_counts(response)
+    except RefusedRecords as error:
+        reasons = tuple(
+            f"{why}: {b''.join(lines[place : place + 1]).decode()}" for place, why in error.errors[:REASONS]
+        )
+        return Outcome(len(lines) - error.refused, error.refused, reasons)
+    except TooLarge as error:
+        if len(lines) > 1:
+            raise
+        return Outcome(0, 1, (error.detail,))
+    except BadInput as error:
+        return Outcome(0, len(lines), (error.detail,))
+    except SidecarUnavailable:
+        raise
+    except DriftGuardError as error:  # a missing key, a wrong address: nothing is wrong with the records
+        raise SidecarUnavailable(error.detail) from error
+    return Outcome(len(lines))
+
+
+def seconds_to_wait(state: RetryCallState) -> float:
+    """What the sidecar asked for (Retry-After), else a growing random time."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.retry_after_seconds if isinstance(error, SidecarUnavailable) else None
+    return _backoff(state) if asked is None else asked
+
+
+class _RefusedLine(msgspec.Struct):
+    line: Annotated[int, msgspec.Meta(ge=1)]
+    field: str | None
+    detail: str
+
+
+class _Refusals(msgspec.Struct):
+    detail: str
+    errors: list[_RefusedLine]
+    errors_total: int
+
+
+class _Problem(msgspec.Struct):
+    detail: str
+
+
+def _decoded(response: httpx.Response, kind: type[Answer]) -> Answer:
+    try:
+        return msgspec.json.decode(response.content, type=kind)
+    except msgspec.DecodeError as error:
+        raise SidecarUnavailable(f"{response.url} does not answer as a sidecar does: {error}") from error
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        return msgspec.json.decode(response.content, type=_Problem).detail
+    except msgspec.DecodeError:
+        return f"HTTP {response.status_code}: {response.text[:300]}"
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    text = response.headers.get("retry-after", "")
+    return min(float(text), LONGEST_RETRY_AFTER_SECONDS) if text.isdecimal() else None

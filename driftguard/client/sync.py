@@ -1,0 +1,200 @@
+"""The client for threads: one thread of its own sends what `send` was given."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, TypeVar
+from uuid import UUID
+
+import httpx
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_attempt
+
+from driftguard.client import protocol
+from driftguard.client.answers import BatchCounts, Incident, IncidentPage, Status
+from driftguard.client.buffer import Buffer, Counts
+from driftguard.client.protocol import Outcome, SidecarUnavailable
+from driftguard.errors import TooLarge
+from driftguard.records import AcceptanceRecord, encode_record
+
+Answer = TypeVar("Answer")
+
+
+class Client:
+    """Of the sidecar at `url`. May be used from any thread; make one per process, after forking.
+
+    api_key: needed where the sidecar is bound to more than loopback. max_buffered: records that wait while
+    the sidecar is away; the oldest is dropped first and counted. max_batch: records of one request.
+    linger_seconds: how long a batch that is not full gathers.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        max_buffered: int = 10_000,
+        max_batch: int = 500,
+        linger_seconds: float = 1.0,
+    ) -> None:
+        """Connects at first use. Raises ValueError."""
+        self._http = httpx.Client(
+            base_url=url, headers=protocol.headers(api_key), timeout=protocol.TIMEOUT, trust_env=False
+        )
+        self._linger_seconds = linger_seconds
+        self._buffer = Buffer(max_buffered, max_batch)
+        self._changed = threading.Condition()  # guards the buffer
+        self._flushing = False
+        self._closing = threading.Event()
+        self._abandoned = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the records given to `send`, now."""
+        with self._changed:
+            return replace(self._buffer.counts)
+
+    def send(self, record: AcceptanceRecord) -> None:
+        """Takes microseconds; never waits for the network, never raises. After `close` it drops records."""
+        with self._changed:
+            if self._closing.is_set():
+                self._buffer.counts.dropped += 1
+                return
+            self._buffer.add(record)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="driftguard-client", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self, timeout_seconds: float = 5.0) -> bool:
+        """Sends at once what waits. False: not all of it was answered for in time; it goes on waiting."""
+        with self._changed:
+            self._flushing = True
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: self._buffer.counts.waiting == 0, timeout_seconds)
+            finally:
+                self._flushing = False
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """Sends what waits for at most so long; what is left then is dropped and counted."""
+        with self._changed:
+            self._closing.set()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+        self._abandoned.set()
+        with self._changed:
+            self._buffer.give_up()
+        if self._thread is None or not self._thread.is_alive():
+            self._http.close()  # else an attempt is under way, and the thread ends after it
+
+    def post(self, records: Sequence[AcceptanceRecord]) -> BatchCounts:
+        """Sends these records now, and waits until they are stored.
+
+        Raises RefusedRecords (the others are stored), SidecarUnavailable (after some attempts; sending them
+        again stores none twice), TooLarge, Unauthorized.
+        """
+        content = protocol.body([encode_record(record) for record in records])
+        return self._attempt(lambda: protocol.read_counts(self._post(content)))
+
+    def status(self) -> Status:
+        """One verdict per stream. Raises SidecarUnavailable."""
+        return self._get("/api/v1/status", Status)
+
+    def incident(self, incident_id: UUID) -> Incident:
+        """Raises NotFound, SidecarUnavailable."""
+        return self._get(f"/api/v1/incidents/{incident_id}", Incident)
+
+    def incidents(self, *, state: str | None = None, stream: int | None = None) -> Iterator[Incident]:
+        """Newest first, page by page. `state`: one of an incident's states, or "unresolved".
+
+        Raises BadInput, SidecarUnavailable.
+        """
+        query = protocol.incident_query(state, stream)
+        while True:
+            page = self._get("/api/v1/incidents", IncidentPage, query)
+            yield from page.incidents
+            if page.next_cursor is None:
+                return
+            query["cursor"] = page.next_cursor
+
+    def _get(self, path: str, kind: type[Answer], query: dict[str, Any] | None = None) -> Answer:
+        return self._attempt(lambda: protocol.read(self._request("GET", path, params=query), kind))
+
+    def _post(self, content: bytes) -> httpx.Response:
+        return self._request("POST", protocol.RECORDS, content=content, headers=protocol.JSON_LINES)
+
+    def _request(self, method: str, path: str, **values: Any) -> httpx.Response:
+        try:
+            return self._http.request(method, path, **values)
+        except httpx.TransportError as error:
+            raise protocol.unreachable(error) from error
+
+    def _attempt(self, call: Callable[[], Answer]) -> Answer:
+        retrying = Retrying(
+            retry=retry_if_exception_type(SidecarUnavailable),
+            wait=protocol.seconds_to_wait,
+            stop=stop_after_attempt(protocol.ATTEMPTS),
+            reraise=True,
+        )
+        return retrying(call)
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            self._deliver(batch)
+
+    def _next_batch(self) -> list[bytes]:
+        """Waits for one; empty when the client was closed and nothing is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._buffer.is_empty or self._closing.is_set())
+            self._changed.wait_for(
+                lambda: self._buffer.has_a_batch or self._flushing or self._closing.is_set(),
+                self._linger_seconds,
+            )
+            return [] if self._abandoned.is_set() else self._buffer.take()
+
+    def _deliver(self, batch: list[bytes]) -> None:
+        """Until the sidecar has answered for it, or the client is closed and its time is up."""
+        retrying = Retrying(
+            retry=retry_if_exception_type(SidecarUnavailable),
+            wait=protocol.seconds_to_wait,
+            sleep=self._pause,
+            stop=lambda _: self._abandoned.is_set(),
+            after=self._note_failure,
+            retry_error_callback=lambda _: None,
+        )
+        try:
+            outcome: Outcome | None = retrying(self._send_once, batch)
+        except TooLarge:
+            with self._changed:
+                self._buffer.take_smaller_batches(batch)
+            return
+        with self._changed:
+            if outcome is not None and not self._abandoned.is_set():
+                self._buffer.answered(outcome)
+            self._changed.notify_all()
+
+    def _send_once(self, batch: list[bytes]) -> Outcome:
+        return protocol.outcome(self._post(protocol.body(batch)), batch)
+
+    def _note_failure(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, SidecarUnavailable):
+            with self._changed:
+                self._buffer.failed(error)
+
+    def _pause(self, seconds: float) -> None:
+        # Closing ends one wait, so that there is one more attempt; from then on only the time limit does.
+        (self._abandoned if self._closing.is_set() else self._closing).wait(seconds)

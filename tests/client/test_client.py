@@ -1,0 +1,237 @@
+"""The Python client against a real sidecar over real HTTP, also one that is away, full, or refuses."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import msgspec
+import pytest
+from sqlalchemy import text
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from driftguard.app import Sidecar, create_app
+from driftguard.client import RefusedRecords, SidecarUnavailable
+from driftguard.errors import BadInput, NotFound, Unauthorized
+from driftguard.records import AcceptanceRecord
+from driftguard.settings import IngestSettings, Settings
+from driftguard.store.database import Database
+from driftguard.store.keys import create_key
+from tests.alerting.http_receiver import wait_until
+from tests.alerting.incident_rows import add_incident, add_stream
+from tests.api.ingest_server import serving
+from tests.benchmarks.ingest_app import ingest_app
+from tests.client.both import MakeClient, making
+from tests.pipeline.sidecar import running_sidecar
+from tests.store.samples import make_records
+
+
+@pytest.fixture(params=["sync", "asyncio"])
+def make(request: pytest.FixtureRequest) -> Iterator[MakeClient]:
+    with making(request.param) as make:
+        yield make
+
+
+@pytest.fixture
+def url(database: Database) -> Iterator[httpx.URL]:
+    """Of a server that takes records, at most 50 of them at once."""
+    settings = Settings(ingest=IngestSettings(max_batch_records=50))
+    with serving(ingest_app(settings, database.libpq_url)) as client:
+        yield client.base_url
+
+
+def stored(database: Database) -> set[str]:
+    with database.session() as session:
+        return set(session.scalars(text("SELECT record_id::text FROM records")))
+
+
+def ids(records: list[AcceptanceRecord]) -> set[str]:
+    return {str(record.record_id) for record in records}
+
+
+def free_port() -> int:
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        return int(chosen.getsockname()[1])
+
+
+def test_what_is_sent_arrives_once_however_often_it_is_sent(
+    make: MakeClient, url: httpx.URL, database: Database
+) -> None:
+    records = make_records(120)
+    client = make(url, max_batch=25)
+    for record in records + records[:10]:
+        client.send(record)
+    client.close()
+    assert stored(database) == ids(records)
+    assert (client.counts.sent, client.counts.waiting, client.counts.dropped) == (130, 0, 0)
+
+
+def test_a_batch_that_is_too_large_is_sent_in_parts(
+    make: MakeClient, url: httpx.URL, database: Database
+) -> None:
+    records = make_records(120)
+    client = make(url, max_batch=1_000, linger_seconds=60)
+    for record in records:
+        client.send(record)
+    assert client.flush()
+    assert stored(database) == ids(records)
+    assert client.counts.sent == 120
+
+
+def test_records_wait_while_the_sidecar_is_away(make: MakeClient, database: Database) -> None:
+    port, records = free_port(), make_records(30)
+    client = make(f"http://127.0.0.1:{port}", max_batch=10)
+    for record in records:
+        client.send(record)
+    assert not client.flush(timeout_seconds=0.3)
+    wait_until(lambda: client.counts.failed_attempts > 0, "an attempt")
+    assert client.counts.waiting == 30
+    with serving(ingest_app(Settings(), database.libpq_url), port):
+        assert client.flush(timeout_seconds=30)
+    assert stored(database) == ids(records)
+    assert (client.counts.sent, client.counts.dropped) == (30, 0)
+
+
+def test_a_full_buffer_drops_the_oldest_and_counts_them(make: MakeClient, database: Database) -> None:
+    port, records = free_port(), make_records(8)
+    client = make(f"http://127.0.0.1:{port}", max_buffered=5, linger_seconds=60)
+    for record in records:
+        client.send(record)
+    assert (client.counts.dropped, client.counts.waiting) == (3, 5)
+    with serving(ingest_app(Settings(), database.libpq_url), port):
+        assert client.flush(timeout_seconds=30)
+    assert stored(database) == ids(records[3:])
+
+
+def test_a_refused_record_is_named_and_the_others_are_stored(
+    make: MakeClient, url: httpx.URL, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = make_records(3)
+    bad = msgspec.structs.replace(records[1], accepted=10**6)
+    client = make(url)
+    with caplog.at_level(logging.ERROR, "driftguard.client"):
+        for record in (records[0], bad, records[2]):
+            client.send(record)
+        assert client.flush()
+    assert (client.counts.sent, client.counts.refused) == (2, 1)
+    assert "accepted: 1000000 is more than drafted" in caplog.text
+    assert str(bad.record_id) in caplog.text
+    assert stored(database) == ids([records[0], records[2]])
+
+
+def test_post_waits_and_raises_what_was_refused(make: MakeClient, url: httpx.URL, database: Database) -> None:
+    records = make_records(3)
+    client = make(url)
+    assert client.post(records[:2]) == client.post(make_records(2, seed=9))
+    assert client.post(records[:2]).duplicates == 2
+    with pytest.raises(RefusedRecords, match=r"1 of 2 records are refused.*accepted") as caught:
+        client.post([records[2], msgspec.structs.replace(records[0], record_id=uuid4(), accepted=10**6)])
+    [(place, why)] = caught.value.errors
+    assert (place, why.field, caught.value.refused) == (1, "accepted", 1)
+    assert str(records[2].record_id) in stored(database)
+
+
+def test_what_cannot_be_written_as_json_does_not_reach_the_caller(make: MakeClient, url: httpx.URL) -> None:
+    client = make(url)
+    client.send(msgspec.structs.replace(make_records(1)[0], session=object()))
+    assert client.counts.refused == 1
+
+
+def test_the_sidecar_says_when_to_come_again(make: MakeClient) -> None:
+    asked: list[float] = []
+
+    async def answer(_: Request) -> Response:
+        asked.append(time.monotonic())
+        if len(asked) == 1:
+            return JSONResponse({"detail": "full"}, 429, {"Retry-After": "1"})
+        return JSONResponse({"accepted": 1, "duplicates": 0})
+
+    with serving(Starlette(routes=[Route("/api/v1/records", answer, methods=["POST"])])) as served:
+        client = make(served.base_url, linger_seconds=0)
+        client.send(make_records(1)[0])
+        assert client.flush(timeout_seconds=30)
+    assert len(asked) == 2
+    assert asked[1] - asked[0] >= 1
+    assert client.counts.failed_attempts == 1
+
+
+def test_something_else_at_the_address_is_no_sidecar_and_loses_nothing(make: MakeClient) -> None:
+    async def page(_: Request) -> Response:
+        return Response("<html>Please log in</html>")
+
+    with serving(Starlette(routes=[Route("/api/v1/records", page, methods=["POST"])])) as served:
+        client = make(served.base_url, linger_seconds=0)
+        client.send(make_records(1)[0])
+        wait_until(lambda: client.counts.failed_attempts > 1, "two attempts")
+        assert client.counts.waiting == 1
+
+
+def test_closing_without_a_sidecar_ends_in_time_and_counts_what_is_lost(make: MakeClient) -> None:
+    client = make(f"http://127.0.0.1:{free_port()}")
+    for record in make_records(7):
+        client.send(record)
+    client.close(timeout_seconds=0.2)
+    client.send(make_records(1)[0])
+    assert (client.counts.dropped, client.counts.waiting) == (8, 0)
+
+
+def test_status_and_incidents_are_read_by_their_types(
+    make: MakeClient, database: Database, tmp_path: Path
+) -> None:
+    wanted = [add_incident(database, [], stream_id=add_stream(database, f"v{n}")) for n in range(3)]
+    with running_sidecar(database, tmp_path) as sidecar:
+        client = make(sidecar.base_url)
+        status = client.status()
+        assert [stream.server for stream in status.streams] == ["chat"] * 3
+        assert status.generated_at.tzinfo is not None
+        found = list(client.incidents(state="unresolved"))
+        assert {incident.id for incident in found} == set(wanted)
+        assert client.incident(wanted[0]).acceptance_before == 0.74
+        (one,) = client.incidents(stream=found[0].stream.id)
+        assert one.id == found[0].id
+        with pytest.raises(NotFound, match="there is no incident"):
+            client.incident(uuid4())
+        with pytest.raises(BadInput, match="state"):
+            list(client.incidents(state="closed"))
+
+
+def test_every_page_of_incidents_is_read(
+    make: MakeClient, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {add_incident(database, [], stream_id=add_stream(database, f"v{n}")) for n in range(3)}
+    monkeypatch.setattr("driftguard.client.protocol.INCIDENTS_PER_PAGE", 2)
+    with running_sidecar(database, tmp_path) as sidecar:
+        assert {incident.id for incident in make(sidecar.base_url).incidents()} == wanted
+
+
+def test_a_key_is_sent_and_its_lack_is_told(make: MakeClient, database: Database, tmp_path: Path) -> None:
+    with database.session() as session:
+        key = create_key(session, "serving")
+    settings = Settings(host="0.0.0.0", data_dir=tmp_path)
+    with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as served:
+        assert make(served.base_url, api_key=key).post(make_records(1)).accepted == 1
+        with pytest.raises(Unauthorized, match="needs an API key"):
+            make(served.base_url).post(make_records(1))
+
+
+def test_a_sidecar_that_stays_away_is_told_to_who_waits(
+    make: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftguard.client.protocol.ATTEMPTS", 2)
+    with pytest.raises(SidecarUnavailable, match="ConnectError"):
+        make(f"http://127.0.0.1:{free_port()}").status()
+
+
+@pytest.mark.parametrize("options", [{"max_buffered": 0}, {"max_batch": -1}])
+def test_a_bad_option_is_named(make: MakeClient, options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        make("http://127.0.0.1:1", **options)
