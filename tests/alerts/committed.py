@@ -1,4 +1,4 @@
-"""The Prometheus rules, their unit tests and the runbooks, as they are committed."""
+"""The Prometheus rules, their unit tests, the Alertmanager example and the runbooks, as they are committed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import yaml
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 RULES = ALERTS / "driftguard-rules.yaml"
+ALERTMANAGER = ALERTS / "alertmanager.yml"
 UNIT_TESTS = sorted((ALERTS / "tests").glob("*.yaml"))
 RUNBOOKS = {file.stem: file for file in (ALERTS / "runbooks").glob("*.md")}
 ADDRESS = "http://driftguard:8200"  # that a user replaces by the sidecar's own

@@ -17,7 +17,7 @@ import pytest
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import wait_until
 from tests.conftest import fresh_database
-from tests.integration.committed_rules import hastened_rules
+from tests.integration.committed_config import hastened_rules
 from tests.integration.servers import PROMETHEUS, Prometheus, running_prometheus
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic

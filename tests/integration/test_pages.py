@@ -1,0 +1,89 @@
+"""From records over HTTP to a pager, through the real servers with the committed rules and routes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from driftguard import pipeline
+from driftguard.store.database import Database
+from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
+from tests.integration.committed_config import hastened_alertmanager, hastened_rules
+from tests.integration.servers import (
+    free_port,
+    needs_alertmanager,
+    needs_prometheus,
+    running_alertmanager,
+    running_prometheus,
+)
+from tests.pipeline.sidecar import post, running_sidecar
+from tests.pipeline.traffic import Traffic
+
+TIMES = 60.0  # a minute that a rule or a route waits is a second of the test
+GOOD = {"code": 0.75, "english": 0.7, "german": 0.7}
+BAD = {"code": 0.75, "english": 0.35, "german": 0.3}
+
+
+@pytest.fixture
+def impatient_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The detector looks around every half second instead of every five."""
+    monkeypatch.setattr(pipeline, "LOOK_SECONDS", 0.5)
+
+
+def messages(receiver: Receiver, name: str) -> list[dict[str, Any]]:
+    return [item.body for item in receiver.taken() if item.path == f"/hook/{name}"]
+
+
+@needs_prometheus
+@needs_alertmanager
+@pytest.mark.usefixtures("impatient_sidecar")
+def test_a_drift_pages_once_and_resolves_once_although_alertmanager_is_away_both_times(
+    database: Database, tmp_path: Path
+) -> None:
+    for name in ("sidecar", "prometheus", "alertmanager"):
+        (tmp_path / name).mkdir()
+    port = free_port()
+    with (
+        http_receiver() as pager,
+        running_sidecar(database, tmp_path / "sidecar") as sidecar,
+        running_prometheus(
+            tmp_path / "prometheus",
+            [str(sidecar.base_url)],
+            hastened_rules(TIMES),
+            [f"http://127.0.0.1:{port}"],
+        ) as prometheus,
+    ):
+        config = hastened_alertmanager(TIMES, pager.url)
+        traffic = Traffic(seed=22, start=datetime.now(UTC) - timedelta(minutes=5), seconds_apart=0.09)
+        post(sidecar, traffic.draw(1500, GOOD))
+        post(sidecar, traffic.draw(600, BAD))
+        wait_until(lambda: len(prometheus.alerts("DriftGuardAcceptanceDrift")) == 2, "both alerts")
+
+        with running_alertmanager(tmp_path / "alertmanager", config, port=port):
+            wait_until(lambda: bool(messages(pager, "pagerduty")), "the page")
+            wait_until(lambda: bool(messages(pager, "watchdog")), "the watchdog")
+
+        (incident,) = sidecar.get("/api/v1/incidents").json()["incidents"]
+        resolve = f"/api/v1/incidents/{incident['id']}/resolve"
+        assert sidecar.post(resolve, json={"reason": "rolled back"}).is_success
+        wait_until(lambda: not prometheus.alerts("DriftGuardAcceptanceDrift"), "the end of the alerts")
+
+        with running_alertmanager(tmp_path / "alertmanager", config, port=port):
+            wait_until(lambda: len(messages(pager, "pagerduty")) == 2, "the resolution")
+            beats = len(messages(pager, "watchdog"))
+            wait_until(lambda: len(messages(pager, "watchdog")) > beats + 1, "more of the watchdog")
+
+        page, resolution = messages(pager, "pagerduty")
+        assert (page["event_action"], resolution["event_action"]) == ("trigger", "resolve")
+        assert page["dedup_key"] == resolution["dedup_key"]
+        told = page["payload"]["summary"]
+        for segment in ("english", "german"):
+            assert f"in segment {segment} since 20" in told
+        assert "Acceptance of draft v1 (draft_model) on chat fell from 0.7" in told
+        assert "% slower" in told
+        runbook = page["payload"]["custom_details"]["runbook"]
+        assert sidecar.get(httpx.URL(runbook).path).is_success
