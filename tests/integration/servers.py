@@ -45,11 +45,15 @@ class Prometheus:
         (sample,) = self.query(expression)
         return float(sample["value"][1])
 
-    def alerts(self, alertname: str, state: str = "firing") -> list[dict[str, Any]]:
-        """Alerts with their labels and annotations."""
-        found = httpx.get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"]
+    def alerts(self) -> list[dict[str, Any]]:
+        """Pending and firing ones, with `labels`, `annotations` and `state`."""
+        return list(httpx.get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"])
+
+    def firing(self, alertname: str) -> list[dict[str, Any]]:
         return [
-            alert for alert in found if alert["labels"]["alertname"] == alertname and alert["state"] == state
+            alert
+            for alert in self.alerts()
+            if alert["labels"]["alertname"] == alertname and alert["state"] == "firing"
         ]
 
 
@@ -105,8 +109,9 @@ def running_alertmanager(
     if own is not None:
         arguments += [
             "--cluster.gossip-interval=50ms",
-            "--cluster.settle-timeout=2s",
-            "--cluster.peer-timeout=2s",
+            "--cluster.settle-timeout=1s",
+            "--cluster.peer-timeout=1s",
+            "--log.level=debug",
         ]
     with running([ALERTMANAGER, *arguments], directory / "alertmanager.log", f"{url}/-/ready"):
         yield url

@@ -5,6 +5,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from tests.alerting.http_receiver import wait_until
+from tests.alerts.committed import RUNBOOKS, queries
 from tests.integration.servers import Prometheus
 
 
@@ -20,3 +22,16 @@ def test_prometheus_sees_the_traffic_and_the_incident(
     assert prometheus.value('driftguard_stream_verdict{verdict="degraded"}') == 1
     (acceptance,) = prometheus.query("stream:driftguard_acceptance:ratio_rate5m")
     assert float(acceptance["value"][1]) == pytest.approx((0.75 + 0.7 + 0.35) / 3, abs=0.05)
+
+
+@pytest.mark.parametrize("alert", sorted(RUNBOOKS))
+def test_prometheus_takes_every_query_of_a_runbook(prometheus: Prometheus, alert: str) -> None:
+    for query in queries(alert):
+        prometheus.query(query)
+
+
+def test_the_rules_of_a_sidecar_in_order_are_silent_but_for_its_incident(prometheus: Prometheus) -> None:
+    """Nothing pends or fires that has no cause: a rule that looks for a metric under a wrong name would."""
+    wait_until(lambda: bool(prometheus.firing("DriftGuardAcceptanceDrift")), "the alert")
+    found = {alert["labels"]["alertname"] for alert in prometheus.alerts()}
+    assert found == {"DriftGuardAcceptanceDrift", "DriftGuardWatchdog"}

@@ -1,0 +1,40 @@
+"""The example configuration of Alertmanager: is it valid, and who hears of what."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from driftguard.alerting.alertmanager import ALERTNAME
+from tests.alerts.committed import ALERTMANAGER, alerts
+
+pytestmark = pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not installed")
+
+RECEIVERS = {"critical": "pagerduty", "warning": "slack", "info": "mail"}
+
+
+def amtool(*arguments: str) -> str:
+    found = subprocess.run(["amtool", *arguments], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout.strip()
+
+
+def receiver(alertname: str, severity: str) -> str:
+    labels = (f"alertname={alertname}", f"severity={severity}")
+    return amtool("config", "routes", "test", f"--config.file={ALERTMANAGER}", *labels)
+
+
+def test_amtool_takes_it() -> None:
+    assert "SUCCESS" in amtool("check-config", str(ALERTMANAGER))
+
+
+@pytest.mark.parametrize("severity", RECEIVERS)
+def test_who_hears_depends_on_how_grave_it_is(severity: str) -> None:
+    names = {alert["alert"] for alert in alerts()} - {"DriftGuardWatchdog"}
+    assert {receiver(name, severity) for name in names | {ALERTNAME}} == {RECEIVERS[severity]}
+
+
+def test_the_watchdog_goes_to_the_dead_mans_switch() -> None:
+    assert receiver("DriftGuardWatchdog", "info") == "dead-mans-switch"

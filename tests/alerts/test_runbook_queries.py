@@ -1,0 +1,28 @@
+"""What a runbook gives to copy must be there: metrics by their names, and commands."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from driftguard.cli import app
+from tests.alerts.committed import RUNBOOKS, metric_names, queries
+
+
+@pytest.mark.parametrize("alert", sorted(RUNBOOKS))
+def test_queries_ask_for_metrics_that_there_are(alert: str) -> None:
+    named = {
+        name for query in queries(alert) for name in re.findall(r"(?:\w+:)?driftguard_\w+(?::\w+)?", query)
+    }
+    assert named <= metric_names()
+
+
+@pytest.mark.parametrize("alert", sorted(RUNBOOKS))
+def test_commands_are_commands(alert: str) -> None:
+    text = RUNBOOKS[alert].read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:^|`)\s*driftguard (\w+)", text, re.MULTILINE))
+    known = {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    }
+    assert named <= known | {group.name for group in app.registered_groups}
