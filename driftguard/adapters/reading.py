@@ -40,12 +40,12 @@ class Reading:
         engine adds one day are other names. Raises Unreadable.
         """
         # The library takes 50 us per line: an engine prints 600 lines, of which 30 matter.
-        wanted = "\n".join(
-            line for line in text.splitlines() if _name(line) in names or line.startswith(START_TIME)
-        )
+        wanted = {*names, START_TIME}
+        begins = tuple(wanted)
+        lines = [line for line in text.splitlines() if line.startswith(begins) and _name(line) in wanted]
         samples: dict[str, dict[Labels, float]] = defaultdict(dict)
         try:
-            for family in text_string_to_metric_families(wanted + "\n"):
+            for family in text_string_to_metric_families("\n".join([*lines, ""])):
                 for sample in family.samples:
                     if math.isfinite(sample.value):
                         samples[sample.name][frozenset(sample.labels.items())] = sample.value

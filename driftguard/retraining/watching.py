@@ -19,6 +19,7 @@ from driftguard.store import incidents, retrain_runs
 from driftguard.store.records import StoredRecord
 from driftguard.store.tables import RetrainRun, Stream
 
+_WATCHED = "watched draft versions"
 log = structlog.get_logger(__name__)
 
 
@@ -31,6 +32,8 @@ def watch_promoted(
     the watch when the promotion stands; notes when the draft is worse, so that it is rolled back.
     """
     del findings
+    if (stream.server, stream.target, stream.draft_version) not in _watched(session):
+        return
     run = retrain_runs.watching(session, stream.server, stream.target, stream.draft_version)
     if run is None:
         return
@@ -49,6 +52,14 @@ def watch_promoted(
         log.warning("promoted draft is worse", run=str(run.id), evidence=watch.evidence_of_worse(now))
     elif now.verdict == "stands":
         _stands(session, run, now, at)
+
+
+def _watched(session: Session) -> set[tuple[str, str, str]]:
+    """Read once per batch: it has many streams, of which hardly one is being watched."""
+    if _WATCHED not in session.info:
+        session.info[_WATCHED] = retrain_runs.watched_versions(session)
+    found: set[tuple[str, str, str]] = session.info[_WATCHED]
+    return found
 
 
 def _recovery(session: Session, run: RetrainRun, state: Watch) -> str:

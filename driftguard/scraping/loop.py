@@ -16,11 +16,12 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.scraping.scrape import Submit, scrape
 from driftguard.scraping.source import Scraped, Source, sources_of
+from driftguard.scraping.together import Together
 from driftguard.settings import ScrapingSettings, SourceSettings
 from driftguard.store import sources as stored
 from driftguard.store.database import Database
 
-KEEP_SECONDS: Final = 2.0  # between two writes of what the scrapes found
+KEEP_SECONDS: Final = 1.0  # between two writes of what the scrapes found
 OVERDUE_INTERVALS: Final = 3
 SHORTEST_OVERDUE: Final = timedelta(minutes=1)
 log = structlog.get_logger(__name__)
@@ -41,7 +42,7 @@ class ScrapeLoop:
         self._database = database
         self._sources = sources_of(sources)
         self._settings = settings
-        self._submit = submit
+        self._windows = Together(submit)
         self._metrics = metrics
         self._found: dict[str, stored.SourceState] = {}
         self._changed: set[str] = set()
@@ -97,7 +98,7 @@ class ScrapeLoop:
         while True:
             await asyncio.sleep(due - clock.time())
             try:
-                self._note(source, await scrape(client, source, self._submit))
+                self._note(source, await scrape(client, source, self._windows.submit))
             except Exception:
                 log.exception("a scrape failed and will be tried again", source=source.identity.server)
             due += interval * max(1, -(-(clock.time() - due) // interval))
@@ -118,6 +119,7 @@ class ScrapeLoop:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(KEEP_SECONDS)
+            self._windows.flush()
             changed, self._changed = self._changed, set()
             if not changed:
                 continue

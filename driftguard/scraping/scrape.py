@@ -119,17 +119,14 @@ async def _read(client: httpx.AsyncClient, source: Source) -> tuple[Adapter, Rea
 
 
 def _recognised(source: Source, text: str) -> Adapter:
-    found = detect(text)
-    if source.is_kind_given and source.adapter is not None:
-        if source.adapter.prefix not in text:
-            raise _Stopped(
-                "metrics_hidden", f"no metric of {source.adapter.name}: {source.adapter.show_metrics}"
-            )
+    if source.adapter is not None and source.adapter.prefix in text:
         return source.adapter
+    if source.adapter is not None and source.is_kind_given:
+        raise _Stopped("metrics_hidden", f"no metric of {source.adapter.name}: {source.adapter.show_metrics}")
+    found = detect(text)
     if found is None:
         raise _Stopped("metrics_hidden", "its metrics are of no serving engine that is known")
-    if source.adapter is not found:
-        source.adapter, source.before = found, None
+    source.adapter, source.before = found, None
     return found
 
 

@@ -83,3 +83,13 @@ SELECT batch, stream_id, count(*), count(*) FILTER (WHERE in_other), max(ended_a
   max(ended_at) FILTER (WHERE kind <> 'probe')
 FROM fresh GROUP BY batch, stream_id
 """  # noqa: S608 (constants only)
+
+# greatest() passes over nulls: a batch of canary probes alone brings no traffic.
+TOUCH_STREAM = """
+UPDATE streams SET
+    last_seen_at = greatest(last_seen_at, %(last_seen_at)s),
+    records_in_other = records_in_other + %(in_other)s,
+    traffic_arrived_at = greatest(traffic_arrived_at, %(traffic_arrived_at)s),
+    traffic_ended_at = greatest(traffic_ended_at, %(traffic_ended_at)s)
+WHERE id = %(stream_id)s
+"""

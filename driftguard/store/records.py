@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord
 from driftguard.store.partitions import ensure_days, take_ingest_lock
-from driftguard.store.record_sql import CREATE_STAGE, INSERT_FRESH, STAGE_COPY, STAGE_TYPES
-from driftguard.store.streams import StreamRegistry, touch
+from driftguard.store.record_sql import CREATE_STAGE, INSERT_FRESH, STAGE_COPY, STAGE_TYPES, TOUCH_STREAM
+from driftguard.store.streams import StreamRegistry
 from driftguard.store.tables import Record
 
 _DAY = timedelta(days=1)
@@ -72,17 +72,20 @@ def insert_batches(
     window = {"first": min(days) - _DAY, "end": max(days) + 2 * _DAY}
     accepted = [0] * len(batches)
     # Not prepared: a plan made for an empty staging table must not outlive it.
-    stored = driver.execute(INSERT_FRESH, window, prepare=False)
+    stored = driver.execute(INSERT_FRESH, window, prepare=False).fetchall()
+    touched = []
     for batch, stream_id, count, in_other, last_seen_at, traffic_ended_at in stored:
         accepted[batch] += count
-        touch(
-            session,
-            stream_id,
-            last_seen_at=last_seen_at,
-            in_other=in_other,
-            arrived_at=now,
-            traffic_ended_at=traffic_ended_at,
+        touched.append(
+            {
+                "stream_id": stream_id,
+                "last_seen_at": last_seen_at,
+                "in_other": in_other,
+                "traffic_arrived_at": None if traffic_ended_at is None else now,
+                "traffic_ended_at": traffic_ended_at,
+            }
         )
+    driver.cursor().executemany(TOUCH_STREAM, touched)
     return [BatchResult(new, len(batch) - new) for batch, new in zip(batches, accepted, strict=True)]
 
 

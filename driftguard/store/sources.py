@@ -37,13 +37,13 @@ class SourceState:
 
 def store(session: Session, states: Sequence[SourceState]) -> None:
     """Replaces the rows of these servers, and removes those that were forgotten."""
-    statement = insert(Source).values([asdict(state) for state in states])
+    statement = insert(Source)
     names = [column.name for column in Source.__table__.columns if not column.primary_key]
-    session.execute(
-        statement.on_conflict_do_update(
-            index_elements=["server"], set_={name: statement.excluded[name] for name in names}
-        )
+    replacing = statement.on_conflict_do_update(
+        index_elements=["server"], set_={name: statement.excluded[name] for name in names}
     )
+    # Of the connection: a session would make objects of what is written every second.
+    session.connection().execute(replacing, [asdict(state) for state in states])
     newest = max(state.scraped_at for state in states)
     session.execute(delete(Source).where(Source.scraped_at < newest - FORGOTTEN_AFTER))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -77,31 +77,6 @@ def _add_segments(session: Session, stream: KnownStream, names: list[str], now: 
             [{"stream_id": stream.id, "segment": name, "first_seen_at": now} for name in added],
         )
         stream.segments.update(added)
-
-
-def touch(
-    session: Session,
-    stream_id: int,
-    *,
-    last_seen_at: datetime,
-    in_other: int,
-    arrived_at: datetime,
-    traffic_ended_at: datetime | None,
-) -> None:
-    """Notes the newest record of a stream, the newest that is no canary probe (None: there is none), and how
-    many found their segment folded into 'other'."""
-    traffic_arrived_at = None if traffic_ended_at is None else arrived_at
-    session.execute(
-        update(Stream)
-        .where(Stream.id == stream_id)
-        .values(
-            last_seen_at=func.greatest(Stream.last_seen_at, last_seen_at),
-            records_in_other=Stream.records_in_other + in_other,
-            # greatest() passes over nulls
-            traffic_arrived_at=func.greatest(Stream.traffic_arrived_at, traffic_arrived_at),
-            traffic_ended_at=func.greatest(Stream.traffic_ended_at, traffic_ended_at),
-        )
-    )
 
 
 def begin_anew(session: Session, stream_id: int, at: datetime, *, because: str) -> None:

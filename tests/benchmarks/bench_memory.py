@@ -34,7 +34,7 @@ def main() -> None:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30.0) as client:
-                _wait_ready(client)
+                wait_ready(client)
                 print(f"at rest: {_resident_mb(process.pid):.0f} MB resident")
                 _send(client, records)
                 _wait_folded(client)
@@ -49,7 +49,7 @@ def main() -> None:
             process.wait(30)
 
 
-def _wait_ready(client: httpx.Client) -> None:
+def wait_ready(client: httpx.Client) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         try:

@@ -1,0 +1,48 @@
+"""Windows of several servers stored in one transaction, and folded in one batch: most of either's cost is per
+batch, and a window has time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from driftguard.errors import DriftGuardError
+from driftguard.records import AcceptanceRecord
+from driftguard.scraping.scrape import Submit
+
+
+class Together:
+    """Collects what is submitted until `flush`. Both are called on one thread."""
+
+    def __init__(self, submit: Submit) -> None:
+        self._submit = submit
+        self._records: list[AcceptanceRecord] = []
+        self._stored: Future[Any] = Future()
+
+    def submit(self, records: Sequence[AcceptanceRecord]) -> Future[Any]:
+        """The future ends with the transaction of the next flush, and raises what the submission raises."""
+        self._records += records
+        return self._stored
+
+    def flush(self) -> None:
+        if not self._records:
+            return
+        records, waiting = self._records, self._stored
+        self._records, self._stored = [], Future()
+        try:
+            stored = self._submit(records)
+        except DriftGuardError as error:
+            waiting.set_exception(error)
+            return
+        stored.add_done_callback(lambda done: _pass_on(done, waiting))
+
+
+def _pass_on(done: Future[Any], waiting: Future[Any]) -> None:
+    if not waiting.set_running_or_notify_cancel():
+        return
+    error = done.exception()
+    if error is None:
+        waiting.set_result(done.result())
+    else:
+        waiting.set_exception(error)
