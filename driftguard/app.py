@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import sys
 import threading
@@ -28,6 +27,7 @@ from driftguard.api.ingest_queue import IngestQueue
 from driftguard.begun_anew import forget_beginning
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
+from driftguard.logs import configure_logging
 from driftguard.metrics import CHORES, Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.probes.loop import ProbeLoop
@@ -252,7 +252,7 @@ def run_sidecar(settings: Settings) -> None:
 
     Raises BadSettings (port in use, reachable by others without a key), DatabaseUnavailable.
     """
-    _configure_logging(settings.log_level)
+    configure_logging(settings.log_level)
     with _bind(settings) as listener, open_database(settings) as database:
         with database.session() as session:
             refuse_open_bind(settings.host, has_keys=keys.has_keys(session))
@@ -281,29 +281,13 @@ def _bind(settings: Settings) -> Iterator[socket.socket]:
         yield listener
 
 
-def _configure_logging(level: str) -> None:
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            # The default shows local variables of a traceback, and keys and token ids could be among them.
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-    )
-    logging.basicConfig(level=max(logging.WARNING, getattr(logging, level.upper())))
-
-
 def run_retraining(settings: Settings, *, server: str | None, force: bool, traffic: Path | None) -> int:
     """The nightly job: one retraining; prints how it goes and ends, returns the exit code. At a terminal it
     counts as started by hand: nobody waits for it tomorrow.
 
     Raises BadSettings (no such engine), BadInput (the traffic file), DatabaseUnavailable.
     """
-    _configure_logging(settings.log_level)
+    configure_logging(settings.log_level)
     with open_database(settings) as database:
         outcome = retrain(
             database,

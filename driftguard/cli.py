@@ -77,6 +77,44 @@ def engine(context: typer.Context) -> None:
 
 
 @app.command()
+def proxy(
+    config: Config = None,
+    upstream: Annotated[str | None, typer.Option(help="Base URL of the serving engine.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to bind (default 8300).")] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(help="Port on 127.0.0.1 for the proxy's own health and metrics.")
+    ] = None,
+    sidecar: Annotated[str | None, typer.Option(help=f"Address of the sidecar ({DEFAULT_SIDECAR}).")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="vllm, sglang, llamacpp or other; asked of the upstream without it.")
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="The server's name in records.")] = None,
+    target: Annotated[str | None, typer.Option(help="The target's name in records.")] = None,
+    draft: Annotated[str | None, typer.Option(help="The draft's name in records.")] = None,
+    draft_version: Annotated[str | None, typer.Option(help="The draft's version in records.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How it drafts; none for a server that does not speculate.")
+    ] = None,
+) -> None:
+    """Pass requests on to any serving engine, and record what their answers tell of speculation."""
+    if find_spec("aiohttp") is None or find_spec("uvloop") is None:
+        raise DriftGuardError("the proxy is not installed; run: pip install 'driftguard[proxy]'")
+    from driftguard.logs import configure_logging
+    from driftguard.proxy.app import run_proxy
+
+    options = {
+        "upstream": upstream, "host": host, "port": port, "admin_port": admin_port, "sidecar": sidecar,
+        "engine": engine, "server": server, "target": target, "draft": draft,
+        "draft_version": draft_version, "method": method,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    loaded = load_settings(config, proxy=given or None)
+    configure_logging(loaded.log_level)
+    run_proxy(loaded.proxy, os.environ.get("DRIFTGUARD_API_KEY"))
+
+
+@app.command()
 def demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the facts of every stage to this file.")

@@ -31,6 +31,8 @@ PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 FalseAlarmScope = Literal["stream", "fleet"]
+ProxiedEngine = Literal["auto", "vllm", "sglang", "llamacpp", "driftguard", "other"]
+LabelSource = Annotated[str, Field(pattern=r"^(header:.+|json:.+|path|model)$")]
 
 
 class _Group(BaseModel):
@@ -190,6 +192,61 @@ class AlertingSettings(_Group):
     )
 
 
+class ProxySettings(_Group):
+    upstream: str | None = Field(None, description="Base URL of the server behind `driftguard proxy`.")
+    host: str = Field("127.0.0.1", description="Address the proxy binds; it has no keys of its own.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(8300, description="Port of the proxy.")
+    admin_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="Port on 127.0.0.1 for the proxy's own health and metrics; none without it."
+    )
+    sidecar: str = Field("http://127.0.0.1:8200", description="Sidecar that the proxy sends records to.")
+    engine: ProxiedEngine = Field(
+        "auto", description="What the upstream is; auto asks its /v1/models. Decides what is asked of it."
+    )
+    upstream_api_key: SecretStr | None = Field(
+        None, description="Key to ask the upstream what it is; requests carry their own."
+    )
+    server: str | None = Field(
+        None, description="The server's name in records; without it the upstream's host and port."
+    )
+    target: str | None = Field(
+        None, description="The target's name in records; without it the model that each answer names."
+    )
+    draft: str = Field("unknown", description="The draft's name in records.")
+    draft_version: str = Field("unknown", description="The draft's version in records.")
+    method: str = Field(
+        "unknown", description="How it drafts, for records; none says that the upstream does not speculate."
+    )
+    num_speculative_tokens: PositiveInt | None = Field(
+        None, description="K, where answers do not tell it; Triton's records need it."
+    )
+    segment_from: LabelSource = Field(
+        "header:X-DriftGuard-Segment",
+        description="Where a request names its segment: header:NAME, json:FIELD.FIELD, path or model.",
+    )
+    session_from: LabelSource = Field(
+        "header:X-DriftGuard-Session", description="Where a request names its session, in the same form."
+    )
+    usage_always: bool = Field(
+        False,
+        description="The upstream ends every stream with its usage unasked (vLLM: "
+        "--enable-force-include-usage): leave it in.",
+    )
+    connect_timeout_seconds: PositiveFloat = Field(5.0, description="Longest wait for a connection upstream.")
+    read_timeout_seconds: PositiveFloat = Field(
+        600.0, description="Longest silence of the upstream within a request."
+    )
+    max_inspected_bytes: PositiveInt = Field(
+        8_000_000, description="Larger requests and answers pass through unrecorded."
+    )
+    max_queued_records: PositiveInt = Field(
+        10_000, description="Records waiting in memory for the sidecar; the oldest are dropped beyond that."
+    )
+    shutdown_grace_seconds: PositiveFloat = Field(
+        30.0, description="Time for requests under way to finish when the proxy is stopped."
+    )
+
+
 class SettingsError(ValueError):
     """{key}: {what is wrong and what would be right}"""
 
@@ -227,6 +284,7 @@ class Settings(BaseSettings):
     diagnosis: DiagnosisSettings = Field(default_factory=DiagnosisSettings)
     probes: ProbeSettings = Field(default_factory=ProbeSettings)
     alerting: AlertingSettings = Field(default_factory=AlertingSettings)
+    proxy: ProxySettings = Field(default_factory=ProxySettings)
 
     @property
     def data_directory(self) -> Path:

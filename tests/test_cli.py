@@ -16,7 +16,19 @@ import pytest
 
 from driftguard.demo.processes import free_port
 
-COMMANDS = ["serve", "engine", "demo", "retrain", "status", "accept", "replay", "db", "keys", "settings"]
+COMMANDS = [
+    "serve",
+    "engine",
+    "proxy",
+    "demo",
+    "retrain",
+    "status",
+    "accept",
+    "replay",
+    "db",
+    "keys",
+    "settings",
+]
 
 
 def driftguard(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

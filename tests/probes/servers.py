@@ -59,6 +59,7 @@ def stub_server() -> Iterator[Stub]:
         def _answer(self, status: int, body: object) -> None:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(status)
+            self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

@@ -1,0 +1,48 @@
+"""llama.cpp's server: `timings`, in every answer and in the last event of a streamed one.
+
+`draft_n` is left out where nothing was drafted, which also is so where the server does not speculate. The
+first token comes from reading the prompt; each later forward pass emits one token and what was accepted.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from driftguard.adapters.answers.openai import Usage
+from driftguard.adapters.answers.told import AnswerUnreadable, Told, seconds
+
+
+class _Timings(msgspec.Struct, frozen=True):
+    predicted_n: int
+    predicted_per_token_ms: float | None = None
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    usage: Usage | None = None
+    timings: _Timings | None = None
+    tokens_evaluated: int | None = None  # prompt tokens of /completion, those from the cache included
+
+
+def told(answer: bytes) -> Told | None:
+    """None where the answer has no timings. Raises AnswerUnreadable."""
+    try:
+        found = msgspec.json.decode(answer, type=_Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AnswerUnreadable(str(error)) from None
+    timings, usage = found.timings, found.usage or Usage()
+    if timings is None:
+        return None
+    accepted, later = timings.draft_n_accepted, max(timings.predicted_n - 1, 0)
+    # An answer that ends inside an accepted run has fewer tokens than were accepted and sampled.
+    steps = max(later - accepted, 1 if timings.draft_n else 0)
+    return Told(
+        steps=steps,
+        drafted=timings.draft_n,
+        accepted=accepted,
+        emitted=min(later, accepted + steps),
+        prompt_tokens=usage.prompt_tokens if usage.prompt_tokens is not None else found.tokens_evaluated,
+        output_tokens=timings.predicted_n,
+        time_per_output_token_seconds=seconds(timings.predicted_per_token_ms),
+    )

@@ -1,0 +1,69 @@
+"""What every OpenAI-compatible answer, or event of a streamed one, has in common: model, usage, choices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from driftguard.adapters.answers.told import AnswerUnreadable
+
+
+class Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class Common(msgspec.Struct, frozen=True):
+    """`choices` are not looked into; a streamed answer's last event has none."""
+
+    model: str | None = None
+    usage: Usage | None = None
+    choices: list[msgspec.Raw] | None = None
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    text: str | None = None
+    delta: _Delta | None = None
+
+
+class _Event(msgspec.Struct, frozen=True):
+    choices: list[_Choice] | None = None
+    text: str | None = None  # SGLang /generate
+    content: str | None = None  # llama.cpp /completion
+    text_output: str | None = None  # Triton
+    token: Any = None  # TGI
+
+
+def common(answer: bytes) -> Common:
+    """Raises AnswerUnreadable."""
+    try:
+        return msgspec.json.decode(answer, type=Common)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AnswerUnreadable(str(error)) from None
+
+
+def has_output(event: bytes) -> bool:
+    """Whether an event of a streamed answer carries generated text. An event that announces the role,
+    reports progress or cannot be read does not."""
+    try:
+        found = msgspec.json.decode(event, type=_Event)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    if found.choices:
+        return any(_has_output(choice) for choice in found.choices)
+    return bool(found.text or found.content or found.text_output or found.token)
+
+
+def _has_output(choice: _Choice) -> bool:
+    if choice.delta is None:
+        return bool(choice.text)
+    delta = choice.delta
+    return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)

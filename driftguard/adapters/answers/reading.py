@@ -1,0 +1,55 @@
+"""Reads an answer, of whichever engine it is: each tells its numbers under names of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from driftguard.adapters.answers import llamacpp, sglang, triton, vllm
+from driftguard.adapters.answers.openai import common
+from driftguard.adapters.answers.told import Told
+
+_NAMES: Final = (b"usage", b"metrics", b"sglext", b"meta_info", b"timings", b"total_draft_tokens")
+_QUOTED: Final = tuple(b'"' + name + b'"' for name in _NAMES)
+# A quote inside a JSON string is escaped, so a name with its quotes and a colon is always a member's name.
+_TELLING: Final = re.compile(rb'"(' + b"|".join(_NAMES) + rb')"\s*:(?!\s*null)')
+
+
+def telling_members(text: bytes) -> list[bytes]:
+    """Names of the members, at any depth, that may hold numbers of the request."""
+    if any(quoted in text for quoted in _QUOTED):
+        return _TELLING.findall(text)
+    return []
+
+
+def told_by(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> Told | None:
+    """`parts`: by the name of a telling member, the newest answer or event that has it.
+
+    None where the engine tells nothing of speculation. Raises AnswerUnreadable, SettingNeeded.
+    """
+    found = _speculation(parts, num_speculative_tokens)
+    if found is not None and found.output_tokens is None and b"usage" in parts:
+        prompt, output = token_counts(parts)
+        return replace(found, prompt_tokens=prompt, output_tokens=output)
+    return found
+
+
+def _speculation(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> Told | None:
+    if b"metrics" in parts and (found := vllm.told(parts[b"metrics"])):
+        return found
+    for name in (b"sglext", b"meta_info"):
+        if name in parts and (found := sglang.told(parts[name])):
+            return found
+    if b"timings" in parts:
+        return llamacpp.told(parts[b"timings"])
+    if b"total_draft_tokens" in parts:
+        return triton.told(parts[b"total_draft_tokens"], num_speculative_tokens)
+    return None
+
+
+def token_counts(parts: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
+    """(prompt tokens, output tokens), where the answer has a usage. Raises AnswerUnreadable."""
+    usage = common(parts[b"usage"]).usage if b"usage" in parts else None
+    return (None, None) if usage is None else (usage.prompt_tokens, usage.completion_tokens)

@@ -1,0 +1,45 @@
+"""What one answer tells of the request that it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class AnswerUnreadable(ValueError):
+    """The answer is not JSON, or its numbers are not of the form that its engine documents."""
+
+
+class SettingNeeded(ValueError):
+    """The answer's numbers do not suffice without a setting; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Counts of one request; None where the engine does not tell.
+
+    emitted: what the steps emitted. The first token of an answer, where it comes from reading the prompt,
+    is not among them.
+    """
+
+    steps: int
+    drafted: int
+    accepted: int
+    emitted: int
+    num_speculative_tokens: int | None = None
+    accepted_per_position: list[int] | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    time_to_first_token_seconds: float | None = None
+    time_per_output_token_seconds: float | None = None
+
+
+def per_position(histogram: Sequence[int] | None) -> list[int] | None:
+    """histogram[j] steps accepted exactly j tokens, so position i was accepted in sum_{j > i} of them."""
+    if not histogram:
+        return None
+    return [sum(histogram[place + 1 :]) for place in range(len(histogram) - 1)]
+
+
+def seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1_000

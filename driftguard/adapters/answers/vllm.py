@@ -1,0 +1,56 @@
+"""vLLM, also inside BentoML and OpenLLM, and the built-in engine: `metrics.speculative_decoding`.
+
+vLLM >= 0.29 started with `--per-request-spec-decode-metrics summary`; the object is null where n > 1. A
+streamed answer carries it in its last event, and only with `stream_options.include_usage`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from driftguard.adapters.answers.openai import Usage
+from driftguard.adapters.answers.told import AnswerUnreadable, Told, per_position, seconds
+
+
+class _Speculation(msgspec.Struct, frozen=True):
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_spec_tokens: int | None = None
+    acceptance_histogram: list[int] | None = None
+
+
+class _Metrics(msgspec.Struct, frozen=True):
+    speculative_decoding: _Speculation | None = None
+    time_to_first_token_ms: float | None = None
+    mean_itl_ms: float | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    usage: Usage | None = None
+    metrics: _Metrics | None = None
+
+
+def told(answer: bytes) -> Told | None:
+    """None where the answer has no speculative numbers. Raises AnswerUnreadable."""
+    try:
+        found = msgspec.json.decode(answer, type=_Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AnswerUnreadable(str(error)) from None
+    if found.metrics is None or found.metrics.speculative_decoding is None:
+        return None
+    counts, usage = found.metrics.speculative_decoding, found.usage or Usage()
+    emitted = counts.num_accepted_draft_tokens + counts.num_spec_steps
+    output = usage.completion_tokens
+    return Told(
+        steps=counts.num_spec_steps,
+        drafted=counts.num_draft_tokens,
+        accepted=counts.num_accepted_draft_tokens,
+        emitted=emitted if output is None else min(emitted, output),
+        num_speculative_tokens=counts.num_spec_tokens,
+        accepted_per_position=per_position(counts.acceptance_histogram),
+        prompt_tokens=usage.prompt_tokens,
+        output_tokens=output,
+        time_to_first_token_seconds=seconds(found.metrics.time_to_first_token_ms),
+        time_per_output_token_seconds=seconds(found.metrics.mean_itl_ms),
+    )

@@ -1,0 +1,1 @@
+"""`driftguard proxy`: passes requests on to a serving engine and records what their answers tell."""

@@ -1,0 +1,139 @@
+"""`driftguard proxy`: wiring, start and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import uvloop
+from aiohttp import web
+
+from driftguard.errors import BadSettings
+from driftguard.proxy.forwarding import Forwarder
+from driftguard.proxy.metrics import CONTENT_TYPE, ProxyMetrics
+from driftguard.proxy.sender import GATHER_SECONDS, Sender
+from driftguard.proxy.upstream import Upstream
+from driftguard.settings import ProxySettings
+
+FLUSH_SECONDS: Final = 5.0
+CLIENT_KEEPALIVE_SECONDS: Final = 75.0
+UPSTREAM_KEEPALIVE_SECONDS: Final = 4.0  # below uvicorn's 5, or a request could meet a closing connection
+LONGEST_HEADER: Final = 65_536
+ADMIN_HOST: Final = "127.0.0.1"
+
+
+def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
+    """Serves until SIGTERM or Ctrl-C. `api_key`: the sidecar's. Raises BadSettings."""
+    check(settings)
+    uvloop.run(_serve(settings, api_key))
+
+
+def check(settings: ProxySettings) -> None:
+    """Raises BadSettings."""
+    parts = urlsplit(settings.upstream or "")
+    if settings.upstream is None:
+        raise BadSettings("proxy.upstream: needed; give --upstream http://HOST:PORT")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise BadSettings(f"proxy.upstream: {settings.upstream} is not an http(s) address")
+
+
+async def _serve(settings: ProxySettings, api_key: str | None) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with running(settings, api_key) as url:
+        print(f"proxy ready on {url} for {settings.upstream}", flush=True)
+        await stopped.wait()
+
+
+@asynccontextmanager
+async def running(
+    settings: ProxySettings, api_key: str | None, *, gather_seconds: float = GATHER_SECONDS
+) -> AsyncIterator[str]:
+    """The proxy's address. At the end requests under way finish first, then the queue is sent."""
+    metrics = ProxyMetrics()
+    sender = Sender(settings.sidecar, api_key, settings.max_queued_records, metrics, gather_seconds)
+    upstream = Upstream(settings)
+    async with AsyncExitStack() as stack:
+        to_upstream = await stack.enter_async_context(_upstream_session(settings))
+        to_sidecar = await stack.enter_async_context(aiohttp.ClientSession())
+        stack.push_async_callback(sender.flush, to_sidecar, FLUSH_SECONDS)
+        await stack.enter_async_context(_background(sender.run(to_sidecar)))
+        await stack.enter_async_context(_background(upstream.identify(to_upstream)))
+        forwarder = Forwarder(settings, upstream, to_upstream, sender.put, metrics)
+        server = web.Server(
+            forwarder.handle,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,
+            keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
+            max_line_size=LONGEST_HEADER,
+            max_field_size=LONGEST_HEADER,
+        )
+        grace = settings.shutdown_grace_seconds
+        port = await _listen(
+            stack, web.ServerRunner(server, shutdown_timeout=grace), settings.host, settings.port
+        )
+        if settings.admin_port is not None:
+            await _listen(
+                stack, web.AppRunner(_admin(metrics), access_log=None), ADMIN_HOST, settings.admin_port
+            )
+        yield f"http://{settings.host}:{port}"
+
+
+def _upstream_session(settings: ProxySettings) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=UPSTREAM_KEEPALIVE_SECONDS),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        timeout=aiohttp.ClientTimeout(
+            total=None,
+            sock_connect=settings.connect_timeout_seconds,
+            sock_read=settings.read_timeout_seconds,
+        ),
+        max_line_size=LONGEST_HEADER,
+        max_field_size=LONGEST_HEADER,
+    )
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _listen(stack: AsyncExitStack, runner: web.BaseRunner, host: str, port: int) -> int:
+    """The port. Raises BadSettings: it is in use."""
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise BadSettings(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port"
+        ) from None
+    return int(runner.addresses[0][1])
+
+
+def _admin(metrics: ProxyMetrics) -> web.Application:
+    async def healthz(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def exposition(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
+
+    app = web.Application()
+    app.router.add_get("/driftguard/healthz", healthz)
+    app.router.add_get("/driftguard/metrics", exposition)
+    return app

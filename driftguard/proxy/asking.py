@@ -1,0 +1,124 @@
+"""What a request asks the engine, what is added to it, and what therefore has to come out of its answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from driftguard.adapters.answers import sglang, triton
+from driftguard.proxy.json_members import NotAnObject, with_member
+
+Kind = Literal["openai", "native", "triton"]
+Engine = Literal["unknown", "vllm", "sglang", "llamacpp", "driftguard", "other"]
+Fields = Mapping[str, msgspec.Raw]
+
+_OPENAI: Final = ("/v1/completions", "/chat/completions")
+_NATIVE: Final = ("/generate", "/generate_stream", "/completion", "/completions", "/infill")
+_TRITON: Final = re.compile(r"/v2/models/.+/generate(_stream)?$")
+_MII: Final = re.compile(r"/mii/[^/]+$")
+_GIVES_USAGE_LAST: Final = ("vllm", "sglang")  # and their speculative numbers with it, or beside it
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+class Unreadable(ValueError):
+    """The body is not one JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What the proxy asked for and the client did not."""
+
+    usage: bool = False
+    details: bool = False  # SGLang's sglext.spec_tokens_details
+    outputs: bool = False  # Triton's performance metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that is understood. `body` is what goes to the engine."""
+
+    body: bytes
+    fields: Fields
+    excess: Excess
+
+    def field(self, name: str) -> object:
+        """None where the request does not have it."""
+        return msgspec.json.decode(self.fields[name]) if name in self.fields else None
+
+    @property
+    def has_several_answers(self) -> bool:
+        """More than one sequence: their numbers are told together, of the first only, or not at all."""
+        sampling = self.field("sampling_params")
+        counts = (self.field("n"), sampling.get("n") if isinstance(sampling, dict) else None)
+        if any(isinstance(count, int) and count > 1 for count in counts):
+            return True
+        return any(
+            _is_batch(self.fields[name]) for name in ("prompt", "text", "input_ids") if name in self.fields
+        )
+
+
+def kind_of(method: str, path: str) -> Kind | None:
+    """None for a request that generates nothing."""
+    if method != "POST":
+        return None
+    if path.endswith(_OPENAI):
+        return "openai"
+    if _TRITON.search(path):
+        return "triton"
+    return "native" if path.endswith(_NATIVE) or _MII.search(path) else None
+
+
+def ask(kind: Kind, engine: Engine, body: bytes, *, usage_always: bool) -> Asked:
+    """Adds what makes this engine tell its numbers. Raises Unreadable."""
+    try:
+        fields = _decode_fields(body)
+        if kind == "openai":
+            changed, excess = _ask_openai(engine, fields, body, usage_always=usage_always)
+        elif kind == "triton":
+            changed, excess = _ask_triton(fields, body)
+        else:
+            changed, excess = body, Excess()
+    except (msgspec.DecodeError, UnicodeDecodeError, NotAnObject) as error:
+        raise Unreadable(str(error)) from None
+    return Asked(changed, fields, excess)
+
+
+def _ask_openai(engine: Engine, fields: Fields, body: bytes, *, usage_always: bool) -> tuple[bytes, Excess]:
+    wants_usage = wants_details = False
+    if engine in _GIVES_USAGE_LAST and not usage_always and _is(fields, "stream", b"true"):
+        raw = fields.get("stream_options")
+        options = b"{}" if raw is None or bytes(raw) == b"null" else bytes(raw)
+        stated = _decode_fields(options)
+        # A client that wants usage in every event gets it by a rule of each engine's own: not ours to change.
+        wants_usage = not _is(stated, "include_usage", b"true") and not _is(
+            stated, "continuous_usage_stats", b"true"
+        )
+        if wants_usage:
+            body = with_member(body, "stream_options", with_member(options, "include_usage", b"true"))
+    if engine == "sglang" and not _is(fields, sglang.REQUEST_FIELD, b"true"):
+        wants_details = True
+        body = with_member(body, sglang.REQUEST_FIELD, b"true")
+    return body, Excess(usage=wants_usage, details=wants_details)
+
+
+def _ask_triton(fields: Fields, body: bytes) -> tuple[bytes, Excess]:
+    if any(_is(fields, name, b"true") for name in (triton.REQUEST_FIELD, "return_perf_metrics")):
+        return body, Excess()
+    return with_member(body, triton.REQUEST_FIELD, b"true"), Excess(outputs=True)
+
+
+def _is(fields: Fields, name: str, value: bytes) -> bool:
+    return name in fields and bytes(fields[name]) == value
+
+
+def _is_batch(prompt: msgspec.Raw) -> bool:
+    text = bytes(prompt)
+    if text[:1] != b"[" or text[1:2].isdigit():  # one text, or the token ids of one
+        return False
+    items = _decode_list(text)
+    return len(items) > 1 and not bytes(items[0])[:1].isdigit()

@@ -1,0 +1,141 @@
+"""An answer on its way to the client, chunk by chunk as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+from time import perf_counter
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from driftguard.proxy import headers
+from driftguard.proxy.asking import Excess
+from driftguard.proxy.events import EventStream, Heard, reduced
+from driftguard.proxy.intake import chained, read_up_to
+from driftguard.proxy.recording import NotRecorded, Passage, heard_whole
+
+COPIED_AT_ONCE_BYTES: Final = 65_536
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""
+
+
+class Delivery:
+    """One answer. After `run`, `heard` is what a passage's answer told, or `refusal` says why nothing is."""
+
+    def __init__(
+        self, request: web.BaseRequest, answer: aiohttp.ClientResponse, max_inspected_bytes: int
+    ) -> None:
+        self.response: web.StreamResponse | None = None
+        self.heard: Heard | None = None
+        self.refusal: NotRecorded | None = None
+        self.ended = 0.0  # perf_counter()
+        self.added_seconds = 0.0
+        self._request = request
+        self._answer = answer
+        self._headers = headers.to_client(answer.headers)
+        self._max = max_inspected_bytes
+
+    async def run(self, passage: Passage | None) -> web.StreamResponse:
+        """Raises ClientGone, aiohttp.ClientError and TimeoutError (the upstream)."""
+        if passage is None:
+            return await self._copy()
+        if self._answer.status != HTTPStatus.OK:
+            self.refusal = NotRecorded("failed")
+        elif "Content-Encoding" in self._answer.headers:
+            self.refusal = NotRecorded("encoded")
+        elif self._answer.content_type == "text/event-stream":
+            return await self._stream(passage.asked.excess)
+        elif self._answer.content_type == "application/json":
+            return await self._whole(passage.asked.excess)
+        else:
+            self.refusal = NotRecorded("malformed_answer")
+        return await self._copy()
+
+    async def _copy(self) -> web.StreamResponse:
+        length = self._answer.content_length
+        if self._request.method != "HEAD" and length is not None and 0 < length <= COPIED_AT_ONCE_BYTES:
+            return await self._send(await self._answer.read())
+        return await self._pass(self._answer.content.iter_any())
+
+    async def _whole(self, excess: Excess) -> web.StreamResponse:
+        body, is_whole = await read_up_to(self._answer.content, self._max)
+        self.ended = perf_counter()
+        if not is_whole:
+            self.refusal = NotRecorded("too_large")
+            return await self._pass(chained(body, self._answer.content.iter_any()))
+        response = await self._send(body if excess == Excess() else reduced(body, excess, is_event=False))
+        self.added_seconds = perf_counter() - self.ended
+        self.heard = heard_whole(body)
+        return response
+
+    async def _stream(self, excess: Excess) -> web.StreamResponse:
+        if excess != Excess():
+            self._headers.popall("Content-Length", None)
+        came_at = perf_counter()
+        response = await self._begin()
+        self.added_seconds = perf_counter() - came_at
+        events = EventStream(excess, self._max)
+        async for chunk in self._answer.content.iter_any():
+            kept = events.feed(chunk, perf_counter())
+            if events.is_done:
+                self._heard_all(events)  # before it is written: a client may leave at once
+            if kept:
+                await _write(response, kept)
+        self._heard_all(events)
+        if rest := events.end():
+            await _write(response, rest)
+        await _end(response)
+        return response
+
+    def _heard_all(self, events: EventStream) -> None:
+        if events.is_too_large:
+            self.refusal = NotRecorded("too_large")
+        elif self.heard is None:
+            self.heard, self.ended = events.heard, perf_counter()
+
+    async def _pass(self, chunks: AsyncIterator[bytes]) -> web.StreamResponse:
+        response = await self._begin()
+        async for chunk in chunks:
+            await _write(response, chunk)
+        await _end(response)
+        return response
+
+    async def _begin(self) -> web.StreamResponse:
+        return await self._prepare(
+            web.StreamResponse(status=self._answer.status, reason=self._answer.reason, headers=self._headers)
+        )
+
+    async def _send(self, body: bytes) -> web.StreamResponse:
+        self._headers.popall("Content-Length", None)
+        status, reason = self._answer.status, self._answer.reason
+        response = await self._prepare(
+            web.Response(status=status, reason=reason, headers=self._headers, body=body)
+        )
+        await _end(response)
+        return response
+
+    async def _prepare(self, response: web.StreamResponse) -> web.StreamResponse:
+        self.response = response
+        try:
+            await response.prepare(self._request)
+        except ConnectionResetError:
+            raise ClientGone from None
+        return response
+
+
+async def _write(response: web.StreamResponse, chunk: bytes) -> None:
+    try:
+        await response.write(chunk)
+    except ConnectionResetError:
+        raise ClientGone from None
+
+
+async def _end(response: web.StreamResponse) -> None:
+    try:
+        await response.write_eof()
+    except ConnectionResetError:
+        raise ClientGone from None

@@ -1,0 +1,112 @@
+"""A streamed answer on its way: what it tells is noted, what the client did not ask for is taken out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from driftguard.adapters.answers import sglang, triton
+from driftguard.adapters.answers.openai import common, has_output
+from driftguard.adapters.answers.reading import telling_members
+from driftguard.adapters.answers.told import AnswerUnreadable
+from driftguard.proxy.asking import Excess
+from driftguard.proxy.json_members import NotAnObject, members, within, without
+
+_END: Final = re.compile(rb"\r?\n\r?\n")
+_DATA: Final = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
+_NO_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_DONE: Final = b"[DONE]"
+
+
+@dataclass(slots=True)
+class Heard:
+    """What an answer told. Times as perf_counter() gives them."""
+
+    parts: dict[bytes, bytes] = field(default_factory=dict)  # see adapters.answers.reading.told_by
+    model_part: bytes = b""
+    first_output_at: float | None = None
+    last_output_at: float | None = None
+
+
+class EventStream:
+    """Splits server-sent events as they arrive. With nothing to take out, bytes pass before they are read."""
+
+    def __init__(self, excess: Excess, max_event_bytes: int) -> None:
+        self.heard = Heard()
+        self.is_too_large = False
+        self.is_done = False  # the engine has said that this was all
+        self._excess = excess
+        self._takes_out = excess != Excess()
+        self._max = max_event_bytes
+        self._rest = b""
+
+    def feed(self, chunk: bytes, now: float) -> bytes:
+        """What the client receives of it."""
+        if self.is_too_large:
+            return chunk
+        text = self._rest + chunk
+        passed: list[bytes] = []
+        place = 0
+        for end in _END.finditer(text, max(0, len(self._rest) - 3)):
+            passed.append(self._event(text[place : end.end()], now))
+            place = end.end()
+        self._rest = text[place:]
+        if len(self._rest) > self._max:
+            self.is_too_large = True
+            passed.append(self.end())
+        return b"".join(passed) if self._takes_out else chunk
+
+    def end(self) -> bytes:
+        """An event that was not ended: it passes as it is."""
+        rest, self._rest = self._rest, b""
+        return rest if self._takes_out else b""
+
+    def _event(self, event: bytes, now: float) -> bytes:
+        found = _DATA.findall(event)
+        if len(found) != 1 or found[0] == _DONE:
+            self.is_done = self.is_done or _DONE in found
+            return event
+        payload = found[0]
+        telling = telling_members(payload)
+        for name in telling:
+            self.heard.parts[name] = payload
+        self.heard.model_part = self.heard.model_part or payload
+        if self.heard.first_output_at is None:
+            if has_output(payload):
+                self.heard.first_output_at = self.heard.last_output_at = now
+        elif not _NO_CHOICES.search(payload):
+            self.heard.last_output_at = now
+        if not self._takes_out or not (telling or self._excess.outputs):
+            return event
+        kept = reduced(payload, self._excess, is_event=True)
+        return event if kept is payload else event.replace(payload, kept, 1) if kept else b""
+
+
+def reduced(answer: bytes, excess: Excess, *, is_event: bool) -> bytes:
+    """The answer without what the client did not ask for; an event that was only that becomes empty.
+
+    An answer that cannot be read is left alone.
+    """
+    try:
+        if excess.outputs:
+            return without(answer, triton.OUTPUTS)
+        if not is_event:
+            return within(answer, sglang.EXTENSION, {sglang.DETAILS}) if excess.details else answer
+        return _reduced_event(answer, excess)
+    except (NotAnObject, AnswerUnreadable):
+        return answer
+
+
+def _reduced_event(event: bytes, excess: Excess) -> bytes:
+    found = common(event)
+    if found.choices != []:
+        return event
+    if excess.usage and found.usage is not None:
+        return b""
+    if excess.details:
+        kept = within(event, sglang.EXTENSION, {sglang.DETAILS})
+        was = {member.name for member in members(event)}
+        now = {member.name for member in members(kept)}
+        return b"" if was != now else kept
+    return event

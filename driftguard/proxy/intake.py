@@ -1,0 +1,99 @@
+"""A request as it arrives: its body, and what it is to be recorded with, or why it is not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from driftguard.proxy.asking import Engine, Unreadable, ask, kind_of
+from driftguard.proxy.labels import is_probe
+from driftguard.proxy.recording import NotRecorded, Passage, Reason, labels_of, now_utc
+from driftguard.settings import ProxySettings
+
+Body = bytes | AsyncIterator[bytes] | None
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """`body` goes to the upstream. Either `passage` or `refusal` is set."""
+
+    body: Body
+    passage: Passage | None = None
+    refusal: NotRecorded | None = None
+
+
+async def take_in(
+    request: web.BaseRequest, settings: ProxySettings, engine: Engine, in_flight: int
+) -> Intake:
+    """Reads the body only where the request is to be recorded and its body is not too large for that."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(_CONTINUE)
+        request.writer.output_size = 0
+    if reason := _reason_not_to_look(request, engine):
+        body = request.content.iter_any() if request.body_exists else None
+        return Intake(body, refusal=NotRecorded(reason))
+    text, is_whole = await read_up_to(request.content, settings.max_inspected_bytes)
+    if not is_whole:
+        return Intake(chained(text, request.content.iter_any()), refusal=NotRecorded("too_large"))
+    try:
+        passage = _passage(request, text, settings, engine, in_flight)
+    except NotRecorded as refusal:
+        return Intake(text, refusal=refusal)
+    return Intake(passage.asked.body, passage)
+
+
+def _reason_not_to_look(request: web.BaseRequest, engine: Engine) -> Reason | None:
+    if kind_of(request.method, path_of(request)) is None:
+        return "not_generation"
+    if is_probe(request.headers):
+        return "probe"
+    if engine == "driftguard":
+        return "reports_itself"
+    return "encoded" if "Content-Encoding" in request.headers else None
+
+
+def _passage(
+    request: web.BaseRequest, text: bytes, settings: ProxySettings, engine: Engine, in_flight: int
+) -> Passage:
+    """Raises NotRecorded."""
+    path = path_of(request)
+    kind = kind_of(request.method, path)
+    started_at, started = now_utc(), perf_counter()
+    try:
+        asked = ask(kind or "native", engine, text, usage_always=settings.usage_always)
+        has_several_answers = asked.has_several_answers
+    except Unreadable:
+        raise NotRecorded("malformed_request") from None
+    if has_several_answers:
+        raise NotRecorded("several_answers")
+    labels = labels_of(settings, request.headers, path, asked)
+    return Passage(asked, labels, in_flight, started_at, started)
+
+
+def path_of(request: web.BaseRequest) -> str:
+    """As it came, without the query."""
+    return request.raw_path.partition("?")[0]
+
+
+async def read_up_to(content: aiohttp.StreamReader, most: int) -> tuple[bytes, bool]:
+    """(what was read, whether that is all); a little more than `most` bytes where it is not."""
+    pieces: list[bytes] = []
+    size = 0
+    async for chunk in content.iter_any():
+        pieces.append(chunk)
+        size += len(chunk)
+        if size > most:
+            return b"".join(pieces), False
+    return b"".join(pieces), True
+
+
+async def chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk

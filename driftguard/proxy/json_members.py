@@ -1,0 +1,91 @@
+"""Takes members out of a JSON object, or puts one in, and leaves every other byte as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+_OPEN: Final = re.compile(rb"\s*\{\s*")
+_NAME: Final = re.compile(rb'"(?:[^"\\]|\\.)*"\s*:\s*', re.DOTALL)
+_COMMA: Final = re.compile(rb"\s*,\s*")
+_CLOSE: Final = re.compile(rb"\s*\}\s*")
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+class NotAnObject(ValueError):
+    """The text is not one JSON object with distinct names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """text[start:end] is the whole member, text[value_start:end] its value."""
+
+    name: str
+    start: int
+    value_start: int
+    end: int
+
+
+def members(text: bytes) -> list[Member]:
+    """Of the outermost object. Raises NotAnObject."""
+    try:
+        values = _decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NotAnObject(str(error)) from None
+    opening = _OPEN.match(text)
+    place = opening.end() if opening else 0
+    found: list[Member] = []
+    for name, value in values.items():
+        if found:
+            comma = _COMMA.match(text, place)
+            place = comma.end() if comma else place
+        named = _NAME.match(text, place)
+        raw = bytes(value)
+        if named is None or not text.startswith(raw, named.end()):
+            raise NotAnObject("a name occurs twice")
+        found.append(Member(name, place, named.end(), named.end() + len(raw)))
+        place = found[-1].end
+    if _CLOSE.fullmatch(text, place) is None:
+        raise NotAnObject("a name occurs twice")
+    return found
+
+
+def without(text: bytes, names: Collection[str]) -> bytes:
+    """Raises NotAnObject."""
+    found = members(text)
+    kept = [place for place, member in enumerate(found) if member.name not in names]
+    if len(kept) == len(found):
+        return text
+    pieces = [text[: found[0].start]]
+    for place in kept:
+        # Each but the first brings the comma before it.
+        start = found[place].start if place == kept[0] else found[place - 1].end
+        pieces.append(text[start : found[place].end])
+    return b"".join([*pieces, text[found[-1].end :]])
+
+
+def with_member(text: bytes, name: str, value: bytes) -> bytes:
+    """The member becomes the first; one of that name is replaced. Raises NotAnObject."""
+    text = without(text, {name})
+    opening = _OPEN.match(text)
+    place = opening.end() if opening else 0
+    comma = b"" if text[place : place + 1] == b"}" else b","
+    return text[:place] + msgspec.json.encode(name) + b":" + value + comma + text[place:]
+
+
+def within(text: bytes, name: str, names: Collection[str]) -> bytes:
+    """Takes `names` out of the object that is member `name`; an object that becomes empty goes too.
+
+    Raises NotAnObject.
+    """
+    for member in members(text):
+        if member.name == name and text[member.value_start : member.value_start + 1] == b"{":
+            inner = without(text[member.value_start : member.end], names)
+            if not members(inner):
+                return without(text, {name})
+            return text[: member.value_start] + inner + text[member.end :]
+    return text

@@ -1,0 +1,210 @@
+"""An answered request -> AcceptanceRecord, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, get_args
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import structlog
+
+from driftguard.adapters.answers.openai import common
+from driftguard.adapters.answers.reading import telling_members, token_counts, told_by
+from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, Told
+from driftguard.proxy.asking import Asked
+from driftguard.proxy.events import Heard
+from driftguard.proxy.labels import BadLabel, label
+from driftguard.records import DEFAULT_SEGMENT, AcceptanceRecord, RecordError, check_record
+from driftguard.settings import ProxySettings
+
+_log = structlog.get_logger(__name__)
+
+Reason = Literal[
+    "not_generation",  # the path, or the method, generates nothing
+    "probe",  # who sends a canary probe records it
+    "reports_itself",  # the built-in engine
+    "failed",  # not answered with 200, or not to its end
+    "malformed_request",
+    "malformed_answer",
+    "too_large",
+    "encoded",  # a compressed request, or a compressed answer though none was asked for
+    "several_answers",  # n > 1 or several prompts
+    "no_numbers",
+    "setting_needed",
+    "contradiction",
+    "bad_label",
+]
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
+NONE: Final = "none"
+UNKNOWN: Final = "unknown"
+_HINTS: Final[Mapping[str, str]] = {
+    "no_numbers": "answers tell nothing of speculation; vLLM needs --per-request-spec-decode-metrics "
+    "summary; for a server that does not speculate give --method none, and its latency is recorded",
+    "contradiction": "an answer's numbers contradict each other, or --method none",
+    "bad_label": "a request names a segment or session that no record can hold",
+}
+
+
+class NotRecorded(Exception):
+    """{reason}: {detail}"""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    segment: str
+    session: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One request on its way. `started`: perf_counter(); `concurrency`: requests in flight, itself too."""
+
+    asked: Asked
+    labels: Labels
+    concurrency: int
+    started_at: datetime
+    started: float
+
+
+def labels_of(settings: ProxySettings, headers: Mapping[str, str], path: str, asked: Asked) -> Labels:
+    """Raises NotRecorded."""
+    try:
+        segment = label(settings.segment_from, headers, path, asked.fields)
+        session = label(settings.session_from, headers, path, asked.fields)
+    except BadLabel as error:
+        raise NotRecorded("bad_label", str(error)) from None
+    return Labels(segment or DEFAULT_SEGMENT, session)
+
+
+def heard_whole(answer: bytes) -> Heard:
+    """Of an answer that was not streamed."""
+    return Heard(dict.fromkeys(telling_members(answer), answer), answer)
+
+
+class Recorder:
+    """Makes records as the settings say. Logs each reason for not making one the first time it occurs."""
+
+    def __init__(self, settings: ProxySettings) -> None:
+        self._settings = settings
+        self._server = settings.server or urlsplit(settings.upstream or "").netloc.rpartition("@")[2]
+        self._logged: set[str] = set()
+
+    def record(self, passage: Passage, heard: Heard, ended: float) -> AcceptanceRecord:
+        """Raises NotRecorded."""
+        try:
+            found = common(heard.model_part)
+            if found.choices is not None and len(found.choices) > 1:
+                raise NotRecorded("several_answers")
+            told = told_by(heard.parts, self._settings.num_speculative_tokens)
+            record = self._record(passage, heard, self._counts(told, heard), found.model, ended)
+            check_record(record)
+        except AnswerUnreadable as error:
+            raise NotRecorded("malformed_answer", str(error)) from None
+        except SettingNeeded as error:
+            raise NotRecorded("setting_needed", str(error)) from None
+        except RecordError as error:
+            raise NotRecorded("contradiction", str(error)) from None
+        return record
+
+    def note(self, refusal: NotRecorded) -> None:
+        """Logs what somebody may want to mend, once; never anything of a request or an answer."""
+        hint = refusal.detail if refusal.reason == "setting_needed" else _HINTS.get(refusal.reason)
+        if hint and refusal.reason not in self._logged:
+            self._logged.add(refusal.reason)
+            _log.warning("requests pass unrecorded", reason=refusal.reason, hint=hint)
+
+    def _counts(self, told: Told | None, heard: Heard) -> Told:
+        if self._settings.method == NONE:
+            if told is not None and told.drafted:
+                raise NotRecorded("contradiction")
+            prompt, output = (
+                token_counts(heard.parts) if told is None else (told.prompt_tokens, told.output_tokens)
+            )
+            each = told.time_per_output_token_seconds if told else None
+            return Told(
+                0,
+                0,
+                0,
+                0,
+                num_speculative_tokens=0,
+                prompt_tokens=prompt,
+                output_tokens=output,
+                time_per_output_token_seconds=each,
+            )
+        if told is None:
+            raise NotRecorded("no_numbers")
+        return told
+
+    def _record(
+        self, passage: Passage, heard: Heard, told: Told, model: str | None, ended: float
+    ) -> AcceptanceRecord:
+        settings, speculates = self._settings, self._settings.method != NONE
+        asked_model, temperature = passage.asked.field("model"), _temperature(passage.asked)
+        first, each = _times(passage, heard, told)
+        return AcceptanceRecord(
+            record_id=uuid4(),
+            kind="request",
+            started_at=passage.started_at,
+            ended_at=passage.started_at + timedelta(seconds=ended - passage.started),
+            server=self._server,
+            target=settings.target
+            or model
+            or (asked_model if isinstance(asked_model, str) else None)
+            or UNKNOWN,
+            draft=settings.draft if speculates else NONE,
+            draft_version=settings.draft_version if speculates else NONE,
+            method=settings.method,
+            segment=passage.labels.segment,
+            session=passage.labels.session,
+            steps=told.steps,
+            drafted=told.drafted,
+            accepted=told.accepted,
+            emitted=told.emitted,
+            accepted_per_position=told.accepted_per_position,
+            num_speculative_tokens=(
+                settings.num_speculative_tokens
+                if told.num_speculative_tokens is None
+                else told.num_speculative_tokens
+            ),
+            acceptance_rule="greedy" if temperature == 0 else "unknown",
+            temperature=temperature,
+            prompt_tokens=told.prompt_tokens,
+            output_tokens=told.output_tokens,
+            time_to_first_token_seconds=first,
+            time_per_output_token_seconds=each,
+            concurrency=passage.concurrency,
+            fidelity="request",
+        )
+
+
+def _temperature(asked: Asked) -> float | None:
+    sampling = asked.field("sampling_params")  # SGLang /generate
+    inner = sampling.get("temperature") if isinstance(sampling, dict) else None
+    for value in (asked.field("temperature"), inner, asked.field("sampling_param_temperature")):
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+            return float(value)
+    return None
+
+
+def _times(passage: Passage, heard: Heard, told: Told) -> tuple[float | None, float | None]:
+    """(to the first token, per output token) in seconds: the engine's, else as seen here in a stream."""
+    first, each = told.time_to_first_token_seconds, told.time_per_output_token_seconds
+    if heard.first_output_at is None or heard.last_output_at is None:
+        return first, each
+    if first is None:
+        first = heard.first_output_at - passage.started
+    if each is None and told.output_tokens is not None and told.output_tokens > 1:
+        each = (heard.last_output_at - heard.first_output_at) / (told.output_tokens - 1)
+    return first, each
+
+
+def now_utc() -> datetime:
+    return datetime.now(UTC)

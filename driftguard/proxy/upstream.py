@@ -1,0 +1,74 @@
+"""What the upstream is: every serving engine signs its list of models."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import aiohttp
+import msgspec
+import structlog
+
+from driftguard.proxy.asking import Engine
+from driftguard.settings import ProxySettings
+
+_log = structlog.get_logger(__name__)
+
+RETRY_SECONDS: Final = 5.0
+TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
+_OWNERS: Final[dict[str, Engine]] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llamacpp",
+    "driftguard": "driftguard",
+}
+
+
+class _Model(msgspec.Struct, frozen=True):
+    owned_by: str | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
+class Upstream:
+    """`engine` is "unknown" until the upstream has said what it is; nothing is added to requests before."""
+
+    def __init__(self, settings: ProxySettings) -> None:
+        self.url = (settings.upstream or "").rstrip("/").removesuffix("/v1")
+        self._models_url = self.url + "/v1/models"
+        key = settings.upstream_api_key
+        self._headers = {"Authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+        self.engine: Engine = "unknown" if settings.engine == "auto" else settings.engine
+
+    async def identify(self, session: aiohttp.ClientSession) -> None:
+        """Asks until it knows. What the upstream refuses to say is "other"."""
+        while self.engine == "unknown":
+            try:
+                self.engine = await self._ask(session)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                _log.info("the upstream does not say yet what it is", url=self._models_url, error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+        _log.info("upstream", engine=self.engine)
+        if self.engine == "driftguard":
+            _log.warning("the built-in engine reports by itself (--sidecar): its requests pass unrecorded")
+
+    async def _ask(self, session: aiohttp.ClientSession) -> Engine:
+        async with session.get(self._models_url, headers=self._headers, timeout=TIMEOUT) as answer:
+            content = await answer.read()
+        if answer.status >= 500:
+            raise aiohttp.ClientError(f"HTTP {answer.status}")
+        try:
+            models = msgspec.json.decode(content, type=_Models).data
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            models = []
+        owner = models[0].owned_by if models else None
+        if owner not in _OWNERS:
+            _log.warning(
+                "not an engine whose requests can be made to tell more; name it with --engine if it is one",
+                url=self._models_url,
+                status=answer.status,
+                owned_by=owner,
+            )
+        return _OWNERS.get(owner or "", "other")

@@ -1,0 +1,174 @@
+"""A proxy between a client and an engine of the test's, with a sidecar of the test's; all on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import aiohttp
+from aiohttp import web
+
+from driftguard.proxy import app
+from driftguard.records import AcceptanceRecord, decode_record
+from driftguard.settings import ProxySettings
+from tests.proxy.engines import Answer
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class Seen:
+    """One request as the engine received it."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Sidecar:
+    """Takes records; `status` is what it answers."""
+
+    url: str = ""
+    status: int = 200
+    most_lines: int = 1_000
+    records: list[AcceptanceRecord] = field(default_factory=list)
+    posts: int = 0
+    keys: list[str | None] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.posts += 1
+        self.keys.append(request.headers.get("Authorization"))
+        lines = (await request.read()).splitlines()
+        status = 413 if len(lines) > self.most_lines else self.status
+        if status == 200:
+            self.records.extend(decode_record(line) for line in lines)
+        self.arrived.set()
+        return web.json_response({"accepted": len(lines), "duplicates": 0}, status=status)
+
+    async def wait_for(self, count: int) -> list[AcceptanceRecord]:
+        async with asyncio.timeout(20):
+            while len(self.records) < count:
+                await self.arrived.wait()
+                self.arrived.clear()
+        return self.records
+
+
+@dataclass
+class Setup:
+    proxy: str
+    admin: str
+    engine: str
+    sidecar: Sidecar
+    seen: list[Seen]
+    client: aiohttp.ClientSession
+    models_asked: asyncio.Event
+    stop: Callable[[], Coroutine[Any, Any, None]]  # the proxy
+
+    async def identified(self) -> None:
+        """The proxy has been told what the engine is."""
+        async with asyncio.timeout(20):
+            await self.models_asked.wait()
+            await asyncio.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@asynccontextmanager
+async def served(handler: Handler) -> AsyncIterator[str]:
+    """The address of a server with this handler."""
+
+    def unlimited(*made_of: Any) -> web.BaseRequest:
+        request: Any = web.BaseRequest
+        return cast("web.BaseRequest", request(*made_of, asyncio.get_running_loop(), client_max_size=0))
+
+    server = web.Server(handler, request_factory=unlimited, access_log=None, handler_cancellation=True)
+    runner = web.ServerRunner(server, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def proxied(
+    handler: Handler, owned_by: str = "", gather_seconds: float = 0.01, **settings: Any
+) -> AsyncIterator[Setup]:
+    """Records gather for `gather_seconds` before they are sent."""
+    seen: list[Seen] = []
+    sidecar = Sidecar()
+    models_asked = asyncio.Event()
+    admin_port = free_port()
+
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/v1/models":
+            models_asked.set()
+            return web.json_response({"data": [{"id": "m", "owned_by": owned_by}]})
+        body = await request.read()
+        seen.append(Seen(request.method, request.raw_path, dict(request.headers), body))
+        return await handler(request)
+
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(served(engine))
+        sidecar.url = await stack.enter_async_context(served(sidecar.handle))
+        values = {
+            "upstream": upstream,
+            "port": 0,
+            "engine": "other",
+            "sidecar": sidecar.url,
+            "admin_port": admin_port,
+            **settings,
+        }
+        running = await stack.enter_async_context(AsyncExitStack())
+        proxy = await running.enter_async_context(
+            app.running(ProxySettings(**values), "key", gather_seconds=gather_seconds)
+        )
+        client = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
+        admin = f"http://127.0.0.1:{admin_port}"
+        yield Setup(proxy, admin, upstream, sidecar, seen, client, models_asked, running.aclose)
+
+
+def answering(
+    answer: Callable[[dict[str, Any]], Answer], piece_sizes: Callable[[], int] | None = None
+) -> Handler:
+    """An engine. piece_sizes: bytes of each piece in which a stream is written; else an event at a time."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.read()
+        if request.headers.get("Content-Encoding") == "gzip" and body[:2] == b"\x1f\x8b":
+            body = gzip.decompress(body)
+        found = answer(json.loads(body))
+        if isinstance(found, bytes):
+            return web.Response(body=found, content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for piece in found if piece_sizes is None else _pieces(b"".join(found), piece_sizes):
+            await response.write(piece)
+            await asyncio.sleep(0)
+        await response.write_eof()
+        return response
+
+    return handle
+
+
+def _pieces(text: bytes, sizes: Callable[[], int]) -> list[bytes]:
+    pieces = []
+    while text:
+        size = sizes()
+        pieces.append(text[:size])
+        text = text[size:]
+    return pieces

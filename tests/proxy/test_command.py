@@ -1,0 +1,75 @@
+"""`driftguard proxy` as a process, in front of an engine, with a sidecar on a database."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from driftguard.cli import main
+from driftguard.store.database import Database
+from tests.pipeline.sidecar import running_sidecar
+from tests.probes.servers import stub_server
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("DRIFTGUARD_")}
+
+
+@contextmanager
+def proxy(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "driftguard", "proxy", "--port", "0", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        try:
+            assert process.stdout is not None
+            ready = next(line for line in process.stdout if line.startswith("proxy ready"))
+            yield process, ready.split()[3]
+        finally:
+            process.kill()
+
+
+def test_requests_become_a_stream_of_the_sidecar(database: Database, tmp_path: Path) -> None:
+    with running_sidecar(database, tmp_path) as sidecar, stub_server() as engine:
+        names = ["--server", "chat", "--draft", "small", "--draft-version", "v7", "--method", "eagle3"]
+        where = ["--upstream", engine.url, "--sidecar", str(sidecar.base_url)]
+        with proxy(*where, *names) as (process, url):
+            for _ in range(3):
+                answer = httpx.post(f"{url}/v1/completions", json={"model": "big/model", "prompt": "hi"})
+                assert answer.json()["choices"][0]["text"] == "hello"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        deadline = time.monotonic() + 20
+        while not (streams := sidecar.get("/api/v1/status").json()["streams"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (stream,) = streams
+        names_of = ("server", "target", "draft_version", "method")
+        assert [stream[name] for name in names_of] == ["chat", "big/model", "v7", "eagle3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "proxy.upstream: needed"),
+        (["--upstream", "host:8000"], "not an http(s) address"),
+        (["--upstream", "http://h", "--engine", "vlm"], "proxy.engine"),
+        (["--upstream", "http://h", "--port", "99999"], "proxy.port"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["driftguard", "proxy", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,324 @@
+"""Requests and answers that need nothing from the proxy but to be passed on, and what breaks on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+
+import aiohttp
+import pytest
+from aiohttp import web
+from openai import AsyncOpenAI
+from yarl import URL
+
+from tests.proxy.engines import DONE, Json, vllm
+from tests.proxy.serving import Handler, answering, proxied, served
+
+CHAT: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+PATH = "/v1/chat/completions"
+
+
+async def _echo(request: web.BaseRequest) -> web.StreamResponse:
+    headers = {"X-Method": request.method, "X-Target": request.raw_path, "Set-Cookie": "a=b"}
+    response = web.Response(status=207, reason="Odd", body=await request.read(), headers=headers)
+    response.headers.add("Set-Cookie", "c=d")
+    return response
+
+
+def test_any_method_path_and_status_pass() -> None:
+    async def scenario() -> None:
+        async with proxied(_echo) as setup:
+            for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "POST", "PURGE"):
+                target = "/a%2Fb/c%20d;e?x=1&x=%C3%BC&y"
+                url = URL(setup.proxy + target, encoded=True)
+                async with setup.client.request(method, url, data=b"body") as answer:
+                    assert (answer.status, answer.reason) == (207, "Odd")
+                    assert answer.headers["X-Method"] == method
+                    assert answer.headers["X-Target"] == target
+                    assert answer.headers.getall("Set-Cookie") == ["a=b", "c=d"]
+                    assert await answer.read() == b"body"
+
+    asyncio.run(scenario())
+
+
+def test_headers_of_one_connection_do_not_pass_and_the_others_do() -> None:
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        headers = {"Connection": "X-Private", "X-Private": "1", "X-Public": "ü", "Server": "engine"}
+        return web.Response(body=b"{}", headers=headers, content_type="application/json")
+
+    sent = {
+        "Authorization": "Bearer user",
+        "Connection": "keep-alive, X-Hop",
+        "X-Hop": "1",
+        "TE": "trailers",
+        "X-Forwarded-For": "10.0.0.1",
+        "X-Text": "grüße",
+        "Host": "llm.example",
+    }
+
+    async def scenario() -> None:
+        async with proxied(engine) as setup:
+            async with setup.client.get(setup.proxy + "/x", headers=sent) as answer:
+                assert "X-Private" not in answer.headers
+                assert (answer.headers["X-Public"], answer.headers["Server"]) == ("ü", "engine")
+            (seen,) = setup.seen
+            assert seen.headers["Authorization"] == "Bearer user"
+            assert seen.headers["X-Text"] == "grüße"
+            assert seen.headers["X-Forwarded-For"] == "10.0.0.1, 127.0.0.1"
+            assert seen.headers["Via"] == "1.1 driftguard"
+            assert not {"X-Hop", "TE"} & set(seen.headers)
+            assert seen.headers["Host"] == setup.engine.removeprefix("http://")
+
+    asyncio.run(scenario())
+
+
+def test_head_redirects_and_empty_answers() -> None:
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/moved":
+            return web.Response(status=307, headers={"Location": "/elsewhere"})
+        if request.path == "/empty":
+            return web.Response(status=204)
+        return web.Response(headers={"Content-Length": "1234"})
+
+    async def scenario() -> None:
+        async with proxied(engine) as setup:
+            async with setup.client.head(setup.proxy + "/x") as answer:
+                assert (answer.status, answer.headers["Content-Length"]) == (200, "1234")
+            async with setup.client.get(setup.proxy + "/moved", allow_redirects=False) as answer:
+                assert (answer.status, answer.headers["Location"]) == (307, "/elsewhere")
+            async with setup.client.get(setup.proxy + "/empty") as answer:
+                assert (answer.status, await answer.read()) == (204, b"")
+
+    asyncio.run(scenario())
+
+
+def test_large_bodies_pass_both_ways() -> None:
+    async def scenario() -> None:
+        async with proxied(_echo, max_inspected_bytes=100_000) as setup:
+            body = os.urandom(3_000_000)
+            for path in ("/files", PATH):
+                async with setup.client.post(setup.proxy + path, data=body, expect100=True) as answer:
+                    assert await answer.read() == body
+
+    asyncio.run(scenario())
+
+
+def test_compressed_answers_pass_as_they_are() -> None:
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.json_response({"data": "x" * 5_000})
+        response.enable_compression(web.ContentCoding.gzip)
+        return response
+
+    async def scenario() -> None:
+        async with proxied(engine, engine="vllm") as setup:
+            for path in ("/v1/embeddings", PATH):
+                async with setup.client.post(setup.proxy + path, json=CHAT) as answer:
+                    assert answer.headers["Content-Encoding"] == "gzip"
+                    assert (await answer.read())[:2] == b"\x1f\x8b"
+
+    asyncio.run(scenario())
+
+
+def test_websockets_are_refused_with_a_reason() -> None:
+    async def scenario() -> None:
+        async with proxied(_echo) as setup:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:
+                await setup.client.ws_connect(setup.proxy + "/v1/realtime")
+            assert refusal.value.status == 501
+            assert setup.seen == []
+
+    asyncio.run(scenario())
+
+
+def test_an_upstream_that_is_down_is_named() -> None:
+    async def scenario() -> None:
+        async with (
+            proxied(_echo, upstream="http://127.0.0.1:9") as setup,
+            setup.client.post(setup.proxy + PATH, json=CHAT) as answer,
+        ):
+            problem = await answer.json(content_type="application/problem+json")
+            assert (answer.status, problem["status"]) == (502, 502)
+            assert problem["detail"].startswith("upstream http://127.0.0.1:9: it cannot be reached")
+
+    asyncio.run(scenario())
+
+
+def test_an_upstream_that_is_silent_is_given_up() -> None:
+    async def silent(request: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async def scenario() -> None:
+        async with (
+            proxied(silent, read_timeout_seconds=0.1) as setup,
+            setup.client.post(setup.proxy + PATH, json=CHAT) as answer,
+        ):
+            assert answer.status == 504
+            assert "no answer in time" in (await answer.json(content_type=None))["detail"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(has_begun: bool) -> None:
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        if has_begun:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(b"data: {}\n\n")
+            await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def scenario() -> None:
+        async with proxied(engine) as setup:
+            async with setup.client.post(setup.proxy + PATH, json=CHAT) as answer:
+                if has_begun:
+                    with pytest.raises(aiohttp.ClientPayloadError):
+                        await answer.read()
+                else:
+                    assert answer.status == 502
+            assert setup.sidecar.records == []
+
+    asyncio.run(scenario())
+
+
+def _endless(cancelled: asyncio.Event) -> Handler:
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n')
+                await asyncio.sleep(0.005)
+        finally:
+            cancelled.set()
+
+    return engine
+
+
+def test_a_client_that_leaves_ends_the_request_upstream() -> None:
+    async def scenario() -> None:
+        cancelled = asyncio.Event()
+        async with proxied(_endless(cancelled), engine="vllm") as setup:
+            async with setup.client.post(setup.proxy + PATH, json=CHAT) as answer:
+                await answer.content.readline()
+                answer.close()
+            async with asyncio.timeout(20):
+                await cancelled.wait()
+            assert setup.sidecar.records == []
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_leaves_before_the_answer_ends_the_request_upstream() -> None:
+    async def scenario() -> None:
+        asked, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def engine(request: web.BaseRequest) -> web.StreamResponse:
+            asked.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                cancelled.set()
+            raise AssertionError
+
+        async with proxied(engine, engine="vllm") as setup:
+            waiting = asyncio.create_task(setup.client.post(setup.proxy + PATH, json=CHAT).__aenter__())
+            async with asyncio.timeout(20):
+                await asked.wait()
+                waiting.cancel()
+                await cancelled.wait()
+
+    asyncio.run(scenario())
+
+
+def test_events_pass_one_by_one_as_they_come() -> None:
+    """The engine writes the next event only when the client has the one before."""
+
+    async def scenario() -> None:
+        received = asyncio.Queue[bytes]()
+
+        async def engine(request: web.BaseRequest) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            events = vllm(await request.json())
+            assert isinstance(events, list)
+            for event in events:
+                await response.write(event)
+                if b'"choices":[]' not in event:  # the one that the client does not get
+                    assert await received.get() == event
+            return response
+
+        async with proxied(engine, engine="vllm") as setup:
+            async with setup.client.post(setup.proxy + PATH, json=CHAT) as answer, asyncio.timeout(20):
+                event = b""
+                while event != DONE:
+                    event = await answer.content.readuntil(b"\n\n")
+                    received.put_nowait(event)
+            await setup.sidecar.wait_for(1)
+
+    asyncio.run(scenario())
+
+
+def test_many_streams_at_once_keep_apart() -> None:
+    count = 60
+
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        asked = await request.json()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for number in range(8):
+            chunk = {"choices": [{"delta": {"content": f"{asked['user']}-{number}"}}], "model": asked["user"]}
+            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            await asyncio.sleep(0)
+        events = vllm(asked)
+        assert isinstance(events, list)
+        await response.write(b"".join(events[-2:]))
+        return response
+
+    async def scenario() -> None:
+        async with proxied(engine, engine="vllm", session_from="json:user", target="t") as setup:
+
+            async def ask(user: str) -> bytes:
+                async with setup.client.post(setup.proxy + PATH, json=CHAT | {"user": user}) as answer:
+                    return await answer.read()
+
+            answers = await asyncio.gather(*(ask(f"u{number}") for number in range(count)))
+            for number, answer in enumerate(answers):
+                assert answer.count(f'"u{number}-'.encode()) == 8
+                assert answer.count(b"data:") == 9
+            records = await setup.sidecar.wait_for(count)
+            assert {record.session for record in records} == {f"u{number}" for number in range(count)}
+            assert max(record.concurrency or 0 for record in records) > 1
+
+    asyncio.run(scenario())
+
+
+def test_the_openai_client_works_through_it() -> None:
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="vllm") as setup:
+            async with AsyncOpenAI(base_url=setup.proxy + "/v1", api_key="user") as client:
+                create = client.chat.completions.create
+                whole = await create(model="m", messages=[{"role": "user", "content": "hi"}])
+                stream = await create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+                streamed = [chunk async for chunk in stream]
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+            assert said == whole.choices[0].message.content
+            assert len(await setup.sidecar.wait_for(2)) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_path_before_the_api_and_a_v1_after_it_are_understood() -> None:
+    async def scenario() -> None:
+        async with (
+            served(_echo) as engine,
+            proxied(_echo, upstream=f"{engine}/llm/v1/") as setup,
+            setup.client.get(setup.proxy + "/v1/models?x") as answer,
+        ):
+            assert answer.headers["X-Target"] == "/llm/v1/models?x"
+
+    asyncio.run(scenario())

@@ -1,0 +1,202 @@
+"""What is recorded of a request, and why some are not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from driftguard.records import PROBE_SEGMENT
+from tests.proxy.engines import COMPACT, Json, sglang, triton, vllm
+from tests.proxy.serving import Setup, answering, proxied
+
+CHAT: Json = {"model": "org/model", "messages": [{"role": "user", "content": "secret prompt"}]}
+PATH = "/v1/chat/completions"
+
+
+async def _ask(setup: Setup, body: Json | bytes, path: str = PATH, **headers: str) -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with setup.client.post(setup.proxy + path, data=data, headers=headers) as answer:
+        return await answer.read()
+
+
+async def _told(setup: Setup, body: Json | bytes, path: str = PATH, **headers: str) -> str:
+    """Why a request is not recorded, by the metrics; "recorded" if it is."""
+    before = await _counts(setup)
+    await _ask(setup, body, path, **headers)
+    after = await _counts(setup)
+    (changed,) = [name for name in after if after[name] != before.get(name)]
+    return changed
+
+
+async def _counts(setup: Setup) -> dict[str, str]:
+    async with setup.client.get(f"{setup.admin}/driftguard/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    found = [line.rsplit(" ", 1) for line in lines if line.startswith("driftguard_proxy_requests_total")]
+    return {name.partition('record="')[2].partition('"')[0]: value for name, value in found if value != "0.0"}
+
+
+def test_a_record_says_who_guessed_for_whom() -> None:
+    given: dict[str, Any] = {
+        "server": "chat-eu",
+        "draft": "small",
+        "draft_version": "v7",
+        "method": "eagle3",
+    }
+
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="vllm", **given) as setup:
+            labels = {"X-DriftGuard-Segment": "support-de", "X-DriftGuard-Session": "s-1"}
+            await _ask(setup, CHAT | {"temperature": 0.5}, **labels)
+            await _ask(setup, CHAT | {"temperature": 0})
+            first, second = await setup.sidecar.wait_for(2)
+            assert {name: getattr(first, name) for name in given} == given
+            assert (first.target, first.segment, first.session) == ("org/model", "support-de", "s-1")
+            assert (first.temperature, first.acceptance_rule) == (0.5, "unknown")
+            assert first.num_speculative_tokens == 3
+            assert first.accepted_per_position == [4, 3, 3]
+            assert (first.prompt_tokens, first.output_tokens) == (11, 53)
+            assert first.time_to_first_token_seconds == pytest.approx(0.012)
+            assert first.time_per_output_token_seconds == pytest.approx(0.020)
+            assert (second.segment, second.session, second.acceptance_rule) == ("default", None, "greedy")
+            assert second.started_at <= second.ended_at
+            assert setup.sidecar.keys == ["Bearer key"] * setup.sidecar.posts
+
+    asyncio.run(scenario())
+
+
+def test_the_server_is_named_after_its_address_without_a_name() -> None:
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="vllm") as setup:
+            await _ask(setup, CHAT)
+            (record,) = await setup.sidecar.wait_for(1)
+            assert record.server == setup.engine.removeprefix("http://")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "body", "segment"),
+    [
+        ("header:X-Route", PATH, {}, "tickets"),
+        ("json:metadata.tier", PATH, {"metadata": {"tier": "gold"}}, "gold"),
+        ("json:user", PATH, {"user": 17}, "17"),
+        ("json:metadata.tier", PATH, {"metadata": "none"}, "default"),
+        ("path", PATH, {}, PATH),
+        ("model", PATH, {}, "org/model"),
+    ],
+)
+def test_where_a_request_names_its_segment(source: str, path: str, body: Json, segment: str) -> None:
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="vllm", segment_from=source, session_from=source) as setup:
+            await _ask(setup, CHAT | body, path, **{"X-Route": "tickets"})
+            (record,) = await setup.sidecar.wait_for(1)
+            assert record.segment == segment
+            assert record.session == (None if segment == "default" else segment)
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_are_not_recorded_say_why() -> None:
+    def engine(request: Json) -> bytes | list[bytes]:
+        if "broken" in request:
+            return b'{"choices": ['
+        if "silent" in request:
+            return vllm(request, speculation=None)
+        if "wrong" in request:
+            return vllm(
+                request,
+                speculation={"num_spec_steps": 1, "num_draft_tokens": 1, "num_accepted_draft_tokens": 9},
+            )
+        if "text_input" in request:
+            return triton(request)
+        return vllm(request)
+
+    async def scenario() -> None:
+        async with proxied(answering(engine), engine="vllm", max_inspected_bytes=2_000) as setup:
+            assert await _told(setup, CHAT) == "recorded"
+            assert await _told(setup, CHAT, **{"X-DriftGuard-Segment": PROBE_SEGMENT}) == "probe"
+            assert await _told(setup, CHAT, "/v1/embeddings") == "not_generation"
+            assert await _told(setup, CHAT | {"n": 2}) == "several_answers"
+            assert await _told(setup, CHAT | {"prompt": ["one", "two"]}) == "several_answers"
+            assert await _told(setup, CHAT | {"broken": 1}) == "malformed_answer"
+            assert await _told(setup, CHAT | {"silent": 1}) == "no_numbers"
+            assert await _told(setup, CHAT | {"wrong": 1}) == "contradiction"
+            assert await _told(setup, CHAT | {"padding": "x" * 3_000}) == "too_large"
+            assert await _told(setup, CHAT, **{"X-DriftGuard-Segment": "x" * 300}) == "bad_label"
+            assert await _told(setup, {"text_input": ""}, "/v2/models/m/generate") == "setting_needed"
+            assert len(await setup.sidecar.wait_for(1)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_not_json_goes_through_as_it_is() -> None:
+    async def bad_request(request: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(status=400, body=b"no JSON", content_type="text/plain")
+
+    async def scenario() -> None:
+        async with proxied(bad_request, engine="sglang") as setup:
+            for body in (b'{"model": "m", ', b"[1]", b"\xff\xfe", b'{"stream": true, "stream": true}'):
+                assert await _ask(setup, body) == b"no JSON"
+                assert setup.seen[-1].body == body
+            assert setup.sidecar.records == []
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_does_not_speculate_is_recorded_for_its_latency() -> None:
+    def engine(request: Json) -> bytes | list[bytes]:
+        return vllm(request, speculation=None)
+
+    async def scenario() -> None:
+        async with proxied(answering(engine), engine="vllm", method="none", draft="small") as setup:
+            await _ask(setup, CHAT | {"stream": True})
+            (record,) = await setup.sidecar.wait_for(1)
+            assert (record.method, record.draft, record.draft_version) == ("none", "none", "none")
+            assert (record.steps, record.drafted, record.accepted, record.emitted) == (0, 0, 0, 0)
+            assert (record.num_speculative_tokens, record.output_tokens) == (0, 53)
+            assert record.time_to_first_token_seconds is not None
+            assert record.time_per_output_token_seconds is not None
+
+    asyncio.run(scenario())
+
+
+def test_drafting_against_method_none_is_a_contradiction() -> None:
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="vllm", method="none") as setup:
+            assert await _told(setup, CHAT) == "contradiction"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("owner", "told"), [("driftguard", "reports_itself"), ("sglang", "recorded"), ("x", "no_numbers")]
+)
+def test_the_upstream_is_asked_what_it_is(owner: str, told: str) -> None:
+    """An engine that is not known is asked for nothing more, so SGLang's form would be missing."""
+
+    async def scenario() -> None:
+        async with proxied(answering(sglang), engine="auto", owned_by=owner) as setup:
+            await setup.identified()
+            assert await _told(setup, CHAT) == told
+
+    asyncio.run(scenario())
+
+
+def test_nothing_that_is_said_leaves_the_proxy(capfd: pytest.CaptureFixture[str]) -> None:
+    def engine(request: Json) -> bytes | list[bytes]:
+        return COMPACT.json({"choices": "secret answer"}) if "odd" in request else vllm(request)
+
+    async def scenario() -> list[Any]:
+        async with proxied(answering(engine), engine="vllm") as setup:
+            for body in (CHAT, CHAT | {"stream": True}, CHAT | {"odd": 1}, b'{"secret prompt'):
+                await _ask(setup, body)
+            return list(await setup.sidecar.wait_for(2))
+
+    records = asyncio.run(scenario())
+    written = "".join(capfd.readouterr()) + "".join(map(str, records))
+    assert "secret" not in written
+    assert "He said" not in written

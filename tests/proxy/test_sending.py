@@ -1,0 +1,125 @@
+"""Records reach the sidecar once, whatever happens to it, and traffic never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from driftguard.proxy import sender
+from tests.proxy.engines import Json, vllm
+from tests.proxy.serving import Setup, answering, proxied
+
+CHAT: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(sender, "LONGEST_WAIT_SECONDS", 0.02)
+
+
+async def _ask(setup: Setup, count: int, segment: str = "a") -> None:
+    async def one() -> None:
+        headers = {"X-DriftGuard-Segment": segment}
+        async with setup.client.post(setup.proxy + PATH, json=CHAT, headers=headers) as answer:
+            assert answer.status == 200
+            await answer.read()
+
+    await asyncio.gather(*(one() for _ in range(count)))
+
+
+async def _metric(setup: Setup, name: str) -> float:
+    async with setup.client.get(f"{setup.admin}/driftguard/metrics") as answer:
+        (line,) = [line for line in (await answer.text()).splitlines() if line.startswith(name)]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def test_records_wait_while_the_sidecar_is_away_and_arrive_once() -> None:
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="vllm") as setup:
+            setup.sidecar.status = 503
+            await _ask(setup, 20)
+            while setup.sidecar.posts < 3:
+                await setup.sidecar.arrived.wait()
+                setup.sidecar.arrived.clear()
+            setup.sidecar.status = 200
+            records = await setup.sidecar.wait_for(20)
+            await _ask(setup, 1)
+            await setup.sidecar.wait_for(21)
+            assert set(Counter(record.record_id for record in records).values()) == {1}
+            assert await _metric(setup, 'driftguard_proxy_records_total{outcome="sent"}') >= 20
+            assert await _metric(setup, "driftguard_proxy_send_failures_total") >= 2
+
+    asyncio.run(scenario())
+
+
+def test_beyond_the_room_in_memory_the_oldest_records_are_dropped_and_counted() -> None:
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="vllm", max_queued_records=5) as setup:
+            setup.sidecar.status = 503
+            await _ask(setup, 1, "first")
+            while setup.sidecar.posts < 1:  # this one is being sent from now on
+                await setup.sidecar.arrived.wait()
+                setup.sidecar.arrived.clear()
+            await _ask(setup, 3, "lost")
+            await _ask(setup, 5, "kept")
+            assert await _metric(setup, 'driftguard_proxy_records_total{outcome="dropped"}') == 3
+            setup.sidecar.status = 200
+            records = await setup.sidecar.wait_for(6)
+            assert Counter(record.segment for record in records) == {"first": 1, "kept": 5}
+
+    asyncio.run(scenario())
+
+
+def test_what_the_sidecar_refuses_is_not_sent_again() -> None:
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="vllm") as setup:
+            setup.sidecar.status = 422
+            await _ask(setup, 1, "refused")
+            while setup.sidecar.posts < 1:
+                await setup.sidecar.arrived.wait()
+                setup.sidecar.arrived.clear()
+            setup.sidecar.status = 200
+            await _ask(setup, 1, "good")
+            (record,) = await setup.sidecar.wait_for(1)
+            assert record.segment == "good"
+            assert await _metric(setup, 'driftguard_proxy_records_total{outcome="refused"}') == 1
+
+    asyncio.run(scenario())
+
+
+def test_smaller_batches_where_the_sidecar_asks_for_them() -> None:
+    async def scenario() -> None:
+        async with proxied(answering(vllm), engine="vllm", gather_seconds=0.2) as setup:
+            setup.sidecar.most_lines = 4
+            await _ask(setup, 20)
+            records = await setup.sidecar.wait_for(20)
+            assert len({record.record_id for record in records}) == len(records) == 20
+
+    asyncio.run(scenario())
+
+
+def test_at_the_end_requests_finish_and_their_records_are_sent() -> None:
+    async def scenario() -> None:
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: object) -> object:
+            asked.set()
+            await go_on.wait()
+            return await answering(vllm)(request)  # type: ignore[arg-type]
+
+        async with proxied(slow, engine="vllm", gather_seconds=60) as setup:  # type: ignore[arg-type]
+            running = asyncio.create_task(_ask(setup, 1))
+            await asked.wait()
+            stopping = asyncio.create_task(setup.stop())
+            await asyncio.sleep(0.05)
+            assert not stopping.done()
+            go_on.set()
+            await running
+            await stopping
+            assert len(setup.sidecar.records) == 1
+
+    asyncio.run(scenario())
