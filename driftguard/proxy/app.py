@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -46,16 +47,24 @@ async def _serve(settings: ProxySettings, api_key: str | None) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with running(settings, api_key) as url:
-        print(f"proxy ready on {url} for {settings.upstream}", flush=True)
+    async with running(settings, api_key) as proxy:
+        print(f"proxy ready on {proxy.url} for {settings.upstream}", flush=True)
         await stopped.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the proxy listens."""
+
+    url: str
+    admin_url: str | None
 
 
 @asynccontextmanager
 async def running(
     settings: ProxySettings, api_key: str | None, *, gather_seconds: float = GATHER_SECONDS
-) -> AsyncIterator[str]:
-    """The proxy's address. At the end requests under way finish first, then the queue is sent."""
+) -> AsyncIterator[Addresses]:
+    """At the end requests under way finish first, then the queue is sent."""
     metrics = ProxyMetrics()
     sender = Sender(settings.sidecar, api_key, settings.max_queued_records, metrics, gather_seconds)
     upstream = Upstream(settings)
@@ -79,11 +88,12 @@ async def running(
         port = await _listen(
             stack, web.ServerRunner(server, shutdown_timeout=grace), settings.host, settings.port
         )
+        admin_url = None
         if settings.admin_port is not None:
-            await _listen(
-                stack, web.AppRunner(_admin(metrics), access_log=None), ADMIN_HOST, settings.admin_port
-            )
-        yield f"http://{settings.host}:{port}"
+            runner = web.AppRunner(_admin(metrics), access_log=None)
+            admin_port = await _listen(stack, runner, ADMIN_HOST, settings.admin_port)
+            admin_url = f"http://{ADMIN_HOST}:{admin_port}"
+        yield Addresses(f"http://{settings.host}:{port}", admin_url)
 
 
 def _upstream_session(settings: ProxySettings) -> aiohttp.ClientSession:

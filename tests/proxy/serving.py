@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -80,12 +79,6 @@ class Setup:
             await asyncio.sleep(0.05)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @asynccontextmanager
 async def served(handler: Handler) -> AsyncIterator[str]:
     """The address of a server with this handler."""
@@ -112,7 +105,6 @@ async def proxied(
     seen: list[Seen] = []
     sidecar = Sidecar()
     models_asked = asyncio.Event()
-    admin_port = free_port()
 
     async def engine(request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/v1/models":
@@ -130,7 +122,7 @@ async def proxied(
             "port": 0,
             "engine": "other",
             "sidecar": sidecar.url,
-            "admin_port": admin_port,
+            "admin_port": 0,
             **settings,
         }
         running = await stack.enter_async_context(AsyncExitStack())
@@ -138,8 +130,9 @@ async def proxied(
             app.running(ProxySettings(**values), "key", gather_seconds=gather_seconds)
         )
         client = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-        admin = f"http://127.0.0.1:{admin_port}"
-        yield Setup(proxy, admin, upstream, sidecar, seen, client, models_asked, running.aclose)
+        yield Setup(
+            proxy.url, proxy.admin_url or "", upstream, sidecar, seen, client, models_asked, running.aclose
+        )
 
 
 def answering(
