@@ -16,4 +16,4 @@ Condition = Literal[
     "unreachable",
 ]
 CONDITIONS: Final[tuple[Condition, ...]] = get_args(Condition)
-DOWN: Final[frozenset[Condition]] = frozenset({"metrics_hidden", "unreadable", "unreachable"})
+DOWN: Final[frozenset[Condition]] = frozenset({"unreadable", "unreachable"})

@@ -74,7 +74,7 @@ def test_the_status_names_every_server_and_what_to_do(
             "counter",
             "",
         )
-        assert (code["condition"], code["answered_at"]) == ("metrics_hidden", None)
+        assert (code["condition"], code["answered_at"]) == ("metrics_hidden", code["scraped_at"])
         assert "--enable-metrics" in code["detail"]
         assert status["streams"][0]["server"] == "chat"
         page, metrics = client.get("/").text, client.get("/metrics").text
