@@ -2,8 +2,8 @@
 
 The detector finds no second fall of a stream while one is open. So the other segments are looked at as well
 as the changed ones, and a fall that was no page becomes one when either costs enough. That is judged every
-few minutes for as long as the incident is open, hence by what is sure: the lower end of a measured loss, or
-that of the formula's at SURELY standard errors.
+few minutes for as long as the incident is open, hence by the loss, measured or by formula, less SURELY
+standard errors: the first measurement that shows a small loss at all shows too much of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from driftguard import incident_severity
 from driftguard.cost import Cost, TimedRequest
 from driftguard.diagnosis.mix import decompose
 from driftguard.diagnosis.rates import Rate, rate_of
-from driftguard.incidents import PAGE_SLOWDOWN, formula_slowdown, known_slowdown
+from driftguard.incidents import PAGE_SLOWDOWN, formula_slowdown
 from driftguard.store.tables import Incident
 
 SURELY: Final = 3.0
@@ -89,15 +89,14 @@ def _state(incident: Incident, evidence: dict[str, Any], cost: Cost | None) -> N
 
 
 def _slowdowns(incident: Incident, measured: Measurement) -> Iterator[_Slowdown]:
-    """As stated; of the changed segments now, measured where that is sure; of the others by formula."""
-    stated = known_slowdown(incident.evidence)
-    if stated is not None:
-        yield _Slowdown(stated, f"it costs about {stated:.0%} of the tokens per second")
+    """Of the changed segments, measured where it is sure that there is one; of the others by formula."""
     changed = {str(segment["segment"]) for segment in incident.segments}
     if measured.cost is not None and measured.cost.lost is not None and _sure(measured.cost) is not None:
         lost = measured.cost.lost
         told = f"the changed segments have become about {lost.value:.0%} slower (measured)"
-        yield _Slowdown(lost.low, told, evidence_of(measured.cost))
+        # The interval reaches about two standard errors down.
+        least = lost.value - SURELY / 2.0 * (lost.value - lost.low)
+        yield _Slowdown(least, told, evidence_of(measured.cost))
     elif (part := _of_segments(measured, changed, among=True)) is not None:
         told = f"the changed segments have become at least {part:.0%} slower (by formula)"
         yield _Slowdown(part, told, {"slowdown_formula": part})

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from driftguard import incident_severity, stream_cost
+from driftguard import incident_cost, incident_severity, stream_cost
 from driftguard.alerting.message import summary
+from driftguard.cost import assess
 from driftguard.detection import DetectorConfig
+from driftguard.incident_cost import Measurement
 from driftguard.incident_severity import severity_of
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
@@ -198,3 +200,21 @@ def test_only_a_sure_harmless_cause_keeps_a_page_back(cause: str, confidence: st
 def test_suspicious_answers_page_although_nothing_got_slower() -> None:
     assert severity_of(diagnosed("up", "quality", "high"), -0.4) == "warning"
     assert severity_of(diagnosed("up", "unknown", "low"), -0.4) == "info"
+
+
+def test_a_first_measurement_that_is_hardly_sure_is_told_and_pages_nobody(database: Database) -> None:
+    """Of many small losses the first to be shown is one that chance made larger: this one is of .9%."""
+    rng = np.random.default_rng(16)
+    before, since = (
+        Server(accepts=(rate,), noise=0.3).serve(rng, 600, 1, start=start, segment="german")
+        for rate, start in ((0.7, 0.0), (0.685, 1_000.0))
+    )
+    measured = Measurement(assess(before, since, [], changed=["german"]), before, since)
+    incident_id = add_incident(database, [], severity="info")
+    with database.session() as session:
+        incident = incidents.find(session, incident_id)[0]
+        incident.evidence = {"slowdown_measured": None, "slowdown_formula": 0.009}
+        incident_cost.update(session, incident, measured, datetime.now(UTC), PAGER)
+        assert incident.evidence["slowdown_measured"] > 0.03
+        assert incident.severity == "info"
+        assert session.scalars(select(Notification)).all() == []
