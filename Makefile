@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint check bench bench-detection models dashboards openapi clean
+.PHONY: setup demo test lint check bench bench-detection models dashboards openapi metrics clean
 
 setup: $(STAMP)
 
@@ -51,6 +51,9 @@ models: setup
 
 dashboards: setup
 	$(BIN)/python -m dashboards.generate
+
+metrics: setup
+	$(BIN)/python -m docs.generate_metrics > docs/metrics.md
 
 openapi: setup
 	$(BIN)/python -m driftguard.api.application > docs/openapi.json
