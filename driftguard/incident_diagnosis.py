@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Evidence, diagnose
 from driftguard.incident_severity import raise_to, severity_of
-from driftguard.incidents import PAGE_SLOWDOWN, known_slowdown
+from driftguard.incidents import PAGE_SLOWDOWN, is_graver, known_slowdown
 from driftguard.store import incidents
 from driftguard.store.diagnosis_evidence import (
     Moment,
@@ -104,10 +104,13 @@ def refresh(
     for incident, stream in incidents.page(session, limit=_INCIDENTS, state="unresolved"):
         if not _is_outdated(session, incident, stream, now):
             continue
+        slowdown = known_slowdown(incident.evidence)
+        by_old_cause = severity_of(incident, slowdown, page_slowdown)
         incident.diagnosis = diagnosed(session, incident, stream, now)
-        graver = severity_of(incident, known_slowdown(incident.evidence), page_slowdown)
-        reason = f"diagnosed again: {incident.diagnosis['summary']}"
-        raise_to(session, incident, graver, reason, destinations, now)
+        by_new_cause = severity_of(incident, slowdown, page_slowdown)
+        if is_graver(by_new_cause, by_old_cause):  # by its cost alone it is raised where that is measured
+            reason = f"diagnosed again: {incident.diagnosis['summary']}"
+            raise_to(session, incident, by_new_cause, reason, destinations, now)
 
 
 def _is_outdated(session: Session, incident: Incident, stream: Stream, now: datetime) -> bool:

@@ -224,13 +224,27 @@ def test_what_was_no_page_becomes_one_when_the_diagnosis_changes(database: Datab
     with database.session() as session:
         incident = incidents.find(session, incident_id)[0]
         incident.severity = "info"
-        incident.diagnosis = {**known(database, incident_id), "seen": {}}
+        harmless = {"cause": "configuration", "confidence": "high"}
+        incident.diagnosis = {**known(database, incident_id), **harmless, "seen": {}}
     refresh(database, NOW)
     with database.session() as session:
         assert incidents.find(session, incident_id)[0].severity == "critical"
         assert [row.event for row in session.scalars(select(Notification))] == ["firing"]
         reason = incidents.transitions(session, incident_id)[-1].reason
     assert reason.startswith("critical instead of info: diagnosed again: the traffic moved")
+
+
+def test_the_same_cause_found_again_pages_nobody(database: Database) -> None:
+    """Whatever the cost says by now is judged where it is measured."""
+    incident_id = fallen(database)
+    with database.session() as session:
+        incident = incidents.find(session, incident_id)[0]
+        incident.severity = "info"
+        incident.diagnosis = {**known(database, incident_id), "seen": {}}
+    refresh(database, NOW)
+    with database.session() as session:
+        assert incidents.find(session, incident_id)[0].severity == "info"
+        assert session.scalars(select(Notification)).all() == []
 
 
 def test_an_incident_of_an_older_version_is_diagnosed_too(database: Database) -> None:
