@@ -35,6 +35,7 @@ ANSWERS: dict[str, Any] = {
     "drafts": _page("drafts", _stored["draft"]),
     "retrain_run": RUN,
     "retrain_runs": _page("runs", RUN),
+    "rolled_back": {"server": "chat-eu-1", "draft_version": "8a17c90be2f3"},
     "job": {"job_id": 17},
     "alive": {"status": "ok"},
     "ready": {"status": "ready", "database": "reachable, schema up to date", "fold_lag_records": 0},

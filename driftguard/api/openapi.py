@@ -24,7 +24,7 @@ _TAGS: Final = {
     "status": "One verdict per stream, and its acceptance over time.",
     "incidents": "What changed, since when, how bad, where and why.",
     "drafts": "The drafts in service, candidates, and former ones.",
-    "retraining": "Retraining runs, and asking for one.",
+    "retraining": "Retraining runs, asking for one, and taking its draft back.",
     "captures": "Token ids of sampled requests; off unless `capture.enabled` is set.",
     "health": "Liveness, readiness, metrics.",
 }

@@ -1,80 +1,130 @@
-"""The status page: rendered here, readable without JavaScript, nothing fetched from elsewhere."""
+"""The status pages: rendered here, readable without JavaScript, nothing fetched from elsewhere."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import FileResponse, HTMLResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from sqlalchemy.orm import Session
 
 from driftguard.api.auth import is_loopback
 from driftguard.api.context import Context, get_context
+from driftguard.api.drafts import DraftModel
 from driftguard.api.incidents import detail
-from driftguard.api.models import IncidentModel
+from driftguard.api.models import IncidentModel, Rate, StreamStatusModel
+from driftguard.api.rendering import render
+from driftguard.api.retraining import RunModel, get_retrain_run
 from driftguard.api.status import source_models, stream_models
-from driftguard.detection.counting import SECONDS_PER_DAY
-from driftguard.detection.findings import duration
+from driftguard.cost import advice
 from driftguard.errors import NotFound
-from driftguard.store import detector_states, incidents
+from driftguard.store import detector_states, drafts, incidents, retrain_runs, series, streams
+from driftguard.store.wanted import Wanted
 
 router = APIRouter(include_in_schema=False)
+AnyContext = Annotated[Context, Depends(get_context)]
 
-INCIDENTS_SHOWN: Final = 20
+SHOWN: Final = 20  # of incidents, drafts; the API has the rest
+RUNS_SHOWN: Final = 50
+_ALARMING: Final = ("degraded", "stale", "drafting_stopped")
 _HERE: Final = Path(__file__).parent
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
-# Plotly sets styles on its elements; everything else comes from here or not at all.
-_SECURITY: Final = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
-        "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+_STATIC: Final = ("style.css", "page.js", "chart.js")
 
 
 @router.get("/")
-def status_page(context: Annotated[Context, Depends(get_context)]) -> HTMLResponse:
-    now = datetime.now(UTC)
+def fleet_page(context: AnyContext) -> HTMLResponse:
+    """Every stream in a sentence, the worst first."""
     with context.database.session() as session:
-        found = stream_models(session, now)
-        newest = incidents.page(session, limit=INCIDENTS_SHOWN)
+        found = stream_models(session, datetime.now(UTC))
+        serving = [item for item in found if item.in_service]
+        unresolved = incidents.page(session, limit=RUNS_SHOWN, state="unresolved")
         return render(
-            "status.html",
-            now=now,
-            serving=[item for item in found if item.in_service],
+            "fleet.html",
+            headline=headline(serving),
+            verdicts=Counter(item.verdict for item in serving),
+            serving=serving,
             replaced=[item for item in found if not item.in_service],
-            incidents=[IncidentModel.of(*row) for row in newest],
+            unresolved=[IncidentModel.of(*row) for row in unresolved],
+            resolved=[
+                IncidentModel.of(*row) for row in incidents.page(session, limit=SHOWN, state="resolved")
+            ],
+            running=_runs(session, "running"),
             sources=source_models(session),
             unfolded=detector_states.unfolded(session),
+        )
+
+
+@router.get("/streams/{stream_id}")
+def stream_page(stream_id: int, context: AnyContext) -> HTMLResponse:
+    """One stream in full: its numbers, its segments, its cost, its drafts."""
+    with context.database.session() as session:
+        stream = streams.get_stream(session, stream_id)
+        if stream is None:
+            raise NotFound(f"there is no stream {stream_id}")
+        related = stream_models(session, datetime.now(UTC), series.siblings(session, stream))
+        shown = next(item for item in related if item.id == stream_id)
+        history = _drafts(session, stream.server, stream.target)
+        newest = incidents.page(session, limit=SHOWN, wanted=Wanted(streams=[stream_id]))
+        return render(
+            "stream.html",
+            stream=shown,
+            related=related,
+            baselines={
+                "": _level(shown.acceptance.baseline),
+                **{segment.segment: _level(segment.baseline) for segment in shown.segments},
+            },
+            advice=advice(shown.cost) if shown.cost else None,
+            incident=detail(session, shown.incident_id) if shown.incident_id else None,
+            incidents=[IncidentModel.of(*row) for row in newest],
+            drafts=history,
+            runs=_runs_of(session, history),
+            source=next((item for item in source_models(session) if item.server == stream.server), None),
             false_alarm_days=context.settings.detection.false_alarm_days,
+            **_deciding(context, stream.server, history),
         )
 
 
 @router.get("/incidents/{incident_id}")
-def incident_page(incident_id: UUID, context: Annotated[Context, Depends(get_context)]) -> HTMLResponse:
-    """What the link in an alert opens."""
+def incident_page(incident_id: UUID, context: AnyContext) -> HTMLResponse:
+    """What the link in a page opens."""
     with context.database.session() as session:
+        incident = detail(session, incident_id)
+        history = _drafts(session, incident.stream.server, incident.stream.target)
         return render(
             "incident.html",
-            now=datetime.now(UTC),
-            incident=detail(session, incident_id),
-            key_needed=not is_loopback(context.settings.host),
+            incident=incident,
+            baselines={segment["segment"]: segment["before"] for segment in incident.segments},
+            runs=[RunModel.model_validate(run) for run in retrain_runs.of_incident(session, incident_id)],
+            **_deciding(context, incident.stream.server, history),
         )
+
+
+@router.get("/retraining")
+def retraining_page(context: AnyContext) -> HTMLResponse:
+    """Every retraining, the newest first."""
+    with context.database.session() as session:
+        return render("retraining.html", runs=_runs(session))
+
+
+@router.get("/retraining/{run_id}")
+def run_page(run_id: UUID, context: AnyContext) -> HTMLResponse:
+    """One retraining: how far it is, what the gate decided, what the watch sees."""
+    return render("run.html", run=get_retrain_run(run_id, context))
 
 
 @router.get("/static/{name}")
 def static_file(name: str) -> FileResponse:
     if name == "plotly.min.js":
         return FileResponse(_plotly(), headers=_CACHED)
-    if name not in ("style.css", "page.js"):
+    if name not in _STATIC:
         raise NotFound(f"/static/{name}: there is nothing here")
     return FileResponse(_HERE / "static" / name, headers={"Cache-Control": "no-cache"})
 
@@ -91,39 +141,45 @@ def _plotly() -> Path:
     raise NotFound("plotly.min.js: the plotly package is not installed completely; the page has no chart")
 
 
-def render(template: str, **values: object) -> HTMLResponse:
-    """A page made of one of the templates."""
-    return HTMLResponse(_environment().get_template(template).render(values), headers=_SECURITY)
+def headline(serving: Sequence[StreamStatusModel]) -> str:
+    """The state of the fleet in one line: 1 of 5 streams degraded, 1 stale."""
+    counts = Counter(item.verdict for item in serving)
+    of_all = f"of {len(serving)} stream{'' if len(serving) == 1 else 's'}"
+    alarming = [(counts[verdict], verdict.replace("_", " ")) for verdict in _ALARMING if counts[verdict]]
+    if not serving:
+        return "No records yet"
+    if not alarming:
+        return f"No alarm: {counts['steady']} {of_all} steady"
+    (first, verdict), *rest = alarming
+    return ", ".join([f"{first} {of_all} {verdict}", *(f"{count} {name}" for count, name in rest)])
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(time=_time, rate=_rate, number=_number, words=_words, duration=_duration)
-    return environment
+def _runs(session: Session, state: str | None = None) -> list[RunModel]:
+    found = retrain_runs.page(session, limit=RUNS_SHOWN, state=state)
+    return [RunModel.model_validate(run) for run in found]
 
 
-def _time(at: datetime | None) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if at else "–"
+def _drafts(session: Session, server: str, target: str) -> list[DraftModel]:
+    found = drafts.page(session, limit=SHOWN, wanted=Wanted(server=server, target=target))
+    return [DraftModel.model_validate(row) for row in found]
 
 
-def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+def _runs_of(session: Session, made: Sequence[DraftModel]) -> dict[UUID, RunModel]:
+    """The runs that made these drafts."""
+    found = [retrain_runs.find(session, draft.retrain_run_id) for draft in made if draft.retrain_run_id]
+    return {run.id: RunModel.model_validate(run) for run in found if run is not None}
 
 
-def _number(value: float | None, unit: str = "") -> str:
-    return "–" if value is None else f"{value:,.1f}{unit}"
+def _level(rate: Rate | None) -> dict[str, Any] | None:
+    return rate.model_dump() if rate else None
 
 
-def _duration(days: float) -> str:
-    return duration(days * SECONDS_PER_DAY)
-
-
-def _words(text: str) -> str:
-    return text.replace("_", " ")
+def _deciding(context: Context, server: str, history: Sequence[DraftModel]) -> dict[str, Any]:
+    """What the buttons need: may a key be missing, is there an engine to act on, where a rollback leads."""
+    serving = next((draft for draft in history if draft.state == "in_service"), None)
+    return {
+        "key_needed": not is_loopback(context.settings.host),
+        "has_engine": any(engine.server == server for engine in context.settings.engines),
+        "in_service": serving.version if serving else None,
+        "rollback_to": serving.parent_version if serving else None,
+    }

@@ -1,4 +1,4 @@
-"""Retraining runs: list, one, start one."""
+"""Retraining runs: list, one, start one, take its draft back."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import RunQuery, wanted
 from driftguard.api.openapi import example, problem
 from driftguard.errors import Conflict, NotFound
+from driftguard.retraining.engine_admin import EngineRefused
+from driftguard.retraining.rollback import roll_back
 from driftguard.store import retrain_runs
 from driftguard.store.retrain_runs import Cursor, RunState
 
@@ -37,6 +39,29 @@ class RetrainBody(BaseModel):
     )
     server: str | None = Field(None, description="May be left out when the settings name one engine.")
     force: bool = Field(False, description="Also when no incident calls for it.")
+
+
+class RollBackBody(BaseModel):
+    """Which draft to take back, and why."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "example": {
+                "server": "chat-eu-1",
+                "draft_version": "3f9c01d2ab44",
+                "reason": "answers loop since the promotion",
+            }
+        },
+    )
+    server: str
+    draft_version: str = Field(description="The draft in service; 409 where it is another by now.")
+    reason: str = Field(min_length=1, max_length=2_000)
+
+
+class RolledBackModel(BaseModel):
+    server: str
+    draft_version: str = Field(description="The draft that serves now.")
 
 
 class JobModel(BaseModel):
@@ -104,3 +129,26 @@ def retrain(body: RetrainBody, request: Request) -> JobModel:
     """Queues a retraining. 409 while one of this server runs or waits."""
     ask = cast("RequestRetraining", request.app.state.request_retraining)
     return JobModel(job_id=ask(body.server, force=body.force))
+
+
+@router.post(
+    "/rollback",
+    dependencies=[Depends(require_key)],
+    responses=example("rolled_back")
+    | problem(Conflict, "draft 3f9c01d2ab44 was not promoted here: there is none to return to")
+    | problem(EngineRefused, "the engine at http://127.0.0.1:8100 cannot be reached: connection refused"),
+)
+def roll_back_draft(body: RollBackBody, context: AnyContext) -> RolledBackModel:
+    """The draft that the one in service was trained from serves again.
+
+    409: a retraining runs, another draft is in service, or there is none to return to. 502: the engine
+    refuses.
+    """
+    serving = roll_back(
+        context.database,
+        context.settings,
+        server=body.server,
+        draft_version=body.draft_version,
+        reason=body.reason,
+    )
+    return RolledBackModel(server=body.server, draft_version=serving.version)

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from driftguard.api.context import Context, get_context
-from driftguard.api.page import render
+from driftguard.api.rendering import render
 from driftguard.errors import NotFound
 
 router = APIRouter(include_in_schema=False)

@@ -30,7 +30,7 @@ def follow_engine(session: Session, server: str, target: str, draft: EngineDraft
     known = drafts.in_service(session, server, target)
     if known is not None and known.version != draft.version:
         log.info("draft in service changed", server=server, before=known.version, now=draft.version)
-    _put_in_service(session, server, target, draft, at, former="retired")
+    put_in_service(session, server, target, draft, at, former="retired")
 
 
 def finish_promotion(
@@ -51,7 +51,7 @@ def finish_rollback(session: Session, run: RetrainRun, parent: EngineDraft, at: 
         f"draft {run.candidate_version} accepted less than the one before it, so {parent.version} serves "
         f"again: {watch.describe(seen, changed_only=False)}"
     )
-    _put_in_service(session, run.server, run.target, parent, at, former="rolled_back")
+    put_in_service(session, run.server, run.target, parent, at, former="rolled_back")
     retrain_runs.end(session, run.id, "rolled_back", reason, at)
     incident_notes.end_mitigation(session, run.incident_id, reason, at)
     log.warning("draft rolled back", run=str(run.id), reason=reason)
@@ -68,7 +68,7 @@ def from_numbers(numbers: Mapping[str, Any] | None) -> Watch:
     return msgspec.convert((numbers or {})["watch"], Watch)
 
 
-def _put_in_service(
+def put_in_service(
     session: Session,
     server: str,
     target: str,
@@ -76,6 +76,7 @@ def _put_in_service(
     at: datetime,
     former: drafts.DraftState,
 ) -> None:
+    """Records that the engine serves this draft; what served before becomes `former`."""
     drafts.put_in_service(
         session,
         server=server,

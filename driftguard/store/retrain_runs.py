@@ -147,6 +147,12 @@ def end(session: Session, run_id: UUID, state: RunState, reason: str, at: dateti
     )
 
 
+def add_to_reason(session: Session, run_id: UUID, told: str) -> None:
+    """What happened to the draft of a run that has ended."""
+    reason = func.concat_ws("; ", RetrainRun.reason, told)
+    session.execute(update(RetrainRun).where(RetrainRun.id == run_id).values(reason=reason))
+
+
 def store_nothing_to_do(session: Session, run: RetrainRun) -> UUID:
     """Stores a run that found nothing to do. In a row of such runs with the same trigger for the same
     incident there is one row, the latest: a run that waits for traffic asks every minute."""

@@ -72,7 +72,7 @@ def test_what_is_promised_in_requests_and_in_days_and_how_soon_a_drop_is_found(c
     assert (small["drop"], large["drop"]) == (0.05, 0.1)
     assert small["requests"] > large["requests"] > 10
     assert large["seconds"] == pytest.approx(large["requests"] * 2 * 0.2, rel=0.02)  # every other request
-    page = client.get("/").text
+    page = client.get(f"/streams/{stream['id']}").text
     assert promised["text"] == "at most one false page in 5.5 h (100,000 requests)"
     for text in (
         large["text"],
@@ -120,7 +120,7 @@ def test_sessions_and_windows_after_a_gap_are_counted(client: httpx.Client) -> N
         post(client, requests)
         stream, _ = status(client)
         assert stream["sessions"] == told
-    assert "Some requests name no session" in client.get("/").text
+    assert "Some requests name no session" in client.get(f"/streams/{stream['id']}").text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -129,10 +129,10 @@ def test_the_incident_page_lets_a_person_decide(database: Database, tmp_path: Pa
     with running_sidecar(database, tmp_path, host=host) as client:
         page = client.get(f"/incidents/{incident_id}").text
     for action in ("acknowledge", "resolve", "accept"):
-        assert f'data-action="{action}"' in page
+        assert f'data-post="/api/v1/incidents/{incident_id}/{action}"' in page
     assert ('id="key"' in page) is (host != "127.0.0.1")
     with running_sidecar(database, tmp_path) as client:
         client.post(f"/api/v1/incidents/{incident_id}/accept", json={"reason": "a new tenant"})
         page = client.get(f"/incidents/{incident_id}").text
-    assert "data-action" not in page
+    assert "data-post" not in page
     assert "the operator accepted the new level as normal: a new tenant" in page

@@ -1,0 +1,106 @@
+"""Templates, their filters and the headers of every page: nothing is fetched from elsewhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from driftguard.alerting.message import clock
+from driftguard.detection.counting import SECONDS_PER_DAY
+from driftguard.detection.findings import duration
+
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+# Plotly sets styles on its elements; everything else comes from here or not at all.
+_SECURITY: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
+        "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def render(template: str, **values: object) -> HTMLResponse:
+    """A page; `now` is what its ages are counted from."""
+    values = {"now": datetime.now(UTC), **values}
+    return HTMLResponse(_environment().get_template(template).render(values), headers=_SECURITY)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        time=_time,
+        age=_age,
+        took=_took,
+        rate=_rate,
+        signed=_signed,
+        number=_number,
+        percent=_percent,
+        count=_count,
+        words=_words,
+        days=_days,
+        fact=_fact,
+    )
+    return environment
+
+
+def _time(at: datetime | None) -> str:
+    return clock(at.astimezone(UTC)) if at else "–"
+
+
+def _age(at: datetime, now: datetime) -> str:
+    seconds = (now - at).total_seconds()
+    return f"{duration(seconds)} ago" if seconds >= 1 else "now"
+
+
+def _took(start: datetime, end: datetime) -> str:
+    return duration(max(0.0, (end - start).total_seconds()))
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}"
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "–" if value is None else f"{value:,.1f}{unit}"
+
+
+def _percent(part: float) -> str:
+    return f"{100.0 * part:.1f}%"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _days(value: float) -> str:
+    return duration(value * SECONDS_PER_DAY)
+
+
+def _words(text: str) -> str:
+    return text.replace("_", " ")
+
+
+def _fact(value: Any) -> str:
+    """One number of a piece of evidence, whatever its kind."""
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

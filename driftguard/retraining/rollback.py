@@ -1,0 +1,81 @@
+"""An operator takes the draft in service back: the one that it was trained from serves again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.errors import BadInput, BadSettings, Conflict
+from driftguard.retraining import incident_notes
+from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineInfo, engine_of
+from driftguard.retraining.promotion import put_in_service
+from driftguard.retraining.settle import settle_locked
+from driftguard.settings import Settings
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import Draft
+
+log = structlog.get_logger(__name__)
+
+
+def roll_back(
+    database: Database, settings: Settings, *, server: str, draft_version: str, reason: str
+) -> EngineDraft:
+    """The draft that serves now. The engine acts first, and the database follows (see settle.py).
+
+    `draft_version`: the draft to take back. Raises BadInput (no such engine), Conflict (a retraining runs,
+    another draft is in service, or there is none to return to), EngineRefused.
+    """
+    try:
+        admin = EngineAdmin(engine_of(settings, server))
+    except BadSettings as error:
+        raise BadInput(error.detail, field="server") from None
+    info = admin.info()
+    with retrain_runs.try_lock(database, info.server, info.target) as lock:
+        if lock is None:
+            raise Conflict(f"a retraining of {info.server} / {info.target} is running")
+        info = settle_locked(database, settings, admin, info)
+        if info.draft.version != draft_version:
+            raise Conflict(f"draft {info.draft.version} is in service on {server}, not {draft_version}")
+        parent = _parent(database, info)
+        if all(draft.version != parent.version for draft in info.drafts):
+            admin.load(_directory(parent), parent.version)
+        serving = admin.activate(parent.version)
+        with database.session() as session:
+            _follow(session, info, serving, f"rolled back to draft {serving.version} by hand: {reason}")
+    return serving
+
+
+def _parent(database: Database, info: EngineInfo) -> Draft:
+    """The row of the draft that the one in service was trained from. Raises Conflict."""
+    with database.session() as session:
+        serving = drafts.find(session, info.server, info.target, info.draft.version)
+        if serving is None or serving.parent_version is None:
+            raise Conflict(f"draft {info.draft.version} was not promoted here: there is none to return to")
+        parent = drafts.find(session, info.server, info.target, serving.parent_version)
+    if parent is None:
+        raise Conflict(f"draft {serving.parent_version}, to return to, is not known any more")
+    return parent
+
+
+def _directory(draft: Draft) -> Path:
+    if draft.directory is None:
+        raise Conflict(f"the files of draft {draft.version} are gone, and the engine has not loaded it")
+    return Path(draft.directory)
+
+
+def _follow(session: Session, info: EngineInfo, serving: EngineDraft, told: str) -> None:
+    """The run that is being watched ends with it; of one that has ended only the reason grows."""
+    at = datetime.now(UTC)
+    taken_back = drafts.find(session, info.server, info.target, info.draft.version)
+    put_in_service(session, info.server, info.target, serving, at, former="rolled_back")
+    log.warning("draft rolled back by hand", server=info.server, draft=info.draft.version, reason=told)
+    watched = retrain_runs.watching(session, info.server, info.target, info.draft.version)
+    if watched is not None:
+        retrain_runs.end(session, watched.id, "rolled_back", told, at)
+        incident_notes.end_mitigation(session, watched.incident_id, told, at)
+    elif taken_back is not None and taken_back.retrain_run_id is not None:
+        retrain_runs.add_to_reason(session, taken_back.retrain_run_id, told)

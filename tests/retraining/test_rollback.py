@@ -1,0 +1,147 @@
+"""A promoted draft is taken back by hand: the engine serves the one before, and the tables say so and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from driftguard.errors import BadInput, Conflict
+from driftguard.retraining.engine_admin import EngineAdmin, EngineInfo, EngineRefused
+from driftguard.retraining.promotion import finish_promotion
+from driftguard.retraining.rollback import roll_back
+from driftguard.settings import Settings
+from driftguard.store import drafts, incidents, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import RetrainRun
+from tests.retraining.engine_stub import EngineStub, running
+from tests.retraining.world import drift, incident_states, make_settings
+
+OLD, NEW = "v1", "v2"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[EngineStub]:
+    """Serves NEW; of OLD it knows nothing any more."""
+    with running(EngineStub(tmp_path, tmp_path)) as stub:
+        stub.serving = {"name": NEW, "version": NEW, "method": "draft_model", "directory": "/drafts/v2"}
+        stub.loaded = {NEW: stub.serving}
+        yield stub
+
+
+@pytest.fixture
+def settings(engine: EngineStub, tmp_path: Path) -> Settings:
+    return make_settings(tmp_path / "data", engine.url)
+
+
+def promoted(database: Database, settings: Settings, directory: str | None = "/drafts/v1") -> RetrainRun:
+    """OLD fell, NEW was trained from it and is in service and watched."""
+    now = datetime.now(UTC)
+    incident_id = drift(database, OLD, now)
+    run = RetrainRun(
+        id=uuid4(),
+        server="engine-1",
+        target="target",
+        incident_id=incident_id,
+        trigger="incident",
+        state="promoting",
+        started_at=now,
+        parent_version=OLD,
+        candidate_version=NEW,
+    )
+    place = {"server": "engine-1", "target": "target", "version": OLD, "name": OLD, "method": "draft_model"}
+    info: EngineInfo = EngineAdmin(settings.engines[0]).info()
+    with database.session() as session:
+        drafts.put_in_service(session, **place, directory=directory, at=now)
+        retrain_runs.begin(session, run)
+        drafts.add_candidate(
+            session,
+            server="engine-1",
+            target="target",
+            version=NEW,
+            directory="/drafts/v2",
+            parent_version=OLD,
+            run_id=run.id,
+            at=now,
+        )
+        incidents.move(session, incident_id, "mitigating", "retraining", now)
+        finish_promotion(session, run, info.draft, 0.05, now)
+    return run
+
+
+def take_back(database: Database, settings: Settings, version: str = NEW) -> str:
+    told = roll_back(database, settings, server="engine-1", draft_version=version, reason="it loops")
+    return told.version
+
+
+def states(database: Database) -> dict[str, str]:
+    with database.session() as session:
+        return {draft.version: draft.state for draft in drafts.page(session, limit=10)}
+
+
+def found(database: Database, run_id: UUID) -> RetrainRun:
+    with database.session() as session:
+        run = retrain_runs.find(session, run_id)
+    assert run is not None
+    return run
+
+
+def test_the_draft_before_is_loaded_and_serves_again(
+    database: Database, settings: Settings, engine: EngineStub
+) -> None:
+    run = promoted(database, settings)
+    assert take_back(database, settings) == OLD
+    assert (engine.serving["version"], engine.calls) == (OLD, ["load", "activate"])
+    assert states(database) == {OLD: "in_service", NEW: "rolled_back"}
+    ended = found(database, run.id)
+    assert (ended.state, ended.reason) == ("rolled_back", "rolled back to draft v1 by hand: it loops")
+    assert run.incident_id is not None
+    assert incident_states(database, run.incident_id) == ["open", "mitigating", "open"]
+
+
+def test_a_promotion_that_stood_keeps_its_ending_and_tells_what_came_after(
+    database: Database, settings: Settings, engine: EngineStub
+) -> None:
+    run = promoted(database, settings)
+    with database.session() as session:
+        retrain_runs.end(session, run.id, "promoted", "passed", datetime.now(UTC))
+    take_back(database, settings)
+    ended = found(database, run.id)
+    assert (ended.state, ended.reason) == ("promoted", "passed; rolled back to draft v1 by hand: it loops")
+
+
+def test_asked_twice_it_is_done_once(database: Database, settings: Settings, engine: EngineStub) -> None:
+    promoted(database, settings)
+    take_back(database, settings)
+    with pytest.raises(Conflict, match="draft v1 is in service on engine-1, not v2"):
+        take_back(database, settings)
+    with pytest.raises(Conflict, match="draft v1 was not promoted here"):
+        take_back(database, settings, OLD)
+    assert engine.serving["version"] == OLD
+
+
+def test_what_cannot_be_taken_back_is_said_and_stays(
+    database: Database, settings: Settings, engine: EngineStub
+) -> None:
+    promoted(database, settings, directory=None)
+    with pytest.raises(Conflict, match="the files of draft v1 are gone"):
+        take_back(database, settings)
+    with retrain_runs.try_lock(database, "engine-1", "target"), pytest.raises(Conflict, match="is running"):
+        take_back(database, settings)
+    with pytest.raises(BadInput, match="'other' is not among the engines"):
+        roll_back(database, settings, server="other", draft_version=NEW, reason="x")
+    assert engine.calls == []
+    assert states(database) == {OLD: "retired", NEW: "in_service"}
+
+
+def test_an_engine_that_refuses_leaves_everything_as_it_was(
+    database: Database, settings: Settings, engine: EngineStub
+) -> None:
+    promoted(database, settings)
+    engine.refuse = "activate"
+    with pytest.raises(EngineRefused, match="out of memory"):
+        take_back(database, settings)
+    assert states(database) == {OLD: "retired", NEW: "in_service"}
