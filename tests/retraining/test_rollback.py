@@ -10,8 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from driftguard.errors import BadInput, Conflict
-from driftguard.retraining.engine_admin import EngineAdmin, EngineInfo, EngineRefused
-from driftguard.retraining.promotion import finish_promotion
+from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineRefused
+from driftguard.retraining.promotion import finish_promotion, put_in_service
 from driftguard.retraining.rollback import roll_back
 from driftguard.settings import Settings
 from driftguard.store import drafts, incidents, retrain_runs
@@ -52,10 +52,10 @@ def promoted(database: Database, settings: Settings, directory: str | None = "/d
         parent_version=OLD,
         candidate_version=NEW,
     )
-    place = {"server": "engine-1", "target": "target", "version": OLD, "name": OLD, "method": "draft_model"}
-    info: EngineInfo = EngineAdmin(settings.engines[0]).info()
+    before = EngineDraft(OLD, OLD, "draft_model", directory)
+    info = EngineAdmin(settings.engines[0]).info()
     with database.session() as session:
-        drafts.put_in_service(session, **place, directory=directory, at=now)
+        put_in_service(session, "engine-1", "target", before, now, former="retired")
         retrain_runs.begin(session, run)
         drafts.add_candidate(
             session,

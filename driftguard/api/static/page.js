@@ -1,7 +1,7 @@
 // Keeps the page fresh and sends decisions. Everything but deciding works without this file.
 "use strict";
 
-const REFRESH_SECONDS = Math.min(10, Number(document.body.dataset.refresh));
+const REFRESH_SECONDS = Math.min(10, Number(document.currentScript.dataset.refresh));
 const decide = document.getElementById("decide");
 
 async function refresh() {
