@@ -80,6 +80,8 @@ def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, St
     before: dict[Labels, float] = {}
     after: dict[Labels, float] = {}
     for stream_id, by_direction in status.unresolved_incidents(session).items():
+        if stream_id not in streams:
+            continue  # it appeared after the streams were read: the next round shows it
         for incident in by_direction.values():
             labels = (*_labels(streams[stream_id]), incident.direction, incident.severity)
             info[*labels, *_identity(incident)] = 1.0

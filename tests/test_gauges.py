@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import update
 
+from driftguard import gauges
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.pipeline import Pipeline
@@ -67,6 +68,14 @@ def test_an_open_incident_is_shown_with_where_since_when_and_what_it_costs(
     assert shown(pipeline, "incident_change_point_timestamp_seconds", **FALL) == since
     identity = {"incident": str(incident_id), "cause": "unknown", "confidence": "low"}
     assert shown(pipeline, "incident_info", **FALL, **identity) == 1
+
+
+def test_a_stream_that_appears_while_the_gauges_are_set_waits_for_the_next_round(database: Database) -> None:
+    add_incident(database, [], opened_at=NOW)
+    metrics = Metrics()
+    with database.session() as session:
+        gauges.refresh(session, metrics, [], [], NOW)  # what was read before it appeared
+    assert metrics.registry.get_sample_value("driftguard_incident_slowdown_ratio", FALL) is None
 
 
 def test_notifications_are_owed_until_taken_and_only_to_places_still_in_the_settings(
