@@ -16,3 +16,5 @@ SILENT: Final = "#CC79A7"  # reddish purple
 MAIN: Final = "#0072B2"  # blue
 NEUTRAL: Final = "#999999"
 GONE: Final = "#666666"
+
+SERIES: Final = (MAIN, WARNING, GOOD, SILENT, BETTER)  # for curves that are no states

@@ -176,6 +176,8 @@ def _batch() -> list[Panel]:
     )
     used = promql.gauge(f"{P}_cached_tokens", by=ENGINE)
     capacity = promql.gauge(f"{P}_cache_capacity_tokens", by=ENGINE)
+    batch = panels.where_like(batch, "^running .*", panels.colour(colours.MAIN))
+    batch = panels.where_like(batch, "^waiting .*", panels.colour(colours.WARNING))
     return [
         panels.where_like(batch, "^slots .*", panels.dashed(colours.NEUTRAL)),
         panels.lines(
@@ -184,7 +186,9 @@ def _batch() -> list[Panel]:
             "longest request may be, so this stays low with short ones.",
             (f"{used} / {capacity}", "{{instance}}"),
             unit="percentunit",
-        ).min(0),
+        )
+        .min(0)
+        .max(1),
     ]
 
 

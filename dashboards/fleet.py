@@ -50,7 +50,7 @@ def _now() -> list[Panel]:
         ),
         panels.number(
             "Open incidents",
-            "Incidents that are not resolved, by severity. Information: acceptance rose.",
+            "Incidents that are not resolved. Information pages nobody: a rise, or a fall that costs little.",
             (_open_by_severity(), "{{severity}}"),
             unit="none",
             width=6,
@@ -108,6 +108,7 @@ def _streams() -> list[Panel]:
         },
         streams.HEADINGS,
         sort_by="Verdict",
+        leading="Verdict",
         height=9,
     )
     for column, unit in (
@@ -205,6 +206,7 @@ def _open_incidents() -> Panel:
     table = panels.where(table, "For", {"unit": "s"})
     table = panels.where(table, "Slower", {"unit": "percentunit"})
     table = panels.where(table, "Severity", panels.filled(words.by_name(words.SEVERITIES)))
+    table = panels.where(table, "Likely cause", {"mappings": words.by_name(words.CAUSES)})
     page = "${sidecar:raw}/incidents/${__data.fields.incident}"
     return panels.where(table, "Incident", panels.link("Open on the status page", page))
 
@@ -279,14 +281,12 @@ def _health() -> list[Panel]:
             (promql.gauge("driftguard_database_up", by=("instance",)), "{{instance}}"),
             mappings=words.by_name(words.REACHABLE),
             width=12,
-            height=6,
         ),
         panels.lines(
             "Failures",
             "Per second: batches whose fold failed and was rolled back, and detector states that began anew.",
             *((promql.summed_rate(name), text) for name, text in failures),
             unit="cps",
-            height=6,
         ),
         panels.lines(
             "Time since the detector looked around",
@@ -298,14 +298,12 @@ def _health() -> list[Panel]:
                 "{{instance}}",
             ),
             unit="s",
-            height=6,
         ),
         panels.lines(
             "Failures of chores",
             "Per second: failures of what runs now and then beside the detector.",
             (promql.summed_rate("driftguard_chore_failures_total", by=("chore",)), "{{chore}}"),
             unit="cps",
-            height=6,
         ),
         *panels.process(),
     ]

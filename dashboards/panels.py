@@ -42,15 +42,21 @@ def lines(
 ) -> timeseries.Panel:
     """Curves over time. Gaps stay gaps: no traffic is not an acceptance of 0. `words`: for series that are
     called by a state."""
-    legend = common.VizLegendOptions().show_legend(True).calcs(["lastNotNull"])
-    legend = legend.display_mode(common_models.LegendDisplayMode.TABLE)
+    one_each = not any("{{" in name for _, name in queries)
+    modes = common_models.LegendDisplayMode
+    legend = common.VizLegendOptions().show_legend(True).calcs([] if one_each else ["lastNotNull"])
+    legend = legend.display_mode(modes.LIST if one_each else modes.TABLE)
     legend = legend.placement(common_models.LegendPlacement.BOTTOM)
     tooltip = common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI)
     panel = _common(timeseries.Panel(), title, description, width, height).unit(unit)
     panel = panel.legend(legend).tooltip(tooltip.sort(common_models.SortOrder.DESCENDING))
     panel = panel.line_width(1).show_points(common_models.VisibilityMode.AUTO).span_nulls(False)
+    panel = panel.color_scheme(dashboard.FieldColor().mode(models.FieldColorModeId.PALETTE_CLASSIC))
     for letter, (expression, name) in zip(ascii_uppercase, queries, strict=False):
         panel = panel.with_target(_query(letter, expression).legend_format(name).range())
+    if one_each:
+        for (_, name), shade in zip(queries, colours.SERIES, strict=False):
+            panel = where(panel, name, colour(shade))
     return _worded(panel, words)
 
 
@@ -61,10 +67,11 @@ def bars(title: str, description: str, *queries: Query, unit: str, words: Words)
     return panel.draw_style(common_models.GraphDrawStyle.BARS).stacking(stacking).fill_opacity(80).min(0)
 
 
-def shares(title: str, description: str, *queries: Query) -> timeseries.Panel:
-    """Parts of a whole over time."""
-    panel = lines(title, description, *queries, unit="percentunit")
-    stacking = common.StackingConfig().mode(common_models.StackingMode.PERCENT)
+def shares(title: str, description: str, parts: str, whole: str, name: str) -> timeseries.Panel:
+    """Parts of a whole over time. `whole`: one series without labels."""
+    part = f"{parts} / on () group_left () ({whole} > 0)"
+    panel = lines(title, description, (part, name), unit="percentunit")
+    stacking = common.StackingConfig().mode(common_models.StackingMode.NORMAL)
     return panel.stacking(stacking).fill_opacity(60).min(0).max(1)
 
 
@@ -118,13 +125,14 @@ def rows_of(
     sort_by: str,
     *,
     descending: bool = False,
+    leading: str = "",
     labels_only: bool = False,
     width: int = 24,
     height: int = 8,
 ) -> table.Panel:
     """A table: one row per combination of `labels` (label -> heading), one column per query of `columns`
     (heading -> PromQL). All queries have to keep the same labels, or their rows would not be merged.
-    `labels_only`: the values say nothing."""
+    `leading`: the column of values that comes before the labels. `labels_only`: the values say nothing."""
     panel = _common(table.Panel(), title, description, width, height).unit("none")
     panel = panel.sort_by([common.TableSortByFieldState().display_name(sort_by).desc(descending)])
     letters = ascii_uppercase[: len(columns)]
@@ -132,7 +140,9 @@ def rows_of(
         target = _query(letter, expression).format(PromQueryFormat.TABLE).instant()
         panel = panel.with_target(target)
     values = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in letters]
-    names = {**dict(zip(values, columns, strict=True)), **labels}
+    shown = dict(zip(values, columns, strict=True))
+    first = {value: heading for value, heading in shown.items() if heading == leading}
+    names = {**first, **labels, **shown}
     organized = {
         "excludeByName": {"Time": True, **dict.fromkeys(values, labels_only)},
         "indexByName": {name: index for index, name in enumerate(names)},

@@ -67,6 +67,7 @@ def _now() -> list[Panel]:
         },
         {"server": "Server", "target": "Target"},
         sort_by="Since a success",
+        leading="Newest run",
         descending=True,
         width=16,
         height=6,

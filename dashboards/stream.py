@@ -183,7 +183,11 @@ def _segments() -> list[Panel]:
             unit="percentunit",
         ),
         panels.shares(
-            "Mix of segments", "Each segment's part of the draft tokens.", (drafted, "{{segment}}")
+            "Mix of segments",
+            "Each segment's part of the draft tokens.",
+            drafted,
+            promql.summed_rate(DRAFTED, *TRAFFIC),
+            "{{segment}}",
         ),
         _named_by_incidents(),
     ]
@@ -289,14 +293,12 @@ def _server() -> list[Panel]:
             (streams.conditions(source), "{{source}} ({{kind}})"),
             mappings=words.by_rank(words.CONDITIONS),
             width=12,
-            height=6,
         ),
         panels.lines(
             "Time since the last good scrape",
             "How long the server has not been read. Empty where it is not scraped.",
             (promql.age(last), "{{source}} ({{kind}})"),
             unit="s",
-            height=6,
         ),
         panels.lines(
             "Time since the last record",
@@ -308,13 +310,11 @@ def _server() -> list[Panel]:
                 NAME,
             ),
             unit="s",
-            height=6,
         ),
         panels.lines(
             "Age of the draft in service",
             "Time since the draft was put into service. Empty where DriftGuard was never told of one.",
             (promql.age(since), "{{draft_version}}"),
             unit="s",
-            height=6,
         ),
     ]

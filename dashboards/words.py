@@ -40,6 +40,16 @@ SEVERITIES: Final[Words] = {
     "info": ("Information", colours.BETTER),
 }
 
+CAUSES: Final[Words] = {
+    "query_drift": ("Traffic moved", colours.NEUTRAL),
+    "mix_shift": ("Only the mix moved", colours.NEUTRAL),
+    "machine": ("Machine", colours.NEUTRAL),
+    "configuration": ("Configuration", colours.NEUTRAL),
+    "target_replaced": ("Target replaced", colours.NEUTRAL),
+    "quality": ("Looping or garbled output", colours.NEUTRAL),
+    "unknown": ("Not known", colours.NEUTRAL),
+}
+
 STAGES: Final[Words] = {
     "collecting": ("Collecting traffic", colours.NEUTRAL),
     "training": ("Training", colours.LEARNING),

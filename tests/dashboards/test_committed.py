@@ -10,6 +10,7 @@ import pytest
 from dashboards import frame, generate, words
 from driftguard import status
 from driftguard.adapters.condition import CONDITIONS
+from driftguard.diagnosis.verdict import Cause
 from driftguard.incidents import Severity
 from driftguard.metrics import RUN_OUTCOMES, VERDICTS
 from driftguard.store.drafts import DraftState
@@ -66,6 +67,7 @@ def test_rows_have_names_and_numbers_are_not_used_twice(uid: str) -> None:
         (words.VERDICTS, VERDICTS),
         (words.CONDITIONS, CONDITIONS),
         (words.SEVERITIES, get_args(Severity)),
+        (words.CAUSES, get_args(Cause)),
         (words.STAGES, RUNNING_STATES),
         (words.OUTCOMES, RUN_OUTCOMES),
         (words.DRAFT_STATES, get_args(DraftState)),
