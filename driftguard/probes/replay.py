@@ -90,7 +90,7 @@ def _serving(database: Database, server: ProbedServer, name: str) -> Serving:
 def _record(
     name: str, serving: Serving, prompt: Prompt, answer: Answer, started_at: datetime, url: str
 ) -> AcceptanceRecord:
-    emitted = answer.accepted + answer.steps
+    told = answer.told
     record = AcceptanceRecord(
         record_id=uuid4(),
         kind="probe",
@@ -103,18 +103,18 @@ def _record(
         method=serving.method,
         segment=prompt.segment,
         session=session_of(prompt.key, answer.text),
-        steps=answer.steps,
-        drafted=answer.drafted,
-        accepted=answer.accepted,
-        emitted=emitted if answer.output_tokens is None else min(emitted, answer.output_tokens),
-        accepted_per_position=answer.accepted_per_position,
-        num_speculative_tokens=answer.num_speculative_tokens,
+        steps=told.steps,
+        drafted=told.drafted,
+        accepted=told.accepted,
+        emitted=told.emitted,
+        accepted_per_position=told.accepted_per_position,
+        num_speculative_tokens=told.num_speculative_tokens,
         acceptance_rule="greedy",
         temperature=0.0,
-        prompt_tokens=answer.prompt_tokens,
-        output_tokens=answer.output_tokens,
-        time_to_first_token_seconds=answer.time_to_first_token_seconds,
-        time_per_output_token_seconds=answer.time_per_output_token_seconds,
+        prompt_tokens=told.prompt_tokens,
+        output_tokens=told.output_tokens,
+        time_to_first_token_seconds=told.time_to_first_token_seconds,
+        time_per_output_token_seconds=told.time_per_output_token_seconds,
         fidelity="request",
     )
     try:

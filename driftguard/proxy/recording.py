@@ -12,7 +12,7 @@ from uuid import uuid4
 import structlog
 
 from driftguard.adapters.answers.openai import common
-from driftguard.adapters.answers.reading import telling_members, token_counts, told_by
+from driftguard.adapters.answers.reading import parts_of, token_counts, told_by
 from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, Told
 from driftguard.proxy.asking import Asked
 from driftguard.proxy.events import Heard
@@ -86,7 +86,7 @@ def labels_of(settings: ProxySettings, headers: Mapping[str, str], path: str, as
 
 def heard_whole(answer: bytes) -> Heard:
     """Of an answer that was not streamed."""
-    return Heard(dict.fromkeys(telling_members(answer), answer), answer)
+    return Heard(parts_of(answer), answer)
 
 
 class Recorder:

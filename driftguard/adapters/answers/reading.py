@@ -24,6 +24,11 @@ def telling_members(text: bytes) -> list[bytes]:
     return []
 
 
+def parts_of(answer: bytes) -> dict[bytes, bytes]:
+    """Of an answer that is not streamed: see told_by."""
+    return dict.fromkeys(telling_members(answer), answer)
+
+
 def told_by(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> Told | None:
     """`parts`: by the name of a telling member, the newest answer or event that has it.
 
