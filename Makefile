@@ -37,6 +37,7 @@ bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_ingest
 	$(BIN)/python -m tests.benchmarks.bench_detection_speed
 	$(BIN)/python -m tests.benchmarks.bench_memory
+	$(BIN)/python -m tests.benchmarks.bench_proxy
 	$(BIN)/python engine/bench/bench_verify.py
 	$(BIN)/python engine/bench/bench_decode.py
 	$(BIN)/python engine/bench/bench_telemetry.py

@@ -49,24 +49,22 @@ class Forwarder:
         self._put = put
         self._metrics = metrics
         self._recorder = Recorder(settings)
-        self._in_flight = 0
+        self.in_flight = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         course = _Course()
-        self._in_flight += 1
-        self._metrics.in_flight.set(self._in_flight)
+        self.in_flight += 1
         try:
             return await self._pass_on(request, course)
         finally:
-            self._in_flight -= 1
-            self._metrics.in_flight.set(self._in_flight)
+            self.in_flight -= 1
             self._account_for(course)
 
     async def _pass_on(self, request: web.BaseRequest, course: _Course) -> web.StreamResponse:
         if "Upgrade" in request.headers or request.method == "CONNECT":
             course.outcome = "refused"
             return self._problem(501, "WebSocket and tunnels do not pass through this proxy")
-        course.intake = await take_in(request, self._settings, self._upstream.engine, self._in_flight)
+        course.intake = await take_in(request, self._settings, self._upstream.engine, self.in_flight)
         course.asked_at = perf_counter()
         try:
             async with self._ask(request, course.intake) as answer:

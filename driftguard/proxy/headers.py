@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-_HOP_BY_HOP: Final = frozenset(
-    {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
-)
-_REQUEST_ONLY: Final = frozenset({"host", "expect"})
+_HOP_BY_HOP: Final = (
+    "Connection", "Keep-Alive", "Proxy-Connection", "TE", "Trailer", "Transfer-Encoding", "Upgrade",
+)  # fmt: skip
+_REQUEST_ONLY: Final = ("Host", "Expect")
 VIA: Final = "1.1 driftguard"
 
 
 def to_upstream(headers: CIMultiDictProxy[str], client: str | None) -> CIMultiDict[str]:
     """Of a request; `client` is the address that it came from."""
-    passing = _passing(headers, _HOP_BY_HOP | _REQUEST_ONLY)
+    passing = _passing(headers, (*_HOP_BY_HOP, *_REQUEST_ONLY))
     passing["Via"] = ", ".join([*headers.getall("Via", []), VIA])
     if client:
         passing["X-Forwarded-For"] = ", ".join([*headers.getall("X-Forwarded-For", []), client])
@@ -29,7 +30,9 @@ def to_client(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     return passing
 
 
-def _passing(headers: CIMultiDictProxy[str], dropped: frozenset[str]) -> CIMultiDict[str]:
-    if connection := headers.get("Connection"):
-        dropped |= {name.strip().lower() for name in connection.split(",")}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
+def _passing(headers: CIMultiDictProxy[str], dropped: Iterable[str]) -> CIMultiDict[str]:
+    passing = CIMultiDict(headers)
+    named = headers.get("Connection", "").split(",")
+    for name in (*dropped, *(name.strip() for name in named)):
+        passing.popall(name, None)
+    return passing

@@ -83,14 +83,12 @@ def path_of(request: web.BaseRequest) -> str:
 
 async def read_up_to(content: aiohttp.StreamReader, most: int) -> tuple[bytes, bool]:
     """(what was read, whether that is all); a little more than `most` bytes where it is not."""
-    pieces: list[bytes] = []
-    size = 0
-    async for chunk in content.iter_any():
-        pieces.append(chunk)
-        size += len(chunk)
-        if size > most:
-            return b"".join(pieces), False
-    return b"".join(pieces), True
+    pieces = [content.read_nowait()] if content.is_eof() else []  # it mostly came with its header
+    size = sum(map(len, pieces))
+    while size <= most and not content.at_eof():
+        pieces.append(await content.readany())
+        size += len(pieces[-1])
+    return b"".join(pieces), size <= most
 
 
 async def chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -68,6 +69,11 @@ class ProxyMetrics:
             "Attempts to send records that the sidecar did not answer for.",
             registry=self.registry,
         )
+
+    def watch(self, in_flight: Callable[[], float], queued: Callable[[], float]) -> None:
+        """Where the gauges come from, when they are asked for."""
+        self.in_flight.set_function(in_flight)
+        self.records_queued.set_function(queued)
 
     def count(self, outcome: Outcome, reason: Reason | None) -> None:
         """`reason`: why the request is not recorded; None for one that is."""

@@ -64,7 +64,6 @@ class Sender:
             self._metrics.records_dropped.inc()
             self._away_dropped += 1
         self._lines.append(encode_record(record))
-        self._metrics.records_queued.set(self.waiting)
         self._filled.set()
 
     async def run(self, session: aiohttp.ClientSession) -> None:
@@ -91,7 +90,6 @@ class Sender:
             self._sending = [self._lines.popleft() for _ in range(min(self._batch, len(self._lines)))]
             await self._send(session)
             self._sending = []
-            self._metrics.records_queued.set(self.waiting)
 
     async def _send(self, session: aiohttp.ClientSession) -> None:
         retrying = AsyncRetrying(
