@@ -15,13 +15,14 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from driftguard.client import AsyncClient
 from driftguard.errors import BadSettings
 from driftguard.proxy.forwarding import Forwarder
 from driftguard.proxy.metrics import CONTENT_TYPE, ProxyMetrics
-from driftguard.proxy.sender import GATHER_SECONDS, Sender
 from driftguard.proxy.upstream import Upstream
 from driftguard.settings import ProxySettings
 
+LINGER_SECONDS: Final = 1.0
 FLUSH_SECONDS: Final = 5.0
 CLIENT_KEEPALIVE_SECONDS: Final = 75.0
 UPSTREAM_KEEPALIVE_SECONDS: Final = 4.0  # below uvicorn's 5, or a request could meet a closing connection
@@ -39,11 +40,12 @@ def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
 
 def check(settings: ProxySettings) -> None:
     """Raises BadSettings."""
-    parts = urlsplit(settings.upstream or "")
     if settings.upstream is None:
         raise BadSettings("proxy.upstream: needed; give --upstream http://HOST:PORT")
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise BadSettings(f"proxy.upstream: {settings.upstream} is not an http(s) address")
+    for name, url in (("upstream", settings.upstream), ("sidecar", settings.sidecar)):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise BadSettings(f"proxy.{name}: {url} is not an http(s) address")
 
 
 async def _serve(settings: ProxySettings, api_key: str | None) -> None:
@@ -65,20 +67,23 @@ class Addresses:
 
 @asynccontextmanager
 async def running(
-    settings: ProxySettings, api_key: str | None, *, gather_seconds: float = GATHER_SECONDS
+    settings: ProxySettings, api_key: str | None, *, linger_seconds: float = LINGER_SECONDS
 ) -> AsyncIterator[Addresses]:
     """At the end requests under way finish first, then the queue is sent."""
     metrics = ProxyMetrics()
-    sender = Sender(settings.sidecar, api_key, settings.max_queued_records, metrics, gather_seconds)
+    sidecar = AsyncClient(
+        settings.sidecar,
+        api_key=api_key,
+        max_buffered=settings.max_queued_records,
+        linger_seconds=linger_seconds,
+    )
     upstream = Upstream(settings)
     async with AsyncExitStack() as stack:
         to_upstream = await stack.enter_async_context(_upstream_session(settings))
-        to_sidecar = await stack.enter_async_context(aiohttp.ClientSession())
-        stack.push_async_callback(sender.flush, to_sidecar, FLUSH_SECONDS)
-        await stack.enter_async_context(_background(sender.run(to_sidecar)))
+        stack.push_async_callback(sidecar.close, FLUSH_SECONDS)
         await stack.enter_async_context(_background(upstream.identify(to_upstream)))
-        forwarder = Forwarder(settings, upstream, to_upstream, sender.put, metrics)
-        metrics.watch(lambda: forwarder.in_flight, lambda: sender.waiting)
+        forwarder = Forwarder(settings, upstream, to_upstream, sidecar.send, metrics)
+        metrics.watch(lambda: forwarder.in_flight, lambda: sidecar.counts)
         server = web.Server(
             forwarder.handle,
             handler_cancellation=True,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
+from driftguard.client import Counts
 from driftguard.proxy.recording import REASONS, Reason
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -52,28 +55,11 @@ class ProxyMetrics:
             buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1),
             registry=self.registry,
         )
-        records = Counter(
-            "driftguard_proxy_records",
-            "Records by what became of them.",
-            ["outcome"],
-            registry=self.registry,
-        )
-        self.records_sent = records.labels("sent")
-        self.records_refused = records.labels("refused")  # by the sidecar
-        self.records_dropped = records.labels("dropped")  # for want of room, or at the end
-        self.records_queued = Gauge(
-            "driftguard_proxy_records_queued", "Records waiting for the sidecar.", registry=self.registry
-        )
-        self.send_failures = Counter(
-            "driftguard_proxy_send_failures",
-            "Attempts to send records that the sidecar did not answer for.",
-            registry=self.registry,
-        )
 
-    def watch(self, in_flight: Callable[[], float], queued: Callable[[], float]) -> None:
-        """Where the gauges come from, when they are asked for."""
+    def watch(self, in_flight: Callable[[], float], counts: Callable[[], Counts]) -> None:
+        """Where to ask for what is not counted here, whenever the metrics are asked for."""
         self.in_flight.set_function(in_flight)
-        self.records_queued.set_function(queued)
+        self.registry.register(_Records(counts))
 
     def count(self, outcome: Outcome, reason: Reason | None) -> None:
         """`reason`: why the request is not recorded; None for one that is."""
@@ -82,3 +68,29 @@ class ProxyMetrics:
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
+
+
+class _Records(Collector):
+    """What became of the records, by the client that sends them."""
+
+    def __init__(self, counts: Callable[[], Counts]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        counts = self._counts()
+        records = CounterMetricFamily(
+            "driftguard_proxy_records",
+            "Records by what became of them: dropped are those that found no room, or no sidecar at the end.",
+            labels=["outcome"],
+        )
+        for outcome in ("sent", "refused", "dropped"):
+            records.add_metric([outcome], getattr(counts, outcome))
+        yield records
+        yield GaugeMetricFamily(
+            "driftguard_proxy_records_queued", "Records waiting for the sidecar.", value=counts.waiting
+        )
+        yield CounterMetricFamily(
+            "driftguard_proxy_send_failures",
+            "Attempts to send records that the sidecar did not answer for.",
+            value=counts.failed_attempts,
+        )

@@ -99,9 +99,9 @@ async def served(handler: Handler) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def proxied(
-    handler: Handler, owned_by: str = "", gather_seconds: float = 0.01, **settings: Any
+    handler: Handler, owned_by: str = "", linger_seconds: float = 0.01, **settings: Any
 ) -> AsyncIterator[Setup]:
-    """Records gather for `gather_seconds` before they are sent."""
+    """Records wait for `linger_seconds` for more before they are sent."""
     seen: list[Seen] = []
     sidecar = Sidecar()
     models_asked = asyncio.Event()
@@ -127,7 +127,7 @@ async def proxied(
         }
         running = await stack.enter_async_context(AsyncExitStack())
         proxy = await running.enter_async_context(
-            app.running(ProxySettings(**values), "key", gather_seconds=gather_seconds)
+            app.running(ProxySettings(**values), "key", linger_seconds=linger_seconds)
         )
         client = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         yield Setup(

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from driftguard.proxy import sender
+from driftguard.client import protocol
 from tests.proxy.engines import Json, vllm
 from tests.proxy.serving import Setup, answering, proxied
 
@@ -17,8 +17,7 @@ PATH = "/v1/chat/completions"
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(sender, "LONGEST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(protocol, "_backoff", lambda state: 0.01)
 
 
 async def _ask(setup: Setup, count: int, segment: str = "a") -> None:
@@ -93,7 +92,7 @@ def test_what_the_sidecar_refuses_is_not_sent_again() -> None:
 
 def test_smaller_batches_where_the_sidecar_asks_for_them() -> None:
     async def scenario() -> None:
-        async with proxied(answering(vllm), engine="vllm", gather_seconds=0.2) as setup:
+        async with proxied(answering(vllm), engine="vllm", linger_seconds=0.2) as setup:
             setup.sidecar.most_lines = 4
             await _ask(setup, 20)
             records = await setup.sidecar.wait_for(20)
@@ -111,7 +110,7 @@ def test_at_the_end_requests_finish_and_their_records_are_sent() -> None:
             await go_on.wait()
             return await answering(vllm)(request)  # type: ignore[arg-type]
 
-        async with proxied(slow, engine="vllm", gather_seconds=60) as setup:  # type: ignore[arg-type]
+        async with proxied(slow, engine="vllm", linger_seconds=60) as setup:  # type: ignore[arg-type]
             running = asyncio.create_task(_ask(setup, 1))
             await asked.wait()
             stopping = asyncio.create_task(setup.stop())
