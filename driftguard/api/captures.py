@@ -16,7 +16,7 @@ from driftguard.api import examples
 from driftguard.api.auth import require_key
 from driftguard.api.body import read_body, split_items
 from driftguard.api.context import Context, get_context
-from driftguard.api.filters import CaptureQuery
+from driftguard.api.filters import CaptureQuery, refuse_repeated
 from driftguard.api.openapi import BATCH_COUNTS, batch_problems, example, json_line, problem, reference
 from driftguard.api.problems import record_errors
 from driftguard.errors import BadInput, Forbidden, TooLarge
@@ -89,6 +89,7 @@ async def post_captures(request: Request, context: Annotated[Context, Depends(ge
 
 @router.get(
     "/api/v1/captures",
+    dependencies=[Depends(refuse_repeated)],
     response_class=StreamingResponse,
     responses={200: {"content": {_JSON_LINES: _LINES}}},
 )

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
-from driftguard.api.filters import DraftQuery, wanted
+from driftguard.api.filters import DraftQuery, refuse_repeated, wanted
 from driftguard.api.openapi import example
 from driftguard.store import drafts
 from driftguard.store.drafts import Cursor, DraftState
@@ -41,7 +41,7 @@ class DraftPage(BaseModel):
     next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
 
 
-@router.get("", responses=example("drafts"))
+@router.get("", dependencies=[Depends(refuse_repeated)], responses=example("drafts"))
 def list_drafts(
     query: Annotated[DraftQuery, Query()], context: Annotated[Context, Depends(get_context)]
 ) -> DraftPage:

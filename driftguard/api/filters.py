@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import Annotated, Literal
 
+from fastapi import Request
 from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
 )
 
+from driftguard.errors import BadInput
 from driftguard.incidents import State
 from driftguard.records import Kind
 from driftguard.store.drafts import DraftState
@@ -32,7 +37,31 @@ Name = Annotated[
     Field(min_length=1, max_length=256, json_schema_extra={"pattern": r"^[^\x00]*$"}),
     AfterValidator(_without_nul),
 ]
+
+
+def _as_date(value: object) -> object:
+    if isinstance(value, str) and not _DATE.match(value):  # else a number would be seconds since 1970
+        raise ValueError("should be a date and time with UTC offset, as in 2026-11-01T00:00:00Z")
+    return value
+
+
+_DATE = re.compile(r"\d{4}-")
+Time = Annotated[AwareDatetime, BeforeValidator(_as_date)]
 StreamId = Annotated[int, Field(ge=1, lt=2**63)]
+
+
+_REPEATABLE = ("stream", "segment", "kind")
+
+
+def refuse_repeated(request: Request) -> None:
+    """FastAPI dependency of every list: of a parameter given twice, one would be passed over in silence.
+
+    Raises BadInput.
+    """
+    given = Counter(name for name, _ in request.query_params.multi_items())
+    for name, times in given.items():
+        if times > 1 and name not in _REPEATABLE:
+            raise BadInput(f"{name}: is given {times} times; it may be given once", field=name)
 
 
 class Pages(BaseModel):
@@ -46,10 +75,10 @@ class Pages(BaseModel):
 class TimeRange(BaseModel):
     """A stretch of time; which time of a row is meant, the operation says."""
 
-    since: AwareDatetime | None = Field(
+    since: Time | None = Field(
         None, description="From here on, with UTC offset.", examples=["2026-11-01T00:00:00Z"]
     )
-    until: AwareDatetime | None = Field(
+    until: Time | None = Field(
         None, description="Before here, with UTC offset.", examples=["2026-11-02T00:00:00Z"]
     )
 

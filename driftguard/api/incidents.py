@@ -14,9 +14,9 @@ from driftguard.api import examples
 from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
-from driftguard.api.filters import IncidentQuery, wanted
+from driftguard.api.filters import IncidentQuery, refuse_repeated, wanted
 from driftguard.api.models import ExampleModel, IncidentDetail, IncidentModel, IncidentPage
-from driftguard.api.openapi import example, problem
+from driftguard.api.openapi import BAD_JSON, example, problem
 from driftguard.errors import NotFound
 from driftguard.incidents import IllegalTransition, State
 from driftguard.store import captured_traffic, incidents, notifications
@@ -31,7 +31,9 @@ class Reason(BaseModel):
     """Why the incident changes; it is kept with the transition."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"example": {"reason": "looking at it; new tenant went live"}}
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"example": {"reason": "looking at it; new tenant went live"}},
     )
     reason: str = Field(min_length=1, max_length=2_000)
 
@@ -41,6 +43,7 @@ _NO_INCIDENT = problem(NotFound, f"there is no incident {_ID}")
 _CHANGED = (
     example("incident")
     | _NO_INCIDENT
+    | BAD_JSON
     | problem(
         IllegalTransition,
         "an incident that is resolved cannot become acknowledged; "
@@ -52,7 +55,7 @@ _CHANGED = (
 )
 
 
-@router.get("", responses=example("incidents"))
+@router.get("", dependencies=[Depends(refuse_repeated)], responses=example("incidents"))
 def list_incidents(query: Annotated[IncidentQuery, Query()], context: AnyContext) -> IncidentPage:
     """Newest first, by the time at which they were opened; `segment`: those in which one of these changed."""
     after = decode_cursor(query.cursor, Cursor) if query.cursor else None

@@ -122,6 +122,9 @@ def json_line(value: object) -> str:
     return msgspec.json.encode(value).decode() + "\n"
 
 
+BAD_JSON: Final = problem(MalformedBody, "the body is not JSON text")
+
+
 def batch_problems(things: str) -> Responses:
     """What may be wrong with a batch of lines."""
     return (

@@ -83,7 +83,7 @@ async def _invalid(_request: Request, error: Exception) -> Response:
         {
             "in": str(item["loc"][0]),
             "field": ".".join(str(part) for part in item["loc"][1:]) or None,
-            "detail": str(item["msg"]),
+            "detail": str(item["msg"]).removeprefix("Value error, "),
         }
         for item in error.errors()
     ]
@@ -94,11 +94,17 @@ async def _invalid(_request: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 (registered for this class only)
     detail = str(error.detail)
+    if detail == "There was an error parsing the body":  # FastAPI's words for bytes that are no text
+        return problem_response(400, "the body is not JSON text", title=MalformedBody.title)
     if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
         detail = f"{request.url.path}: there is nothing here"
+    headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         detail = f"{request.url.path} does not take {request.method}"
-    return problem_response(error.status_code, detail, headers=dict(error.headers or {}))
+        # A path may have more than one route, and Starlette names the methods of the first.
+        operations = request.app.openapi()["paths"].get(request.url.path, {})
+        headers |= {"Allow": ", ".join(sorted(operations)).upper()} if operations else {}
+    return problem_response(error.status_code, detail, headers=headers)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from driftguard.api import examples
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.exports import MEDIA_TYPES, Format, MissingExtra, encoder, json_lines
-from driftguard.api.filters import TrafficQuery, wanted
+from driftguard.api.filters import TrafficQuery, refuse_repeated, wanted
 from driftguard.api.openapi import Responses, problem, reference, shown
 from driftguard.errors import BadInput
 from driftguard.records import AcceptanceRecord
@@ -57,6 +57,7 @@ def _answers(name: str, row: type[msgspec.Struct], item: dict[str, Any]) -> Resp
 
 @router.get(
     "/records",
+    dependencies=[Depends(refuse_repeated)],
     response_class=Response,
     responses=_answers("records", AcceptanceRecord, examples.RECORD),
 )
@@ -79,6 +80,7 @@ def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Re
 
 @router.get(
     "/rollups",
+    dependencies=[Depends(refuse_repeated)],
     response_class=Response,
     responses=_answers("rollups", RollupRow, examples.ROLLUP),
 )

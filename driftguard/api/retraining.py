@@ -13,8 +13,8 @@ from driftguard.api import examples
 from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
-from driftguard.api.filters import RunQuery, wanted
-from driftguard.api.openapi import example, problem
+from driftguard.api.filters import RunQuery, refuse_repeated, wanted
+from driftguard.api.openapi import BAD_JSON, example, problem
 from driftguard.errors import Conflict, NotFound
 from driftguard.retraining.engine_admin import EngineRefused
 from driftguard.retraining.rollback import roll_back
@@ -35,7 +35,7 @@ class RetrainBody(BaseModel):
     """What to retrain."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"example": {"server": "chat-eu-1", "force": True}}
+        extra="forbid", strict=True, json_schema_extra={"example": {"server": "chat-eu-1", "force": True}}
     )
     server: str | None = Field(None, description="May be left out when the settings name one engine.")
     force: bool = Field(False, description="Also when no incident calls for it.")
@@ -93,7 +93,7 @@ class RunPage(BaseModel):
     next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
 
 
-@router.get("/retrain-runs", responses=example("retrain_runs"))
+@router.get("/retrain-runs", dependencies=[Depends(refuse_repeated)], responses=example("retrain_runs"))
 def list_retrain_runs(query: Annotated[RunQuery, Query()], context: AnyContext) -> RunPage:
     """Newest first, by the time at which they started."""
     after = decode_cursor(query.cursor, Cursor) if query.cursor else None
@@ -123,7 +123,9 @@ def get_retrain_run(run_id: UUID, context: AnyContext) -> RunModel:
     "/retrain",
     status_code=202,
     dependencies=[Depends(require_key)],
-    responses=example("job", status=202) | problem(Conflict, "a retraining of chat-eu-1 is queued already"),
+    responses=example("job", status=202)
+    | BAD_JSON
+    | problem(Conflict, "a retraining of chat-eu-1 is queued already"),
 )
 def retrain(body: RetrainBody, request: Request) -> JobModel:
     """Queues a retraining. 409 while one of this server runs or waits."""

@@ -133,6 +133,10 @@ def test_a_retraining_is_queued_once(client: httpx.Client) -> None:
 
 def test_a_request_for_nothing_that_exists_is_refused(client: httpx.Client) -> None:
     assert client.post("/api/v1/retrain", json={"sever": "engine-1"}).status_code == 422
+    assert client.post("/api/v1/retrain", json={"force": "no"}).status_code == 422
+    as_json = {"Content-Type": "application/json"}
+    garbled = client.post("/api/v1/retrain", content=b"\xff", headers=as_json)
+    assert (garbled.status_code, garbled.json()["detail"]) == (400, "the body is not JSON text")
     answer = client.post("/api/v1/retrain", json={"server": "other"})
     assert answer.status_code == 422
     assert "not among the engines in the settings: engine-1" in answer.json()["detail"]

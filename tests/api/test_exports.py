@@ -217,6 +217,8 @@ LISTS = ["incidents", "drafts", "retrain-runs", "records", "rollups", "captures"
         ("server=a%00b", "server"),
         (f"target={'x' * 257}", "target"),
         ("sgement=code", "sgement"),
+        ("since=7200", "since"),
+        ("server=a&server=b", "server"),
     ],
 )
 def test_a_bad_filter_is_refused_by_name(client: httpx.Client, path: str, query: str, name: str) -> None:
@@ -259,6 +261,11 @@ def test_what_only_one_list_has_is_refused_by_name(
     client: httpx.Client, path: str, query: str, name: str
 ) -> None:
     refuses(client, path, query, name)
+
+
+def test_the_methods_of_a_path_are_told(client: httpx.Client) -> None:
+    answer = client.delete("/api/v1/records")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
 
 
 def refuses(client: httpx.Client, path: str, query: str, name: str) -> None:
