@@ -21,9 +21,9 @@ from tests.dashboards.committed import (
 )
 from tests.dashboards.conftest import Fleet
 
-RANGE_SECONDS = 60
+RANGE_SECONDS = 600  # all that there is, however slow the machine
 EVERYTHING = {
-    "__rate_interval": "10s",  # at least four scrapes, as Grafana sees to
+    "__rate_interval": "5m",
     "__range": f"{RANGE_SECONDS}s",
     "server": "chat",
     "target": "target",
@@ -50,7 +50,7 @@ NOT_MARKED = {
 
 
 def ask(fleet: Fleet, query: Query, instance: str = ".+") -> list[dict[str, Any]]:
-    """Series with at least one number in the last minute (an instant query: now)."""
+    """Series with at least one number in the time shown (an instant query: now)."""
     values = dict.fromkeys(variables(query.dashboard), ".+") | EVERYTHING | {"instance": instance}
     expression = filled(query.expression, values)
     now = time.time()
@@ -132,14 +132,14 @@ def test_the_worst_stream_comes_first(fleet: Fleet) -> None:
 
 
 def test_marks_lie_where_it_happened(fleet: Fleet) -> None:
-    """Change points and promotions: the value is a time in milliseconds, of the last minutes."""
+    """Change points and promotions: the value is a time in milliseconds, a few minutes ago."""
     now_ms = 1000 * time.time()
     for query in annotation_queries():
         if not query.expression.startswith("1000 * "):
             continue
         for series in ask(fleet, query):
             at_ms = float(series["values"][-1][1])
-            assert now_ms - 15 * 60_000 < at_ms <= now_ms, query
+            assert now_ms - 30 * 60_000 < at_ms <= now_ms, query
 
 
 def test_the_baseline_is_weighted_with_the_mix_of_today(fleet: Fleet) -> None:
