@@ -1,4 +1,4 @@
-"""Every metric of the sidecar and of the engine as a table: `make metrics` writes it to docs/metrics.md."""
+"""Every metric of the sidecar, the engine and the proxy as a table: `make metrics` writes it to docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from driftguard.client import Counts
 from driftguard.metrics import Metrics
+from driftguard.proxy.metrics import ProxyMetrics
 
 INTRODUCTION: Final = """\
 # Metrics
 
-Served at `/metrics` of the sidecar and of the built-in engine; `make metrics` writes this file from them.
-Ratios are 0 to 1, times are seconds, moments are seconds since 1970. Besides these, both serve the
+Served at `/metrics` of the sidecar and of the built-in engine, and at `/driftguard/metrics` on the proxy's admin
+port; `make metrics` writes this file from them.
+Ratios are 0 to 1, times are seconds, moments are seconds since 1970. Besides these, all serve the
 `process_*` metrics of the Prometheus client, and the sidecar `python_info`.
 """
 
@@ -42,6 +45,8 @@ def document() -> str:
             *_table("Sidecar", rows(Metrics().registry)),
             "",
             *_table("Engine", rows(_engine_registry())),
+            "",
+            *_table("Proxy", rows(_proxy_registry())),
             "",
         ]
     )
@@ -79,6 +84,12 @@ class _Zero(float):
 def _engine_registry() -> CollectorRegistry:
     idle: Any = _Zero()
     return of_engine.Metrics(idle, idle)._registry
+
+
+def _proxy_registry() -> CollectorRegistry:
+    metrics = ProxyMetrics()
+    metrics.watch(lambda: 0.0, Counts)
+    return metrics.registry
 
 
 if __name__ == "__main__":

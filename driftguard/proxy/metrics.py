@@ -37,7 +37,7 @@ class ProxyMetrics:
         ProcessCollector(registry=self.registry)
         requests = Counter(
             "driftguard_proxy_requests",
-            "Requests by what became of them, and whether or why not they were recorded.",
+            "Requests by what became of them, and whether they were recorded, or why not.",
             ["outcome", "record"],
             registry=self.registry,
         )
