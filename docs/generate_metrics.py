@@ -1,4 +1,4 @@
-"""Every metric of the sidecar, the engine and the proxy as a table: `make metrics` writes it to docs/metrics.md."""
+"""Every metric of sidecar, engine and proxy as a table: `make metrics` writes it to docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from driftguard.proxy.metrics import ProxyMetrics
 INTRODUCTION: Final = """\
 # Metrics
 
-Served at `/metrics` of the sidecar and of the built-in engine, and at `/driftguard/metrics` on the proxy's admin
-port; `make metrics` writes this file from them.
+Served at `/metrics` of the sidecar and of the built-in engine, and at `/driftguard/metrics` on the proxy's
+admin port; `make metrics` writes this file from them.
 Ratios are 0 to 1, times are seconds, moments are seconds since 1970. Besides these, all serve the
 `process_*` metrics of the Prometheus client, and the sidecar `python_info`.
 """
