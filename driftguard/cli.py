@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from driftguard.adapters import ReplayFormat
-from driftguard.errors import DriftGuardError
+from driftguard.errors import BadInput, DriftGuardError
 from driftguard.settings import SettingsError, describe_settings, load_settings
 
 app = typer.Typer(
@@ -270,6 +270,20 @@ def key_create(
         with database.session() as session:
             key = create_key(session, name)
         typer.echo(key)  # after the commit: a key that is shown is a key that works
+
+
+@key_commands.command("add")
+def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None) -> None:
+    """Store the key in DRIFTGUARD_API_KEY, made elsewhere; nothing to do where it is stored already."""
+    from driftguard.app import open_database
+    from driftguard.store.keys import add_key
+
+    key = os.environ.get("DRIFTGUARD_API_KEY")
+    if not key:
+        raise BadInput("DRIFTGUARD_API_KEY: holds no key")
+    with open_database(load_settings(config)) as database, database.session() as session:
+        is_new = add_key(session, name, key)
+    typer.echo(f"{name}: {'stored' if is_new else 'stored already'}")
 
 
 @key_commands.command("list")

@@ -16,13 +16,38 @@ from driftguard.store.tables import ApiKey
 PREFIX = "dg_"
 _RANDOM_BYTES = 32
 _MAX_NAME = 100
+_LEAST_CHARACTERS = 32  # of a key made elsewhere: its digest has no salt, so it must be random
 
 
 def create_key(session: Session, name: str) -> str:
     """Makes a key and returns it; it cannot be shown again. Raises BadInput, Conflict (the name is taken)."""
+    key = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    _store(session, name, key)
+    return key
+
+
+def add_key(session: Session, name: str, key: str) -> bool:
+    """Stores a key that was made elsewhere. False: it is stored under this name already, so that a
+    deployment may say it at every start.
+
+    Raises BadInput (name, key), Conflict (the name or the key is taken, or the key was revoked).
+    """
+    if len(key) < _LEAST_CHARACTERS or not key.isascii() or not key.isprintable() or " " in key:
+        raise BadInput(f"key: needs {_LEAST_CHARACTERS} or more random ASCII characters without spaces")
+    known = session.scalar(select(ApiKey).where(ApiKey.digest == _digest(key)))
+    if known is None:
+        _store(session, name, key)
+        return True
+    if known.revoked_at is not None:
+        raise Conflict(f"this key was revoked, as {known.name!r}; make a new one")
+    if known.name != name:
+        raise Conflict(f"this key is stored already, as {known.name!r}")
+    return False
+
+
+def _store(session: Session, name: str, key: str) -> None:
     if not name.strip() or len(name) > _MAX_NAME or not name.isprintable():
         raise BadInput(f"name: {name!r} does not fit; 1 to {_MAX_NAME} printable characters")
-    key = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     added = session.execute(
         insert(ApiKey)
         .values(name=name, digest=_digest(key), created_at=datetime.now(UTC))
@@ -31,7 +56,6 @@ def create_key(session: Session, name: str) -> str:
     )
     if added.first() is None:
         raise Conflict(f"there is a key named {name!r} already; names are never used again")
-    return key
 
 
 def revoke_key(session: Session, name: str) -> None:

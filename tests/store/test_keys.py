@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.store.database import Database
-from driftguard.store.keys import create_key, has_keys, is_valid, list_keys, revoke_key
+from driftguard.store.keys import add_key, create_key, has_keys, is_valid, list_keys, revoke_key
 
 
 def test_a_key_works_until_it_is_revoked(database: Database) -> None:
@@ -45,3 +45,26 @@ def test_names_are_checked(database: Database) -> None:
                 create_key(session, name)
         with pytest.raises(NotFound, match="'nobody'"):
             revoke_key(session, "nobody")
+
+
+def test_a_key_made_elsewhere_is_stored_once(database: Database) -> None:
+    key = "k" * 32
+    with database.session() as session:
+        assert add_key(session, "cluster", key)
+        assert not add_key(session, "cluster", key)
+        assert is_valid(session, key)
+        with pytest.raises(Conflict, match="as 'cluster'"):
+            add_key(session, "other", key)
+        with pytest.raises(Conflict, match="'cluster' already"):
+            add_key(session, "cluster", "n" * 32)
+        revoke_key(session, "cluster")
+        with pytest.raises(Conflict, match="revoked"):
+            add_key(session, "cluster", key)
+    with database.session() as session:
+        assert not is_valid(session, key)
+
+
+@pytest.mark.parametrize("key", ["", "short", "k" * 31, "with space" * 4, "ü" * 40])
+def test_a_key_that_can_be_guessed_or_not_be_sent_is_refused(database: Database, key: str) -> None:
+    with database.session() as session, pytest.raises(BadInput, match="key: needs 32"):
+        add_key(session, "cluster", key)
