@@ -56,6 +56,9 @@ dashboards: setup
 metrics: setup
 	$(BIN)/python -m docs.generate_metrics > docs/metrics.md
 
+kubernetes: setup
+	$(BIN)/python -m deploy.prometheus_rule
+
 openapi: setup
 	$(BIN)/python -m driftguard.api.application > docs/openapi.json
 

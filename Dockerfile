@@ -1,0 +1,55 @@
+# Two images of one wheel:
+#
+#   docker build --target sidecar -t driftguard-sidecar .   sidecar and proxy; no torch, PostgreSQL is elsewhere
+#   docker build --target engine -t driftguard-engine .     the same with the engine and the retraining
+#
+# The second takes torch from where pip looks by default. For another build of torch (a small one for the CPU,
+# one for your CUDA) name its package index: --build-arg TORCH_INDEX_URL=...
+
+FROM python:3.12-slim-bookworm AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY driftguard driftguard
+COPY engine/driftguard_engine engine/driftguard_engine
+COPY engine/training engine/training
+COPY migrations migrations
+COPY alerts/runbooks alerts/runbooks
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+ && python -m venv /opt/driftguard
+
+FROM wheel AS sidecar-packages
+RUN /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard-*.whl)[proxy]"
+
+FROM wheel AS engine-packages
+ARG TORCH_INDEX_URL=""
+RUN if [ -n "$TORCH_INDEX_URL" ]; then \
+      /opt/driftguard/bin/pip install --no-cache-dir --index-url "$TORCH_INDEX_URL" 'torch>=2.11'; \
+    fi \
+ && /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard-*.whl)[proxy,engine]"
+
+FROM python:3.12-slim-bookworm AS runtime
+# HOME: what the engine keeps while the sidecar is away, and what it takes from a hub, is on the volume too.
+ENV PATH=/opt/driftguard/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/var/lib/driftguard \
+    DRIFTGUARD_DATA_DIR=/var/lib/driftguard
+RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/driftguard --create-home driftguard
+USER 10001:10001
+VOLUME /var/lib/driftguard
+ENTRYPOINT ["driftguard"]
+
+FROM runtime AS engine
+COPY --from=engine-packages /opt/driftguard /opt/driftguard
+EXPOSE 8100
+HEALTHCHECK --interval=15s --timeout=5s --start-period=120s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8100/health', timeout=4)"]
+CMD ["engine", "--host", "0.0.0.0"]
+
+# The last one is what `docker build .` makes.
+FROM runtime AS sidecar
+COPY --from=sidecar-packages /opt/driftguard /opt/driftguard
+EXPOSE 8200
+HEALTHCHECK --interval=15s --timeout=5s --start-period=30s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8200/healthz', timeout=4)"]
+CMD ["serve", "--host", "0.0.0.0"]

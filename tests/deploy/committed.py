@@ -1,0 +1,76 @@
+"""What a deployment is made of, as it is committed, and whether a command line is one of ours."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import typer
+import yaml
+from driftguard_engine.__main__ import app as engine_app
+
+from driftguard.cli import app
+from driftguard.settings import PREFIX
+
+ROOT: Final = Path(__file__).parents[2]
+DEPLOY: Final = ROOT / "deploy"
+KUBERNETES: Final = DEPLOY / "kubernetes"
+VERSION: Final = str(
+    tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+)
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    """The YAML documents of a file."""
+    return [document for document in yaml.safe_load_all(file.read_text(encoding="utf-8")) if document]
+
+
+def manifests() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every Kubernetes object, with its file."""
+    for file in sorted(KUBERNETES.rglob("*.yaml")):
+        if file.name != "kustomization.yaml":
+            for document in documents(file):
+                yield file, document
+
+
+def parse_command(arguments: list[str]) -> None:
+    """Of `driftguard`, without its name. Raises UsageError of click: no such option."""
+    command: Any = typer.main.get_command(app)
+    name = "driftguard"
+    if arguments[0] == "engine":
+        command, name, arguments = typer.main.get_command(engine_app), "driftguard engine", arguments[1:]
+    while (get := getattr(command, "get_command", None)) is not None:
+        found = get(typer.Context(command), arguments[0])
+        assert found is not None, f"{name} has no command {arguments[0]}"
+        command, name, arguments = found, f"{name} {arguments[0]}", arguments[1:]
+    command.make_context(name, list(arguments))
+
+
+def commands_of_shell(script: str) -> list[list[str]]:
+    """The arguments of each `driftguard` in a line of shell."""
+    lexer = shlex.shlex(script, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    commands: list[list[str]] = []
+    current: list[str] | None = None
+    for word in lexer:
+        if set(word) <= set(";&|()<>"):
+            current = None
+        elif word == "driftguard":
+            commands.append(current := [])
+        elif current is not None:
+            current.append(word)
+    return commands
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    """Nothing of the tests' own environment reaches the settings."""
+    for name in list(os.environ):
+        if name.startswith(PREFIX):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)

@@ -1,0 +1,251 @@
+"""The manifests: valid for Kubernetes, locked down; their commands, settings, ports and names are ours."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from deploy.prometheus_rule import PROMETHEUS_RULE, prometheus_rule
+from driftguard.settings import Settings, load_settings
+from tests.alerts.committed import RULES, load
+from tests.deploy.committed import (
+    KUBERNETES,
+    VERSION,
+    commands_of_shell,
+    documents,
+    manifests,
+    parse_command,
+    set_environment,
+)
+from tests.deploy.test_dockerfile import last
+
+KUBERNETES_VERSION = "1.31"
+PORTS = {"driftguard-sidecar": 8200, "driftguard-engine": 8100}
+SECRET_KEYS = {"database-url", "api-key"}
+OBJECTS = list(manifests())
+NATIVE = [(file, found) for file, found in OBJECTS if "monitoring.coreos.com" not in found["apiVersion"]]
+
+
+def name_of(value: Any) -> str:
+    return (
+        f"{value['kind']}-{value['metadata']['name']}" if isinstance(value, dict) and "kind" in value else ""
+    )
+
+
+def pod_of(manifest: dict[str, Any]) -> dict[str, Any] | None:
+    spec = manifest["spec"]
+    if manifest["kind"] == "CronJob":
+        spec = spec["jobTemplate"]["spec"]
+    pod: dict[str, Any] | None = spec.get("template", {}).get("spec")
+    return pod
+
+
+def pods() -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
+    for file, manifest in NATIVE:
+        pod = pod_of(manifest)
+        if pod is not None:
+            yield file, manifest, pod
+
+
+PODS = list(pods())
+OURS = [
+    pytest.param(file, pod, container, id=f"{name_of(manifest)}-{container['name']}")
+    for file, manifest, pod in PODS
+    for container in [*pod.get("initContainers", []), *pod["containers"]]
+    if container["image"] in PORTS
+]
+
+
+def commands(container: dict[str, Any]) -> list[list[str]]:
+    if "command" in container:
+        shell, option, script = container["command"]
+        assert (shell, option) == ("sh", "-c")
+        return commands_of_shell(script)
+    return [container["args"]]
+
+
+def environment(container: dict[str, Any]) -> dict[str, str]:
+    """As Kubernetes sets it: $(NAME) stands for a variable above."""
+    known: dict[str, str] = {}
+    for variable in container.get("env", []):
+        source = variable.get("valueFrom", {})
+        if "secretKeyRef" in source:
+            assert source["secretKeyRef"]["name"] == "driftguard"
+            key = source["secretKeyRef"]["key"]
+            known[variable["name"]] = {"database-url": "postgresql://u:p@db/d", "api-key": "k" * 64}[key]
+        elif "fieldRef" in source:
+            known[variable["name"]] = "chat-0"
+        else:
+            known[variable["name"]] = re.sub(
+                r"\$\((\w+)\)", lambda found: known[found[1]], str(variable["value"])
+            )
+    return known
+
+
+@pytest.mark.parametrize(("file", "manifest"), NATIVE, ids=name_of)
+def test_kubernetes_would_take_it(file: Path, manifest: dict[str, Any]) -> None:
+    kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
+
+
+@pytest.mark.parametrize(("file", "pod", "container"), OURS)
+def test_our_containers_are_locked_down(file: Path, pod: dict[str, Any], container: dict[str, Any]) -> None:
+    security = {**pod.get("securityContext", {}), **container["securityContext"]}
+    assert security["runAsNonRoot"]
+    assert security["runAsUser"] == 10001
+    assert f"{security['runAsUser']}:{security['runAsGroup']}" == last("sidecar", "USER")
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert security["readOnlyRootFilesystem"]
+    assert not security["allowPrivilegeEscalation"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+    assert "memory" in container["resources"]["limits"]
+    assert not pod["automountServiceAccountToken"]
+
+
+@pytest.mark.parametrize(("file", "pod", "container"), OURS)
+def test_what_is_written_to_is_a_volume(file: Path, pod: dict[str, Any], container: dict[str, Any]) -> None:
+    mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert {"/tmp", "/var/lib/driftguard"} <= mounted.keys()
+    assert set(mounted.values()) <= {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.parametrize(("file", "pod", "container"), OURS)
+def test_commands_and_settings_are_ours(
+    file: Path, pod: dict[str, Any], container: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = commands(container)
+    assert found
+    for command in found:
+        parse_command(command)
+    variables = environment(container)
+    settings = settings_of(monkeypatch, variables)
+    assert {engine.admin_url for engine in settings.engines} <= {"http://engine:8100"}
+    assert {source.server for source in settings.sources} <= {"chat-0"}
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> Settings:
+    set_environment(monkeypatch, variables)
+    if variables.get("DRIFTGUARD_CONFIG") is None:
+        return load_settings()
+    assert variables["DRIFTGUARD_CONFIG"] == "/etc/driftguard/driftguard.toml"
+    monkeypatch.delenv("DRIFTGUARD_CONFIG")
+    return load_settings(KUBERNETES / "base" / "driftguard.toml")
+
+
+@pytest.mark.parametrize(("file", "manifest", "pod"), PODS, ids=name_of)
+def test_the_environment_is_not_that_of_services(
+    file: Path, manifest: dict[str, Any], pod: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Service named driftguard would set DRIFTGUARD_PORT, which is a setting, to tcp://..."""
+    assert pod["enableServiceLinks"] is False
+
+
+def test_ports_and_probes_are_what_the_images_listen_to() -> None:
+    for _, _, pod in PODS:
+        for container in pod["containers"]:
+            ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+            if container["image"] in PORTS and ports:
+                assert ports == {"http": PORTS[container["image"]]}
+            asked = [container[kind]["httpGet"] for kind in container if kind.endswith("Probe")]
+            assert {probe["port"] for probe in asked} <= ports.keys()
+            if container["image"] == "driftguard-sidecar":
+                assert {probe["path"] for probe in asked} <= {"/healthz", "/readyz"}
+            else:
+                assert {probe["path"] for probe in asked} <= {"/health"}
+
+
+def test_services_select_pods_that_have_the_port() -> None:
+    labelled = [
+        (manifest["spec"]["template"]["metadata"]["labels"], pod)
+        for _, manifest, pod in PODS
+        if manifest["kind"] != "CronJob"
+    ]
+    for _, service in NATIVE:
+        if service["kind"] != "Service":
+            continue
+        (pod,) = [pod for labels, pod in labelled if service["spec"]["selector"].items() <= labels.items()]
+        offered = {
+            port["name"]: port["containerPort"]
+            for container in pod["containers"]
+            for port in container.get("ports", [])
+        }
+        for port in service["spec"]["ports"]:
+            assert offered[port["targetPort"]] == port["port"]
+
+
+def test_a_sidecar_in_a_pod_cannot_take_its_neighbour_out_of_service() -> None:
+    (pod,) = [pod for _, manifest, pod in PODS if manifest["kind"] == "StatefulSet"]
+    (sidecar,) = [item for item in pod["containers"] if item["image"] == "driftguard-sidecar"]
+    assert "initContainers" not in pod
+    assert not [key for key in sidecar if key.endswith("Probe")]
+    assert sidecar["command"][2].startswith("until driftguard db upgrade")
+
+
+def test_one_sidecar_scrapes_at_a_time() -> None:
+    """Two would count every source twice."""
+    (deployment,) = [found for _, found in NATIVE if name_of(found) == "Deployment-driftguard"]
+    assert deployment["spec"]["replicas"] == 1
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_prometheus_calls_the_job_as_the_rules_do() -> None:
+    (monitor,) = [found for _, found in OBJECTS if found["kind"] == "ServiceMonitor"]
+    label = monitor["spec"]["jobLabel"]
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    found = [
+        service
+        for _, service in NATIVE
+        if service["kind"] == "Service" and wanted.items() <= service["metadata"]["labels"].items()
+    ]
+    assert {service["metadata"]["name"] for service in found} == {"driftguard", "chat-driftguard"}
+    assert {service["metadata"]["labels"][label] for service in found} == {"driftguard"}
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["path"] == "/metrics"
+    for service in found:
+        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+def test_the_prometheus_rule_is_made_from_the_rules() -> None:
+    """Differs? make kubernetes"""
+    assert PROMETHEUS_RULE.read_text(encoding="utf-8") == prometheus_rule(RULES.read_text(encoding="utf-8"))
+    (rule,) = documents(PROMETHEUS_RULE)
+    assert rule["spec"] == load(RULES)
+
+
+@pytest.mark.parametrize(
+    "file", sorted(KUBERNETES.rglob("kustomization.yaml")), ids=lambda file: file.parent.name
+)
+def test_a_kustomization_names_files_and_images_that_there_are(file: Path) -> None:
+    (kustomization,) = documents(file)
+    directory = file.parent
+    named = {directory / resource for resource in kustomization["resources"]}
+    assert all(resource.exists() for resource in named)
+    listed = {path for path in directory.glob("*.yaml") if path != file}
+    assert listed <= named
+    used = {
+        container["image"]
+        for path, _, pod in PODS
+        if path.parent == directory
+        for container in pod["containers"]
+    }
+    images = {image["name"]: image["newTag"] for image in kustomization.get("images", [])}
+    assert images == {image: VERSION for image in used if image in PORTS}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("directory", ["base", "engine", "vllm", "monitoring"])
+def test_kustomize_renders_it(directory: str) -> None:
+    rendered = subprocess.run(
+        ["kubectl", "kustomize", KUBERNETES / directory], capture_output=True, text=True, check=True
+    ).stdout
+    images = re.findall(r"image: (\S+)", rendered)
+    assert not set(images) & PORTS.keys()  # every one got its registry
+    if directory == "engine":  # the patch of the sidecar reached it
+        assert rendered.count("name: DRIFTGUARD_ENGINES") == 2

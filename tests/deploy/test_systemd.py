@@ -1,0 +1,76 @@
+"""The units: systemd takes them, they are locked down, and what they run is ours."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from driftguard.retraining.outcome import EXIT_CODES
+from driftguard.settings import load_settings
+from tests.deploy.committed import DEPLOY, parse_command, set_environment
+
+UNITS = sorted((DEPLOY / "systemd").iterdir())
+SERVICES = [unit for unit in UNITS if unit.suffix == ".service"]
+COMMAND = "/opt/driftguard/bin/driftguard"
+EXPOSURE = 20  # of 100, systemd's own measure; an ordinary service has 96
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
+
+
+def section(unit: Path, name: str) -> list[tuple[str, str]]:
+    lines = unit.read_text(encoding="utf-8").partition(f"[{name}]\n")[2].partition("\n[")[0].splitlines()
+    return [(key, value) for key, _, value in (line.partition("=") for line in lines) if value]
+
+
+def service(unit: Path) -> dict[str, str]:
+    return dict(section(unit, "Service"))
+
+
+@pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.name)
+def test_it_runs_a_command_with_settings_of_ours(unit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command, *arguments = service(unit)["ExecStart"].split()
+    assert command == COMMAND
+    parse_command(arguments)
+    variables = dict(value.split("=", 1) for key, value in section(unit, "Service") if key == "Environment")
+    assert variables.pop("DRIFTGUARD_CONFIG") == "/etc/driftguard/driftguard.toml"
+    set_environment(monkeypatch, variables)
+    assert load_settings().data_directory == Path("/var/lib") / service(unit)["StateDirectory"]
+
+
+def test_the_retraining_fails_only_where_the_command_says_so() -> None:
+    (retrain,) = [unit for unit in SERVICES if "retrain" in unit.name]
+    fine = {int(code) for code in service(retrain)["SuccessExitStatus"].split()} | {0}
+    assert fine == {EXIT_CODES["promoted"], EXIT_CODES["nothing_to_do"], EXIT_CODES["rejected"]}
+    assert (DEPLOY / "systemd" / f"{retrain.stem}.timer").exists()
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> list[Path]:
+    """With a command that there is on this machine."""
+    copies = []
+    for unit in UNITS:
+        copy = tmp_path / unit.name
+        copy.write_text(unit.read_text(encoding="utf-8").replace(COMMAND, sys.executable), encoding="utf-8")
+        copies.append(copy)
+    return copies
+
+
+@needs_systemd
+def test_systemd_has_nothing_to_say(installed: list[Path]) -> None:
+    found = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *installed], capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
+@needs_systemd
+def test_systemd_finds_them_locked_down(installed: list[Path]) -> None:
+    for unit in installed:
+        if unit.suffix == ".service":
+            subprocess.run(
+                ["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE}", unit],
+                capture_output=True, check=True,
+            )  # fmt: skip

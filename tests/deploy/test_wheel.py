@@ -1,0 +1,88 @@
+"""The wheel alone, beside the dependencies but without the checkout: does it bring all it needs?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import httpx
+import pytest
+
+from driftguard.demo.processes import free_port
+from tests.deploy.committed import ROOT
+from tests.test_cli import wait_until_ready
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked wheel."""
+    directory = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
+    subprocess.run(build, check=True, capture_output=True, cwd=ROOT)
+    (wheel,) = directory.glob("driftguard-*.whl")
+    with ZipFile(wheel) as file:
+        file.extractall(directory / "installed")
+    return directory / "installed"
+
+
+def driftguard(installed: Path, *arguments: str, **variables: str) -> dict[str, Any]:
+    """What subprocess needs to run the command. Its dependencies are those of the tests, found over
+    PYTHONPATH, where the editable install is not (that takes a .pth file)."""
+    path = f"{installed}:{Path(httpx.__file__).parents[1]}"
+    return {
+        "args": [sys.executable, "-P", "-S", "-m", "driftguard", *arguments],
+        "env": {**os.environ, "PYTHONPATH": path, **variables},
+        "stdout": subprocess.PIPE,
+        "text": True,
+    }
+
+
+@pytest.fixture
+def sidecar(installed: Path, tmp_path: Path) -> Iterator[httpx.Client]:
+    """With the embedded database, whose tables the wheel's migrations make."""
+    port, data = str(free_port()), str(tmp_path / "data")
+    process = subprocess.Popen(**driftguard(installed, "serve", "--port", port, "--data-dir", data))
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}", process)
+        add = driftguard(
+            installed, "keys", "add", "test", DRIFTGUARD_DATA_DIR=data, DRIFTGUARD_API_KEY="0123456789" * 4
+        )
+        assert subprocess.run(**add, check=True).stdout == "test: stored\n"
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            yield client
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_the_wheel_brings_its_pages_runbooks_and_migrations(sidecar: httpx.Client) -> None:
+    assert "<title>" in sidecar.get("/").text
+    for file in (ROOT / "driftguard" / "api" / "static").iterdir():
+        assert sidecar.get(f"/static/{file.name}").content == file.read_bytes()
+    assert sidecar.get("/static/plotly.min.js").status_code == 200
+    for file in (ROOT / "alerts" / "runbooks").iterdir():
+        assert sidecar.get(f"/runbooks/{file.name}").text == file.read_text(encoding="utf-8")
+        assert sidecar.get(f"/runbooks/{file.stem}").status_code == 200
+    described = json.loads((ROOT / "docs" / "openapi.json").read_text(encoding="utf-8"))
+    assert sidecar.get("/api/v1/openapi.json").json() == described
+
+
+def test_the_wheel_brings_the_bundled_pair(installed: Path) -> None:
+    bundled = ROOT / "engine" / "driftguard_engine" / "bundled"
+    brought = installed / "driftguard_engine" / "bundled"
+    committed = {file.relative_to(bundled) for file in bundled.rglob("*") if file.is_file()}
+    assert {file.relative_to(brought) for file in brought.rglob("*") if file.is_file()} == committed
+    assert Path("draft/model.safetensors") in committed
+
+
+def test_the_command_is_the_wheels(installed: Path, tmp_path: Path) -> None:
+    """Not the checkout's, beside which it would find what the wheel has to bring."""
+    asked = driftguard(installed)
+    asked["args"] = [sys.executable, "-P", "-S", "-c", "import driftguard; print(driftguard.__file__)"]
+    assert Path(subprocess.run(**asked, check=True, cwd=tmp_path).stdout.strip()).is_relative_to(installed)
