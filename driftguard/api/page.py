@@ -44,14 +44,14 @@ def fleet_page(context: AnyContext) -> HTMLResponse:
     """Every stream in a sentence, the worst first."""
     with context.database.session() as session:
         found = stream_models(session, datetime.now(UTC))
-        serving = [item for item in found if item.in_service]
+        serving = [item for item in found if item.in_service and item.method != "none"]
         unresolved = incidents.page(session, limit=RUNS_SHOWN, state="unresolved")
         return render(
             "fleet.html",
             headline=headline(serving),
             verdicts=Counter(item.verdict for item in serving),
             serving=serving,
-            replaced=[item for item in found if not item.in_service],
+            unwatched=[item for item in found if item not in serving],
             unresolved=[IncidentModel.of(*row) for row in unresolved],
             resolved=[
                 IncidentModel.of(*row) for row in incidents.page(session, limit=SHOWN, state="resolved")

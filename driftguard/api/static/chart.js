@@ -36,14 +36,16 @@ function traces() {
   });
 }
 
-function baseline(shapes, annotations) {
+function baseline() { // {trace, shapes}: its level with its number in the legend, its interval as a band
   const level = JSON.parse(document.getElementById("baselines").textContent)[chosen.value];
-  if (!level) return;
-  const hue = colour("--good"), across = { xref: "paper", x0: 0, x1: 1, layer: "below" };
-  shapes.push({ type: "rect", ...across, y0: level.low, y1: level.high, fillcolor: hue, opacity: 0.2, line: { width: 0 } });
-  shapes.push({ type: "line", ...across, y0: level.rate, y1: level.rate, line: { color: hue, width: 1 } });
-  annotations.push({ xref: "paper", x: 0, y: level.high, xanchor: "left", yanchor: "bottom", showarrow: false,
-    text: `baseline ${level.rate.toFixed(3)} (${level.low.toFixed(3)}–${level.high.toFixed(3)})`, font: { color: hue, size: 12 } });
+  if (!level) return { trace: [], shapes: [] };
+  const hue = colour("--good"), [rate, low, high] = [level.rate, level.low, level.high].map((value) => value.toFixed(3));
+  return {
+    trace: [{ x: [series.since, series.until], y: [level.rate, level.rate], mode: "lines", line: { color: hue, width: 1 },
+      name: `baseline ${rate} (${low}–${high})`, hoverinfo: "skip" }],
+    shapes: [{ type: "rect", xref: "paper", x0: 0, x1: 1, y0: level.low, y1: level.high, layer: "below",
+      fillcolor: hue, opacity: 0.25, line: { width: 0 } }],
+  };
 }
 
 function marks() {
@@ -64,7 +66,6 @@ function marks() {
   for (const promotion of series.promotions) {
     mark(promotion.at, "draft " + promotion.draft_version + " promoted", colour("--good"), 0.06);
   }
-  baseline(shapes, annotations);
   return { shapes, annotations };
 }
 
@@ -77,6 +78,7 @@ async function draw() {
 
 function paint() {
   width = chart.clientWidth;
+  const { shapes, annotations } = marks(), level = baseline();
   const narrow = width < NARROW;
   const axis = { gridcolor: colour("--line"), zeroline: false, linecolor: colour("--line") };
   const layout = {
@@ -88,9 +90,9 @@ function paint() {
     xaxis: { ...axis, type: "date", range: [series.since, series.until] },
     yaxis: { ...axis, range: [0, 1], tickformat: ".1f", ...(narrow ? {} : { title: { text: "acceptance rate" } }) },
     uirevision: chosen.value + "/" + minutes,
-    ...marks(),
+    shapes: [...level.shapes, ...shapes], annotations,
   };
-  Plotly.react(chart, traces(), layout, { displayModeBar: false, staticPlot: narrow });
+  Plotly.react(chart, [...traces(), ...level.trace], layout, { displayModeBar: false, staticPlot: narrow });
 }
 
 function press() {

@@ -1,0 +1,89 @@
+"""A real headless Chromium, and what it must not do while it shows a page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from driftguard.store.database import Database
+from tests.pages.scene import Scene, fleet
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+Opener = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium on the PATH; on Debian: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def scene(
+    browser: Browser, module_database_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
+    database = Database.open(module_database_url)
+    with fleet(database, tmp_path_factory.mktemp("scene")) as scene:
+        yield scene
+    database.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Opener]:
+    """Opens a URL in a window of its own; what it complains about fails the test at its end.
+
+    `allowed`: a part of a complaint that belongs to the test, such as the 401 that it asks for. `chart`: not
+    drawn where it is not looked at, because the library takes seconds on a busy machine.
+    """
+    contexts, complaints = [], []
+
+    def opened(url: str, *, allowed: str = "\0", chart: bool = True, **options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        origin = "/".join(url.split("/")[:3])
+
+        def complain(text: str) -> None:
+            if allowed not in text:
+                complaints.append(f"{page.url}: {text}")
+
+        page.on("console", lambda message: complain(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: complain(str(error)))
+        page.on("requestfailed", lambda request: complain(f"{request.url} failed: {request.failure}"))
+        page.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith((origin, "data:", "blob:"))
+                else complain(f"asked {request.url}")
+            ),
+        )
+        if not chart:
+            page.route("**/plotly.min.js", lambda route: route.fulfill(content_type="text/javascript"))
+        page.goto(url, wait_until="load")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every page is kept as a picture: DRIFTGUARD_SCREENSHOTS, else under --basetemp."""
+    named = os.environ.get("DRIFTGUARD_SCREENSHOTS")
+    directory = Path(named) if named else tmp_path_factory.mktemp("screenshots")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory

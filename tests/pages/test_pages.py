@@ -1,0 +1,301 @@
+"""The status pages in a real browser: what they say, how they look, who can use them, what they refuse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from driftguard.app import Sidecar, create_app
+from driftguard.store import retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.keys import create_key
+from driftguard.store.tables import Draft, Stream
+from tests.alerting.incident_rows import add_incident
+from tests.api.ingest_server import serving
+from tests.pages.conftest import Opener
+from tests.pages.scene import Scene, settings
+
+LOOKS = Path(__file__).with_name("looks.js").read_text(encoding="utf-8")
+SCREENS: dict[str, tuple[Literal["light", "dark"], int]] = {
+    "light": ("light", 1280),
+    "dark": ("dark", 1280),
+    "phone": ("light", 390),
+}
+PAGES = ("fleet", "stream", "incident", "retraining", "running", "done", "runbook")
+FOCUSABLE = "a[href], button:not([hidden]), select, input, summary"
+
+
+def address(scene: Scene, name: str) -> str:
+    paths = {
+        "fleet": "/",
+        "stream": f"/streams/{scene.streams['chat-eu-1']}",
+        "incident": f"/incidents/{scene.incident_id}",
+        "retraining": "/retraining",
+        "running": f"/retraining/{scene.running_id}",
+        "done": f"/retraining/{scene.done_id}",
+        "runbook": "/runbooks/DriftGuardAcceptanceDrift",
+    }
+    return f"{scene.client.base_url}{paths[name]}"
+
+
+def api(scene: Scene, path: str) -> dict[str, Any]:
+    answer: dict[str, Any] = scene.client.get(f"/api/v1/{path}").raise_for_status().json()
+    return answer
+
+
+def text_of(page: Page) -> str:
+    return " ".join(page.inner_text("main").split())
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_fits_and_can_be_read(
+    scene: Scene, open_page: Opener, screenshots: Path, name: str
+) -> None:
+    page = open_page(address(scene, name))
+    if name in ("stream", "incident"):
+        expect(page.locator("#chart .legendtext", has_text="baseline")).to_be_visible()
+        expect(page.locator("#chart .annotation-text", has_text="acceptance fell")).to_be_visible()
+    for screen, (colours, width) in SCREENS.items():
+        page.emulate_media(color_scheme=colours)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.screenshot(path=screenshots / f"{name}-{screen}.png", full_page=True)
+        looks = page.evaluate(LOOKS)
+        assert looks["texts"] > 10
+        assert looks["overflowing"] == [], screen
+        assert looks["faint"] == [], screen
+
+
+def test_the_fleet_says_what_the_api_says_the_worst_first(scene: Scene, open_page: Opener) -> None:
+    page = open_page(address(scene, "fleet"))
+    streams = [s for s in api(scene, "status")["streams"] if s["in_service"] and s["method"] != "none"]
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"1 of {len(streams)} streams degraded")
+    rows = page.locator("section[data-live=streams] .fleet tbody tr").all()
+    assert len(rows) == len(streams)
+    for row, stream in zip(rows, streams, strict=True):
+        told = " ".join(row.inner_text().split())
+        assert stream["server"] in told
+        assert stream["text"] in told
+        for side in ("now", "baseline"):
+            rate = stream["acceptance"][side]
+            assert (f"{rate['rate']:.3f}" if rate else "–") in told
+        speed = stream["tokens_per_second"]["now"]
+        assert (f"{speed:,.1f}" if speed else "–") in told
+    worst = rows[0].inner_text()
+    assert f"{streams[0]['tokens_per_second']['cost_percent']:.1f}%" in worst
+    assert "connection refused" in text_of(page)
+    assert "step 430 of 1000" in text_of(page)
+
+
+def test_a_stream_says_what_the_api_says(scene: Scene, open_page: Opener) -> None:
+    page = open_page(address(scene, "stream"))
+    stream = next(s for s in api(scene, "status")["streams"] if s["id"] == scene.streams["chat-eu-1"])
+    told = text_of(page)
+    assert stream["text"] in told
+    for segment in stream["segments"]:
+        row = page.locator("section[data-live=segments] tr", has_text=segment["segment"])
+        for side in ("now", "baseline"):
+            rate = segment[side]
+            expect(row).to_contain_text(f"{rate['rate']:.3f}")
+            expect(row).to_contain_text(f"{rate['low']:.3f}–{rate['high']:.3f}")
+    choices = page.locator("section[data-live=cost] tbody tr")
+    assert choices.count() == len(stream["cost"]["choices"]) > 2
+    for row, choice in zip(choices.all(), stream["cost"]["choices"], strict=True):
+        expect(row).to_contain_text(f"{choice['tokens_per_second']:,.1f}")
+        expect(row).to_contain_text(f"{100 * choice['gain']['value']:.1f}%")
+    assert f"{stream['cost']['break_even_acceptance']['value']:.3f}" in told
+    drawn = api(scene, f"streams/{stream['id']}/acceptance?minutes=60")
+    expect(page.locator("#chart .annotation-text", has_text="acceptance fell")).to_have_count(
+        len(drawn["change_points"])
+    )
+    baseline = page.locator("#chart .legendtext", has_text="baseline")
+    expect(baseline).to_contain_text(f"{stream['acceptance']['baseline']['rate']:.3f}")
+    page.get_by_label("Show").select_option("german")
+    german = next(s for s in stream["segments"] if s["segment"] == "german")
+    expect(baseline).to_contain_text(f"{german['baseline']['rate']:.3f}")
+
+
+def test_a_promotion_is_in_the_history_and_in_the_chart(scene: Scene, open_page: Opener) -> None:
+    page = open_page(f"{scene.client.base_url}/streams/{scene.streams['batch-1']}")
+    gate = api(scene, f"retrain-runs/{scene.done_id}")["numbers"]["gate"]
+    new = page.locator("section[data-live=drafts] tr", has_text="from v1")
+    expect(new).to_contain_text("in service")
+    expect(new).to_contain_text(f"{gate['gain']['parent']:.3f} → {gate['gain']['candidate']:.3f}")
+    expect(page.locator("#chart .annotation-text", has_text="draft v2 promoted")).to_be_visible()
+
+
+def test_an_incident_says_where_how_bad_why_and_what_to_do(scene: Scene, open_page: Opener) -> None:
+    page = open_page(address(scene, "incident"), chart=False)
+    incident = api(scene, f"incidents/{scene.incident_id}")
+    told = text_of(page)
+    assert incident["summary"] in told
+    assert f"{incident['acceptance_before']:.3f} → {incident['acceptance_after']:.3f}" in told
+    lost = incident["cost"]["lost"]
+    assert f"{100 * lost['low']:.1f}% to {100 * lost['high']:.1f}%" in told
+    diagnosis = incident["diagnosis"]
+    assert diagnosis["recommended_action"][1:] in told
+    assert f"Confidence {diagnosis['confidence']}" in told
+    for fact in diagnosis["facts"]:
+        row = page.locator("section[data-live=diagnosis] tr", has_text=fact["text"])
+        for name, value in fact["numbers"].items():
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            expect(row).to_contain_text(f"{name.replace('_', ' ')} {shown}")
+    moments = [incident["since"], *incident["since_interval"]]
+    assert all(f"{datetime.fromisoformat(at):%Y-%m-%d %H:%M:%S} UTC" in told for at in moments)
+
+
+def test_a_run_says_what_the_gate_decided(scene: Scene, open_page: Opener) -> None:
+    page = open_page(address(scene, "done"))
+    gate = api(scene, f"retrain-runs/{scene.done_id}")["numbers"]["gate"]
+    expect(page.get_by_role("heading", name="Gate: promote")).to_be_visible()
+    for group in gate["groups"]:
+        row = page.locator("[data-live=gate] tr", has_text=group["group"]).last
+        expect(row).to_contain_text(f"{group['parent']:.3f}")
+        expect(row).to_contain_text(f"{group['candidate']:.3f}")
+        expect(row).to_contain_text(
+            f"{group['difference']:+.3f} {group['lower']:+.3f} to {group['upper']:+.3f}"
+        )
+
+
+def test_a_running_training_moves_on_without_a_reload(scene: Scene, open_page: Opener) -> None:
+    page = open_page(address(scene, "running"))
+    bar = page.get_by_role("progressbar")
+    expect(bar).to_have_attribute("value", "430")
+    progress = {"step": 470, "steps": 1000, "loss": 0.9, "acceptance": 0.6}
+    with scene.database.session() as session:
+        retrain_runs.set_progress(session, scene.running_id, progress)
+    expect(bar).to_have_attribute("value", "470", timeout=15_000)
+    with scene.database.session() as session:
+        retrain_runs.set_progress(session, scene.running_id, {**progress, "step": 430})
+
+
+def test_without_javascript_everything_but_deciding_is_there(scene: Scene, open_page: Opener) -> None:
+    incident = api(scene, f"incidents/{scene.incident_id}")
+    wanted = {
+        "fleet": "acceptance in german fell",
+        "stream": "acceptance in german fell",
+        "incident": incident["summary"],
+        "retraining": "step 430 of 1000",
+        "done": "Gate: promote",
+    }
+    page = open_page(address(scene, "fleet"), java_script_enabled=False)
+    for name, sentence in wanted.items():
+        page.goto(address(scene, name))
+        assert sentence in text_of(page)
+        assert re.search(r'<meta http-equiv="refresh" content="\d+">', page.content())
+        assert page.locator("button:visible").count() == 0
+        if name == "incident":
+            expect(page.locator("#decide noscript p")).to_be_visible()
+            expect(page.locator("#key, #reason").first).to_be_hidden()
+
+
+def test_the_keyboard_reaches_everything_in_order_and_enter_works(scene: Scene, open_page: Opener) -> None:
+    page = open_page(address(scene, "stream"))
+    expect(page.locator("#chart .main-svg").first).to_be_visible()
+    wanted = page.locator(FOCUSABLE).count()
+    assert wanted > 15
+    focused = f"[...document.querySelectorAll({FOCUSABLE!r})].indexOf(document.activeElement)"
+    outline = "parseFloat(getComputedStyle(document.activeElement).outlineWidth)"
+    for place in range(wanted):
+        page.keyboard.press("Tab")
+        assert page.evaluate(focused) == place
+        assert page.evaluate(outline) >= 2
+    hours = page.get_by_role("button", name="6 hours")
+    hours.focus()
+    with page.expect_response("**/acceptance?minutes=360"):
+        page.keyboard.press("Enter")
+    expect(hours).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("link", name="Skip to the content").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+
+
+@pytest.fixture
+def guarded(database: Database, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A sidecar that others can reach, so that writing needs a key; the engine of `chat` is away."""
+    with serving(create_app(Sidecar(settings(tmp_path, "0.0.0.0"), database, "http://sidecar"))) as client:
+        yield client
+
+
+def test_deciding_needs_a_key_and_a_reason_and_says_so(
+    guarded: httpx.Client, database: Database, open_page: Opener
+) -> None:
+    incident_id = add_incident(database, [])
+    with database.session() as session:
+        key = create_key(session, "operator")
+    page = open_page(
+        f"{guarded.base_url}/incidents/{incident_id}", chart=False, allowed="the server responded with"
+    )
+    said, reason = page.get_by_role("status"), page.get_by_label("Reason")
+    acknowledge = page.get_by_role("button", name="Acknowledge")
+    acknowledge.click()
+    expect(said).to_have_text("API key needed: this call needs an API key: Authorization: Bearer KEY")
+    page.get_by_label("API key").fill("wrong")
+    acknowledge.click()
+    expect(said).to_have_text("API key needed: this API key is unknown or revoked")
+    page.get_by_label("API key").fill(key)
+    acknowledge.click()
+    expect(said).to_contain_text("reason")
+    reason.fill("looking at it")
+    acknowledge.focus()
+    page.keyboard.press("Enter")
+    expect(said).to_have_text("The incident is acknowledged.")
+    expect(acknowledge).to_have_count(0)
+    expect(page.locator("[data-live=history]")).to_contain_text("looking at it")
+    page.get_by_role("button", name="Accept the new level").click()
+    expect(said).to_have_text("The incident is resolved.")
+    assert guarded.get(f"/api/v1/incidents/{incident_id}").json()["level_accepted"]
+    expect(page.locator("[data-live=decisions] button")).to_have_text(["Retrain now"])
+
+
+def test_retraining_and_rolling_back_tell_what_came_of_it(
+    guarded: httpx.Client, database: Database, open_page: Opener
+) -> None:
+    incident_id, now = add_incident(database, []), datetime.now(UTC)
+    with database.session() as session:
+        key = create_key(session, "operator")
+        draft = Draft(
+            server="chat",
+            target="target",
+            version="v1",
+            name="v1",
+            method="draft_model",
+            directory="/drafts/v1",
+            parent_version="v0",
+            state="in_service",
+            created_at=now,
+            promoted_at=now,
+        )
+        session.add(draft)
+    page = open_page(
+        f"{guarded.base_url}/incidents/{incident_id}", chart=False, allowed="the server responded with"
+    )
+    said = page.get_by_role("status")
+    page.get_by_label("API key").fill(key)
+    page.get_by_label("Reason").fill("it loops")
+    page.get_by_role("button", name="Roll back to draft v0").click()
+    expect(said).to_contain_text("Engine refused: the engine at http://127.0.0.1:9 cannot be reached")
+    page.get_by_role("button", name="Retrain now").click()
+    expect(said).to_have_text("A retraining is queued; its run appears under Retraining.")
+
+
+def test_two_hundred_streams_fit_in_lines_of_their_own(
+    guarded: httpx.Client, database: Database, open_page: Opener
+) -> None:
+    now = datetime.now(UTC)
+    with database.session() as session:
+        for number in range(200):
+            names = {"server": f"chat-{number}", "target": "Qwen3-32B", "draft": "Qwen3-0.6B"}
+            session.add(
+                Stream(**names, draft_version="v1", method="eagle3", first_seen_at=now, last_seen_at=now)
+            )
+    page = open_page(f"{guarded.base_url}/")
+    rows = page.locator(".fleet tbody tr")
+    expect(rows).to_have_count(200)
+    assert max(row.bounding_box()["height"] for row in rows.all()[:20]) <= 75  # type: ignore[index]
