@@ -14,7 +14,7 @@ from yarl import URL
 
 from driftguard.proxy import headers
 from driftguard.proxy.delivery import ClientGone, Delivery
-from driftguard.proxy.intake import Intake, take_in
+from driftguard.proxy.intake import Intake, take_in, target_of
 from driftguard.proxy.metrics import Outcome, ProxyMetrics
 from driftguard.proxy.recording import NotRecorded, Recorder
 from driftguard.proxy.upstream import Upstream
@@ -64,6 +64,9 @@ class Forwarder:
         if "Upgrade" in request.headers or request.method == "CONNECT":
             course.outcome = "refused"
             return self._problem(501, "WebSocket and tunnels do not pass through this proxy")
+        if not target_of(request).startswith("/"):
+            course.outcome = "refused"
+            return self._problem(400, "only requests for a path pass through this proxy")
         course.intake = await take_in(request, self._settings, self._upstream.engine, self.in_flight)
         course.asked_at = perf_counter()
         try:
@@ -117,7 +120,7 @@ class Forwarder:
             passing.popall("Content-Length", None)
         if intake.passage is not None:
             passing["Accept-Encoding"] = "identity"
-        url = URL(self._upstream.url + request.raw_path, encoded=True)
+        url = URL(self._upstream.url + target_of(request), encoded=True)
         return self._session.request(
             request.method, url, headers=passing, data=intake.body, allow_redirects=False
         )

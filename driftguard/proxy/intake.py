@@ -9,6 +9,7 @@ from typing import Final
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from driftguard.proxy.asking import Engine, Unreadable, ask, kind_of
 from driftguard.proxy.labels import is_probe
@@ -76,9 +77,15 @@ def _passage(
     return Passage(asked, labels, in_flight, started_at, started)
 
 
+def target_of(request: web.BaseRequest) -> str:
+    """Path and query as they came, without the host that a target may name too (RFC 9112 §3.2.2)."""
+    target = request.raw_path
+    return target if target.startswith("/") else URL(target, encoded=True).raw_path_qs
+
+
 def path_of(request: web.BaseRequest) -> str:
     """As it came, without the query."""
-    return request.raw_path.partition("?")[0]
+    return target_of(request).partition("?")[0]
 
 
 async def read_up_to(content: aiohttp.StreamReader, most: int) -> tuple[bytes, bool]:

@@ -93,6 +93,31 @@ def test_head_redirects_and_empty_answers() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("target", "status", "passed"),
+    [
+        ("http://elsewhere:1/a?b", 207, "/a?b"),
+        ("//elsewhere/a", 207, "//elsewhere/a"),
+        ("/@elsewhere/", 207, "/@elsewhere/"),
+        ("http://elsewhere:1", 207, "/"),
+        ("*", 400, None),
+        ("@elsewhere/", 400, None),
+        (":80/", 400, None),
+    ],
+)
+def test_no_target_leads_anywhere_but_upstream(target: str, status: int, passed: str | None) -> None:
+    async def scenario() -> None:
+        async with proxied(_echo) as setup:
+            url = URL(setup.proxy)
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(f"OPTIONS {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert (await reader.readline()).split()[1] == str(status).encode()
+            assert [seen.target for seen in setup.seen] == ([passed] if passed else [])
+            writer.close()
+
+    asyncio.run(scenario())
+
+
 def test_large_bodies_pass_both_ways() -> None:
     async def scenario() -> None:
         async with proxied(_echo, max_inspected_bytes=100_000) as setup:
