@@ -46,6 +46,8 @@ def check(settings: ProxySettings) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise BadSettings(f"proxy.{name}: {url} is not an http(s) address")
+        if "@" in parts.netloc:
+            raise BadSettings(f"proxy.{name}: holds a user or password, which error messages would show")
 
 
 async def _serve(settings: ProxySettings, api_key: str | None) -> None:

@@ -67,9 +67,9 @@ class Delivery:
         if not is_whole:
             self.refusal = NotRecorded("too_large")
             return await self._pass(chained(body, self._answer.content.iter_any()))
+        self.heard = heard_whole(body)
         response = await self._send(body if excess == Excess() else reduced(body, excess, is_event=False))
         self.added_seconds = perf_counter() - self.ended
-        self.heard = heard_whole(body)
         return response
 
     async def _stream(self, excess: Excess) -> web.StreamResponse:

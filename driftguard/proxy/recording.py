@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
@@ -94,7 +94,7 @@ class Recorder:
 
     def __init__(self, settings: ProxySettings) -> None:
         self._settings = settings
-        self._server = settings.server or urlsplit(settings.upstream or "").netloc.rpartition("@")[2]
+        self._server = settings.server or urlsplit(settings.upstream or "").netloc
         self._logged: set[str] = set()
 
     def record(self, passage: Passage, heard: Heard, ended: float) -> AcceptanceRecord:
@@ -125,20 +125,10 @@ class Recorder:
         if self._settings.method == NONE:
             if told is not None and told.drafted:
                 raise NotRecorded("contradiction")
-            prompt, output = (
-                token_counts(heard.parts) if told is None else (told.prompt_tokens, told.output_tokens)
-            )
-            each = told.time_per_output_token_seconds if told else None
-            return Told(
-                0,
-                0,
-                0,
-                0,
-                num_speculative_tokens=0,
-                prompt_tokens=prompt,
-                output_tokens=output,
-                time_per_output_token_seconds=each,
-            )
+            if told is None:
+                prompt, output = token_counts(heard.parts)
+                told = Told(0, 0, 0, 0, prompt_tokens=prompt, output_tokens=output)
+            return replace(told, steps=0, emitted=0, num_speculative_tokens=0)
         if told is None:
             raise NotRecorded("no_numbers")
         return told
@@ -147,7 +137,7 @@ class Recorder:
         self, passage: Passage, heard: Heard, told: Told, model: str | None, ended: float
     ) -> AcceptanceRecord:
         settings, speculates = self._settings, self._settings.method != NONE
-        asked_model, temperature = passage.asked.field("model"), _temperature(passage.asked)
+        temperature = _temperature(passage.asked)
         first, each = _times(passage, heard, told)
         return AcceptanceRecord(
             record_id=uuid4(),
@@ -155,10 +145,7 @@ class Recorder:
             started_at=passage.started_at,
             ended_at=passage.started_at + timedelta(seconds=ended - passage.started),
             server=self._server,
-            target=settings.target
-            or model
-            or (asked_model if isinstance(asked_model, str) else None)
-            or UNKNOWN,
+            target=settings.target or model or _text(passage.asked.field("model")) or UNKNOWN,
             draft=settings.draft if speculates else NONE,
             draft_version=settings.draft_version if speculates else NONE,
             method=settings.method,
@@ -183,6 +170,10 @@ class Recorder:
             concurrency=passage.concurrency,
             fidelity="request",
         )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _temperature(asked: Asked) -> float | None:

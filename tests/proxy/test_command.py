@@ -58,6 +58,8 @@ def test_requests_become_a_stream_of_the_sidecar(database: Database, tmp_path: P
     [
         ([], "proxy.upstream: needed"),
         (["--upstream", "host:8000"], "not an http(s) address"),
+        (["--upstream", "http://me:pass@h"], "holds a user or password"),
+        (["--upstream", "http://h", "--sidecar", "h"], "proxy.sidecar: h is not"),
         (["--upstream", "http://h", "--engine", "vlm"], "proxy.engine"),
         (["--upstream", "http://h", "--port", "99999"], "proxy.port"),
     ],
