@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
-import httpx
-import pytest
 from sqlalchemy import select
 
 from driftguard.alerting.alertmanager import AlertmanagerSink, destinations
@@ -20,8 +14,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import Notification
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.alerting.incident_rows import add_incident, add_stream, raise_to, resolve
-
-ALERTMANAGER = Path("/usr/bin/prometheus-alertmanager")
+from tests.integration.servers import needs_alertmanager, running_alertmanager
 
 
 def sink(database: Database, *peers: str) -> AlertmanagerSink:
@@ -136,43 +129,15 @@ def test_an_information_is_never_sent(database: Database) -> None:
     assert receiver.received == []
 
 
-@contextmanager
-def real_alertmanager(directory: Path, hook: str) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = directory / "alertmanager.yml"
-    config.write_text(
+def config(hook: str) -> str:
+    return (
         "route: {receiver: hook, group_by: [alertname, incident], group_wait: 0s, group_interval: 1s,"
         " repeat_interval: 1h}\n"
         f"receivers: [{{name: hook, webhook_configs: [{{url: '{hook}', send_resolved: true}}]}}]\n"
     )
-    command = [
-        str(ALERTMANAGER),
-        f"--config.file={config}",
-        f"--storage.path={directory / 'data'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--cluster.listen-address=",
-    ]
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: _answers(url), "Alertmanager to start")
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/-/ready").is_success
-    except httpx.HTTPError:
-        return False
-
-
-@pytest.mark.skipif(not ALERTMANAGER.exists(), reason="Debian's prometheus-alertmanager is not installed")
+@needs_alertmanager
 def test_the_real_alertmanager_pages_once_and_resolves_once_over_a_restart(
     database: Database, tmp_path: Path
 ) -> None:
@@ -183,7 +148,7 @@ def test_the_real_alertmanager_pages_once_and_resolves_once_over_a_restart(
             if item.body["commonLabels"]["incident"] == str(incident_id)
         ]
 
-    with http_receiver() as receiver, real_alertmanager(tmp_path, receiver.url) as url:
+    with http_receiver() as receiver, running_alertmanager(tmp_path, config(receiver.url)) as url:
         first = add_incident(database, destinations([url]))
         sink(database, url).send(datetime.now(UTC))
         wait_until(lambda: statuses(first) == ["firing"], "the page")
@@ -205,7 +170,7 @@ def test_the_real_alertmanager_pages_once_and_resolves_once_over_a_restart(
         assert labels["alertname"] == "DriftGuardIncident"
 
 
-@pytest.mark.skipif(not ALERTMANAGER.exists(), reason="Debian's prometheus-alertmanager is not installed")
+@needs_alertmanager
 def test_the_real_alertmanager_resolves_the_alert_that_a_graver_one_replaces(
     database: Database, tmp_path: Path
 ) -> None:
@@ -216,7 +181,7 @@ def test_the_real_alertmanager_resolves_the_alert_that_a_graver_one_replaces(
             for alert in item.body["alerts"]
         }
 
-    with http_receiver() as receiver, real_alertmanager(tmp_path, receiver.url) as url:
+    with http_receiver() as receiver, running_alertmanager(tmp_path, config(receiver.url)) as url:
         incident_id = add_incident(database, destinations([url]), severity="warning")
         sink(database, url).send(datetime.now(UTC))
         wait_until(lambda: alerts_told() == {("warning", "firing")}, "the page")
