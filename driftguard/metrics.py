@@ -92,6 +92,11 @@ class Metrics:
             ["outcome"],  # accepted | duplicate | refused | rejected_queue_full
             registry=self.registry,
         )
+        self.otlp_ignored_spans = Counter(
+            "driftguard_otlp_ignored_spans",
+            "Spans that arrived over OTLP without counts of speculative decoding.",
+            registry=self.registry,
+        )
         self.ingest_queued_records = Gauge(
             "driftguard_ingest_queued_records",
             "Records waiting for the database.",

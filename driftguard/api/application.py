@@ -16,6 +16,7 @@ from driftguard.api import (
     health,
     incidents,
     ingest,
+    otlp,
     page,
     records,
     retraining,
@@ -39,7 +40,19 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
     )
     install_problem_handlers(app)
-    for module in (ingest, records, captures, status, incidents, drafts, retraining, health, page, runbooks):
+    for module in (
+        ingest,
+        records,
+        captures,
+        status,
+        incidents,
+        drafts,
+        retraining,
+        otlp,
+        health,
+        page,
+        runbooks,
+    ):
         app.include_router(module.router)
     install_openapi(app)
     return app

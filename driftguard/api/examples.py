@@ -11,6 +11,7 @@ _stored: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("exampl
 RECORD = _stored["record"]
 ROLLUP = _stored["rollup"]
 CAPTURE = _stored["capture"]
+SPANS = _stored["spans"]
 INCIDENT = _stored["incident"]
 RUN = _stored["run"]
 

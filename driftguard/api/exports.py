@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from driftguard.errors import DriftGuardError
+from driftguard.api.problems import MissingExtra
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,13 +25,6 @@ MEDIA_TYPES: Final[dict[Format, str]] = {
 }
 Page = Sequence[msgspec.Struct]
 _encode = msgspec.json.Encoder().encode
-
-
-class MissingExtra(DriftGuardError):
-    """What was asked for needs an optional package that is not installed; the message names it."""
-
-    status = 501
-    title = "Not installed"
 
 
 def encoder(format_: Format, row: type[msgspec.Struct]) -> Callable[[Iterator[Page]], Iterator[bytes]]:

@@ -16,7 +16,7 @@ from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import IncidentQuery, refuse_repeated, wanted
 from driftguard.api.models import ExampleModel, IncidentDetail, IncidentModel, IncidentPage
-from driftguard.api.openapi import BAD_JSON, example, problem
+from driftguard.api.openapi import example, problem
 from driftguard.errors import NotFound
 from driftguard.incidents import IllegalTransition, State
 from driftguard.store import captured_traffic, incidents, notifications
@@ -43,7 +43,6 @@ _NO_INCIDENT = problem(NotFound, f"there is no incident {_ID}")
 _CHANGED = (
     example("incident")
     | _NO_INCIDENT
-    | BAD_JSON
     | problem(
         IllegalTransition,
         "an incident that is resolved cannot become acknowledged; "

@@ -21,6 +21,7 @@ _SCHEMAS: Final = "#/components/schemas/"
 _STRUCTS: Final = (AcceptanceRecord, RollupRow, CapturedRequest)
 _TAGS: Final = {
     "records": "Acceptance records: in one by one or in batches, out in pages or as an export.",
+    "otlp": "Records out of the spans of an OpenTelemetry exporter.",
     "status": "One verdict per stream, and its acceptance over time.",
     "incidents": "What changed, since when, how bad, where and why.",
     "drafts": "The drafts in service, candidates, and former ones.",
@@ -122,9 +123,6 @@ def json_line(value: object) -> str:
     return msgspec.json.encode(value).decode() + "\n"
 
 
-BAD_JSON: Final = problem(MalformedBody, "the body is not JSON text")
-
-
 def batch_problems(things: str) -> Responses:
     """What may be wrong with a batch of lines."""
     return (
@@ -179,6 +177,8 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     answers = operation["responses"]
     if "application/json" in answers.get("422", {}).get("content", {}):
         answers.update(_as_keys(_BAD_PARAMETER))
+    if "requestBody" in operation:
+        answers.setdefault("400", _BAD_BODY[MalformedBody.status])
     if "security" in operation:
         answers.update(_as_keys(_NO_KEY))
     if path.startswith("/api/v1/"):
@@ -204,6 +204,7 @@ _BAD_PARAMETER: Final = problem(
     schema=BadInputProblem,
     errors=[{"in": "query", "field": "limit", "detail": "Input should be less than or equal to 500"}],
 )
+_BAD_BODY: Final = problem(MalformedBody, "the body is not JSON text")
 _NO_KEY: Final = problem(Unauthorized, "this call needs an API key: Authorization: Bearer KEY")
 _NO_DATABASE: Final = problem(
     DatabaseUnavailable, "database 'driftguard' at db.internal:5432: connection refused"

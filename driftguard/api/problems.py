@@ -30,6 +30,20 @@ class UnsupportedEncoding(DriftGuardError):
     title = "Unsupported content encoding"
 
 
+class UnsupportedContent(DriftGuardError):
+    """The Content-Type is not one that is understood here."""
+
+    status = 415
+    title = "Unsupported content type"
+
+
+class MissingExtra(DriftGuardError):
+    """What was asked for needs an optional package that is not installed; the message names it."""
+
+    status = 501
+    title = "Not installed"
+
+
 def problem_response(
     status: int,
     detail: str,

@@ -13,9 +13,10 @@ from fastapi.responses import StreamingResponse
 from driftguard.api import examples
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
-from driftguard.api.exports import MEDIA_TYPES, Format, MissingExtra, encoder, json_lines
+from driftguard.api.exports import MEDIA_TYPES, Format, encoder, json_lines
 from driftguard.api.filters import TrafficQuery, refuse_repeated, wanted
 from driftguard.api.openapi import Responses, problem, reference, shown
+from driftguard.api.problems import MissingExtra
 from driftguard.errors import BadInput
 from driftguard.records import AcceptanceRecord
 from driftguard.store import traffic

@@ -14,7 +14,7 @@ from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import RunQuery, refuse_repeated, wanted
-from driftguard.api.openapi import BAD_JSON, example, problem
+from driftguard.api.openapi import example, problem
 from driftguard.errors import Conflict, NotFound
 from driftguard.retraining.engine_admin import EngineRefused
 from driftguard.retraining.rollback import roll_back
@@ -123,9 +123,7 @@ def get_retrain_run(run_id: UUID, context: AnyContext) -> RunModel:
     "/retrain",
     status_code=202,
     dependencies=[Depends(require_key)],
-    responses=example("job", status=202)
-    | BAD_JSON
-    | problem(Conflict, "a retraining of chat-eu-1 is queued already"),
+    responses=example("job", status=202) | problem(Conflict, "a retraining of chat-eu-1 is queued already"),
 )
 def retrain(body: RetrainBody, request: Request) -> JobModel:
     """Queues a retraining. 409 while one of this server runs or waits."""

@@ -31,7 +31,7 @@ EXAMPLES = 10  # of each operation
 schema = schemathesis.openapi.from_dict(http_application().openapi())
 
 
-@schemathesis.serializer("application/x-ndjson")
+@schemathesis.serializer("application/x-ndjson", "application/x-protobuf")
 def as_it_is(_: schemathesis.SerializationContext, value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 

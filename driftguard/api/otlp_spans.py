@@ -1,0 +1,219 @@
+"""Spans of OTLP/HTTP (traces, v1) and the record that one of them holds; docs/otlp.md lists the attributes.
+
+JSON is read here; the protobuf encoding needs the classes of the `otlp` extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import NAMESPACE_URL, uuid5
+
+import msgspec
+
+from driftguard.api.problems import MalformedBody, MissingExtra
+from driftguard.records import DEFAULT_SEGMENT
+
+OURS: Final = "driftguard."
+MARK: Final = "driftguard.drafted_tokens"  # a span without it is somebody else's
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+# Where a record's field comes from: the first attribute that is there, of the span or of its resource.
+_SOURCES: Final[dict[str, tuple[str, ...]]] = {
+    "server": ("driftguard.server", "service.name"),
+    "target": ("driftguard.target", "gen_ai.response.model", "gen_ai.request.model"),
+    "draft": ("driftguard.draft",),
+    "draft_version": ("driftguard.draft_version",),
+    "method": ("driftguard.method",),
+    "segment": ("driftguard.segment",),
+    "session": ("gen_ai.conversation.id",),
+    "steps": ("driftguard.steps",),
+    "drafted": (MARK,),
+    "accepted": ("driftguard.accepted_tokens",),
+    "emitted": ("driftguard.emitted_tokens",),
+    "drafted_per_position": ("driftguard.drafted_per_position",),
+    "accepted_per_position": ("driftguard.accepted_per_position",),
+    "num_speculative_tokens": ("driftguard.num_speculative_tokens",),
+    "acceptance_rule": ("driftguard.acceptance_rule",),
+    "temperature": ("gen_ai.request.temperature",),
+    "prompt_tokens": ("gen_ai.usage.input_tokens",),
+    "output_tokens": ("gen_ai.usage.output_tokens",),
+    "time_to_first_token_seconds": ("driftguard.time_to_first_token_seconds",),
+    "time_per_output_token_seconds": ("driftguard.time_per_output_token_seconds",),
+    "concurrency": ("driftguard.concurrency",),
+}
+_KNOWN: Final = {name for names in _SOURCES.values() for name in names if name.startswith(OURS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One span with the attributes of its resource; its own win. Ids are hexadecimal, times nanoseconds."""
+
+    trace_id: str
+    span_id: str
+    started_ns: int
+    ended_ns: int
+    attributes: dict[str, Any]
+
+    @property
+    def is_ours(self) -> bool:
+        return MARK in self.attributes
+
+
+def record_line(span: Span) -> bytes:
+    """The span as a line of POST /api/v1/records, not yet checked.
+
+    The same span is the same record, however often it is exported.
+    """
+    values: dict[str, Any] = {
+        "record_id": uuid5(NAMESPACE_URL, f"otlp:{span.trace_id.lower()}:{span.span_id.lower()}"),
+        "kind": "request",
+        "fidelity": "request",
+        "started_at": _time(span.started_ns),
+        "ended_at": _time(span.ended_ns),
+        "segment": DEFAULT_SEGMENT,
+    }
+    for field, names in _SOURCES.items():
+        found = next((span.attributes[name] for name in names if name in span.attributes), None)
+        if found is not None:
+            values[field] = found
+    unknown = {name: 0 for name in span.attributes if name.startswith(OURS) and name not in _KNOWN}
+    return msgspec.json.encode(values | unknown)
+
+
+def _time(nanoseconds: int) -> str | datetime:
+    try:
+        return _EPOCH + timedelta(microseconds=nanoseconds // 1_000)
+    except OverflowError:
+        return str(nanoseconds)  # which no time is, so that the check refuses it by name
+
+
+def from_protobuf(body: bytes) -> Iterator[Span]:
+    """Raises MalformedBody, MissingExtra."""
+    try:
+        from google.protobuf.message import DecodeError
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+    except ImportError:
+        raise MissingExtra(
+            "protobuf needs opentelemetry-proto; pip install 'driftguard[otlp]' beside the sidecar, "
+            "or export JSON (OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json)"
+        ) from None
+    try:
+        request = ExportTraceServiceRequest.FromString(body)
+    except DecodeError as error:
+        raise MalformedBody(f"the body is not an ExportTraceServiceRequest ({error})") from None
+    for group in request.resource_spans:
+        shared = _plain(group.resource.attributes)
+        for scope in group.scope_spans:
+            for span in scope.spans:
+                yield Span(
+                    span.trace_id.hex(),
+                    span.span_id.hex(),
+                    span.start_time_unix_nano,
+                    span.end_time_unix_nano,
+                    shared | _plain(span.attributes),
+                )
+
+
+def _plain(attributes: Any) -> dict[str, Any]:
+    return {item.key: _plain_value(item.value) for item in attributes}
+
+
+def _plain_value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_plain_value(item) for item in value.array_value.values]
+    return (
+        getattr(value, kind) if kind in ("string_value", "bool_value", "int_value", "double_value") else None
+    )
+
+
+def answer_protobuf(rejected: int, message: str) -> bytes:
+    """An ExportTraceServiceResponse."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    answer = ExportTraceServiceResponse()
+    if rejected:
+        answer.partial_success.rejected_spans = rejected
+        answer.partial_success.error_message = message
+    return bytes(answer.SerializeToString())
+
+
+class _Value(msgspec.Struct, rename="camel"):
+    string_value: str | None = None
+    bool_value: bool | None = None
+    int_value: int | str | None = None  # 64 bits are text in protobuf's JSON, numbers are allowed
+    double_value: float | None = None
+    array_value: _Values | None = None
+
+    def plain(self) -> Any:
+        if self.int_value is not None:
+            return int(self.int_value)
+        if self.array_value is not None:
+            return [value.plain() for value in self.array_value.values]
+        given = (self.string_value, self.bool_value, self.double_value)
+        return next((value for value in given if value is not None), None)
+
+
+class _Values(msgspec.Struct):
+    values: list[_Value] = []
+
+
+class _Attribute(msgspec.Struct):
+    key: str
+    value: _Value = msgspec.field(default_factory=_Value)
+
+
+class _Resource(msgspec.Struct):
+    attributes: list[_Attribute] = []
+
+
+class _Span(msgspec.Struct, rename="camel"):
+    trace_id: str
+    span_id: str
+    start_time_unix_nano: int | str
+    end_time_unix_nano: int | str
+    attributes: list[_Attribute] = []
+
+
+class _ScopeSpans(msgspec.Struct):
+    spans: list[_Span] = []
+
+
+class _ResourceSpans(msgspec.Struct, rename="camel"):
+    resource: _Resource = msgspec.field(default_factory=_Resource)
+    scope_spans: list[_ScopeSpans] = []
+
+
+class _Request(msgspec.Struct, rename="camel"):
+    resource_spans: list[_ResourceSpans] = []
+
+
+_decode = msgspec.json.Decoder(_Request).decode
+
+
+def from_json(body: bytes) -> Iterator[Span]:
+    """Raises MalformedBody."""
+    try:
+        request = _decode(body)
+        for group in request.resource_spans:
+            shared = {item.key: item.value.plain() for item in group.resource.attributes}
+            for scope in group.scope_spans:
+                for span in scope.spans:
+                    yield Span(
+                        span.trace_id,
+                        span.span_id,
+                        int(span.start_time_unix_nano),
+                        int(span.end_time_unix_nano),
+                        shared | {item.key: item.value.plain() for item in span.attributes},
+                    )
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise MalformedBody(f"the body is not an ExportTraceServiceRequest in JSON ({error})") from None
+
+
+def answer_json(rejected: int, message: str) -> bytes:
+    """An ExportTraceServiceResponse."""
+    partial = {"rejectedSpans": str(rejected), "errorMessage": message}
+    return msgspec.json.encode({"partialSuccess": partial} if rejected else {})

@@ -1,0 +1,213 @@
+"""POST /v1/traces: spans of an OpenTelemetry exporter, in both encodings, over real HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from driftguard.api import examples, otlp_spans
+from driftguard.store.database import Database
+from tests.pipeline.sidecar import running_sidecar
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "otlp.md"
+PROTOBUF = "application/x-protobuf"
+ATTRIBUTES: dict[str, Any] = {
+    "gen_ai.request.model": "Qwen3-32B",
+    "gen_ai.conversation.id": "c-1",
+    "gen_ai.usage.output_tokens": 9,
+    "driftguard.draft": "Qwen3-0.6B",
+    "driftguard.draft_version": "v1",
+    "driftguard.method": "draft_model",
+    "driftguard.steps": 3,
+    "driftguard.drafted_tokens": 12,
+    "driftguard.accepted_tokens": 6,
+    "driftguard.emitted_tokens": 9,
+    "driftguard.accepted_per_position": [3, 2, 1],
+    "driftguard.drafted_per_position": [3, 3, 3],
+}
+
+
+@pytest.fixture
+def client(database: Database, tmp_path: Path) -> Iterator[httpx.Client]:
+    with running_sidecar(database, tmp_path) as client:
+        yield client
+
+
+def value_of(value: Any) -> dict[str, Any]:
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [value_of(item) for item in value]}}
+    if isinstance(value, str):
+        return {"stringValue": value}
+    return {"intValue": str(value)} if isinstance(value, int) else {"doubleValue": value}
+
+
+def attributes_of(values: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": value_of(value)} for key, value in values.items()]
+
+
+def as_json(*spans: dict[str, Any]) -> bytes:
+    """Each span by its attributes; they ended just now, in a service named chat-1."""
+    now = time.time_ns()
+    made = [
+        {
+            "traceId": f"{number:032x}",
+            "spanId": "eee19b7ec3c1b174",
+            "name": "chat",
+            "startTimeUnixNano": str(now - 10**9),
+            "endTimeUnixNano": str(now),
+            "attributes": attributes_of(values),
+        }
+        for number, values in enumerate(spans, start=1)
+    ]
+    resource = {"attributes": attributes_of({"service.name": "chat-1"})}
+    return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": made}]}]}).encode()
+
+
+def as_protobuf(body: bytes) -> bytes:
+    request = ExportTraceServiceRequest()
+    for group in json.loads(body)["resourceSpans"]:
+        into = request.resource_spans.add()
+        fill(into.resource.attributes, group["resource"]["attributes"])
+        for span in group["scopeSpans"][0]["spans"]:
+            made = (into.scope_spans or [into.scope_spans.add()])[0].spans.add()
+            made.trace_id, made.span_id = bytes.fromhex(span["traceId"]), bytes.fromhex(span["spanId"])
+            made.start_time_unix_nano = int(span["startTimeUnixNano"])
+            made.end_time_unix_nano = int(span["endTimeUnixNano"])
+            fill(made.attributes, span["attributes"])
+    return bytes(request.SerializeToString())
+
+
+def fill(into: Any, attributes: list[dict[str, Any]]) -> None:
+    for attribute in attributes:
+        item = into.add()
+        item.key = attribute["key"]
+        put(item.value, attribute["value"])
+
+
+def put(into: Any, value: dict[str, Any]) -> None:
+    ((kind, given),) = value.items()
+    if kind == "arrayValue":
+        for item in given["values"]:
+            put(into.array_value.values.add(), item)
+    elif kind == "intValue":
+        into.int_value = int(given)
+    else:
+        setattr(into, {"stringValue": "string_value", "doubleValue": "double_value"}[kind], given)
+
+
+def send(client: httpx.Client, body: bytes, media_type: str, **headers: str) -> tuple[int, str]:
+    """(rejected spans, why) of the answer."""
+    answer = client.post("/v1/traces", content=body, headers={"Content-Type": media_type, **headers})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, media_type), answer.text
+    if media_type == PROTOBUF:
+        partial = ExportTraceServiceResponse.FromString(answer.content).partial_success
+        return partial.rejected_spans, partial.error_message
+    told = answer.json().get("partialSuccess", {"rejectedSpans": "0", "errorMessage": ""})
+    return int(told["rejectedSpans"]), told["errorMessage"]
+
+
+def records(client: httpx.Client) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get("/api/v1/records").json()["records"]
+    return found
+
+
+@pytest.mark.parametrize("media_type", [PROTOBUF, "application/json"])
+def test_a_span_becomes_a_record_and_others_are_ignored(client: httpx.Client, media_type: str) -> None:
+    body = as_json(ATTRIBUTES, {"http.request.method": "GET"})
+    encoded = as_protobuf(body) if media_type == PROTOBUF else body
+    assert send(client, encoded, media_type) == (0, "")
+    assert send(client, gzip.compress(encoded), media_type, **{"Content-Encoding": "gzip"}) == (0, "")
+    (record,) = records(client)
+    given = {
+        "server": "chat-1",
+        "target": "Qwen3-32B",
+        "draft_version": "v1",
+        "segment": "default",
+        "session": "c-1",
+        "drafted": 12,
+        "accepted": 6,
+        "emitted": 9,
+        "output_tokens": 9,
+        "accepted_per_position": [3, 2, 1],
+        "temperature": None,
+    }
+    assert {name: record[name] for name in given} == given
+    assert "driftguard_otlp_ignored_spans_total 2.0" in client.get("/metrics").text
+
+
+def test_both_encodings_of_a_span_are_the_same_record(client: httpx.Client) -> None:
+    body = as_json(ATTRIBUTES)
+    send(client, body, "application/json")
+    send(client, as_protobuf(body), PROTOBUF)
+    assert len(records(client)) == 1
+
+
+@pytest.mark.parametrize("media_type", [PROTOBUF, "application/json"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"driftguard.accepted_tokens": 13}, "span 2: accepted: 13 is more than drafted"),
+        ({"driftguard.steps": "three"}, "span 2: steps"),
+        ({"driftguard.seggment": "code"}, "span 2: driftguard.seggment: unknown field"),
+    ],
+)
+def test_a_span_that_makes_no_record_is_rejected_by_name_and_the_others_are_stored(
+    client: httpx.Client, media_type: str, change: dict[str, Any], words: str
+) -> None:
+    body = as_json(ATTRIBUTES, ATTRIBUTES | change)
+    rejected, why = send(client, as_protobuf(body) if media_type == PROTOBUF else body, media_type)
+    assert rejected == 1
+    assert words in why
+    assert len(records(client)) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "media_type", "status", "words"),
+    [
+        (b"{oops", "application/json", 400, "ExportTraceServiceRequest"),
+        (b'{"resourceSpans": [{"scopeSpans": 1}]}', "application/json", 400, "scopeSpans"),
+        (b"\xff\xff", PROTOBUF, 400, "ExportTraceServiceRequest"),
+        (b"", "text/plain", 415, "text/plain"),
+    ],
+)
+def test_what_is_no_export_is_refused(
+    client: httpx.Client, content: bytes, media_type: str, status: int, words: str
+) -> None:
+    answer = client.post("/v1/traces", content=content, headers={"Content-Type": media_type})
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert words in answer.json()["detail"]
+
+
+def test_without_the_extra_json_is_taken_and_protobuf_names_it(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, ExportTraceServiceRequest.__module__, None)
+    body = as_json(ATTRIBUTES)
+    answer = client.post("/v1/traces", content=as_protobuf(body), headers={"Content-Type": PROTOBUF})
+    assert answer.status_code == 501
+    assert "pip install 'driftguard[otlp]'" in answer.json()["detail"]
+    assert send(client, body, "application/json") == (0, "")
+
+
+def test_the_documented_example_is_a_record() -> None:
+    (span,) = otlp_spans.from_json(json.dumps(examples.SPANS).encode())
+    assert json.loads(otlp_spans.record_line(span))["accepted"] == 148
+
+
+def test_every_attribute_is_documented() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for field, names in otlp_spans._SOURCES.items():
+        (line,) = (line for line in text.splitlines() if line.startswith(f"| `{field}` |"))
+        assert [name for name in names if f"`{name}`" not in line] == []
