@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import StreamingResponse
+from sqlalchemy.orm import Session
 
 from driftguard.api import examples
 from driftguard.api.context import Context, get_context
@@ -20,6 +21,7 @@ from driftguard.api.problems import MissingExtra
 from driftguard.errors import BadInput
 from driftguard.records import AcceptanceRecord
 from driftguard.store import traffic
+from driftguard.store.database import Database
 from driftguard.store.traffic import RecordKey, RollupKey, RollupRow
 
 router = APIRouter(prefix="/api/v1", tags=["records"])
@@ -32,7 +34,8 @@ _FORMATS: Final[dict[str, Format | Literal["json"]]] = {
     **{media_type: format_ for format_, media_type in MEDIA_TYPES.items()},
 }
 # The rows that follow a key, at most so many, each with its own key.
-Read = Callable[[Any, int], Sequence[tuple[tuple[Any, ...], msgspec.Struct]]]
+Rows = Sequence[tuple[tuple[Any, ...], msgspec.Struct]]
+Read = Callable[[Session, Any, int], Rows]
 
 
 def _answers(name: str, row: type[msgspec.Struct], item: dict[str, Any]) -> Responses:
@@ -72,11 +75,10 @@ def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Re
     with context.database.session() as session:
         newest = traffic.newest_seq(session)  # an export ends, however much arrives meanwhile
 
-    def read(after: RecordKey | None, limit: int) -> Sequence[tuple[RecordKey, AcceptanceRecord]]:
-        with context.database.session() as session:
-            return traffic.records(session, chosen, after=after, limit=limit, up_to=newest)
+    def read(session: Session, after: RecordKey | None, limit: int) -> Rows:
+        return traffic.records(session, chosen, after=after, limit=limit, up_to=newest)
 
-    return _answer("records", query, accept, read, RecordKey, AcceptanceRecord)
+    return _answer("records", query, accept, context.database, read, RecordKey, AcceptanceRecord)
 
 
 @router.get(
@@ -89,30 +91,30 @@ def list_rollups(query: Traffic, context: AnyContext, accept: Accept = "") -> Re
     """Sums per minute and segment, oldest first, by their minute; kept for longer than records."""
     chosen = wanted(query)
 
-    def read(after: RollupKey | None, limit: int) -> Sequence[tuple[RollupKey, RollupRow]]:
-        with context.database.session() as session:
-            return traffic.rollups(session, chosen, after=after, limit=limit)
+    def read(session: Session, after: RollupKey | None, limit: int) -> Rows:
+        return traffic.rollups(session, chosen, after=after, limit=limit)
 
-    return _answer("rollups", query, accept, read, RollupKey, RollupRow)
+    return _answer("rollups", query, accept, context.database, read, RollupKey, RollupRow)
 
 
 def _answer(
     name: str,
     query: TrafficQuery,
     accept: str,
+    database: Database,
     read: Read,
     key: type[tuple[Any, ...]],
     row: type[msgspec.Struct],
 ) -> Response:
     format_ = query.format or _accepted(accept)
     if format_ == "json":
-        return _page(name, query, read, key)
+        return _page(name, query, database, read, key)
     for parameter in sorted(query.model_fields_set & {"limit", "cursor"}):
         raise BadInput(
             f"{parameter}: an export has no pages; leave it out, or ask for format=json", field=parameter
         )
     encode = encoder(format_, row)
-    pages = _pages(read)
+    pages = _pages(database, read)
     first = next(pages)  # so that a database that fails is told as such, before the answer begins
     return StreamingResponse(
         encode(chain([first], pages)),
@@ -128,20 +130,25 @@ def _accepted(accept: str) -> Format | Literal["json"]:
     return "json"
 
 
-def _page(name: str, query: TrafficQuery, read: Read, key: type[tuple[Any, ...]]) -> Response:
+def _page(
+    name: str, query: TrafficQuery, database: Database, read: Read, key: type[tuple[Any, ...]]
+) -> Response:
     after = decode_cursor(query.cursor, key) if query.cursor else None
-    rows = read(after, query.limit + 1)
+    with database.session() as session:
+        rows = read(session, after, query.limit + 1)
     shown = rows[: query.limit]
     more = encode_cursor(shown[-1][0]) if len(rows) > query.limit else None
     body = {name: [row for _, row in shown], "next_cursor": more}
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-def _pages(read: Read) -> Iterator[list[msgspec.Struct]]:
+def _pages(database: Database, read: Read) -> Iterator[list[msgspec.Struct]]:
     """At least one, possibly empty; each in a transaction of its own, as a slow reader must not hold one."""
     after = None
     while True:
-        rows = read(after, EXPORT_ROWS)
+        with database.session() as session:
+            traffic.walk_in_order(session)
+            rows = read(session, after, EXPORT_ROWS)
         yield [row for _, row in rows]
         if len(rows) < EXPORT_ROWS:
             return
