@@ -11,7 +11,13 @@ from driftguard.adapters.answers import llamacpp, sglang, triton, vllm
 from driftguard.adapters.answers.openai import has_output
 from driftguard.adapters.answers.reading import parts_of, told_by
 from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, Told
-from tests.proxy.engines import LLAMACPP_TIMINGS, SGLANG_DETAILS, TRITON_METRICS, VLLM_SPECULATION
+from tests.proxy.engines import (
+    LLAMACPP_TIMINGS,
+    SGLANG_DETAILS,
+    TRITON_METRICS,
+    TRTLLM_STATISTICS,
+    VLLM_SPECULATION,
+)
 
 
 def _json(value: Any) -> bytes:
@@ -72,6 +78,17 @@ def test_sglang_by_its_older_names() -> None:
 @pytest.mark.parametrize("details", [None, {}, {"spec_verify_ct": 0, "spec_num_proposed_drafts": 0}])
 def test_sglang_without_a_verification_tells_nothing(details: object) -> None:
     assert _whole(sglext={"spec_tokens_details": details}) is None
+
+
+def test_tensorrt_llm_by_its_own_example() -> None:
+    told = told_by(
+        parts_of(_json({"choices": [{"index": 0, "speculative_decoding": TRTLLM_STATISTICS}]})),
+        num_speculative_tokens=None,
+    )
+    assert told is not None
+    assert (told.steps, told.drafted, told.accepted, told.emitted) == (20, 60, 30, 50)
+    assert told.num_speculative_tokens == 3
+    assert told.accepted_per_position == [12, 12, 6]
 
 
 def test_llamacpp_by_its_own_example() -> None:

@@ -37,6 +37,14 @@ LLAMACPP_TIMINGS = {
     "draft_n": 347,
     "draft_n_accepted": 65,
 }
+TRTLLM_STATISTICS = {
+    "acceptance_rate": 0.5,
+    "total_accepted_draft_tokens": 30,
+    "total_draft_tokens": 60,
+    "num_spec_steps": 20,
+    "acceptance_histogram": [8, 0, 6, 6],
+    "num_spec_tokens": 3,
+}
 TRITON_METRICS = {
     "acceptance_rate": "0.5",
     "arrival_time_ns": "76735247746000",
@@ -173,6 +181,16 @@ def llamacpp_completion(request: Json, style: Style = COMPACT) -> Answer:
     return [*map(style.event, events), style.event({"content": "", **end})]
 
 
+def trtllm(request: Json, style: Style = COMPACT) -> Answer:
+    if not wants(request, "stream"):
+        message = {"role": "assistant", "content": "".join(TEXT)}
+        choice = {"index": 0, "message": message, "speculative_decoding": TRTLLM_STATISTICS}
+        return style.json({**_head(request, "chat.completion"), "choices": [choice], "usage": _usage(51)})
+    chunks = _deltas(request)
+    chunks[-1]["choices"][0]["speculative_decoding"] = TRTLLM_STATISTICS
+    return [*map(style.event, chunks), DONE]
+
+
 def triton(request: Json, style: Style = COMPACT) -> Answer:
     asked = wants(request, "sampling_param_return_perf_metrics")
     told = dict(TRITON_METRICS) if asked else {}
@@ -243,6 +261,8 @@ CASES = [
         "llamacpp completion stream", "llamacpp", "/completion", llamacpp_completion,
         _PROMPT | _STREAM, _LLAMACPP, 200,
     ),
+    Case("trtllm", "other", _PATH, trtllm, _CHAT, (20, 60, 30, 50), 51),
+    Case("trtllm stream", "other", _PATH, trtllm, _CHAT | _STREAM, (20, 60, 30, 50), None),
     Case("triton", "other", _TRITON_PATH, triton, {"text_input": "secret prompt"}, (10, 40, 20, 30), None),
     Case(
         "triton, metrics asked", "other", _TRITON_PATH, triton,

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from driftguard.adapters.answers import llamacpp, sglang, triton, vllm
+from driftguard.adapters.answers import llamacpp, sglang, triton, trtllm, vllm
 from driftguard.adapters.answers.openai import common
 from driftguard.adapters.answers.told import Told
 
-_NAMES: Final = (b"usage", b"metrics", b"sglext", b"meta_info", b"timings", b"total_draft_tokens")
+_NAMES: Final = (
+    b"usage", b"metrics", b"speculative_decoding", b"sglext", b"meta_info", b"timings", b"total_draft_tokens",
+)  # fmt: skip
 _QUOTED: Final = tuple(b'"' + name + b'"' for name in _NAMES)
 # A quote inside a JSON string is escaped, so a name with its quotes and a colon is always a member's name.
 _TELLING: Final = re.compile(rb'"(' + b"|".join(_NAMES) + rb')"\s*:(?!\s*null)')
@@ -43,6 +45,8 @@ def told_by(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) ->
 
 def _speculation(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> Told | None:
     if b"metrics" in parts and (found := vllm.told(parts[b"metrics"])):
+        return found
+    if b"speculative_decoding" in parts and (found := trtllm.told(parts[b"speculative_decoding"])):
         return found
     for name in (b"sglext", b"meta_info"):
         if name in parts and (found := sglang.told(parts[name])):
