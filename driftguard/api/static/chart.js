@@ -82,11 +82,11 @@ function paint() {
   const narrow = width < NARROW;
   const axis = { gridcolor: colour("--line"), zeroline: false, linecolor: colour("--line") };
   const layout = {
-    width, height: narrow ? 260 : 340, margin: { l: narrow ? 32 : 48, r: 8, t: 12, b: 36 },
+    width, height: narrow ? 300 : 340, margin: { l: narrow ? 32 : 48, r: 8, t: 12, b: 36 },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: colour("--ink"), family: "system-ui, sans-serif" }, hovermode: "closest",
     hoverlabel: { bgcolor: colour("--card"), font: { color: colour("--ink") } },
-    legend: { orientation: "h", y: -0.15 },
+    legend: { orientation: "h", y: narrow ? -0.25 : -0.15 },
     xaxis: { ...axis, type: "date", range: [series.since, series.until] },
     yaxis: { ...axis, range: [0, 1], tickformat: ".1f", ...(narrow ? {} : { title: { text: "acceptance rate" } }) },
     uirevision: chosen.value + "/" + minutes,
