@@ -15,12 +15,12 @@ def provisioned(name: str) -> dict[str, Any]:
     return document
 
 
-def test_the_readme_mounts_the_dashboards_where_the_provider_looks() -> None:
+def test_the_guide_mounts_the_dashboards_where_the_provider_looks() -> None:
     (provider,) = provisioned("dashboards/driftguard.yaml")["providers"]
-    readme = (HERE.parent / "README.md").read_text(encoding="utf-8")
+    guide = (HERE.parent / "docs" / "dashboards.md").read_text(encoding="utf-8")
     assert provider["type"] == "file"
-    assert f"$PWD/dashboards:{provider['options']['path']}" in readme
-    assert "$PWD/dashboards/provisioning:/etc/grafana/provisioning" in readme
+    assert f"$PWD/dashboards:{provider['options']['path']}" in guide
+    assert "$PWD/dashboards/provisioning:/etc/grafana/provisioning" in guide
 
 
 def test_the_data_source_is_one_that_the_dashboards_offer() -> None:

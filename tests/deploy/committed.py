@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import tomllib
 from collections.abc import Iterator
@@ -52,19 +53,30 @@ def parse_command(arguments: list[str]) -> None:
 
 
 def commands_of_shell(script: str) -> list[list[str]]:
-    """The arguments of each `driftguard` in a line of shell."""
-    lexer = shlex.shlex(script, posix=True, punctuation_chars=True)
+    """The arguments of each `driftguard` in a script of shell, also of one that runs in a container."""
+    lines = re.sub(r"(^|\s)#.*$|\s2>&1", "", script.replace("\\\n", " "), flags=re.MULTILINE)
+    lexer = shlex.shlex(lines.replace("\n", ";"), posix=True, punctuation_chars=";&|()<>")
+    lexer.commenters = ""
     lexer.whitespace_split = True
-    commands: list[list[str]] = []
-    current: list[str] | None = None
+    simple: list[list[str]] = [[]]
     for word in lexer:
         if set(word) <= set(";&|()<>"):
-            current = None
-        elif word == "driftguard":
-            commands.append(current := [])
-        elif current is not None:
-            current.append(word)
-    return commands
+            simple.append([])
+        else:
+            simple[-1].append(word)
+    return [words[start:] for words in simple if (start := _arguments(words)) is not None]
+
+
+def _arguments(words: list[str]) -> int | None:
+    """Where the arguments of `driftguard` begin; None where it is not what these words run."""
+    if words[:3] == ["docker", "compose", "exec"]:
+        return words.index("driftguard", words.index("driftguard") + 1) + 1
+    for number, word in enumerate(words):
+        if Path(word).name == "driftguard":
+            return number + 1
+        if word not in ("until", "exec") and "=" not in word:
+            return None
+    return None
 
 
 def set_environment(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:

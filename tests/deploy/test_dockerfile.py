@@ -87,9 +87,9 @@ def test_an_image_runs_a_command_without_root_and_says_whether_it_is_healthy(ima
 def test_the_sidecar_is_the_default_and_has_no_torch() -> None:
     assert list(STAGES)[-1] == "sidecar"
     (install,) = [value for _, value in STAGES["sidecar-packages"] if "pip install" in value]
-    assert "[proxy]" in install
+    assert "[proxy,otlp]" in install
     (install,) = [value for _, value in STAGES["engine-packages"] if "pip install" in value]
-    assert "[proxy,engine]" in install
+    assert "[proxy,otlp,engine]" in install
 
 
 def test_the_environment_of_the_images_is_taken_as_settings(monkeypatch: pytest.MonkeyPatch) -> None:
