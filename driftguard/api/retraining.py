@@ -7,7 +7,7 @@ from typing import Annotated, Any, Protocol, cast
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from driftguard.api import examples
 from driftguard.api.auth import require_key
@@ -56,7 +56,7 @@ class RollBackBody(BaseModel):
     )
     server: str
     draft_version: str = Field(description="The draft in service; 409 where it is another by now.")
-    reason: str = Field(min_length=1, max_length=2_000)
+    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2_000)]
 
 
 class RolledBackModel(BaseModel):

@@ -140,3 +140,14 @@ def test_a_request_for_nothing_that_exists_is_refused(client: httpx.Client) -> N
     answer = client.post("/api/v1/retrain", json={"server": "other"})
     assert answer.status_code == 422
     assert "not among the engines in the settings: engine-1" in answer.json()["detail"]
+
+
+def test_a_rollback_names_what_it_takes_back_and_why(client: httpx.Client) -> None:
+    body = {"server": "engine-1", "draft_version": "v1", "reason": "it loops"}
+    for field, value in (("server", "other"), ("reason", "  ")):
+        answer = client.post("/api/v1/rollback", json={**body, field: value})
+        assert answer.status_code == 422
+        assert field in answer.text
+    answer = client.post("/api/v1/rollback", json=body)
+    assert answer.status_code == 502
+    assert "the engine at http://127.0.0.1:9 cannot be reached" in answer.json()["detail"]

@@ -276,10 +276,12 @@ def test_retraining_and_rolling_back_tell_what_came_of_it(
     page = open_page(
         f"{guarded.base_url}/incidents/{incident_id}", chart=False, allowed="the server responded with"
     )
-    said = page.get_by_role("status")
-    page.get_by_label("API key").fill(key)
+    said, roll_back = page.get_by_role("status"), page.get_by_role("button", name="Roll back to draft v0")
     page.get_by_label("Reason").fill("it loops")
-    page.get_by_role("button", name="Roll back to draft v0").click()
+    roll_back.click()
+    expect(said).to_contain_text("API key needed")
+    page.get_by_label("API key").fill(key)
+    roll_back.click()
     expect(said).to_contain_text("Engine refused: the engine at http://127.0.0.1:9 cannot be reached")
     page.get_by_role("button", name="Retrain now").click()
     expect(said).to_have_text("A retraining is queued; its run appears under Retraining.")
