@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from driftguard.api.auth import is_loopback
 from driftguard.api.context import Context, get_context
 from driftguard.api.drafts import DraftModel
+from driftguard.api.filters import StreamId
 from driftguard.api.incidents import detail
 from driftguard.api.models import IncidentModel, Rate, StreamStatusModel
 from driftguard.api.rendering import render
@@ -63,7 +64,7 @@ def fleet_page(context: AnyContext) -> HTMLResponse:
 
 
 @router.get("/streams/{stream_id}")
-def stream_page(stream_id: int, context: AnyContext) -> HTMLResponse:
+def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
     """One stream in full: its numbers, its segments, its cost, its drafts."""
     with context.database.session() as session:
         stream = streams.get_stream(session, stream_id)

@@ -253,6 +253,12 @@ def test_everything_that_the_page_loads_is_served_here(client: httpx.Client) -> 
     assert client.get("/incidents/00000000-0000-0000-0000-000000000000").status_code == 404
 
 
+@pytest.mark.parametrize("path", ["/streams/999", "/retraining/00000000-0000-0000-0000-000000000000"])
+def test_a_page_of_nothing_is_not_found(client: httpx.Client, path: str) -> None:
+    assert client.get(path).status_code == 404
+    assert client.get("/streams/9223372036854775808").status_code == 422
+
+
 def test_the_status_reads_the_streams_once(client: httpx.Client, database: Database) -> None:
     post(client, live_traffic(6).draw(10, GOOD))
     seen: list[str] = []
