@@ -136,6 +136,13 @@ def _rose(found: Examination) -> _Verdict:
     return _Verdict("unknown", "low", "a rise: no setting, no probe and no repetition explains it")
 
 
+_QUERIES: Final[dict[bool | None, str]] = {
+    True: "the queries moved",
+    False: "captured queries do not show a move",
+    None: "the queries could not be compared",
+}
+
+
 def _fell(evidence: Evidence, found: Examination, setting: FieldChange | None) -> _Verdict:
     inside = "acceptance fell inside segments"
     changed = [configuration.NAMES[change.field] for change in found.settings.changes]
@@ -147,7 +154,7 @@ def _fell(evidence: Evidence, found: Examination, setting: FieldChange | None) -
             reason = f"{inside}, the queries moved, the canary probes and every setting did not"
             return _Verdict("query_drift", "high", reason, _like(found))
         doubt = f"; {', '.join(changed)} changed as well" if changed else ""
-        shown = "the queries moved" if found.queries_moved else "captured queries do not show a move"
+        shown = _QUERIES[found.queries_moved]
         return _Verdict(
             "query_drift", "medium", f"{inside}, the canary probes did not move, {shown}{doubt}", _like(found)
         )

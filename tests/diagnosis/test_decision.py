@@ -71,6 +71,12 @@ def test_steady_probes_and_moved_queries_are_query_drift_with_high_confidence() 
     assert {example.rpartition("-")[0] for example in found.examples} == {"german-4"}
 
 
+def test_queries_that_nobody_kept_are_not_said_to_be_steady() -> None:
+    found = diagnose(fell(probes_before=probes() + probes(), probes_after=probes()))
+    assert verdict(found) == ("query_drift", "medium", True)
+    assert "the queries could not be compared" in found.reason
+
+
 def test_queries_like_another_segment_are_named_so() -> None:
     like_code = captures(4, "german", 60, CODE)
     found = diagnose(fell(captures_before=CAPTURED_BEFORE, captures_after=like_code))
