@@ -54,7 +54,7 @@ class Database:
             pool_pre_ping=True,
             pool_use_lifo=True,
         )
-        event.listen(engine, "connect", _prepare_connection)
+        event.listen(engine, "connect", _prepare_connection, insert=True)  # before SQLAlchemy asks anything
         return cls(engine=engine, url=parsed, _sessions=sessionmaker(engine, expire_on_commit=False))
 
     @contextmanager
@@ -127,6 +127,13 @@ def parse_url(url: str) -> URL:
 
 
 def _prepare_connection(connection: psycopg.Connection[Any], _record: object) -> None:
+    """Raises BadSettings: text that is not UTF-8 is lost, or comes back as bytes."""
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding not in ("UTF8", None):  # a pooler may keep it to itself
+        raise BadSettings(
+            f"database_url: the database {connection.info.dbname!r} is encoded in {encoding}; "
+            "make it with ENCODING 'UTF8' TEMPLATE template0"
+        )
     # A statement instead of the `options` start-up parameter, which connection poolers refuse.
     connection.autocommit = True
     connection.execute("SET TIME ZONE 'UTC'")

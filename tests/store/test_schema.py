@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from alembic import command
@@ -13,6 +14,7 @@ from driftguard.store.database import Database, parse_url, upgrade
 from driftguard.store.migrations import alembic_config, head_revision
 from driftguard.store.partitions import maintain
 from driftguard.store.tables import Base
+from tests.conftest import fresh_database
 from tests.store.test_partitions import NOON, RETENTION
 
 
@@ -76,6 +78,16 @@ def test_an_unreachable_database_is_named_without_its_password() -> None:
     assert "database 'traffic' at 127.0.0.1:1" in caught.value.detail
     assert "refused" in caught.value.detail
     assert "hunter2" not in caught.value.detail
+
+
+def test_a_database_that_is_not_in_utf8_is_refused(postgres_server: str) -> None:
+    """It would give some text back as bytes."""
+    encoded = "template0 ENCODING 'SQL_ASCII' LOCALE 'C'"
+    with contextmanager(fresh_database)(postgres_server, encoded) as url:
+        database = Database.open(url)
+        with pytest.raises(BadSettings, match=r"encoded in SQL_ASCII.*ENCODING 'UTF8'"):
+            database.upgrade()
+        database.close()
 
 
 @pytest.mark.parametrize("url", ["postgres://h/d", "postgresql://h/d", "postgresql+psycopg://h/d"])
