@@ -39,6 +39,11 @@ def until(client: httpx.Client, holds: Callable[[dict[str, Any]], bool]) -> dict
     raise AssertionError(status)
 
 
+def condition(status: dict[str, Any]) -> str | None:
+    """Of the first server, once it is known."""
+    return next((str(item["condition"]) for item in status["sources"]), None)
+
+
 @pytest.fixture
 def server() -> Iterator[Served]:
     with served() as running:
@@ -62,10 +67,7 @@ def test_the_status_names_every_server_and_what_to_do(
     with sidecar(database, tmp_path, sources) as client:
         status = until(
             client,
-            lambda status: (
-                bool(status["streams"])
-                and [item["condition"] for item in status["sources"]][:1] == ["reporting"]
-            ),
+            lambda status: bool(status["streams"]) and condition(status) == "reporting",
         )
         chat, code = status["sources"]
         assert (chat["server"], chat["kind"], chat["fidelity"], chat["detail"]) == (
@@ -100,11 +102,15 @@ def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
             connection.execute(
                 "UPDATE streams SET traffic_arrived_at = %s, traffic_ended_at = %s", (hours_ago, hours_ago)
             )
-        idle = until(client, lambda status: status["sources"][0]["condition"] == "idle")
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        idle = until(
+            client,
+            lambda status: condition(status) == "idle" and status["sources"][0]["scraped_at"] > now,
+        )
         assert idle["streams"][0]["verdict"] == "insufficient_data"
         server.pages.clear()
-        gone = until(client, lambda status: status["sources"][0]["condition"] != "idle")
-        assert gone["streams"][0]["verdict"] == "stale"
+        until(client, lambda status: condition(status) == "metrics_hidden")
+        assert client.get("/api/v1/status").json()["streams"][0]["verdict"] == "stale"
 
 
 def test_a_sidecar_that_does_not_get_to_its_servers_is_not_ready(
