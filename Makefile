@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wait for processes
 
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,7 +24,7 @@ demo: setup
 	@$(BIN)/driftguard demo $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
