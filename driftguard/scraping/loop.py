@@ -21,7 +21,7 @@ from driftguard.settings import ScrapingSettings, SourceSettings
 from driftguard.store import sources as stored
 from driftguard.store.database import Database
 
-KEEP_SECONDS: Final = 1.0  # between two writes of what the scrapes found
+WRITES_PER_INTERVAL: Final = 5  # of what the scrapes found: most of their cost is per write, not per server
 OVERDUE_INTERVALS: Final = 3
 SHORTEST_OVERDUE: Final = timedelta(minutes=1)
 log = structlog.get_logger(__name__)
@@ -118,7 +118,7 @@ class ScrapeLoop:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(KEEP_SECONDS)
+            await asyncio.sleep(self._settings.interval_seconds / WRITES_PER_INTERVAL)
             self._windows.flush()
             changed, self._changed = self._changed, set()
             if not changed:

@@ -42,7 +42,7 @@ def store(session: Session, states: Sequence[SourceState]) -> None:
     replacing = statement.on_conflict_do_update(
         index_elements=["server"], set_={name: statement.excluded[name] for name in names}
     )
-    # Of the connection: a session would make objects of what is written every second.
+    # Of the connection: a session would make objects of what is written all the time.
     session.connection().execute(replacing, [asdict(state) for state in states])
     newest = max(state.scraped_at for state in states)
     session.execute(delete(Source).where(Source.scraped_at < newest - FORGOTTEN_AFTER))
