@@ -44,6 +44,11 @@ def condition(status: dict[str, Any]) -> str | None:
     return next((str(item["condition"]) for item in status["sources"]), None)
 
 
+def verdict(client: httpx.Client) -> str:
+    """Of the first stream, asked for anew: one answer reads the servers after the streams."""
+    return str(client.get("/api/v1/status").json()["streams"][0]["verdict"])
+
+
 @pytest.fixture
 def server() -> Iterator[Served]:
     with served() as running:
@@ -103,14 +108,14 @@ def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
                 "UPDATE streams SET traffic_arrived_at = %s, traffic_ended_at = %s", (hours_ago, hours_ago)
             )
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        idle = until(
+        until(
             client,
             lambda status: condition(status) == "idle" and status["sources"][0]["scraped_at"] > now,
         )
-        assert idle["streams"][0]["verdict"] == "insufficient_data"
+        assert verdict(client) == "insufficient_data"
         server.pages.clear()
         until(client, lambda status: condition(status) == "metrics_hidden")
-        assert client.get("/api/v1/status").json()["streams"][0]["verdict"] == "stale"
+        assert verdict(client) == "stale"
 
 
 def test_a_sidecar_that_does_not_get_to_its_servers_is_not_ready(
