@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, TextIO
 
 from driftguard.adapters import ReplayFormat, prometheus_history, sglang_log, vllm_log
+from driftguard.adapters.condition import RECORDED
 from driftguard.adapters.prometheus_history import NoHistory
 from driftguard.adapters.window import Identity, Incomplete, Window
 from driftguard.records import AcceptanceRecord, RecordError, decode_record
@@ -90,7 +91,7 @@ def _sglang_log(file: BinaryIO, known: Identity) -> Iterator[Numbered]:
 def _prometheus(file: BinaryIO, known: Identity) -> Iterator[Numbered]:
     found = prometheus_history.windows(file.read(), known)
     for number, (instance, window) in enumerate(found, start=1):
-        if window.condition in ("reporting", "drafting_stopped"):
+        if window.condition in RECORDED:
             yield number, _record(window, replace(known, server=instance or known.server))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftguard.adapters.adapter import Kind
-from driftguard.adapters.reading import Increase, Reading
+from driftguard.adapters.reading import Increase, Reading, sums_and_counts
 from driftguard.adapters.window import Identity, Window
 from driftguard.records import Fidelity
 
@@ -17,7 +17,7 @@ _FIRST_TOKEN, _PER_TOKEN = f"{_P}time_to_first_token_seconds", f"{_P}time_per_ou
 _RUNNING, _INFO = f"{_P}running_requests", f"{_P}info"
 _COUNTERS = frozenset(
     {_STEPS, _DRAFTED, _ACCEPTED, *_BY_POSITION, _GENERATED, _PROMPTS}
-    | {f"{histogram}_{part}" for histogram in (_FIRST_TOKEN, _PER_TOKEN) for part in ("sum", "count")}
+    | sums_and_counts(_FIRST_TOKEN, _PER_TOKEN)
 )
 
 
@@ -53,7 +53,6 @@ def _drafts(reading: Reading) -> dict[str, dict[str, str]]:
 
 def _window(version: str, serving: bool, info: dict[str, str], increase: Increase, after: Reading) -> Window:
     label = {"draft_version": version}
-    running = after.total(_RUNNING)
     return Window(
         target=info.get("target"),
         begun_at=increase.begun_at,
@@ -69,7 +68,7 @@ def _window(version: str, serving: bool, info: dict[str, str], increase: Increas
         prompt_tokens=increase.whole(_PROMPTS) if serving else None,
         time_to_first_token_seconds=increase.mean(_FIRST_TOKEN) if serving else None,
         time_per_output_token_seconds=increase.mean(_PER_TOKEN) if serving else None,
-        concurrency=round(running) if running is not None and serving else None,
+        concurrency=after.whole(_RUNNING) if serving else None,
         draft=info.get("draft"),
         draft_version=version,
         method=info.get("method"),

@@ -16,4 +16,5 @@ Condition = Literal[
     "unreachable",
 ]
 CONDITIONS: Final[tuple[Condition, ...]] = get_args(Condition)
+RECORDED: Final[frozenset[Condition]] = frozenset({"reporting", "drafting_stopped"})  # there is a window
 DOWN: Final[frozenset[Condition]] = frozenset({"unreadable", "unreachable"})

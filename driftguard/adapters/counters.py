@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from driftguard.adapters.adapter import Kind
-from driftguard.adapters.reading import Increase, Reading
+from driftguard.adapters.reading import Increase, Reading, sums_and_counts
 from driftguard.adapters.window import Identity, Window
 from driftguard.records import Fidelity
 
@@ -51,10 +51,7 @@ class CounterAdapter:
             self.prompts,
         )
         found = {*single, *self.decode_seconds}
-        for histogram in (self.ttft, self.tpot):
-            if histogram:
-                found |= {f"{histogram}_sum", f"{histogram}_count"}
-        return frozenset(found)
+        return sums_and_counts(*filter(None, (self.ttft, self.tpot))) | found
 
     @property
     def names(self) -> frozenset[str]:
@@ -71,7 +68,6 @@ class CounterAdapter:
         self, target: str | None, increase: Increase, after: Reading, known: Identity, labels: dict[str, str]
     ) -> Window:
         per_position = increase.per_position(self.accepted_per_position, "position", **labels)
-        running = after.total(self.running, **labels) if self.running else None
         return Window(
             target=target,
             begun_at=increase.begun_at,
@@ -88,7 +84,7 @@ class CounterAdapter:
             prompt_tokens=increase.whole(self.prompts, **labels),
             time_to_first_token_seconds=increase.mean(self.ttft, **labels) if self.ttft else None,
             time_per_output_token_seconds=self._seconds_per_token(increase, labels),
-            concurrency=None if running is None else round(running),
+            concurrency=after.whole(self.running, **labels) if self.running else None,
         )
 
     def _seconds_per_token(self, increase: Increase, labels: dict[str, str]) -> float | None:

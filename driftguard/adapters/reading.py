@@ -72,9 +72,18 @@ class Reading:
         found = self.of(name, **labels)
         return sum(found.values()) if found else None
 
+    def whole(self, name: str, **labels: str) -> int | None:
+        total = self.total(name, **labels)
+        return None if total is None else round(total)
+
     def values_of(self, name: str, label: str) -> set[str]:
         """The values of a label; '' where a series lacks it."""
         return {dict(key).get(label, "") for key in self.samples.get(name, {})}
+
+
+def sums_and_counts(*histograms: str) -> frozenset[str]:
+    """The samples of histograms from which means are made."""
+    return frozenset(f"{histogram}_{part}" for histogram in histograms for part in ("sum", "count"))
 
 
 def sample_names(text: str) -> Iterator[str]:
@@ -120,8 +129,7 @@ class Increase:
         return self.samples.total(name, **labels)
 
     def whole(self, name: str, **labels: str) -> int | None:
-        total = self.of(name, **labels)
-        return None if total is None else round(total)
+        return self.samples.whole(name, **labels)
 
     def mean(self, histogram: str, **labels: str) -> float | None:
         """sum / count; None where nothing was observed."""

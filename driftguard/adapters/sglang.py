@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftguard.adapters.adapter import Kind
-from driftguard.adapters.reading import Increase, Reading
+from driftguard.adapters.reading import Increase, Reading, sums_and_counts
 from driftguard.adapters.window import Identity, Incomplete, LeftOut, Window
 from driftguard.records import Fidelity
 
@@ -21,10 +21,7 @@ _DRAFT_TOKENS, _DRAFT_STEPS = "sglang:spec_num_draft_tokens", "sglang:spec_num_s
 _GENERATED, _PROMPTS = "sglang:generation_tokens_total", "sglang:prompt_tokens_total"
 _FIRST_TOKEN, _BETWEEN = "sglang:time_to_first_token_seconds", "sglang:inter_token_latency_seconds"
 _RUNNING = "sglang:num_running_reqs"
-_COUNTERS = frozenset(
-    {_STEPS, _GENERATED, _PROMPTS}
-    | {f"{histogram}_{part}" for histogram in (_FIRST_TOKEN, _BETWEEN) for part in ("sum", "count")}
-)
+_COUNTERS = frozenset({_STEPS, _GENERATED, _PROMPTS} | sums_and_counts(_FIRST_TOKEN, _BETWEEN))
 _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 
 
@@ -68,7 +65,6 @@ def _window(target: str, increase: Increase, before: Reading, after: Reading, kn
         raise LeftOut(f"it changed from {k_before} to {k} draft tokens since the last scrape")
     generated = increase.whole(_GENERATED, **label) or 0
     steps, fidelity = _steps(increase, after, generated, k, label)
-    running = after.total(_RUNNING, **label)
     return Window(
         target=target or None,
         begun_at=increase.begun_at,
@@ -83,7 +79,7 @@ def _window(target: str, increase: Increase, before: Reading, after: Reading, kn
         prompt_tokens=increase.whole(_PROMPTS, **label),
         time_to_first_token_seconds=increase.mean(_FIRST_TOKEN, **label),
         time_per_output_token_seconds=_seconds_per_token(increase, generated, label),
-        concurrency=None if running is None else round(running),
+        concurrency=after.whole(_RUNNING, **label),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftguard.adapters.adapter import Kind
-from driftguard.adapters.reading import Increase, Reading
+from driftguard.adapters.reading import Increase, Reading, sums_and_counts
 from driftguard.adapters.window import Identity, Incomplete, Window
 from driftguard.records import Fidelity
 
@@ -19,8 +19,7 @@ _GENERATED, _PROMPTS = "trtllm_generation_tokens_total", "trtllm_prompt_tokens_t
 _FIRST_TOKEN, _PER_TOKEN = "trtllm_time_to_first_token_seconds", "trtllm_time_per_output_token_seconds"
 _RUNNING, _CONFIGURED = "trtllm_num_requests_running", "trtllm_speculative_config_info"
 _COUNTERS = frozenset(
-    {*_BY_POSITION, *_BY_ITERATION, _GENERATED, _PROMPTS}
-    | {f"{histogram}_{part}" for histogram in (_FIRST_TOKEN, _PER_TOKEN) for part in ("sum", "count")}
+    {*_BY_POSITION, *_BY_ITERATION, _GENERATED, _PROMPTS} | sums_and_counts(_FIRST_TOKEN, _PER_TOKEN)
 )
 
 
@@ -47,7 +46,6 @@ def _window(target: str, increase: Increase, after: Reading, known: Identity) ->
     configured = _configured(after, label)
     drafted, accepted = (increase.per_position(name, "token_position", **label) for name in _BY_POSITION)
     k = known.num_speculative_tokens or _whole_number(configured.get("spec_num_tokens"))
-    running = after.total(_RUNNING, **label)
     if drafted is None:
         counts = _by_iteration(increase, k, label)
         fidelity: Fidelity = "gauge"
@@ -71,7 +69,7 @@ def _window(target: str, increase: Increase, after: Reading, known: Identity) ->
         prompt_tokens=increase.whole(_PROMPTS, **label),
         time_to_first_token_seconds=increase.mean(_FIRST_TOKEN, **label),
         time_per_output_token_seconds=increase.mean(_PER_TOKEN, **label),
-        concurrency=None if running is None else round(running),
+        concurrency=after.whole(_RUNNING, **label),
         draft=configured.get("spec_draft_model") or None,
         method=configured.get("spec_method", "").lower() or None,
     )

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftguard.adapters.adapter import Kind
-from driftguard.adapters.reading import Increase, Reading
+from driftguard.adapters.reading import Increase, Reading, sums_and_counts
 from driftguard.adapters.window import Identity, Incomplete, Window
 from driftguard.records import Fidelity
 
 _SKIPPED, _PER_TOKEN = "tgi_request_skipped_tokens", "tgi_request_mean_time_per_token_duration"
 _PROMPTS, _BATCH = "tgi_request_input_length", "tgi_batch_current_size"
-_COUNTERS = frozenset(
-    f"{histogram}_{part}" for histogram in (_SKIPPED, _PER_TOKEN, _PROMPTS) for part in ("sum", "count")
-)
+_COUNTERS = sums_and_counts(_SKIPPED, _PER_TOKEN, _PROMPTS)
 
 
 class Tgi:
@@ -43,7 +41,6 @@ class Tgi:
                 "TGI does not tell how many tokens it drafts; set `num_speculative_tokens` to its --speculate"
             )
         speculates = bool(kept_ever) and k is not None
-        running = after.total(_BATCH)
         return [
             Window(
                 target=None,
@@ -58,7 +55,7 @@ class Tgi:
                 num_speculative_tokens=k,
                 prompt_tokens=increase.whole(f"{_PROMPTS}_sum"),
                 time_per_output_token_seconds=increase.mean(_PER_TOKEN),
-                concurrency=None if running is None else round(running),
+                concurrency=after.whole(_BATCH),
             )
         ]
 

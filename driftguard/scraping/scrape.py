@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from driftguard.adapters.adapter import Adapter
-from driftguard.adapters.condition import Condition
+from driftguard.adapters.condition import RECORDED, Condition
 from driftguard.adapters.kinds import detect
 from driftguard.adapters.reading import Reading, Unreadable
 from driftguard.adapters.window import Incomplete, LeftOut, Window, condition_of
@@ -26,7 +26,6 @@ from driftguard.records import AcceptanceRecord, RecordError
 from driftguard.scraping.source import Scraped, Source
 
 MAX_BYTES: Final = 32 * 2**20
-RECORDED: Final[frozenset[Condition]] = frozenset({"reporting", "drafting_stopped"})
 HIDDEN: Final = frozenset({404, 405, 501})
 FORBIDDEN: Final = frozenset({401, 403})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import AnswerUnreadable, Told, seconds
+from driftguard.adapters.answers.told import Told, decoded, seconds
 
 
 class _Timings(msgspec.Struct, frozen=True):
@@ -27,10 +27,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 def told(answer: bytes) -> Told | None:
     """None where the answer has no timings. Raises AnswerUnreadable."""
-    try:
-        found = msgspec.json.decode(answer, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AnswerUnreadable(str(error)) from None
+    found = decoded(answer, _Answer)
     timings, usage = found.timings, found.usage or Usage()
     if timings is None:
         return None

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from driftguard.adapters.answers.told import AnswerUnreadable
+from driftguard.adapters.answers.told import decoded
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -44,10 +44,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 def common(answer: bytes) -> Common:
     """Raises AnswerUnreadable."""
-    try:
-        return msgspec.json.decode(answer, type=Common)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AnswerUnreadable(str(error)) from None
+    return decoded(answer, Common)
 
 
 def has_output(event: bytes) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import AnswerUnreadable, Told, per_position
+from driftguard.adapters.answers.told import Told, decoded, emitted, per_position
 
 REQUEST_FIELD: Final = "return_spec_tokens_details"
 EXTENSION: Final = "sglext"
@@ -40,10 +40,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 def told(answer: bytes) -> Told | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable."""
-    try:
-        found = msgspec.json.decode(answer, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AnswerUnreadable(str(error)) from None
+    found = decoded(answer, _Answer)
     if found.meta_info is not None:
         return _told(found.meta_info, found.meta_info.prompt_tokens, found.meta_info.completion_tokens)
     if found.sglext is None or found.sglext.spec_tokens_details is None:
@@ -58,12 +55,11 @@ def _told(details: _Details, prompt_tokens: int | None, output_tokens: int | Non
     accepted = _first(details.spec_num_correct_drafts, details.spec_accept_token_num)
     if not steps or drafted is None or accepted is None:
         return None
-    emitted = accepted + steps
     return Told(
         steps=steps,
         drafted=drafted,
         accepted=accepted,
-        emitted=emitted if output_tokens is None else min(emitted, output_tokens),
+        emitted=emitted(steps, accepted, output_tokens),
         accepted_per_position=per_position(
             details.spec_correct_drafts_histogram or details.spec_accept_histogram
         ),

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+Answer = TypeVar("Answer")
 
 
 class AnswerUnreadable(ValueError):
@@ -32,6 +37,19 @@ class Told:
     output_tokens: int | None = None
     time_to_first_token_seconds: float | None = None
     time_per_output_token_seconds: float | None = None
+
+
+def decoded(answer: bytes, kind: type[Answer]) -> Answer:
+    """Raises AnswerUnreadable."""
+    try:
+        return msgspec.json.decode(answer, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AnswerUnreadable(str(error)) from None
+
+
+def emitted(steps: int, accepted: int, output_tokens: int | None) -> int:
+    """An answer that ends inside an accepted run has fewer tokens than its steps emitted."""
+    return accepted + steps if output_tokens is None else min(accepted + steps, output_tokens)
 
 
 def per_position(histogram: Sequence[int] | None) -> list[int] | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, Told
+from driftguard.adapters.answers.told import SettingNeeded, Told, decoded
 
 REQUEST_FIELD: Final = "sampling_param_return_perf_metrics"
 OUTPUTS: Final = frozenset(
@@ -41,10 +41,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 def told(answer: bytes, num_speculative_tokens: int | None) -> Told | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable, SettingNeeded."""
-    try:
-        found = msgspec.json.decode(answer, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AnswerUnreadable(str(error)) from None
+    found = decoded(answer, _Answer)
     if found.total_draft_tokens is None or found.total_accepted_draft_tokens is None:
         return None
     drafted, accepted = int(found.total_draft_tokens), int(found.total_accepted_draft_tokens)

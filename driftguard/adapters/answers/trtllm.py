@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import AnswerUnreadable, Told, per_position
+from driftguard.adapters.answers.told import Told, decoded, emitted, per_position
 
 
 class _Statistics(msgspec.Struct, frozen=True):
@@ -30,21 +30,17 @@ class _Answer(msgspec.Struct, frozen=True):
 
 def told(answer: bytes) -> Told | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable."""
-    try:
-        found = msgspec.json.decode(answer, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AnswerUnreadable(str(error)) from None
+    found = decoded(answer, _Answer)
     counts = found.choices[0].speculative_decoding if found.choices else None
     if counts is None:
         return None
     usage = found.usage or Usage()
-    emitted = counts.total_accepted_draft_tokens + counts.num_spec_steps
     output = usage.completion_tokens
     return Told(
         steps=counts.num_spec_steps,
         drafted=counts.total_draft_tokens,
         accepted=counts.total_accepted_draft_tokens,
-        emitted=emitted if output is None else min(emitted, output),
+        emitted=emitted(counts.num_spec_steps, counts.total_accepted_draft_tokens, output),
         num_speculative_tokens=counts.num_spec_tokens,
         accepted_per_position=per_position(counts.acceptance_histogram),
         prompt_tokens=usage.prompt_tokens,

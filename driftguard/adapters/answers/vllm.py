@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import AnswerUnreadable, Told, per_position, seconds
+from driftguard.adapters.answers.told import Told, decoded, emitted, per_position, seconds
 
 
 class _Speculation(msgspec.Struct, frozen=True):
@@ -33,20 +33,16 @@ class _Answer(msgspec.Struct, frozen=True):
 
 def told(answer: bytes) -> Told | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable."""
-    try:
-        found = msgspec.json.decode(answer, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AnswerUnreadable(str(error)) from None
+    found = decoded(answer, _Answer)
     if found.metrics is None or found.metrics.speculative_decoding is None:
         return None
     counts, usage = found.metrics.speculative_decoding, found.usage or Usage()
-    emitted = counts.num_accepted_draft_tokens + counts.num_spec_steps
     output = usage.completion_tokens
     return Told(
         steps=counts.num_spec_steps,
         drafted=counts.num_draft_tokens,
         accepted=counts.num_accepted_draft_tokens,
-        emitted=emitted if output is None else min(emitted, output),
+        emitted=emitted(counts.num_spec_steps, counts.num_accepted_draft_tokens, output),
         num_speculative_tokens=counts.num_spec_tokens,
         accepted_per_position=per_position(counts.acceptance_histogram),
         prompt_tokens=usage.prompt_tokens,
