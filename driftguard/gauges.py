@@ -7,15 +7,14 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from driftguard import retraining_gauges, stream_cost, stream_gauges
+from driftguard import retraining_gauges, stream_gauges
 from driftguard.incidents import known_slowdown
 from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.records import StreamKey
 from driftguard.status import StreamStatus
 from driftguard.store import detector_states, incidents, notifications, retrain_runs, status
 from driftguard.store.tables import Incident, Stream
-
-Labels = tuple[str, ...]
+from driftguard.stream_gauges import Labels, labels_of
 
 
 def refresh(
@@ -44,32 +43,11 @@ def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
         baselines = {part.segment: part.baseline.rate for part in item.segments if part.baseline}
         metrics.set_verdict(key, item.verdict, baselines)
         if stream.traffic_arrived_at is not None:
-            metrics.stream_last_arrival.labels(*_labels(stream)).set(stream.traffic_arrived_at.timestamp())
+            metrics.stream_last_arrival.labels(*labels_of(stream)).set(stream.traffic_arrived_at.timestamp())
     metrics.replace(
         metrics.verdict_since,
-        {_labels(item.stream): item.since.timestamp() for item in found if item.since is not None},
+        {labels_of(item.stream): item.since.timestamp() for item in found if item.since is not None},
     )
-    metrics.replace(
-        metrics.speculation_speedup,
-        {(*_labels(item.stream), bound): value for item in found for bound, value in _speedup(item).items()},
-    )
-
-
-def _speedup(item: StreamStatus) -> dict[str, float]:
-    """Bound -> tokens per second with speculation over those without. Empty where that was not measured, or
-    not lately, and for a draft that is no longer in service."""
-    if (
-        item.cost is None
-        or not item.in_service
-        or stream_cost.is_outdated(item.stream, item.cost_measured_at)
-    ):
-        return {}
-    gains = [choice.gain for choice in item.cost.choices if choice.num_speculative_tokens == 0]
-    return {
-        bound: 1.0 / (1.0 + gain_of_none)
-        for gain in gains
-        for bound, gain_of_none in (("estimate", gain.value), ("low", gain.high), ("high", gain.low))
-    }
 
 
 def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, Stream]) -> None:
@@ -83,7 +61,7 @@ def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, St
         if stream_id not in streams:
             continue  # it appeared after the streams were read: the next round shows it
         for incident in by_direction.values():
-            labels = (*_labels(streams[stream_id]), incident.direction, incident.severity)
+            labels = (*labels_of(streams[stream_id]), incident.direction, incident.severity)
             info[*labels, *_identity(incident)] = 1.0
             changed[labels] = incident.change_point_at.timestamp()
             if (lost := known_slowdown(incident.evidence)) is not None:
@@ -132,7 +110,3 @@ def _show_retraining(session: Session, metrics: Metrics, places: set[tuple[str, 
         metrics.retrain_last_run,
         {key: at.timestamp() for key, at in status.last_ends(session).items()},
     )
-
-
-def _labels(stream: Stream) -> Labels:
-    return stream.server, stream.target, stream.draft_version, stream.method
