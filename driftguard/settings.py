@@ -31,7 +31,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 FalseAlarmScope = Literal["stream", "fleet"]
-ProxiedEngine = Literal["auto", "vllm", "sglang", "llamacpp", "driftguard", "other"]
+AskedEngine = Literal["auto", "vllm", "sglang", "llamacpp", "driftguard", "other"]
 LabelSource = Annotated[str, Field(pattern=r"^(header:.+|json:.+|path|model)$")]
 
 
@@ -160,6 +160,9 @@ class ProbeTargetSettings(_Group):
     server: str = Field(description="The server's name as its records carry it.")
     url: str = Field(description="Base URL of its OpenAI-compatible API, for example http://127.0.0.1:8000.")
     model: str | None = Field(None, description="Model to ask for; without it the first of /v1/models.")
+    engine: AskedEngine = Field(
+        "auto", description="What the server is; auto asks its /v1/models. Decides what is asked of it."
+    )
     api_key: SecretStr | None = Field(None, description="Key for the API, if it needs one.")
 
 
@@ -200,7 +203,7 @@ class ProxySettings(_Group):
         None, description="Port on 127.0.0.1 for the proxy's own health and metrics; none without it."
     )
     sidecar: str = Field("http://127.0.0.1:8200", description="Sidecar that the proxy sends records to.")
-    engine: ProxiedEngine = Field(
+    engine: AskedEngine = Field(
         "auto", description="What the upstream is; auto asks its /v1/models. Decides what is asked of it."
     )
     upstream_api_key: SecretStr | None = Field(

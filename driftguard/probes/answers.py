@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine
 from driftguard.adapters.answers.reading import parts_of, told_by
 from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, Told
 from driftguard.errors import DriftGuardError
@@ -41,7 +42,7 @@ class Answer:
     told: Told
 
 
-def parse_answer(content: bytes, url: str) -> Answer:
+def parse_answer(content: bytes, url: str, engine: Engine) -> Answer:
     """Raises ProbeFailed: not an answer of an OpenAI-compatible server, or one without the numbers."""
     try:
         choice = msgspec.json.decode(content, type=_Answer).choices[0]
@@ -49,12 +50,23 @@ def parse_answer(content: bytes, url: str) -> Answer:
     except (msgspec.DecodeError, UnicodeDecodeError, IndexError, AnswerUnreadable, SettingNeeded) as error:
         raise ProbeFailed(f"{url}: not the answer of an OpenAI-compatible server ({error})") from None
     if told is None:
-        raise ProbeFailed(
-            f"{url} answers without metrics.speculative_decoding, so its probes tell nothing: speculation is "
-            "off, or vLLM was not started with --per-request-spec-decode-metrics summary"
-        )
+        raise ProbeFailed(f"{url} {_why_untold(engine)}")
     text = choice.text if choice.message is None else choice.message.content
     return Answer(digest((text or "").encode()), told)
+
+
+def _why_untold(engine: Engine) -> str:
+    if (field := ASKED_FIELDS.get(engine)) is not None:
+        return (
+            f"answers without the numbers that {field} asks for, so its probes tell nothing: speculation is "
+            "off, or this version does not know that field"
+        )
+    missing = (
+        "answers without metrics.speculative_decoding, so its probes tell nothing: speculation is off, or "
+        "vLLM was not started with --per-request-spec-decode-metrics summary"
+    )
+    hint = "; where it is another engine, name it as probes.targets.engine"
+    return missing + hint if engine == "other" else missing
 
 
 def detail_of(content: bytes) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Final, Self, TypeVar
 import httpx
 import msgspec
 
+from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine, engine_owning, owner_of
 from driftguard.probes.answers import Answer, ProbeFailed, detail_of, parse_answer
 from driftguard.probes.prompts import Prompt
 from driftguard.records import PROBE_SEGMENT
@@ -58,6 +59,7 @@ class ProbedServer:
         self.url = target.url.rstrip("/").removesuffix("/v1")
         self._name = target.server
         self._model = target.model
+        self._engine: Engine = "unknown" if target.engine == "auto" else target.engine
         self._max_tokens = max_tokens
         key = target.api_key.get_secret_value() if target.api_key else None
         headers = {"X-DriftGuard-Segment": PROBE_SEGMENT}
@@ -74,7 +76,8 @@ class ProbedServer:
         self._client.close()
 
     def ask(self, prompt: Prompt) -> Answer:
-        """One greedy answer."""
+        """One greedy answer, asked to tell the numbers of speculation where that has to be asked for."""
+        engine = self._identified()
         path = "/v1/chat/completions" if prompt.is_chat else "/v1/completions"
         body = {
             "model": self._model_name(),
@@ -83,7 +86,9 @@ class ProbedServer:
             "max_tokens": self._max_tokens,
             **prompt.body,
         }
-        return parse_answer(self._checked(path, self._call("POST", path, body)), self.url)
+        if (field := ASKED_FIELDS.get(engine)) is not None:
+            body[field] = True
+        return parse_answer(self._checked(path, self._call("POST", path, body)), self.url, engine)
 
     def serving(self) -> Serving | None:
         """None for any other server than the built-in engine: only that one tells its draft's version."""
@@ -94,6 +99,14 @@ class ProbedServer:
         if info.server != self._name:
             raise ProbeFailed(f"{self.url} calls itself {info.server!r}, not {self._name!r}; give that name")
         return Serving(info.target, info.draft.name, info.draft.version, info.draft.method)
+
+    def _identified(self) -> Engine:
+        """Asked once. A server without a list of models, which its settings then name, is "other"."""
+        if self._engine == "unknown":
+            answer = self._call("GET", "/v1/models")
+            content = self._checked("/v1/models", answer) if answer.is_server_error else answer.content
+            self._engine = engine_owning(owner_of(content))
+        return self._engine
 
     def _model_name(self) -> str:
         if self._model is None:

@@ -9,11 +9,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from driftguard.adapters.answers import sglang, triton
+from driftguard.adapters.answers import triton
+from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine
 from driftguard.proxy.json_members import NotAnObject, with_member
 
 Kind = Literal["openai", "native", "triton"]
-Engine = Literal["unknown", "vllm", "sglang", "llamacpp", "driftguard", "other"]
 Fields = Mapping[str, msgspec.Raw]
 
 _OPENAI: Final = ("/v1/completions", "/chat/completions")
@@ -100,9 +100,10 @@ def _ask_openai(engine: Engine, fields: Fields, body: bytes, *, usage_always: bo
         )
         if wants_usage:
             body = with_member(body, "stream_options", with_member(options, "include_usage", b"true"))
-    if engine == "sglang" and not _is(fields, sglang.REQUEST_FIELD, b"true"):
+    field = ASKED_FIELDS.get(engine)
+    if field is not None and not _is(fields, field, b"true"):
         wants_details = True
-        body = with_member(body, sglang.REQUEST_FIELD, b"true")
+        body = with_member(body, field, b"true")
     return body, Excess(usage=wants_usage, details=wants_details)
 
 

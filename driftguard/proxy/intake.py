@@ -11,7 +11,8 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from driftguard.proxy.asking import Engine, Unreadable, ask, kind_of
+from driftguard.adapters.answers.engines import Engine
+from driftguard.proxy.asking import Unreadable, ask, kind_of
 from driftguard.proxy.labels import is_probe
 from driftguard.proxy.recording import NotRecorded, Passage, Reason, labels_of, now_utc
 from driftguard.settings import ProxySettings

@@ -6,30 +6,15 @@ import asyncio
 from typing import Final
 
 import aiohttp
-import msgspec
 import structlog
 
-from driftguard.proxy.asking import Engine
+from driftguard.adapters.answers.engines import Engine, engine_owning, owner_of
 from driftguard.settings import ProxySettings
 
 _log = structlog.get_logger(__name__)
 
 RETRY_SECONDS: Final = 5.0
 TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
-_OWNERS: Final[dict[str, Engine]] = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "llamacpp": "llamacpp",
-    "driftguard": "driftguard",
-}
-
-
-class _Model(msgspec.Struct, frozen=True):
-    owned_by: str | None = None
-
-
-class _Models(msgspec.Struct, frozen=True):
-    data: list[_Model]
 
 
 class Upstream:
@@ -59,16 +44,13 @@ class Upstream:
             content = await answer.read()
         if answer.status >= 500:
             raise aiohttp.ClientError(f"HTTP {answer.status}")
-        try:
-            models = msgspec.json.decode(content, type=_Models).data
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            models = []
-        owner = models[0].owned_by if models else None
-        if owner not in _OWNERS:
+        owner = owner_of(content)
+        engine = engine_owning(owner)
+        if engine == "other":
             _log.warning(
                 "not an engine whose requests can be made to tell more; name it with --engine if it is one",
                 url=self._models_url,
                 status=answer.status,
                 owned_by=owner,
             )
-        return _OWNERS.get(owner or "", "other")
+        return engine

@@ -31,9 +31,11 @@ def answer(speculation: dict[str, Any] | None = SPECULATION, text: str = "hello"
 
 @dataclass(slots=True)
 class Stub:
-    """What it answers to completions, and what it was asked."""
+    """What it answers to completions, and what it was asked. `body` may be made from the request."""
 
     url: str = ""
+    owner: str | None = None  # how it signs its list of models
+    models_status: int = 200
     status: int = 200
     body: Any = field(default_factory=answer)
     asked: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
@@ -47,14 +49,14 @@ def stub_server() -> Iterator[Stub]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path == "/v1/models":
-                self._answer(200, {"object": "list", "data": [{"id": "big/model"}]})
+                self._answer(stub.models_status, {"data": [{"id": "big/model", "owned_by": stub.owner}]})
             else:
                 self._answer(404, {"detail": "Not Found"})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             stub.asked.append((self.path, body, dict(self.headers)))
-            self._answer(stub.status, stub.body)
+            self._answer(stub.status, stub.body(body) if callable(stub.body) else stub.body)
 
         def _answer(self, status: int, body: object) -> None:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -30,6 +30,7 @@ from tests.engine.server.processes import engine_process
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import Traffic, store
 from tests.probes.servers import SPECULATION, Stub, answer, stub_server
+from tests.proxy import engines
 from tests.training.small_models import save_directory, small_model
 
 RULES = ProbeSettings(pause_seconds=0.0, max_tokens=12)
@@ -124,6 +125,33 @@ def test_any_openai_compatible_server_with_the_numbers_will_do(known: Database, 
     assert (one.steps, one.drafted, one.accepted, one.emitted) == (5, 20, 7, 12)
     assert one.accepted_per_position == [3, 2, 1, 1]
     assert one.time_per_output_token_seconds == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(("owner", "named"), [("sglang", "auto"), ("a gateway", "sglang")])
+def test_sglang_is_asked_for_the_numbers_and_tells_them(
+    known: Database, stub: Stub, owner: str, named: str
+) -> None:
+    """Found by its list of models, or named where something between it and the probes signs that."""
+    stub.owner, stub.body = owner, engines.sglang
+    target = ProbeTargetSettings.model_validate({"server": "chat", "url": stub.url, "engine": named})
+    assert replay(known, target, RULES) is not None
+    assert all(body["return_spec_tokens_details"] is True for _, body, _ in stub.asked)
+    one = records(known)[-1]
+    assert (one.kind, one.steps, one.drafted, one.accepted, one.emitted) == ("probe", 43, 215, 63, 106)
+
+
+def test_sglang_that_tells_nothing_although_asked_is_named(known: Database, stub: Stub) -> None:
+    stub.owner, stub.body = "sglang", answer(None)
+    with pytest.raises(ProbeFailed, match="numbers that return_spec_tokens_details asks for"):
+        probe(known, stub.url)
+
+
+def test_a_server_in_trouble_is_not_taken_for_another_engine(known: Database, stub: Stub) -> None:
+    stub.owner, stub.body, stub.models_status = "sglang", engines.sglang, 503
+    target = ProbeTargetSettings(server="chat", url=stub.url, model="big/model")
+    with pytest.raises(ProbeFailed, match="/v1/models with 503"):
+        replay(known, target, RULES)
+    assert stub.asked == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""Which engine answers, and what a request to its OpenAI API has to say for its answer to tell the numbers.
+
+vLLM's and TensorRT-LLM's numbers are switched on when the server is started, llama.cpp's are always told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from driftguard.adapters.answers import sglang
+
+Engine = Literal["unknown", "vllm", "sglang", "llamacpp", "driftguard", "other"]
+
+ASKED_FIELDS: Final[Mapping[Engine, str]] = {"sglang": sglang.REQUEST_FIELD}  # with the value true
+_OWNERS: Final[Mapping[str, Engine]] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llamacpp",
+    "driftguard": "driftguard",
+}
+
+
+class _Model(msgspec.Struct, frozen=True):
+    owned_by: str | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
+def owner_of(models: bytes) -> str | None:
+    """`owned_by` of the first model in an answer of /v1/models; None where it does not say."""
+    try:
+        found = msgspec.json.decode(models, type=_Models).data
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return found[0].owned_by if found else None
+
+
+def engine_owning(owner: str | None) -> Engine:
+    """Every serving engine signs its list of models; "other" for one that is not known."""
+    return _OWNERS.get(owner or "", "other")
