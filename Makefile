@@ -40,6 +40,7 @@ bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_memory
 	$(BIN)/python -m tests.benchmarks.bench_proxy
 	$(BIN)/python -m tests.benchmarks.bench_scrape
+	$(BIN)/python -m tests.benchmarks.bench_page_latency
 	$(BIN)/python engine/bench/bench_verify.py
 	$(BIN)/python engine/bench/bench_decode.py
 	$(BIN)/python engine/bench/bench_telemetry.py

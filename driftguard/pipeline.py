@@ -56,6 +56,7 @@ LOOK_SECONDS = 5.0
 PAUSE_SECONDS = 0.25  # shortest, unless a batch was full: bounds how often a state is written
 MAX_BACKOFF_SECONDS = 10.0
 
+_PAGING = (DriftOpened, DriftClosed)
 AfterFold = Callable[[Session, Stream, Sequence[StoredRecord], Sequence[Finding]], None]
 log = structlog.get_logger(__name__)
 
@@ -175,6 +176,8 @@ class Pipeline:
             self._states.store(session, changed)
         self._states.committed(changed)
         self._position = position
+        if any(isinstance(finding, _PAGING) for folded in changed.values() for finding in folded.findings):
+            self._look_due = 0.0  # the gauges are what Prometheus pages by
         self._count(records, known)
         return len(records)
 

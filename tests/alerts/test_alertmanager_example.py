@@ -8,7 +8,8 @@ import subprocess
 import pytest
 
 from driftguard.alerting.alertmanager import ALERTNAME
-from tests.alerts.committed import ALERTMANAGER, alerts
+from tests.alerts.committed import ALERTMANAGER, RULES, alerts, load
+from tests.deploy.committed import DEPLOY
 
 pytestmark = pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not installed")
 
@@ -38,3 +39,25 @@ def test_who_hears_depends_on_how_grave_it_is(severity: str) -> None:
 
 def test_the_watchdog_goes_to_the_dead_mans_switch() -> None:
     assert receiver("DriftGuardWatchdog", "info") == "dead-mans-switch"
+
+
+def test_what_the_committed_files_wait_for_leaves_a_page_within_two_scrape_intervals() -> None:
+    """At worst a drift waits for a scrape, then for the rule, then for its group."""
+    intervals = load(DEPLOY / "compose" / "prometheus.yml")["global"]
+    scrape = seconds(intervals["scrape_interval"])
+    (group,) = (
+        group
+        for group in load(RULES)["groups"]
+        if any(rule.get("alert") == "DriftGuardAcceptanceDrift" for rule in group["rules"])
+    )
+    assert all("for" not in rule for rule in group["rules"])
+    route = load(ALERTMANAGER)["route"]
+    group_wait = max(seconds(each.get("group_wait", "0s")) for each in (route, *route["routes"]))
+    assert scrape + seconds(group["interval"]) + group_wait < 2 * scrape
+    (endpoint,) = load(DEPLOY / "kubernetes" / "monitoring" / "servicemonitor.yaml")["spec"]["endpoints"]
+    assert seconds(endpoint["interval"]) == scrape
+
+
+def seconds(text: str) -> float:
+    assert text.endswith("s"), text
+    return float(text.removesuffix("s"))

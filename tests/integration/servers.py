@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.alerting.http_receiver import wait_until
 
 PROMETHEUS = shutil.which("prometheus")
 ALERTMANAGER = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")  # Debian's name first
-SCRAPE_INTERVAL = "500ms"
+HASTENED = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
 
 needs_prometheus = pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed")
 needs_alertmanager = pytest.mark.skipif(ALERTMANAGER is None, reason="Alertmanager is not installed")
@@ -63,14 +63,16 @@ def running_prometheus(
     targets: Sequence[str],
     rules: str = "groups: []",
     alertmanagers: Sequence[str] = (),
+    intervals: Mapping[str, str] = HASTENED,
 ) -> Iterator[Prometheus]:
-    """Scrapes the targets (base URLs) as job driftguard, twice a second, and judges the rules as often."""
+    """Scrapes the targets (base URLs) as job driftguard. `intervals`: of the configuration's `global`; by
+    default it scrapes twice a second, and judges the rules as often."""
     assert PROMETHEUS is not None
     (directory / "rules.yaml").write_text(rules)
     (directory / "prometheus.yml").write_text(
         yaml.safe_dump(
             {
-                "global": {"scrape_interval": SCRAPE_INTERVAL, "evaluation_interval": SCRAPE_INTERVAL},
+                "global": dict(intervals),
                 "rule_files": ["rules.yaml"],
                 "scrape_configs": [
                     {"job_name": "driftguard", "static_configs": [{"targets": _places(targets)}]}
@@ -84,7 +86,7 @@ def running_prometheus(
         f"--config.file={directory / 'prometheus.yml'}",
         f"--storage.tsdb.path={directory / 'data'}",
         f"--web.listen-address={url.removeprefix('http://')}",
-        f"--rules.alert.resend-delay={SCRAPE_INTERVAL}",
+        f"--rules.alert.resend-delay={intervals['scrape_interval']}",
     ]
     with running([PROMETHEUS, *arguments], directory / "prometheus.log", f"{url}/-/ready"):
         yield Prometheus(url)

@@ -11,6 +11,7 @@ from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
+from driftguard import pipeline as pipeline_module
 from driftguard.detection import DetectorConfig, Finding
 from driftguard.incidents import State
 from driftguard.metrics import Metrics
@@ -234,3 +235,22 @@ def test_an_unreadable_state_begins_anew_and_closes_what_it_had_opened(
     told = metrics.exposition().decode()
     assert f"driftguard_detector_states_lost_total {counts[0]}.0" in told
     assert f"driftguard_detector_states_of_other_version_total {counts[1]}.0" in told
+
+
+def test_an_incident_is_in_the_metrics_as_soon_as_it_is_stored_whenever_the_detector_looks_around(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prometheus pages by them."""
+    monkeypatch.setattr(pipeline_module, "LOOK_SECONDS", 3_600.0)
+    pipeline, traffic = new_pipeline(database), Traffic(seed=1)
+
+    def opened() -> float | None:
+        fold_all(pipeline)
+        pipeline._look_around()
+        labels = {"severity": "critical", "direction": "down"}
+        return pipeline._metrics.registry.get_sample_value("driftguard_incidents_open", labels)
+
+    store(database, traffic.draw(1500, {"code": 0.75}))
+    assert opened() == 0
+    store(database, traffic.draw(300, {"code": 0.3}))
+    assert opened() == 1
