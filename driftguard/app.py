@@ -121,8 +121,8 @@ class Sidecar:
         self._alertmanagers = alertmanager.AlertmanagerSink(database, peers, external_url, self.metrics)
         self._retraining = RetrainingJobs(database, settings, self._stopping.is_set)
         self._deferring = self._job_app(jobs.deferring_connector(database))
-        self._alerts = AlertLoop(self._deferring, self._webhooks, self._alertmanagers)
-        self._probes = ProbeLoop(database, settings.probes)
+        self._alerts = AlertLoop(self._deferring, self._webhooks, self._alertmanagers, self.metrics)
+        self._probes = ProbeLoop(database, settings.probes, self.metrics)
         self.scraping = ScrapeLoop(
             database, settings.sources, settings.scraping, self.ingest.submit, self.metrics
         )
@@ -161,6 +161,7 @@ class Sidecar:
             try:
                 await self._run_workers()
             except Exception:
+                self.metrics.loop_failures.labels("jobs").inc()
                 log.exception("the job workers failed and start again", seconds=WORKER_PAUSE_SECONDS)
             await asyncio.sleep(WORKER_PAUSE_SECONDS)
 
@@ -241,7 +242,12 @@ def create_app(sidecar: Sidecar) -> FastAPI:
 
     app = http_application(lifespan)
     app.state.context = Context(
-        sidecar.settings, sidecar.database, sidecar.ingest, sidecar.metrics, sidecar.scraping.overdue
+        sidecar.settings,
+        sidecar.database,
+        sidecar.ingest,
+        sidecar.metrics,
+        sidecar.scraping.overdue,
+        sidecar.scraping.waiting,
     )
     app.state.request_retraining = sidecar.request_retraining
     return app

@@ -6,7 +6,7 @@ are exported, `rate(accepted) / rate(drafted)` is a ratio of sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Final, Literal, Protocol, get_args
 
@@ -32,6 +32,7 @@ StreamVerdict = Literal[
 VERDICTS: Final[tuple[StreamVerdict, ...]] = get_args(StreamVerdict)
 
 CHORES: Final = ("diagnose", "measure_costs", "defer_retraining", "maintain")
+LOOPS: Final = ("scraping", "probes", "alerts", "jobs")
 SEVERITIES: Final = ("critical", "warning", "info")
 DIRECTIONS: Final = ("down", "up")
 RUN_OUTCOMES: Final = ("promoted", "nothing_to_do", "rejected", "failed", "rolled_back")
@@ -228,8 +229,16 @@ class Metrics:
             ["chore"],
             registry=self.registry,
         )
+        self.loop_failures = Counter(
+            "driftguard_loop_failures",
+            "Unexpected failures in a loop that goes on, those for want of the database left out.",
+            ["loop"],
+            registry=self.registry,
+        )
         for chore in CHORES:
             self.chore_failures.labels(chore)
+        for loop in LOOPS:
+            self.loop_failures.labels(loop)
 
     def _declare_notifications(self) -> None:
         self.notifications = Counter(
@@ -307,6 +316,14 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.scraping_active = Gauge(
+            "driftguard_scraping_active",
+            "1 if this sidecar scrapes the server, 0 if another sidecar on its database does or the database "
+            "is away.",
+            ["source"],
+            registry=self.registry,
+        )
+
     def _declare_streams(self) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(f"driftguard_stream_{name}", text, [*STREAM, *labels], registry=self.registry)
@@ -367,9 +384,21 @@ class Metrics:
         former = self._kinds.get(source, kind)
         self._kinds[source] = kind
         if former != kind:
-            self.source_up.remove(source, former)
-            self.source_condition.remove_by_labels({"source": source, "kind": former})
-            self.source_last_success.remove_by_labels({"source": source, "kind": former})
+            self._forget_source({"source": source, "kind": former})
+
+    def set_scraping(
+        self, sources: Collection[str], here: Collection[str], elsewhere: Collection[str]
+    ) -> None:
+        """Which of the sources this sidecar scrapes. What it found before at those that another scrapes is
+        shown no longer."""
+        self.replace(self.scraping_active, {(source,): float(source in here) for source in sources})
+        for source in elsewhere:
+            if self._kinds.pop(source, None) is not None:
+                self._forget_source({"source": source})
+
+    def _forget_source(self, labels: dict[str, str]) -> None:
+        for gauge in (self.source_up, self.source_condition, self.source_last_success):
+            gauge.remove_by_labels(labels)
 
     def replace(self, gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
         """Shows these series (label values -> value) of a gauge that is only ever set by this, and no others.

@@ -29,6 +29,9 @@ def print_status(base_url: str, *, as_json: bool) -> None:
         told = f"{source['server']}: {source['condition'].replace('_', ' ')}"
         detail = f" ({source['detail']})" if source["detail"] else ""
         console.print(f"source {told}{detail}", highlight=False, markup=False)
+    if elsewhere := status["sources_elsewhere"]:
+        told = f"not scraped by this sidecar, but by another one on its database: {', '.join(elsewhere)}"
+        console.print(told, highlight=False, markup=False)
     if not status["streams"]:
         console.print(
             "No records yet: scrape a server with serve --source, send some to POST /api/v1/records, or "

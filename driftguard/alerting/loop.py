@@ -13,6 +13,7 @@ import structlog
 from driftguard.alerting.alertmanager import RESEND_SECONDS, AlertmanagerSink
 from driftguard.alerting.webhook import WebhookSink
 from driftguard.errors import DatabaseUnavailable
+from driftguard.metrics import Metrics
 
 LOOK_SECONDS = 1.0
 log = structlog.get_logger(__name__)
@@ -24,9 +25,10 @@ class AlertLoop:
     blueprint under the namespace "webhook"; it is open for deferring."""
 
     def __init__(
-        self, app: procrastinate.App, webhooks: WebhookSink, alertmanagers: AlertmanagerSink
+        self, app: procrastinate.App, webhooks: WebhookSink, alertmanagers: AlertmanagerSink, metrics: Metrics
     ) -> None:
         self._app = app
+        self._metrics = metrics
         self._webhooks = webhooks
         self._alertmanagers = alertmanagers
         self._next_round = 0.0  # monotonic seconds
@@ -58,4 +60,5 @@ class AlertLoop:
         except DatabaseUnavailable as error:
             log.warning("alerts wait for the database", error=str(error))
         except Exception:
+            self._metrics.loop_failures.labels("alerts").inc()
             log.exception("sending alerts failed and will be tried again")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,6 +18,10 @@ def _none(_: datetime) -> list[str]:
     return []
 
 
+def _no_servers() -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """The parts of a running sidecar that requests need."""
@@ -29,6 +33,7 @@ class Context:
     overdue_sources: Callable[[datetime], list[str]] = (
         _none  # servers that nobody tried to scrape for too long
     )
+    sources_elsewhere: Callable[[], Sequence[str]] = _no_servers  # that another sidecar scrapes
 
 
 def get_context(request: Request) -> Context:

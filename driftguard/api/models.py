@@ -20,7 +20,7 @@ from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
 from driftguard.metrics import StreamVerdict
 from driftguard.records import Fidelity
 from driftguard.settings import DetectionSettings, FalseAlarmScope
-from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Stream
+from driftguard.store.tables import Incident, IncidentTransition, Notification, RetrainRun, Source, Stream
 
 
 class _Model(BaseModel):
@@ -230,6 +230,15 @@ class SourceModel(_Model):
     since: datetime = Field(description="Of the condition.")
     scraped_at: datetime
     answered_at: datetime | None = Field(description="When its metrics could be read last.")
+    scraped_by: str | None = Field(
+        None,
+        description="The sidecar whose turn it is or was last: host and process.",
+        examples=["driftguard-0, process 7"],
+    )
+
+    @classmethod
+    def of(cls, source: Source, scraped_by: str | None) -> SourceModel:
+        return cls.model_validate(source).model_copy(update={"scraped_by": scraped_by})
 
 
 class StatusAnswer(_Model):
@@ -242,6 +251,10 @@ class StatusAnswer(_Model):
     fleet: FleetModel
     streams: list[StreamStatusModel] = Field(description="The worst in service first.")
     sources: list[SourceModel] = Field(description="Scraped servers, by name.")
+    sources_elsewhere: list[str] = Field(
+        description="Servers of this sidecar's settings that another sidecar on its database scrapes; this "
+        "one takes over when that one ends."
+    )
 
 
 class FactModel(_Model):

@@ -59,6 +59,7 @@ def fleet_page(context: AnyContext) -> HTMLResponse:
             ],
             running=_runs(session, "running"),
             sources=source_models(session),
+            elsewhere=context.sources_elsewhere(),
             unfolded=detector_states.unfolded(session),
         )
 

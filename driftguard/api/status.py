@@ -31,7 +31,7 @@ from driftguard.api.models import (
 from driftguard.api.openapi import example, problem
 from driftguard.errors import NotFound
 from driftguard.status import StreamStatus, gather
-from driftguard.store import detector_states, incidents, series, sources, status, streams
+from driftguard.store import detector_states, incidents, scraping_turns, series, sources, status, streams
 from driftguard.store.series import Bin
 from driftguard.store.tables import Stream
 
@@ -96,6 +96,7 @@ def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswe
             fleet=FleetModel.of(fleet.gather(session, known), context.settings.detection),
             streams=stream_models(session, now, known),
             sources=source_models(session),
+            sources_elsewhere=list(context.sources_elsewhere()),
         )
 
 
@@ -191,7 +192,8 @@ def stream_models(
 
 
 def source_models(session: Session) -> list[SourceModel]:
-    return [SourceModel.model_validate(source) for source in sources.all_sources(session)]
+    sidecars = scraping_turns.sidecars(session)
+    return [SourceModel.of(source, sidecars.get(source.server)) for source in sources.all_sources(session)]
 
 
 def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusModel:

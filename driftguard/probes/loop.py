@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from driftguard.errors import BadSettings, DriftGuardError
+from driftguard.metrics import Metrics
 from driftguard.probes.replay import replay
 from driftguard.probes.schedule import Past, is_due
 from driftguard.settings import ProbeSettings, ProbeTargetSettings
@@ -24,7 +25,7 @@ log = structlog.get_logger(__name__)
 class ProbeLoop:
     """Does nothing unless an interval is set. `start` and `stop` are called once each."""
 
-    def __init__(self, database: Database, settings: ProbeSettings) -> None:
+    def __init__(self, database: Database, settings: ProbeSettings, metrics: Metrics) -> None:
         """Raises BadSettings: an interval and no server."""
         if settings.interval_seconds is not None and not settings.targets:
             raise BadSettings(
@@ -32,6 +33,7 @@ class ProbeLoop:
             )
         self._database = database
         self._settings = settings
+        self._metrics = metrics
         self._failed_at: dict[str, datetime] = {}
         self._told: dict[str, str] = {}
         self._stopping = threading.Event()
@@ -61,6 +63,7 @@ class ProbeLoop:
                 log.warning("canary probes were not replayed", server=server, reason=error.detail)
             self._told[server] = error.detail
         except Exception:
+            self._metrics.loop_failures.labels("probes").inc()
             self._failed_at[server] = datetime.now(UTC)
             log.exception("canary probes failed and will be tried again", server=server)
 

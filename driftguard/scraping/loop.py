@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
+from uuid import UUID
 
 import httpx
 import structlog
@@ -16,7 +17,7 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.scraping.scrape import Submit, scrape
 from driftguard.scraping.source import Scraped, Source, sources_of
-from driftguard.scraping.together import Together
+from driftguard.scraping.turns import LOOK_SECONDS, Turns
 from driftguard.settings import ScrapingSettings, SourceSettings
 from driftguard.store import sources as stored
 from driftguard.store.database import Database
@@ -42,7 +43,7 @@ class ScrapeLoop:
         self._database = database
         self._sources = sources_of(sources)
         self._settings = settings
-        self._windows = Together(submit)
+        self._turns = Turns(database, [source.identity.server for source in self._sources], submit)
         self._metrics = metrics
         self._found: dict[str, stored.SourceState] = {}
         self._changed: set[str] = set()
@@ -63,25 +64,34 @@ class ScrapeLoop:
             self._thread.join()
 
     def overdue(self, now: datetime) -> list[str]:
-        """Servers that nobody tried to scrape for three intervals: the loop hangs. A server that is away is
-        not overdue."""
+        """Servers that this sidecar should have tried to scrape for three intervals: the loop hangs. A server
+        that is away is not overdue, nor is one that another sidecar scrapes."""
         limit = max(OVERDUE_INTERVALS * timedelta(seconds=self._settings.interval_seconds), SHORTEST_OVERDUE)
-        names = (source.identity.server for source in self._sources)
-        return [name for name in names if now - self._tried_at(name) > limit]
+        names = {source.identity.server for source in self._sources}.difference(self._turns.waiting)
+        return [name for name in sorted(names) if now - self._tried_at(name) > limit]
+
+    def waiting(self) -> Sequence[str]:
+        """Servers of these sources that another sidecar on the database scrapes."""
+        return self._turns.waiting
 
     def _tried_at(self, server: str) -> datetime:
-        return self._found[server].scraped_at if server in self._found else self._began_at
+        """Not before its turn began."""
+        turn, found = self._turns.of(server), self._found.get(server)
+        return max(turn.began_at if turn else self._began_at, found.scraped_at if found else self._began_at)
 
     def _run(self) -> None:
         try:
             asyncio.run(self._scrape_all())
         except asyncio.CancelledError:
             return
+        finally:
+            self._turns.stop()
 
     async def _scrape_all(self) -> None:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
         limits = httpx.Limits(max_connections=64, max_keepalive_connections=256)
         timeout = httpx.Timeout(self._settings.timeout_seconds, pool=None)
+        await self._take_turns()
         async with (
             httpx.AsyncClient(timeout=timeout, limits=limits, follow_redirects=True) as client,
             asyncio.TaskGroup() as group,
@@ -90,16 +100,37 @@ class ScrapeLoop:
                 delay = self._settings.interval_seconds * place / len(self._sources)
                 group.create_task(self._watch(client, source, delay))
             group.create_task(self._keep())
+            group.create_task(self._keep_turns())
+
+    async def _keep_turns(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._take_turns()
+
+    async def _take_turns(self) -> None:
+        try:
+            await self._turns.look()
+        except Exception:
+            self._metrics.loop_failures.labels("scraping").inc()
+            log.exception("taking turns with other sidecars failed and will be tried again")
+        servers = [source.identity.server for source in self._sources]
+        here = {server for server in servers if self._turns.of(server) is not None}
+        self._metrics.set_scraping(servers, here, self._turns.waiting)
 
     async def _watch(self, client: httpx.AsyncClient, source: Source, delay_seconds: float) -> None:
         """Scrapes one server at fixed moments; one that takes longer than the interval misses some."""
         clock, interval = asyncio.get_running_loop(), self._settings.interval_seconds
         due = clock.time() + delay_seconds
+        last_turn: UUID | None = None
         while True:
             await asyncio.sleep(due - clock.time())
             try:
-                self._note(source, await scrape(client, source, self._windows.submit))
+                if turn := self._turns.of(source.identity.server):
+                    if turn.id != last_turn:
+                        source.before, last_turn = None, turn.id
+                    self._note(source, await scrape(client, source, turn.submit))
             except Exception:
+                self._metrics.loop_failures.labels("scraping").inc()
                 log.exception("a scrape failed and will be tried again", source=source.identity.server)
             due += interval * max(1, -(-(clock.time() - due) // interval))
 
@@ -119,7 +150,7 @@ class ScrapeLoop:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._settings.interval_seconds / WRITES_PER_INTERVAL)
-            self._windows.flush()
+            self._turns.flush()
             changed, self._changed = self._changed, set()
             if not changed:
                 continue

@@ -63,17 +63,17 @@ class Database:
 
         Raises DatabaseUnavailable when the database cannot be reached or drops the connection.
         """
-        with self._reachable(), self._sessions.begin() as session:
+        with self.reachable(), self._sessions.begin() as session:
             yield session
 
     def check_schema(self) -> None:
         """Raises DatabaseUnavailable: unreachable, behind this version's migrations, or ahead of them."""
-        with self._reachable(), self.engine.connect() as connection:
+        with self.reachable(), self.engine.connect() as connection:
             migrations.check_revision(connection, place=self.place)
 
     def upgrade(self) -> None:
         """Runs the migrations that are missing. Raises DatabaseUnavailable (unreachable, or ahead)."""
-        with self._reachable(), self.engine.connect() as connection:
+        with self.reachable(), self.engine.connect() as connection:
             migrations.run_upgrade(connection, place=self.place)
 
     def close(self) -> None:
@@ -91,7 +91,8 @@ class Database:
         return f"database {self.url.database or 'postgres'!r} at {host}:{self.url.port or 5432}"
 
     @contextmanager
-    def _reachable(self) -> Iterator[None]:
+    def reachable(self) -> Iterator[None]:
+        """Raises DatabaseUnavailable for what the driver raises of a connection that fails."""
         try:
             yield
         except _UNREACHABLE as error:

@@ -198,6 +198,17 @@ class Source(Base):
     interval_seconds: Mapped[float]
 
 
+class ScrapingTurn(Base):
+    """Which sidecar took a server to scrape it last; whether it still does, its lock tells."""
+
+    __tablename__ = "scraping_turns"
+
+    server: Mapped[str] = mapped_column(primary_key=True)
+    turn: Mapped[UUID]  # a new one whenever another sidecar may have scraped the server in between
+    sidecar: Mapped[str]
+    taken_at: Mapped[datetime]
+
+
 class Incident(Base):
     __tablename__ = "incidents"
     __table_args__ = (

@@ -35,7 +35,7 @@ def delivering(database: Database, urls: list[str]) -> Iterator[Metrics]:
     metrics = Metrics()
     sink = WebhookSink(database, urls, "http://sidecar", metrics)
     with procrastinate.App(connector=deferring_connector(database)).open() as deferring:
-        loop = AlertLoop(deferring, sink, AlertmanagerSink(database, [], "http://sidecar", metrics))
+        loop = AlertLoop(deferring, sink, AlertmanagerSink(database, [], "http://sidecar", metrics), metrics)
         with _worker(database, sink):
             loop.start()
             try:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from driftguard import cli
 from driftguard.errors import BadInput, BadSettings, DriftGuardError
+from driftguard.metrics import Metrics
 from driftguard.probe_sessions import PREFIX, parse
 from driftguard.probes import loop as loop_module
 from driftguard.probes import prompt_set
@@ -220,7 +221,7 @@ def test_the_sidecar_replays_them_once_per_interval(
             "pause_seconds": 0,
         }
     )
-    loop = ProbeLoop(known, settings)
+    loop = ProbeLoop(known, settings, Metrics())
     looks: list[str] = []
     look = loop._look
 
@@ -237,7 +238,7 @@ def test_the_sidecar_replays_them_once_per_interval(
 
 def test_an_interval_without_a_server_is_a_setting_to_correct(database: Database) -> None:
     with pytest.raises(BadSettings, match=r"probes\.interval_seconds.*probes\.targets"):
-        ProbeLoop(database, ProbeSettings(interval_seconds=60.0))
+        ProbeLoop(database, ProbeSettings(interval_seconds=60.0), Metrics())
 
 
 def test_the_commands_say_what_they_did_and_refuse_in_one_line(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import func, select
 
 from driftguard.app import Sidecar, create_app
+from driftguard.scraping import loop
 from driftguard.settings import Settings
 from driftguard.store.database import Database
+from driftguard.store.tables import Record
 from tests.adapters.fake_engines import FakeVllm
 from tests.api.ingest_server import serving
 from tests.scraping.served import Served, ok, served
@@ -118,12 +121,49 @@ def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
         assert verdict(client) == "stale"
 
 
+def test_two_sidecars_with_the_same_source_count_it_once_and_the_second_takes_over(
+    database: Database, tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LOOK_SECONDS", 0.1)
+    engine = FakeVllm()
+
+    def text() -> str:
+        engine.serve([4, 0, 3, 1])
+        return engine.text()
+
+    server.pages["/metrics"] = ok(text)
+    sources = [{"url": server.url, "server": "chat"}]
+    with ExitStack() as stack:
+        first = stack.enter_context(sidecar(database, tmp_path, sources))
+        until(first, lambda status: bool(status["streams"]))
+        with sidecar(database, tmp_path, sources) as second:
+            status = until(second, lambda status: stored_steps(database) >= 8)
+            assert status["sources_elsewhere"] == ["chat"]
+            assert status["sources"][0]["scraped_by"] in second.get("/").text
+            assert second.get("/readyz").json()["status"] == "ready"
+            assert 'driftguard_scraping_active{source="chat"} 1.0' in first.get("/metrics").text
+            metrics = second.get("/metrics").text
+            assert 'driftguard_scraping_active{source="chat"} 0.0' in metrics
+            assert "driftguard_source_up{" not in metrics
+
+            stack.close()
+            by_first = stored_steps(database)
+            until(second, lambda status: stored_steps(database) > by_first)
+            assert 'driftguard_source_up{kind="vllm",source="chat"} 1.0' in second.get("/metrics").text
+    assert stored_steps(database) <= engine.steps
+
+
+def stored_steps(database: Database) -> int:
+    with database.session() as session:
+        return session.scalar(select(func.sum(Record.steps))) or 0
+
+
 def test_a_sidecar_that_does_not_get_to_its_servers_is_not_ready(
     database: Database, tmp_path: Path, server: Served
 ) -> None:
     settings = Settings.model_validate(
         {"data_dir": tmp_path, "sources": [{"url": server.url, "server": "chat"}]}
     )
-    loop = Sidecar(settings, database, "http://sidecar").scraping
-    assert loop.overdue(datetime.now(UTC)) == []
-    assert loop.overdue(datetime.now(UTC) + timedelta(minutes=2)) == ["chat"]
+    scraping = Sidecar(settings, database, "http://sidecar").scraping
+    assert scraping.overdue(datetime.now(UTC)) == []
+    assert scraping.overdue(datetime.now(UTC) + timedelta(minutes=2)) == ["chat"]

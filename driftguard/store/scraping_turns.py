@@ -1,0 +1,103 @@
+"""Whose turn it is to scrape a server: a session-level advisory lock per server, and who took it last.
+
+A lock is gone at the moment its process or its connection dies, so a connection pooler between this process
+and the database must pool sessions, not transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from sqlalchemy import Connection, Text, bindparam, delete, select, text
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.orm import Session
+
+from driftguard.errors import DatabaseUnavailable
+from driftguard.store.database import Database
+from driftguard.store.tables import ScrapingTurn, Source
+
+FORGOTTEN_AFTER: Final = timedelta(days=1)  # a server that nobody scrapes any more
+_SERVERS = bindparam("servers", type_=ARRAY(Text))
+_TRY_LOCK = text(
+    """
+    SELECT server, pg_try_advisory_lock(hashtextextended('driftguard scraping ' || server, 0))
+    FROM unnest(:servers) AS server
+    """
+).bindparams(_SERVERS)
+_COUNT_HELD = text(
+    """
+    SELECT count(*) FROM pg_locks, unnest(:servers) AS server
+    WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()
+      AND ((classid::bigint << 32) | objid::bigint)
+          = hashtextextended('driftguard scraping ' || server, 0)
+    """
+).bindparams(_SERVERS)
+# The server notices within half a minute that the machine at the other end is gone, not after hours.
+_KEEPALIVES = ("tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 4")
+
+
+class TurnLocks:
+    """The locks that one connection holds. Every call raises DatabaseUnavailable once it is gone. Not to be
+    used by two threads at once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.held: frozenset[str] = frozenset()
+        with database.reachable():
+            self._connection = database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            self._connection.detach()  # closing it ends the session, and every lock with it
+            for setting in _KEEPALIVES:
+                self._connection.execute(text(f"SET {setting}"))
+
+    def check(self) -> None:
+        """Returns while every lock is held."""
+        with self._session() as connection:
+            found = connection.scalar(_COUNT_HELD, {"servers": sorted(self.held)})
+        if found != len(self.held):
+            raise DatabaseUnavailable("the locks of scraped servers are gone: the connection was replaced")
+
+    def take(self, servers: Collection[str]) -> frozenset[str]:
+        """Of these servers, which are not held here, those that nobody else holds."""
+        with self._session() as connection:
+            rows = connection.execute(_TRY_LOCK, {"servers": sorted(servers)}).all()
+        taken = frozenset(server for server, is_free in rows if is_free)
+        self.held |= taken
+        return taken
+
+    def last_turns(self, servers: Collection[str]) -> dict[str, UUID]:
+        """Of those servers that ever had one."""
+        query = select(ScrapingTurn.server, ScrapingTurn.turn).where(ScrapingTurn.server.in_(servers))
+        with self._session() as connection:
+            return {row.server: row.turn for row in connection.execute(query)}
+
+    def write(self, servers: Collection[str], turn: UUID, sidecar: str, now: datetime) -> None:
+        """Says whose turn it is with these servers, which are held here."""
+        values = {"turn": turn, "sidecar": sidecar, "taken_at": now}
+        statement = insert(ScrapingTurn).values([{"server": server, **values} for server in servers])
+        forgotten = delete(ScrapingTurn).where(
+            ScrapingTurn.taken_at < now - FORGOTTEN_AFTER, ScrapingTurn.server.not_in(select(Source.server))
+        )
+        with self._session() as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=["server"], set_=values))
+            connection.execute(forgotten)
+
+    def close(self) -> None:
+        """Gives every lock back."""
+        self._connection.close()
+
+    @contextmanager
+    def _session(self) -> Iterator[Connection]:
+        if self._connection.invalidated:  # SQLAlchemy would connect again, without the locks
+            raise DatabaseUnavailable("the connection that held the scraped servers is gone")
+        with self._database.reachable():
+            yield self._connection
+
+
+def sidecars(session: Session) -> dict[str, str]:
+    """Server -> the sidecar whose turn it is or was last."""
+    query = select(ScrapingTurn.server, ScrapingTurn.sidecar)
+    return {row.server: row.sidecar for row in session.execute(query)}
