@@ -108,7 +108,7 @@ class Turns:
             self._holding = _Holding(locks, self._thread.submit, self._submit)
         locks = self._holding.locks
         locks.check()
-        wanted = [server for server in self._servers if server not in locks.held]
+        wanted = [server for server in self._servers if server not in self._turns]
         taken = locks.take(wanted) if wanted else frozenset()
         if taken:
             self._begin(self._holding, taken)

@@ -61,7 +61,7 @@ class TurnLocks:
             raise DatabaseUnavailable("the locks of scraped servers are gone: the connection was replaced")
 
     def take(self, servers: Collection[str]) -> frozenset[str]:
-        """Of these servers, which are not held here, those that nobody else holds."""
+        """Of these servers those that nobody else holds."""
         with self._session() as connection:
             rows = connection.execute(_TRY_LOCK, {"servers": sorted(servers)}).all()
         taken = frozenset(server for server, is_free in rows if is_free)

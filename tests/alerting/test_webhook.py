@@ -201,3 +201,21 @@ def test_a_webhook_that_was_removed_from_the_settings_is_not_called(
         add_incident(database, destinations([other.url]), stream_id=add_stream(database, "v2"))
         wait_until(lambda: len(other.taken()) == 1, "the configured webhook")
     assert receiver.received == []
+
+
+def test_an_unforeseen_failure_is_counted_and_later_pages_go_out(
+    database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([RuntimeError("nobody foresaw it")])
+    defer_new = WebhookSink.defer_new
+
+    def failing_once(sink: WebhookSink, app: procrastinate.App) -> None:
+        for failure in failures:
+            raise failure
+        defer_new(sink, app)
+
+    monkeypatch.setattr(WebhookSink, "defer_new", failing_once)
+    add_incident(database, destinations([receiver.url]))
+    with delivering(database, [receiver.url]) as metrics:
+        wait_until(lambda: bool(receiver.taken()), "the page")
+    assert metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "alerts"}) == 1

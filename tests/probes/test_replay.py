@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -234,6 +235,14 @@ def test_the_sidecar_replays_them_once_per_interval(
     wait_until(lambda: looks.count("chat") >= 3, "three looks")
     loop.stop()
     assert len(stub.asked) == 9
+
+
+def test_an_unforeseen_failure_is_counted(database: Database) -> None:
+    metrics = Metrics()
+    loop = ProbeLoop(database, ProbeSettings(), metrics)
+    for failure in (ProbeFailed("chat: no answer"), RuntimeError("nobody foresaw it")):
+        loop._attempt("chat", Mock(side_effect=failure))
+    assert metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "probes"}) == 1
 
 
 def test_an_interval_without_a_server_is_a_setting_to_correct(database: Database) -> None:

@@ -15,6 +15,8 @@ from sqlalchemy import func, select
 
 from driftguard.app import Sidecar, create_app
 from driftguard.scraping import loop
+from driftguard.scraping.scrape import scrape
+from driftguard.scraping.source import Scraped
 from driftguard.settings import Settings
 from driftguard.store.database import Database
 from driftguard.store.tables import Record
@@ -58,8 +60,8 @@ def server() -> Iterator[Served]:
         yield running
 
 
-def test_the_status_names_every_server_and_what_to_do(
-    database: Database, tmp_path: Path, server: Served
+def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted(
+    database: Database, tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = FakeVllm()
 
@@ -72,6 +74,14 @@ def test_the_status_names_every_server_and_what_to_do(
         {"url": server.url, "server": "chat"},
         {"url": f"{server.url}/sglang", "server": "code", "kind": "sglang"},
     ]
+    failures = iter([RuntimeError("nobody foresaw it")])
+
+    async def failing_once(*arguments: Any) -> Scraped:
+        for failure in failures:
+            raise failure
+        return await scrape(*arguments)
+
+    monkeypatch.setattr(loop, "scrape", failing_once)
     with sidecar(database, tmp_path, sources) as client:
         status = until(
             client,
@@ -90,6 +100,7 @@ def test_the_status_names_every_server_and_what_to_do(
         page, metrics = client.get("/").text, client.get("/metrics").text
         assert "--enable-metrics" in page
         assert 'driftguard_source_up{kind="vllm",source="chat"} 1.0' in metrics
+        assert 'driftguard_loop_failures_total{loop="scraping"} 1.0' in metrics
         assert client.get("/readyz").json()["status"] == "ready"
 
 
