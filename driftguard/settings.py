@@ -24,7 +24,7 @@ from pydantic_settings import (
 
 PREFIX = "DRIFTGUARD_"
 CONFIG_VARIABLE = "DRIFTGUARD_CONFIG"
-RESERVED_VARIABLES = frozenset({CONFIG_VARIABLE, "DRIFTGUARD_API_KEY"})
+RESERVED_VARIABLES = frozenset({CONFIG_VARIABLE, "DRIFTGUARD_API_KEY", "DRIFTGUARD_CACHE_DIR"})
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]

@@ -18,14 +18,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.engine.simt.arguments import Arguments, Parameters, pack
-from tests.engine.simt.memory import End
+from tests.engine.simt.arguments import Parameters, pack
+from tests.engine.simt.memory import End, Guarded
 
 HERE = Path(__file__).parent
+EXAMPLES = HERE / "kernels" / "examples.cu"
 
 _OPTIONS = (
     *("-O1", "-g1", "-std=c++20", "-fPIC", "-shared", "-w", "-fno-strict-aliasing"),
@@ -158,36 +159,53 @@ class Module:
         seeds and the start for odd ones. alignment: of arrays, in bytes.
         Raises KernelFault, TypeError (argument does not fit), KeyError (no such kernel).
         """
-        index, parameters = self._kernels[name]
         end = end or ("start" if seed % 2 else "end")
-        arguments = pack(name, parameters, args, end, alignment)
+        arguments = pack(name, self._kernels[name][1], args, end, alignment)
+        self.launch_packed(
+            name, grid, block, arguments.pointers(), shared_bytes, seed, limit_seconds, arguments.buffers
+        )
+        harmed = arguments.copy_back()
+        if harmed is not None:
+            raise KernelFault(f"{name}, seed {seed}: writes beside the array of argument {harmed}")
+
+    def launch_packed(
+        self,
+        name: str,
+        grid: Sequence[int],
+        block: Sequence[int],
+        pointers: Any,
+        shared_bytes: int = 0,
+        seed: int = 0,
+        limit_seconds: float = 60.0,
+        buffers: Mapping[int, Guarded] | None = None,
+    ) -> None:
+        """As cuLaunchKernel: `pointers` is a ctypes array with the address of each argument's value.
+
+        buffers: what arguments point to, by position, for messages. Raises KernelFault.
+        """
         report = _Report()
         failed = self._code.simt_launch(
-            index,
+            self._kernels[name][0],
             _three(grid),
             _three(block),
-            arguments.pointers(),
+            pointers,
             ctypes.c_uint64(shared_bytes),
             ctypes.c_uint64(seed),
             ctypes.c_double(limit_seconds),
             ctypes.byref(report),
         )
         if failed:
-            raise KernelFault(
-                f"{name}, {report.where.decode()}, seed {seed}: {self._problem(report, arguments)}"
-            )
-        harmed = arguments.copy_back()
-        if harmed is not None:
-            raise KernelFault(f"{name}, seed {seed}: writes beside the array of argument {harmed}")
+            problem = self._problem(report, buffers or {})
+            raise KernelFault(f"{name}, {report.where.decode()}, seed {seed}: {problem}")
 
-    def _problem(self, report: _Report, arguments: Arguments) -> str:
+    def _problem(self, report: _Report, buffers: Mapping[int, Guarded]) -> str:
         if report.message or not report.signal:
             return str(report.message.decode())
         line = self._line(report.instruction)
         kind = _SIGNALS.get(report.signal)
         if kind:
             return f"{kind} at {line}"
-        for position, buffer in arguments.buffers.items():
+        for position, buffer in buffers.items():
             place = buffer.place(report.address)
             if place:
                 return f"accesses argument {position} {place}, at {line}"

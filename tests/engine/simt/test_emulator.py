@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.simt.emulator import HERE, CompilationFailed, KernelFault, Module, compile_kernels
+from tests.engine.simt.emulator import EXAMPLES, CompilationFailed, KernelFault, Module, compile_kernels
 from tests.engine.simt.memory import guarded
 
-EXAMPLES = HERE / "kernels" / "examples.cu"
 SEEDS = range(4)
 
 

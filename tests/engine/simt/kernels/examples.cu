@@ -67,6 +67,14 @@ extern "C" __global__ void scale(const float4* in, float4* out, Scaled by) {
   out[threadIdx.x] = make_float4(v.x, fmaxf(v.y, v.z), __uint_as_float(__float_as_uint(v.z) << 1), -v.w);
 }
 
+// Of every size, in an order that leaves gaps between them.
+extern "C" __global__ void parameters(
+    const float* in, int size, long long shift, float factor, double offset, unsigned, float* out
+) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < size) out[i] = in[i] * factor + __double2float_rn(offset) + __ll2float_rn(shift);
+}
+
 extern "C" __global__ void warp_votes(const int* in, unsigned* out) {
   const unsigned all = 0xffffffffu, lane = threadIdx.x;
   const int value = in[lane];
