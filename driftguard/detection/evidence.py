@@ -174,9 +174,10 @@ def _totals(
     place = stratum - first[stream]  # of the row's stratum among those of its stream
     for nth in range(int(strata.max(initial=0))):
         newest = np.maximum.accumulate(np.where(place == nth, of_row, start + nth))
-        added = means[newest]
-        if nth >= strata.min():
-            added[strata_of_row <= nth] = 0.0
-        totals += added
+        if nth < strata.min():
+            totals += means[newest]
+        else:  # where a stream has no such stratum, `newest` may lie beyond the end
+            has = strata_of_row > nth
+            totals[has] += means[newest[has]]
     shared: Floats = totals.T * np.array(SHARES)[:, None] / 2.0
     return shared

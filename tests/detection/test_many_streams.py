@@ -195,3 +195,14 @@ def test_the_old_states_stay_as_they_were_and_a_record_is_never_folded_twice() -
 
 def test_no_streams() -> None:
     assert fold_many(CONFIG, [], []) == []
+
+
+def test_the_last_stream_may_have_fewer_strata_than_another() -> None:
+    rng = np.random.default_rng(20)
+    wide = requests(rng, np.full(2_401, 0.7), [f"s{number % 4}" for number in range(2_401)])
+    narrow = requests(rng, np.full(801, 0.7), ["a"] * 801)
+    batches = [wide[2_400:], narrow[800:]]
+    states = [fold(CONFIG, StreamState(), wide[:2_400])[0], fold(CONFIG, StreamState(), narrow[:800])[0]]
+    together = fold_many(CONFIG, states, batches)
+    apart = [fold(CONFIG, state, batch) for state, batch in zip(states, batches, strict=True)]
+    assert [state.to_bytes() for state, _ in together] == [state.to_bytes() for state, _ in apart]
