@@ -8,7 +8,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint check bench bench-detection models dashboards openapi metrics clean
+.PHONY: setup demo test lint check bench bench-detection models dashboards dashboard-screenshots openapi metrics clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,13 @@ models: setup
 
 dashboards: setup
 	$(BIN)/python -m dashboards.generate
+
+# Ten minutes on two cores that do nothing else; needs node, npm, chromium, prometheus and half a gigabyte for packages.
+# ARGS="--recording DIR" keeps what was played, and draws it again the next time.
+dashboard-screenshots: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[screenshots]'
+	cd tests/dashboards/render && npm install --no-package-lock --no-audit --no-fund --loglevel=error && npm run build
+	$(BIN)/python -m tests.dashboards.render $(ARGS)
 
 metrics: setup
 	$(BIN)/python -m docs.generate_metrics > docs/metrics.md

@@ -10,7 +10,9 @@ from dashboards.panels import Panel
 from dashboards.promql import chosen
 
 P: Final = "driftguard_engine"
+SCRAPE: Final = f"{P}_running_requests"
 DRAFT: Final = chosen("draft_version")
+SPECULATING: Final = 'draft_version!="none"'
 ENGINE: Final = ("instance",)
 QUANTILES: Final = (0.5, 0.95, 0.99)
 
@@ -20,7 +22,7 @@ def page() -> Page:
     return Page(
         uid=frame.ENGINE,
         description="The built-in speculative engine: what it serves, how fast, and how good its draft is.",
-        scrape=f"{P}_running_requests",
+        scrape=SCRAPE,
         choices=[
             frame.choice("draft_version", "Draft version", query, description="The drafts that guessed.")
         ],
@@ -32,7 +34,7 @@ def page() -> Page:
             Row("Batch and cache", _batch()),
             Row("Speculation", _speculation()),
             Row("Telemetry to the sidecar", _telemetry()),
-            Row("Process", panels.process()),
+            Row("Process", panels.process(SCRAPE)),
         ],
     )
 
@@ -68,8 +70,7 @@ def _now() -> list[Panel]:
         labels,
         sort_by="Server",
         labels_only=True,
-        width=12,
-        height=6,
+        height=4,
     )
     return [
         serving,
@@ -78,8 +79,7 @@ def _now() -> list[Panel]:
             "Requests in a slot, of all engines.",
             (f"sum({promql.series(f'{P}_running_requests')})", ""),
             unit="none",
-            width=3,
-            height=6,
+            width=6,
         ),
         panels.number(
             "Waiting",
@@ -87,24 +87,21 @@ def _now() -> list[Panel]:
             (f"sum({promql.series(f'{P}_waiting_requests')})", ""),
             unit="none",
             bad_above=100,
-            width=3,
-            height=6,
+            width=6,
         ),
         panels.number(
             "K",
             "Draft tokens per step where a request does not say.",
             (promql.gauge(f"{P}_num_speculative_tokens", by=ENGINE), "{{instance}}"),
             unit="none",
-            width=3,
-            height=6,
+            width=6,
         ),
         panels.number(
             "Speculation",
             "Whether requests may speculate.",
             (promql.gauge(f"{P}_speculation_enabled", by=ENGINE), "{{instance}}"),
             unit="none",
-            width=3,
-            height=6,
+            width=6,
         ).mappings(words.by_name(words.ENABLED)),
     ]
 
@@ -225,14 +222,14 @@ def _speculation() -> list[Panel]:
         panels.lines(
             "Acceptance length",
             "Emitted tokens per verification of a request.",
-            (promql.ratio(counts("emitted_tokens"), steps, DRAFT, by=by), "{{draft_version}}"),
+            (promql.ratio(counts("emitted_tokens"), steps, DRAFT, SPECULATING, by=by), "{{draft_version}}"),
             unit="short",
             width=8,
         ),
         panels.lines(
             "Draft tokens per step",
             "Drafted per verification: K, less at the end of a request.",
-            (promql.ratio(drafted, steps, DRAFT, by=by), "{{draft_version}}"),
+            (promql.ratio(drafted, steps, DRAFT, SPECULATING, by=by), "{{draft_version}}"),
             unit="short",
             width=8,
         ),
@@ -271,7 +268,7 @@ def _telemetry() -> list[Panel]:
             width=8,
         ),
         panels.lines(
-            "Records not yet answered for",
+            "Waiting records",
             "Records that wait in memory or on disk while the sidecar is away.",
             (promql.gauge(f"{P}_telemetry_waiting_records", by=ENGINE), "{{instance}}"),
             unit="short",

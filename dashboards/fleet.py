@@ -9,6 +9,7 @@ from dashboards.frame import Page, Row
 from dashboards.panels import Panel
 from dashboards.promql import is_
 
+SCRAPE: Final = "driftguard_fold_lag_records"
 FAILING: Final = 'condition!~"reporting|idle|waiting"'
 
 
@@ -16,7 +17,7 @@ def page() -> Page:
     return Page(
         uid=frame.FLEET,
         description="Which streams of speculative decoding need somebody, and whether DriftGuard is well.",
-        scrape="driftguard_fold_lag_records",
+        scrape=SCRAPE,
         annotations=[streams.change_points(), streams.promotions()],
         rows=[
             Row("Now", _now()),
@@ -31,7 +32,8 @@ def page() -> Page:
 
 def _now() -> list[Panel]:
     def streams_with(verdict: str) -> str:
-        return promql.gauge("driftguard_stream_verdict", is_("verdict", verdict), by=streams.LABELS)
+        said = is_("verdict", verdict)
+        return promql.gauge("driftguard_stream_verdict", streams.SPECULATING, said, by=streams.LABELS)
 
     failing = promql.gauge("driftguard_source_condition", FAILING, by=("source", "kind", "condition"))
     return [
@@ -88,23 +90,21 @@ def _open_by_severity() -> str:
 
 
 def _streams() -> list[Panel]:
+    since, emitted = "driftguard_stream_verdict_since_timestamp_seconds", "driftguard_emitted_tokens_total"
+    traffic = (streams.SPECULATING, streams.TRAFFIC)
     table = panels.rows_of(
         "Every stream, the worst first",
         "The verdict of each stream, since when it holds, acceptance now and at baseline (in today's mix of "
         "segments), and what a fall costs. A row opens the stream.",
         {
             "Verdict": streams.verdicts(),
-            "For": promql.age(
-                promql.gauge("driftguard_stream_verdict_since_timestamp_seconds", by=streams.LABELS)
-            ),
+            "For": promql.age(promql.gauge(since, streams.SPECULATING, by=streams.LABELS)),
             "Acceptance": streams.acceptance(),
             "Baseline": streams.baseline(),
             "Slower": promql.gauge(
                 "driftguard_incident_slowdown_ratio", is_("direction", "down"), by=streams.LABELS
             ),
-            "Emitted tokens/s": promql.summed_rate(
-                "driftguard_emitted_tokens_total", streams.TRAFFIC, by=streams.LABELS
-            ),
+            "Emitted tokens/s": promql.summed_rate(emitted, *traffic, by=streams.LABELS),
         },
         streams.HEADINGS,
         sort_by="Verdict",
@@ -140,10 +140,7 @@ def _streams() -> list[Panel]:
         panels.lines(
             "Emitted tokens",
             "Tokens per second that users receive from verifications, per stream.",
-            (
-                promql.summed_rate("driftguard_emitted_tokens_total", streams.TRAFFIC, by=streams.LABELS),
-                streams.NAME,
-            ),
+            (promql.summed_rate(emitted, *traffic, by=streams.LABELS), streams.NAME),
             unit="short",
         ),
     ]
@@ -305,5 +302,5 @@ def _health() -> list[Panel]:
             (promql.summed_rate("driftguard_chore_failures_total", by=("chore",)), "{{chore}}"),
             unit="cps",
         ),
-        *panels.process(),
+        *panels.process(SCRAPE),
     ]

@@ -28,6 +28,7 @@ Panel = timeseries.Panel | stat.Panel | table.Panel | statetimeline.Panel
 AnyPanel = TypeVar("AnyPanel", timeseries.Panel, stat.Panel, table.Panel, statetimeline.Panel)
 Properties = Mapping[str, object]  # id of a field's property -> its value
 
+MIN_COLUMN_PX: Final = 80  # so that eleven columns fit into a window; Grafana's 150 pushes the last ones out
 DATASOURCE: Final = common_models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
@@ -44,8 +45,9 @@ def lines(
     called by a state."""
     one_each = not any("{{" in name for _, name in queries)
     modes = common_models.LegendDisplayMode
+    few = one_each or words  # in a table, more than two would have to be scrolled to
     legend = common.VizLegendOptions().show_legend(True).calcs([] if one_each else ["lastNotNull"])
-    legend = legend.display_mode(modes.LIST if one_each else modes.TABLE)
+    legend = legend.display_mode(modes.LIST if few else modes.TABLE)
     legend = legend.placement(common_models.LegendPlacement.BOTTOM)
     tooltip = common.VizTooltipOptions().mode(common_models.TooltipDisplayMode.MULTI)
     panel = _common(timeseries.Panel(), title, description, width, height).unit(unit)
@@ -134,6 +136,7 @@ def rows_of(
     (heading -> PromQL). All queries have to keep the same labels, or their rows would not be merged.
     `leading`: the column of values that comes before the labels. `labels_only`: the values say nothing."""
     panel = _common(table.Panel(), title, description, width, height).unit("none")
+    panel = panel.min_width(MIN_COLUMN_PX)
     panel = panel.sort_by([common.TableSortByFieldState().display_name(sort_by).desc(descending)])
     letters = ascii_uppercase[: len(columns)]
     for letter, expression in zip(letters, columns.values(), strict=True):
@@ -152,19 +155,22 @@ def rows_of(
     return panel.with_transformation(models.DataTransformerConfig(id_val="organize", options=organized))
 
 
-def process() -> list[Panel]:
-    """What the process of each instance takes."""
+def process(scrape: str) -> list[Panel]:
+    """What the process of each instance takes that has the metric `scrape`: where all jobs are chosen,
+    Prometheus knows the processes of everything else too."""
+    by = ("job", "instance")
+    ours = f"and on (job, instance) {promql.series(scrape)}"
     return [
         lines(
             "CPU time",
             "Seconds of CPU time per second, per process: 1 is one core.",
-            (promql.summed_rate("process_cpu_seconds_total", by=("job", "instance")), "{{instance}}"),
+            (f"{promql.summed_rate('process_cpu_seconds_total', by=by)} {ours}", "{{instance}}"),
             unit="none",
         ),
         lines(
             "Memory",
             "Resident memory, per process.",
-            (promql.gauge("process_resident_memory_bytes", by=("job", "instance")), "{{instance}}"),
+            (f"{promql.gauge('process_resident_memory_bytes', by=by)} {ours}", "{{instance}}"),
             unit="bytes",
         ),
     ]
@@ -193,8 +199,9 @@ def dashed(value: str) -> Properties:
 
 
 def filled(words: Sequence[models.ValueMapping]) -> Properties:
-    """A table's cell in the colour of its state."""
-    return {"mappings": list(words), "custom.cellOptions": {"type": "color-background"}}
+    """A table's cell in the colour of its state. To the left, where ranks, being numbers, would not be."""
+    cell = {"type": "color-background", "mode": "basic"}
+    return {"mappings": list(words), "custom.cellOptions": cell, "custom.align": "left"}
 
 
 def link(title: str, url: str) -> Properties:

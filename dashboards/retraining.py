@@ -49,19 +49,16 @@ def page() -> Page:
 
 def _now() -> list[Panel]:
     last = promql.gauge("driftguard_retrain_last_success_timestamp_seconds", *CHOSEN, by=PLACE)
-    outcome = promql.ranked(
-        "driftguard_retrain_last_run_outcome",
-        "outcome",
-        words.names(words.OUTCOMES),
-        *CHOSEN,
-        by=PLACE,
-    )
+    outcomes = words.names(words.OUTCOMES)
+    outcome = promql.ranked("driftguard_retrain_last_run_outcome", "outcome", outcomes, *CHOSEN, by=PLACE)
+    watching = promql.gauge("driftguard_retrain_stage", *CHOSEN, is_("stage", "watching"), by=PLACE)
+    newest = f"{outcome} or {len(words.NEWEST_RUN)} * ({watching} == 1)"
     table = panels.rows_of(
         "Servers",
-        "How the newest run ended, how long ago one last ended as it should (promoted, or nothing to do), "
-        "and how many candidates in a row the gate has rejected.",
+        "How the newest run ended (a promoted draft is watched first), how long ago one last ended as it "
+        "should (promoted, or nothing to do), and how many candidates in a row the gate has rejected.",
         {
-            "Newest run": outcome,
+            "Newest run": newest,
             "Since a success": promql.age(last),
             "Rejected in a row": promql.gauge("driftguard_retrain_rejected_in_a_row", *CHOSEN, by=PLACE),
         },
@@ -72,14 +69,14 @@ def _now() -> list[Panel]:
         width=16,
         height=6,
     )
-    table = panels.where(table, "Newest run", panels.filled(words.by_rank(words.OUTCOMES)))
+    table = panels.where(table, "Newest run", panels.filled(words.by_rank(words.NEWEST_RUN)))
     table = panels.where(table, "Since a success", {"unit": "s"})
     table = panels.where(table, "Server", streams.link())
     return [
         table,
         panels.number(
             "Promotions",
-            "Runs in the time range shown that ended with a new draft in service.",
+            "Runs in the time range shown that ended with a new draft in service, after it was watched.",
             (_ended(RANGE, is_("outcome", "promoted")), "{{outcome}}"),
             unit="none",
             height=6,
@@ -192,6 +189,7 @@ def _captures() -> list[Panel]:
             "Requests per second that arrived for retraining, by what became of them.",
             (promql.summed_rate("driftguard_captures_total", by=("outcome",)), "{{outcome}}"),
             unit="cps",
+            words=words.ARRIVALS,
             width=24,
             height=6,
         ),

@@ -105,7 +105,7 @@ def _now() -> list[Panel]:
             height=6,
         ),
         panels.number(
-            "Tokens/s of a request",
+            "Tokens/s",
             "Decoding speed of one request over the last five minutes.",
             (promql.gauge(speed, is_("period", "now"), *CHOSEN, by=DRAFT), NAME),
             unit="short",
@@ -146,13 +146,13 @@ def _acceptance() -> list[Panel]:
         panels.lines(
             "Acceptance length",
             "Emitted tokens per verification: 1 is no use of the draft at all, K + 1 the most.",
-            (promql.ratio(EMITTED, STEPS, *TRAFFIC, by=DRAFT), NAME),
+            (promql.ratio(EMITTED, STEPS, *TRAFFIC, streams.SPECULATING, by=DRAFT), NAME),
             unit="short",
         ),
         panels.lines(
             "Draft tokens per step",
             "Drafted tokens per verification: K, where every step drafts K.",
-            (promql.ratio(DRAFTED, STEPS, *TRAFFIC, by=DRAFT), NAME),
+            (promql.ratio(DRAFTED, STEPS, *TRAFFIC, streams.SPECULATING, by=DRAFT), NAME),
             unit="short",
         ),
     ]
@@ -254,13 +254,17 @@ def _cost() -> list[Panel]:
         (promql.gauge(speed, is_("period", "before"), *CHOSEN, by=DRAFT), f"before {NAME}"),
         unit="short",
     )
+    speeds = panels.where(speeds, "none none", streams.UNSPECULATED)
     slowdown = "driftguard_incident_slowdown_ratio"
     faster = "driftguard_speculation_speedup_ratio"
     best = panels.lines(
         "K in use and the best K",
         "Draft tokens per step as configured, and what would be fastest with the present acceptance; 0 is "
         "without speculation.",
-        (promql.gauge("driftguard_stream_num_speculative_tokens", *CHOSEN, by=DRAFT), NAME),
+        (
+            promql.gauge("driftguard_stream_num_speculative_tokens", streams.SPECULATING, *CHOSEN, by=DRAFT),
+            NAME,
+        ),
         (promql.gauge("driftguard_stream_best_num_speculative_tokens", *CHOSEN, by=DRAFT), f"best {NAME}"),
         unit="none",
     )
@@ -286,6 +290,13 @@ def _server() -> list[Panel]:
     source = is_("source", "$server")
     last = promql.gauge("driftguard_source_last_success_timestamp_seconds", source, by=("source", "kind"))
     since = promql.gauge("driftguard_draft_in_service_since_timestamp_seconds", *PLACE, by=("draft_version",))
+    arrival = promql.gauge("driftguard_stream_last_arrival_timestamp_seconds", *CHOSEN, by=DRAFT)
+    arrived = panels.lines(
+        "Time since the last record",
+        "How long ago the newest record of each stream arrived, canary probes left out.",
+        (promql.age(arrival), NAME),
+        unit="s",
+    )
     return [
         panels.states(
             "Condition at the newest scrape",
@@ -300,17 +311,7 @@ def _server() -> list[Panel]:
             (promql.age(last), "{{source}} ({{kind}})"),
             unit="s",
         ),
-        panels.lines(
-            "Time since the last record",
-            "How long ago the newest record of each stream arrived, canary probes left out.",
-            (
-                promql.age(
-                    promql.gauge("driftguard_stream_last_arrival_timestamp_seconds", *CHOSEN, by=DRAFT)
-                ),
-                NAME,
-            ),
-            unit="s",
-        ),
+        panels.where(arrived, "none none", streams.UNSPECULATED),
         panels.lines(
             "Age of the draft in service",
             "Time since the draft was put into service. Empty where DriftGuard was never told of one.",

@@ -17,6 +17,8 @@ HEADINGS: Final = {
     "method": "Method",
 }
 TRAFFIC: Final = 'kind!="probe"'  # canary probes are no traffic
+SPECULATING: Final = 'method!="none"'  # requests without speculation have a stream of their own
+UNSPECULATED: Final = {"displayName": "without speculation"}  # for such a stream, called "none none"
 
 
 def link() -> panels.Properties:
@@ -29,7 +31,7 @@ def link() -> panels.Properties:
 def verdicts(*matchers: str) -> str:
     """Per stream the rank of its verdict."""
     ranks = words.names(words.VERDICTS)
-    return promql.ranked("driftguard_stream_verdict", "verdict", ranks, *matchers, by=LABELS)
+    return promql.ranked("driftguard_stream_verdict", "verdict", ranks, SPECULATING, *matchers, by=LABELS)
 
 
 def conditions(*matchers: str) -> str:

@@ -66,6 +66,8 @@ OUTCOMES: Final[Words] = {
     "promoted": ("Promoted", colours.GOOD),
 }
 
+NEWEST_RUN: Final[Words] = {**OUTCOMES, "watching": ("Draft being watched", colours.MAIN)}
+
 DRAFT_STATES: Final[Words] = {
     "in_service": ("In service", colours.GOOD),
     "candidate": ("Candidate", colours.BETTER),
