@@ -25,6 +25,7 @@ VERDICTS: Final[Words] = {
 CONDITIONS: Final[Words] = {
     "unreachable": ("Unreachable", colours.BAD),
     "unreadable": ("Unreadable", colours.BAD),
+    "stale": ("Stale", colours.SILENT),
     "metrics_hidden": ("Metrics hidden", colours.WARNING),
     "incomplete": ("Incomplete", colours.WARNING),
     "drafting_stopped": ("Drafting stopped", colours.WARNING),

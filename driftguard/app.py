@@ -36,6 +36,8 @@ from driftguard.retraining.jobs import NAMESPACE, QUEUE, RetrainingJobs
 from driftguard.retraining.run import retrain
 from driftguard.retraining.watching import watch_promoted
 from driftguard.scraping.loop import ScrapeLoop
+from driftguard.scraping.pushed import PushedSources
+from driftguard.scraping.source import sources_of
 from driftguard.settings import Settings
 from driftguard.store import embedded, jobs, keys, partitions
 from driftguard.store.database import Database
@@ -126,6 +128,8 @@ class Sidecar:
         self.scraping = ScrapeLoop(
             database, settings.sources, settings.scraping, self.ingest.submit, self.metrics
         )
+        scraped = [source.identity.server for source in sources_of(settings.sources)]
+        self.pushed = PushedSources(database, self.ingest.submit, self.metrics, scraped)
         self._chores = threading.Thread(target=self._do_chores, name="chores", daemon=True)
 
     def _job_app(self, connector: procrastinate.BaseConnector) -> procrastinate.App:
@@ -191,6 +195,7 @@ class Sidecar:
             self._attempt("diagnose", self._diagnose)
             self._attempt("measure_costs", self._measure_costs)
             self._attempt("defer_retraining", lambda: self._retraining.defer_due(self._deferring))
+            self._attempt("look_at_exports", lambda: self.pushed.look(datetime.now(UTC)))
             since_maintenance += DUE_SECONDS
             if since_maintenance >= MAINTENANCE_SECONDS:
                 since_maintenance = 0.0
@@ -246,6 +251,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
         sidecar.database,
         sidecar.ingest,
         sidecar.metrics,
+        sidecar.pushed,
         sidecar.scraping.overdue,
         sidecar.scraping.waiting,
     )

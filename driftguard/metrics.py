@@ -31,7 +31,7 @@ StreamVerdict = Literal[
 ]
 VERDICTS: Final[tuple[StreamVerdict, ...]] = get_args(StreamVerdict)
 
-CHORES: Final = ("diagnose", "measure_costs", "defer_retraining", "maintain")
+CHORES: Final = ("diagnose", "measure_costs", "defer_retraining", "look_at_exports", "maintain")
 LOOPS: Final = ("scraping", "probes", "alerts", "jobs")
 SEVERITIES: Final = ("critical", "warning", "info")
 DIRECTIONS: Final = ("down", "up")
@@ -96,6 +96,16 @@ class Metrics:
         self.otlp_ignored_spans = Counter(
             "driftguard_otlp_ignored_spans",
             "Spans that arrived over OTLP without counts of speculative decoding.",
+            registry=self.registry,
+        )
+        self.otlp_ignored_points = Counter(
+            "driftguard_otlp_ignored_points",
+            "Data points that arrived over OTLP and are of no use here.",
+            registry=self.registry,
+        )
+        self.otlp_rejected_points = Counter(
+            "driftguard_otlp_rejected_points",
+            "Data points that arrived over OTLP and were rejected; the answer told why.",
             registry=self.registry,
         )
         self.ingest_queued_records = Gauge(
@@ -293,25 +303,27 @@ class Metrics:
     def _declare_sources(self) -> None:
         self.source_up = Gauge(
             "driftguard_source_up",
-            "1 if the newest scrape of this server could be read.",
+            "1 if the newest scrape of this server, or export of its metrics, could be read; 0 too if its "
+            "exports have stopped.",
             SOURCE,
             registry=self.registry,
         )
         self.source_condition = Gauge(
             "driftguard_source_condition",
-            "1 for the condition of this server at its newest scrape, 0 for the others.",
+            "1 for the condition of this server at its newest scrape or export, 0 for the others.",
             [*SOURCE, "condition"],
             registry=self.registry,
         )
         self.source_last_success = Gauge(
             "driftguard_source_last_success_timestamp_seconds",
-            "When this server was last scraped and could be read.",
+            "When the metrics of this server were last scraped or pushed, and could be read.",
             SOURCE,
             registry=self.registry,
         )
         self.source_scrapes = Counter(
             "driftguard_source_scrapes",
-            "Scrapes of this server by what came of them: a condition of driftguard_source_condition.",
+            "Scrapes of this server, or exports of its metrics, by what came of them: a condition of "
+            "driftguard_source_condition.",
             [*SOURCE, "condition"],
             registry=self.registry,
         )
@@ -373,18 +385,20 @@ class Metrics:
         self.gate_passed = gauge("gate_passed", "1 if the gate let the last candidate through.")
 
     def set_source(self, source: str, kind: str, condition: Condition, at: datetime) -> None:
-        """After a scrape that ended at `at`. `source`: the server's name as its records carry it. As a `kind`
-        that it was taken for before, it is shown no longer."""
+        """After a scrape or an export, at `at`. `source`: the server's name as its records carry it."""
         self.source_scrapes.labels(source, kind, condition).inc()
+        self.show_source(source, kind, condition, None if condition in DOWN else at)
+
+    def show_source(self, source: str, kind: str, condition: Condition, answered_at: datetime | None) -> None:
+        """As a `kind` that it was taken for before, it is shown no longer."""
         self.source_up.labels(source, kind).set(0 if condition in DOWN else 1)
         for name in CONDITIONS:
             self.source_condition.labels(source, kind, name).set(1 if name == condition else 0)
-        if condition not in DOWN:
-            self.source_last_success.labels(source, kind).set(at.timestamp())
-        former = self._kinds.get(source, kind)
+        if answered_at is not None:
+            self.source_last_success.labels(source, kind).set(answered_at.timestamp())
+        if self._kinds.get(source, kind) != kind:
+            self.forget_source(source)
         self._kinds[source] = kind
-        if former != kind:
-            self._forget_source({"source": source, "kind": former})
 
     def set_scraping(
         self, sources: Collection[str], here: Collection[str], elsewhere: Collection[str]
@@ -393,12 +407,13 @@ class Metrics:
         shown no longer."""
         self.replace(self.scraping_active, {(source,): float(source in here) for source in sources})
         for source in elsewhere:
-            if self._kinds.pop(source, None) is not None:
-                self._forget_source({"source": source})
+            if source in self._kinds:
+                self.forget_source(source)
 
-    def _forget_source(self, labels: dict[str, str]) -> None:
+    def forget_source(self, source: str) -> None:
+        former = {"source": source, "kind": self._kinds.pop(source, "")}
         for gauge in (self.source_up, self.source_condition, self.source_last_success):
-            gauge.remove_by_labels(labels)
+            gauge.remove_by_labels(former)
 
     def replace(self, gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
         """Shows these series (label values -> value) of a gauge that is only ever set by this, and no others.

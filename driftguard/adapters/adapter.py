@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from driftguard.adapters.reading import Reading
 from driftguard.adapters.window import Identity, Window
 from driftguard.records import Fidelity
 
-Kind = Literal["vllm", "sglang", "tgi", "tensorrt_llm", "llamacpp", "lmdeploy", "bentoml", "driftguard"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = Literal[
+    "vllm",
+    "sglang",
+    "tgi",
+    "tensorrt_llm",
+    "llamacpp",
+    "lmdeploy",
+    "bentoml",
+    "driftguard",
+    "opentelemetry",  # metrics of our own names, which are pushed: nobody serves them
+]
 
 
 class Adapter(Protocol):

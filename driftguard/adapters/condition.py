@@ -1,4 +1,4 @@
-"""What is known of a scraped server after its newest scrape."""
+"""What is known of a server after the newest scrape of its metrics, or the newest export of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Condition = Literal[
     "incomplete",  # its metrics do not suffice without a setting, which is named
     "unreadable",  # it answers, but not with metrics
     "unreachable",
+    "stale",  # its exports, which others push, have stopped
 ]
 CONDITIONS: Final[tuple[Condition, ...]] = get_args(Condition)
 RECORDED: Final[frozenset[Condition]] = frozenset({"reporting", "drafting_stopped"})  # there is a window
-DOWN: Final[frozenset[Condition]] = frozenset({"unreadable", "unreachable"})
+DOWN: Final[frozenset[Condition]] = frozenset({"unreadable", "unreachable", "stale"})

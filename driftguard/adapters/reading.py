@@ -3,7 +3,8 @@
 Counters of a process begin at 0 when it starts, and a restart shows in two ways: `process_start_time_seconds`
 changes, or a counter falls. Either way what the counter holds is what was counted since the restart, so
 nothing is lost and no increase is negative. Without a start time, all counters with the same labels (but for
-the position) restart together: those of one rank or one replica, which may restart without the others.
+the position) restart together: those of one rank or one replica, which may restart without the others. OTLP
+tells of each counter since when it counts (`starts`); without a start time, a later one is a restart too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,7 +21,7 @@ Labels = frozenset[tuple[str, str]]
 
 START_TIME = "process_start_time_seconds"
 SAME_START_SECONDS = 1.0
-POSITION_LABELS = frozenset({"position", "token_position"})
+POSITION_LABELS = frozenset({"position", "token_position", "driftguard.position"})
 
 
 class Unreadable(ValueError):
@@ -29,10 +30,12 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The samples of one scrape that an adapter asked for: name -> labels -> finite value."""
+    """The samples of one scrape that an adapter asked for: name -> labels -> finite value. `starts`: since
+    when a counter counts, in seconds since 1970, where that is told."""
 
     at: datetime
     samples: Mapping[str, Mapping[Labels, float]]
+    starts: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str, names: Collection[str], at: datetime) -> Reading:
@@ -104,7 +107,7 @@ class Increase:
     @classmethod
     def between(cls, before: Reading, after: Reading, counters: Collection[str]) -> Increase:
         restart = _restarted_at(before, after)
-        groups = set() if restart else _fallen(before, after, counters)
+        groups = {} if restart else _begun_anew(before, after, counters)
         gained = {
             name: {
                 labels: value
@@ -118,8 +121,7 @@ class Increase:
         if restart:
             begun_at = min(max(restart, before.at), after.at)
         elif groups:
-            # Somewhen in between. The middle leaves a gap, which the detector knows as a restart.
-            begun_at = before.at + (after.at - before.at) / 2
+            begun_at = _begun_at(groups, before, after)
         else:
             begun_at = before.at
         return cls(Reading(after.at, gained), begun_at)
@@ -155,10 +157,29 @@ def _group(labels: Labels) -> Labels:
     return frozenset(item for item in labels if item[0] not in POSITION_LABELS)
 
 
-def _fallen(before: Reading, after: Reading, counters: Collection[str]) -> set[Labels]:
-    return {
-        _group(labels)
-        for name in counters
-        for labels, value in after.samples.get(name, {}).items()
-        if value < before.samples.get(name, {}).get(labels, 0.0)
-    }
+def _begun_anew(before: Reading, after: Reading, counters: Collection[str]) -> dict[Labels, float | None]:
+    """Groups of counters that restarted, and since when they count; None: not told."""
+    same_process = before.started_at is not None and after.started_at is not None
+    groups: dict[Labels, float | None] = {}
+    for name in counters:
+        for labels, value in after.samples.get(name, {}).items():
+            start = None if same_process else _later_start(before, after, name, labels)
+            if start is not None or value < before.samples.get(name, {}).get(labels, 0.0):
+                groups[_group(labels)] = start or groups.get(_group(labels))
+    return groups
+
+
+def _later_start(before: Reading, after: Reading, name: str, labels: Labels) -> float | None:
+    then = before.starts.get(name, {}).get(labels)
+    now = after.starts.get(name, {}).get(labels)
+    if then is None or now is None or now <= then + SAME_START_SECONDS:
+        return None
+    return now if now >= before.at.timestamp() - SAME_START_SECONDS else None
+
+
+def _begun_at(groups: Mapping[Labels, float | None], before: Reading, after: Reading) -> datetime:
+    starts = [start for start in groups.values() if start is not None]
+    if starts:
+        return min(max(datetime.fromtimestamp(min(starts), UTC), before.at), after.at)
+    # Somewhere in between. The middle leaves a gap, which the detector knows as a restart.
+    return before.at + (after.at - before.at) / 2

@@ -10,6 +10,7 @@ Gauges repeat per rank of one replica; counters are kept by its first rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from driftguard.adapters.adapter import Kind
 from driftguard.adapters.reading import Increase, Reading, sums_and_counts
@@ -51,7 +52,7 @@ def _first_ranks(reading: Reading) -> Reading:
         name: {labels: value for labels, value in series.items() if first(dict(labels))}
         for name, series in reading.samples.items()
     }
-    return Reading(reading.at, samples)
+    return replace(reading, samples=samples)
 
 
 def _window(target: str, increase: Increase, before: Reading, after: Reading, known: Identity) -> Window:

@@ -34,8 +34,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Counts of one target between two scrapes. `target`, `draft`, `draft_version`, `method`: None where
-    the server does not tell."""
+    """Counts of one target between two scrapes. `target`, `draft`, `draft_version`, `method`, `segment`: None
+    where the server does not tell."""
 
     target: str | None
     begun_at: datetime
@@ -56,6 +56,7 @@ class Window:
     draft: str | None = None
     draft_version: str | None = None
     method: str | None = None
+    segment: str | None = None
 
     @property
     def condition(self) -> Condition:
@@ -81,7 +82,7 @@ class Window:
             draft=known.draft or self.draft or "unknown",
             draft_version=known.draft_version or self.draft_version or "unknown",
             method=known.method or self.method or "unknown",
-            segment=known.segment,
+            segment=self.segment or known.segment,
             steps=self.steps,
             drafted=self.drafted,
             accepted=self.accepted,

@@ -63,7 +63,8 @@ Watches the acceptance of speculative decoding.
 
 Lists come in pages: pass `next_cursor` as `cursor` for the next one. `stream`, `segment`, `server`, \
 `target`, `since` (inclusive) and `until` (exclusive) mean the same everywhere; a parameter that a list does \
-not know is refused. Every error is a problem document (RFC 9457) whose `detail` names what was wrong. \
+not know is refused. Every error is a problem document (RFC 9457) whose `detail` names what was wrong; \
+those of OTLP are a google.rpc.Status. \
 On any other address than loopback, writing and captured text need an API key (`driftguard keys create`)."""
 
 

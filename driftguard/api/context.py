@@ -10,6 +10,7 @@ from fastapi import Request
 
 from driftguard.api.ingest_queue import IngestQueue
 from driftguard.metrics import Metrics
+from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import Settings
 from driftguard.store.database import Database
 
@@ -30,6 +31,7 @@ class Context:
     database: Database
     ingest: IngestQueue
     metrics: Metrics
+    pushed: PushedSources
     overdue_sources: Callable[[datetime], list[str]] = (
         _none  # servers that nobody tried to scrape for too long
     )

@@ -12,6 +12,7 @@ RECORD = _stored["record"]
 ROLLUP = _stored["rollup"]
 CAPTURE = _stored["capture"]
 SPANS = _stored["spans"]
+METRICS = _stored["metrics"]
 INCIDENT = _stored["incident"]
 RUN = _stored["run"]
 

@@ -213,11 +213,11 @@ class FleetModel(_Model):
 
 
 class SourceModel(_Model):
-    """A server whose metrics are scraped, after its newest scrape."""
+    """A server whose metrics are scraped or pushed (OTLP), after the newest scrape or export."""
 
     server: str = Field(examples=["chat-eu-1"])
     kind: str = Field(description="The serving engine; unknown until it answered.", examples=["vllm"])
-    url: str = Field(examples=["http://chat-eu-1:8000/metrics"])
+    url: str = Field(description="OTLP: its metrics are pushed.", examples=["http://chat-eu-1:8000/metrics"])
     fidelity: Fidelity | None = Field(
         description="How much to trust its counts: counter, or gauge (in part derived); null: not known.",
         examples=["counter"],
@@ -250,7 +250,7 @@ class StatusAnswer(_Model):
     )
     fleet: FleetModel
     streams: list[StreamStatusModel] = Field(description="The worst in service first.")
-    sources: list[SourceModel] = Field(description="Scraped servers, by name.")
+    sources: list[SourceModel] = Field(description="Servers whose metrics are scraped or pushed, by name.")
     sources_elsewhere: list[str] = Field(
         description="Servers of this sidecar's settings that another sidecar on its database scrapes; this "
         "one takes over when that one ends."

@@ -21,7 +21,7 @@ _SCHEMAS: Final = "#/components/schemas/"
 _STRUCTS: Final = (AcceptanceRecord, RollupRow, CapturedRequest)
 _TAGS: Final = {
     "records": "Acceptance records: in one by one or in batches, out in pages or as an export.",
-    "otlp": "Records out of the spans of an OpenTelemetry exporter.",
+    "otlp": "Records out of the spans and the metrics of OpenTelemetry exporters and collectors.",
     "status": "One verdict per stream, and its acceptance over time.",
     "incidents": "What changed, since when, how bad, where and why.",
     "drafts": "The drafts in service, candidates, and former ones.",
@@ -39,6 +39,14 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str = Field(description="What was wrong, naming it.")
+
+
+class RpcStatus(BaseModel):
+    """google.rpc.Status: every error of OTLP."""
+
+    code: int = Field(description="google.rpc.Code.")
+    message: str = Field(description="What was wrong, naming it.")
+    details: list[dict[str, object]] = Field([], description="A google.rpc.BadRequest where the data is bad.")
 
 
 class BadParameter(BaseModel):
@@ -81,7 +89,8 @@ BATCH_COUNTS: Final = {
         "duplicates": {"type": "integer", "description": "Stored before."},
     },
 }
-_PROBLEMS: Final = (Problem, BadInputProblem, RefusedLinesProblem)
+_PROBLEMS: Final = (Problem, BadInputProblem, RefusedLinesProblem, RpcStatus)
+_OTLP: Final = ("/v1/traces", "/v1/metrics")
 
 
 Responses = dict[int | str, dict[str, Any]]
@@ -175,6 +184,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
     answers = operation["responses"]
+    if path in _OTLP:  # whose errors are of another form
+        operation["responses"] = dict(sorted(answers.items()))
+        return
     if "application/json" in answers.get("422", {}).get("content", {}):
         answers.update(_as_keys(_BAD_PARAMETER))
     if "requestBody" in operation:

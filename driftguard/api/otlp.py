@@ -1,65 +1,52 @@
-"""POST /v1/traces: acceptance records out of the spans of an OpenTelemetry exporter (OTLP/HTTP)."""
+"""OTLP/HTTP: acceptance records out of the spans and metrics that exporters and collectors send."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from driftguard.api import examples
+from driftguard.api import examples, otlp_metrics, otlp_spans
 from driftguard.api.auth import require_key
 from driftguard.api.body import read_body
 from driftguard.api.context import Context, get_context
 from driftguard.api.ingest import ParsedBatch, parse_batch
-from driftguard.api.openapi import problem
-from driftguard.api.otlp_spans import (
-    answer_json,
-    answer_protobuf,
-    from_json,
-    from_protobuf,
-    record_line,
-)
-from driftguard.api.problems import MissingExtra, UnsupportedContent, UnsupportedEncoding
-from driftguard.errors import Busy, TooLarge
+from driftguard.api.otlp_status import JSON, PROTOBUF, OtlpRoute, media_type, refusals
+from driftguard.api.problems import UnsupportedContent
 from driftguard.settings import Settings
+from driftguard.store.partitions import oldest_kept
 
-router = APIRouter(tags=["otlp"])
-PROTOBUF: Final = "application/x-protobuf"
-JSON: Final = "application/json"
+router = APIRouter(tags=["otlp"], route_class=OtlpRoute)
 REASONS: Final = 5  # told in the answer
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "ExportTraceServiceRequest; gzip is understood.",
-        "content": {PROTOBUF: _BINARY, JSON: {"schema": {"type": "object"}, "example": examples.SPANS}},
+
+
+def _body(message: str, example: dict[str, Any]) -> dict[str, Any]:
+    content = {PROTOBUF: _BINARY, JSON: {"schema": {"type": "object"}, "example": example}}
+    described = f"{message}; gzip is understood."
+    return {"requestBody": {"required": True, "description": described, "content": content}}
+
+
+def _answers(things: str, rejected: dict[str, str]) -> dict[int | str, dict[str, Any]]:
+    example = {"partialSuccess": rejected}
+    content = {PROTOBUF: _BINARY, JSON: {"schema": {"type": "object"}, "example": example}}
+    taken = {
+        200: {"description": f"Taken, but for the rejected {things} (partial success).", "content": content}
     }
-}
-_REJECTED = {"partialSuccess": {"rejectedSpans": "1", "errorMessage": "span 1: steps: missing"}}
-_ANSWERS = (
-    {
-        200: {
-            "description": "Taken, but for the rejected spans (OTLP's partial success).",
-            "content": {PROTOBUF: _BINARY, JSON: {"schema": {"type": "object"}, "example": _REJECTED}},
-        }
-    }
-    | problem(TooLarge, "more than 10000 records in one batch; send smaller ones", max_records=10_000)
-    | problem(UnsupportedEncoding, "Content-Encoding 'br' is not understood; send gzip or none")
-    | problem(Busy, "50000 records wait for the database and 50000 is the limit; send the batch again later")
-    | problem(MissingExtra, "protobuf needs opentelemetry-proto; pip install 'driftguard[otlp]'")
-)
+    return taken | refusals()
 
 
 @router.post(
     "/v1/traces",
     dependencies=[Depends(require_key)],
     response_class=Response,
-    responses=_ANSWERS,
-    openapi_extra=_BODY,
+    responses=_answers("spans", {"rejectedSpans": "1", "errorMessage": "span 1: steps: missing"}),
+    openapi_extra=_body("ExportTraceServiceRequest", examples.SPANS),
 )
 async def export_traces(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
     """OTLP/HTTP receiver: spans with `driftguard.drafted_tokens` become records, all others are ignored.
@@ -67,28 +54,58 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
     Answers after the commit. A span that makes no record is rejected in a partial success, and the others are
     stored; exporting one again is harmless.
     """
-    body = await read_body(request, max_bytes=context.settings.ingest.max_batch_bytes)
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type not in (PROTOBUF, JSON):
-        raise UnsupportedContent(f"Content-Type {media_type!r} is not understood; send {PROTOBUF} or {JSON}")
-    batch, ignored = await run_in_threadpool(
-        _parse, body, media_type == JSON, context.settings, datetime.now(UTC)
-    )
+    kind, body = await _read(request, context.settings)
+    batch, ignored = await run_in_threadpool(_parse, body, kind == JSON, context.settings, datetime.now(UTC))
     context.metrics.otlp_ignored_spans.inc(ignored)
     counted = context.metrics.ingest_records.labels
     counted("refused").inc(len(batch.errors))
     result = await asyncio.wrap_future(context.ingest.submit(batch.records))
     counted("accepted").inc(result.accepted)
     counted("duplicate").inc(result.duplicates)
-    answer = answer_json if media_type == JSON else answer_protobuf
+    answer = otlp_spans.answer_json if kind == JSON else otlp_spans.answer_protobuf
     told = "; ".join(str(error).replace("line", "span", 1) for error in batch.errors[:REASONS])
-    return Response(answer(len(batch.errors), told), media_type=media_type)
+    return Response(answer(len(batch.errors), told), media_type=kind)
+
+
+@router.post(
+    "/v1/metrics",
+    dependencies=[Depends(require_key)],
+    response_class=Response,
+    responses=_answers(
+        "data points",
+        {"rejectedDataPoints": "3", "errorMessage": "tgi-1: TGI does not tell how many tokens it drafts"},
+    ),
+    openapi_extra=_body("ExportMetricsServiceRequest", examples.METRICS),
+)
+async def export_metrics(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
+    """OTLP/HTTP receiver: what an engine's counters gained since its last export becomes a window.
+
+    Answers after the commit. Data points that nothing can be made of are rejected in a partial success, those
+    of other metrics are ignored; exporting the same again is harmless.
+    """
+    kind, body = await _read(request, context.settings)
+    read: Callable[[bytes], Any] = otlp_metrics.from_json if kind == JSON else otlp_metrics.from_protobuf
+    exports = await run_in_threadpool(read, body)
+    now = datetime.now(UTC)
+    receipt = await context.pushed.take(exports, now, oldest_kept(now, context.settings.retention))
+    context.metrics.otlp_ignored_points.inc(receipt.ignored)
+    context.metrics.otlp_rejected_points.inc(receipt.rejected)
+    answer = otlp_metrics.answer_json if kind == JSON else otlp_metrics.answer_protobuf
+    return Response(answer(receipt.rejected, "; ".join(receipt.reasons[:REASONS])), media_type=kind)
+
+
+async def _read(request: Request, settings: Settings) -> tuple[str, bytes]:
+    """Media type and body. Raises UnsupportedContent, UnsupportedEncoding, MalformedBody, TooLarge."""
+    kind = media_type(request)
+    if kind not in (PROTOBUF, JSON):
+        raise UnsupportedContent(f"Content-Type {kind!r} is not understood; send {PROTOBUF} or {JSON}")
+    return kind, await read_body(request, max_bytes=settings.ingest.max_batch_bytes)
 
 
 def _parse(body: bytes, is_json: bool, settings: Settings, now: datetime) -> tuple[ParsedBatch, int]:
     """The records, and how many spans hold none. Raises MalformedBody, MissingExtra, TooLarge."""
-    spans = list(from_json(body) if is_json else from_protobuf(body))
-    lines = [record_line(span) for span in spans if span.is_ours]
+    spans = list(otlp_spans.from_json(body) if is_json else otlp_spans.from_protobuf(body))
+    lines = [otlp_spans.record_line(span) for span in spans if span.is_ours]
     if not lines:
         return ParsedBatch([], []), len(spans)
     batch = parse_batch(b"\n".join(lines), "application/x-ndjson", settings, now)

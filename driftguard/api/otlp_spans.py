@@ -13,7 +13,14 @@ from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
-from driftguard.api.problems import MalformedBody, MissingExtra
+from driftguard.api.otlp_attributes import (
+    Attribute,
+    Resource,
+    json_attributes,
+    missing_extra,
+    plain_attributes,
+)
+from driftguard.api.problems import MalformedBody
 from driftguard.records import DEFAULT_SEGMENT
 
 OURS: Final = "driftguard."
@@ -96,16 +103,13 @@ def from_protobuf(body: bytes) -> Iterator[Span]:
         from google.protobuf.message import DecodeError
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     except ImportError:
-        raise MissingExtra(
-            "protobuf needs opentelemetry-proto; pip install 'driftguard[otlp]' beside the sidecar, "
-            "or export JSON (OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json)"
-        ) from None
+        raise missing_extra("TRACES") from None
     try:
         request = ExportTraceServiceRequest.FromString(body)
     except DecodeError as error:
         raise MalformedBody(f"the body is not an ExportTraceServiceRequest ({error})") from None
     for group in request.resource_spans:
-        shared = _plain(group.resource.attributes)
+        shared = plain_attributes(group.resource.attributes)
         for scope in group.scope_spans:
             for span in scope.spans:
                 yield Span(
@@ -113,21 +117,8 @@ def from_protobuf(body: bytes) -> Iterator[Span]:
                     span.span_id.hex(),
                     span.start_time_unix_nano,
                     span.end_time_unix_nano,
-                    shared | _plain(span.attributes),
+                    shared | plain_attributes(span.attributes),
                 )
-
-
-def _plain(attributes: Any) -> dict[str, Any]:
-    return {item.key: _plain_value(item.value) for item in attributes}
-
-
-def _plain_value(value: Any) -> Any:
-    kind = value.WhichOneof("value")
-    if kind == "array_value":
-        return [_plain_value(item) for item in value.array_value.values]
-    return (
-        getattr(value, kind) if kind in ("string_value", "bool_value", "int_value", "double_value") else None
-    )
 
 
 def answer_protobuf(rejected: int, message: str) -> bytes:
@@ -141,41 +132,12 @@ def answer_protobuf(rejected: int, message: str) -> bytes:
     return bytes(answer.SerializeToString())
 
 
-class _Value(msgspec.Struct, rename="camel"):
-    string_value: str | None = None
-    bool_value: bool | None = None
-    int_value: int | str | None = None  # 64 bits are text in protobuf's JSON, numbers are allowed
-    double_value: float | None = None
-    array_value: _Values | None = None
-
-    def plain(self) -> Any:
-        if self.int_value is not None:
-            return int(self.int_value)
-        if self.array_value is not None:
-            return [value.plain() for value in self.array_value.values]
-        given = (self.string_value, self.bool_value, self.double_value)
-        return next((value for value in given if value is not None), None)
-
-
-class _Values(msgspec.Struct):
-    values: list[_Value] = []
-
-
-class _Attribute(msgspec.Struct):
-    key: str
-    value: _Value = msgspec.field(default_factory=_Value)
-
-
-class _Resource(msgspec.Struct):
-    attributes: list[_Attribute] = []
-
-
 class _Span(msgspec.Struct, rename="camel"):
     trace_id: str
     span_id: str
     start_time_unix_nano: int | str
     end_time_unix_nano: int | str
-    attributes: list[_Attribute] = []
+    attributes: list[Attribute] = []
 
 
 class _ScopeSpans(msgspec.Struct):
@@ -183,7 +145,7 @@ class _ScopeSpans(msgspec.Struct):
 
 
 class _ResourceSpans(msgspec.Struct, rename="camel"):
-    resource: _Resource = msgspec.field(default_factory=_Resource)
+    resource: Resource = msgspec.field(default_factory=Resource)
     scope_spans: list[_ScopeSpans] = []
 
 
@@ -199,7 +161,7 @@ def from_json(body: bytes) -> Iterator[Span]:
     try:
         request = _decode(body)
         for group in request.resource_spans:
-            shared = {item.key: item.value.plain() for item in group.resource.attributes}
+            shared = json_attributes(group.resource.attributes)
             for scope in group.scope_spans:
                 for span in scope.spans:
                     yield Span(
@@ -207,7 +169,7 @@ def from_json(body: bytes) -> Iterator[Span]:
                         span.span_id,
                         int(span.start_time_unix_nano),
                         int(span.end_time_unix_nano),
-                        shared | {item.key: item.value.plain() for item in span.attributes},
+                        shared | json_attributes(span.attributes),
                     )
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise MalformedBody(f"the body is not an ExportTraceServiceRequest in JSON ({error})") from None

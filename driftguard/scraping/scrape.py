@@ -17,12 +17,13 @@ import httpx
 import msgspec
 
 from driftguard.adapters.adapter import Adapter
-from driftguard.adapters.condition import RECORDED, Condition
+from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import detect
 from driftguard.adapters.reading import Reading, Unreadable
-from driftguard.adapters.window import Incomplete, LeftOut, Window, condition_of
+from driftguard.adapters.window import Incomplete
 from driftguard.errors import DriftGuardError
 from driftguard.records import AcceptanceRecord, RecordError
+from driftguard.scraping.judge import judge
 from driftguard.scraping.source import Scraped, Source
 
 MAX_BYTES: Final = 32 * 2**20
@@ -62,41 +63,23 @@ async def scrape(client: httpx.AsyncClient, source: Source, submit: Submit) -> S
 
 async def _scrape(client: httpx.AsyncClient, source: Source, submit: Submit) -> tuple[Condition, str]:
     adapter, reading = await _read(client, source)
-    before = source.before or reading
-    try:
-        windows = adapter.windows(before, reading, source.identity)
-    except LeftOut as reason:
-        source.before = reading
-        return "reporting", f"a window was left out: {reason}"
-    condition = condition_of(windows)
-    if condition == "not_speculating":
-        source.before = reading
-        return condition, f"{adapter.name} answers and does not speculate; {adapter.speculate}"
-    if not adapter.names_target and source.identity.target is None:
+    judged = judge(adapter, source.before, reading, source.identity)
+    speculates = judged.condition != "not_speculating"
+    if speculates and not adapter.names_target and source.identity.target is None:
         source.identity = replace(source.identity, target=await _served_model(client, source))
-    if source.before is None:
-        source.before = reading
-        return "waiting", "the next scrape gives its first window"
     try:
-        records = [window.record(source.identity) for window in windows if window.condition in RECORDED]
+        records = [window.record(source.identity) for window in judged.windows]
         if records:
             await asyncio.wrap_future(submit(records))
     except RecordError as error:
         return (
-            condition,
+            judged.condition,
             f"its counts contradict each other ({error}); they are read again with the next scrape",
         )
     except DriftGuardError as error:
-        return condition, f"not stored yet: {error.detail}"
+        return judged.condition, f"not stored yet: {error.detail}"
     source.before = reading
-    return condition, _advice(condition, adapter, windows)
-
-
-def _advice(condition: Condition, adapter: Adapter, windows: Sequence[Window]) -> str:
-    if condition == "drafting_stopped":
-        tokens = sum(window.generated or 0 for window in windows)
-        return f"{adapter.name} generated {tokens:,} tokens without a draft since the last scrape"
-    return ""
+    return judged.condition, judged.detail
 
 
 async def _read(client: httpx.AsyncClient, source: Source) -> tuple[Adapter, Reading]:

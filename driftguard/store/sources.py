@@ -1,14 +1,15 @@
-"""The scraped servers as they were found last, one row each: every sidecar on the database shows them."""
+"""The servers whose metrics are scraped or pushed, as they were found last, one row each: every sidecar on
+the database shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import delete, select
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import case, delete, func, select, update
+from sqlalchemy.dialects.postgresql import Insert, insert
 from sqlalchemy.orm import Session
 
 from driftguard.adapters.condition import Condition
@@ -16,12 +17,13 @@ from driftguard.records import Fidelity
 from driftguard.store.tables import Source
 
 LATELY: Final = timedelta(minutes=1)
-FORGOTTEN_AFTER: Final = timedelta(days=1)  # a server that nobody scrapes any more
+FORGOTTEN_AFTER: Final = timedelta(days=1)  # a server of which nothing is read any more
+STALE_INTERVALS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """After the newest scrape. `answered_at`: when one could be read last."""
+    """After the newest scrape, or export. `answered_at`: when one could be read last."""
 
     server: str
     kind: str
@@ -37,15 +39,47 @@ class SourceState:
 
 def store(session: Session, states: Sequence[SourceState]) -> None:
     """Replaces the rows of these servers, and removes those that were forgotten."""
-    statement = insert(Source)
-    names = [column.name for column in Source.__table__.columns if not column.primary_key]
-    replacing = statement.on_conflict_do_update(
-        index_elements=["server"], set_={name: statement.excluded[name] for name in names}
-    )
-    # Of the connection: a session would make objects of what is written all the time.
-    session.connection().execute(replacing, [asdict(state) for state in states])
+    _replace(session, states, {})
     newest = max(state.scraped_at for state in states)
     session.execute(delete(Source).where(Source.scraped_at < newest - FORGOTTEN_AFTER))
+
+
+def store_pushed(session: Session, states: Sequence[SourceState]) -> None:
+    """The same without forgetting. `since` stays while the condition does, and `answered_at` where there is
+    no newer one: who takes exports does not know what another sidecar took."""
+    given = insert(Source).excluded
+    kept = {
+        "since": case((Source.condition == given.condition, Source.since), else_=given.since),
+        "answered_at": func.coalesce(given.answered_at, Source.answered_at),
+    }
+    _replace(session, states, kept)
+
+
+def _replace(session: Session, states: Sequence[SourceState], kept: dict[str, Any]) -> None:
+    statement: Insert = insert(Source)
+    names = [column.name for column in Source.__table__.columns if not column.primary_key]
+    values = {name: statement.excluded[name] for name in names} | kept
+    replacing = statement.on_conflict_do_update(index_elements=["server"], set_=values)
+    # Of the connection: a session would make objects of what is written all the time.
+    session.connection().execute(replacing, [asdict(state) for state in states])
+
+
+def look_at_pushed(session: Session, url: str, now: datetime) -> list[Source]:
+    """The servers with this `url` in place of an address: stale where no export came for three intervals;
+    those long forgotten are removed."""
+    pushed = Source.url == url
+    session.execute(delete(Source).where(pushed, Source.scraped_at < now - FORGOTTEN_AFTER))
+    patience = func.greatest(
+        func.make_interval(0, 0, 0, 0, 0, 0, STALE_INTERVALS * Source.interval_seconds), LATELY
+    )
+    silent = (Source.condition != "stale", now - Source.scraped_at > patience)
+    session.execute(
+        update(Source)
+        .where(pushed, *silent)
+        .values(condition="stale", detail="its exports have stopped", since=Source.scraped_at)
+        .execution_options(synchronize_session=False)
+    )
+    return list(session.scalars(select(Source).where(pushed)))
 
 
 def quiet_servers(session: Session, now: datetime) -> set[str]:

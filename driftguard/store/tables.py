@@ -182,7 +182,7 @@ class StreamCost(Base):
 
 
 class Source(Base):
-    """A server whose metrics are scraped, as the newest scrape found it; see driftguard.scraping."""
+    """A server whose metrics are scraped or pushed, as the newest ones show it; see driftguard.scraping."""
 
     __tablename__ = "sources"
 

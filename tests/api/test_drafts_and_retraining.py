@@ -19,6 +19,7 @@ from driftguard.api.ingest_queue import IngestQueue
 from driftguard.api.problems import install_problem_handlers
 from driftguard.metrics import Metrics
 from driftguard.retraining.jobs import NAMESPACE, RetrainingJobs
+from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import EngineSettings, Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
@@ -40,7 +41,10 @@ def client(database: Database, tmp_path: Path) -> Iterator[httpx.Client]:
     metrics = Metrics()
     app = FastAPI()
     ingest = IngestQueue(database, max_queued_records=10, metrics=metrics)
-    app.state.context = Context(settings=settings, database=database, ingest=ingest, metrics=metrics)
+    pushed = PushedSources(database, ingest.submit, metrics, ())
+    app.state.context = Context(
+        settings=settings, database=database, ingest=ingest, metrics=metrics, pushed=pushed
+    )
     app.state.request_retraining = lambda server, *, force: jobs.request(queue, server, force=force)
     app.include_router(draft_routes.router)
     app.include_router(retraining_routes.router)

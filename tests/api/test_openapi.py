@@ -66,10 +66,12 @@ def test_every_example_is_what_its_schema_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_refusal_is_a_problem_document(name: str) -> None:
+def test_every_refusal_is_a_problem_document_or_in_the_form_of_otlp(name: str) -> None:
     refusals = [answer for status, answer in OPERATIONS[name]["responses"].items() if status >= "400"]
+    of_otlp = OPERATIONS[name]["tags"] == ["otlp"]
+    forms = ["application/x-protobuf", "application/json"] if of_otlp else ["application/problem+json"]
     for answer in refusals:
-        assert list(answer["content"]) == ["application/problem+json"]
+        assert list(answer["content"]) == forms
     assert refusals or name in ("GET /healthz", "GET /metrics")
 
 

@@ -20,7 +20,7 @@ def client(settings: Settings | None = None) -> TestClient:
     app = FastAPI()
     install_problem_handlers(app)
     app.include_router(runbooks.router)
-    context = Context(settings, None, None, None)  # type: ignore[arg-type]  # only settings are read
+    context = Context(settings, None, None, None, None)  # type: ignore[arg-type]  # only settings are read
     app.dependency_overrides[get_context] = lambda: context
     return TestClient(app, base_url="http://sidecar:8200")
 

@@ -14,6 +14,7 @@ from driftguard.api.context import Context
 from driftguard.api.ingest_queue import IngestQueue
 from driftguard.api.problems import install_problem_handlers
 from driftguard.metrics import Metrics
+from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import Settings, load_settings
 from driftguard.store.database import Database
 from driftguard.store.partitions import maintain
@@ -39,7 +40,10 @@ def ingest_app(settings: Settings, url: str) -> FastAPI:
         database.close()
 
     app = FastAPI(lifespan=lifespan)
-    app.state.context = Context(settings=settings, database=database, ingest=queue, metrics=metrics)
+    pushed = PushedSources(database, queue.submit, metrics, ())
+    app.state.context = Context(
+        settings=settings, database=database, ingest=queue, metrics=metrics, pushed=pushed
+    )
     app.include_router(ingest.router)
     app.include_router(captures.router)
     install_problem_handlers(app)

@@ -1,4 +1,5 @@
-"""Every adapter, the same history, the same incident: over real HTTP into a real database and detector.
+"""Every adapter, the same history, the same incident: over real HTTP into a real database and detector;
+scraped, and pushed as OTLP.
 
 Windows come as fast as they can be scraped, so their traffic per day is enormous; the detector's setting
 for false alarms is scaled accordingly.
@@ -7,6 +8,7 @@ for false alarms is scaled accordingly.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -17,17 +19,22 @@ import httpx
 import numpy as np
 import pytest
 
+from driftguard.api.application import http_application
+from driftguard.api.context import Context
 from driftguard.api.ingest_queue import IngestQueue
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
+from driftguard.scraping.pushed import PushedSources
 from driftguard.scraping.scrape import scrape
 from driftguard.scraping.source import Source
-from driftguard.settings import SourceSettings
+from driftguard.settings import Settings, SourceSettings
 from driftguard.store import incidents, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
-from tests.adapters.fake_engines import ENGINES, FakeEngine, K
+from tests.adapters.fake_engines import ENGINES, FakeEngine, FakeVllm, K
+from tests.adapters.otlp_exports import exported
+from tests.api.ingest_server import serving
 from tests.scraping.served import ok, served
 
 SEED = 20261122
@@ -59,7 +66,7 @@ def found(module_database_url: str) -> Iterator[dict[str, tuple[Stream, list[Inc
     queue = IngestQueue(database, max_queued_records=1_000, metrics=metrics)
     queue.start()
     try:
-        changed_at = asyncio.run(play(queue))
+        changed_at = asyncio.run(play(queue)) | play_pushed(database, queue, metrics)
         pipeline = Pipeline(database, DetectorConfig(false_alarm_days=0.001), metrics)
         while pipeline.fold_batch():
             pass
@@ -109,11 +116,31 @@ async def replay(
     return changed_at
 
 
-@pytest.mark.parametrize("make", ENGINES, ids=lambda make: make.kind)
+def play_pushed(database: Database, queue: IngestQueue, metrics: Metrics) -> dict[str, datetime]:
+    """vLLM's metrics as a collector sends them."""
+    app, engine = http_application(), FakeVllm()
+    pushed = PushedSources(database, queue.submit, metrics, ())
+    app.state.context = Context(Settings(), database, queue, metrics, pushed)
+    changed_at = datetime.now(UTC)
+    with serving(app) as client:
+        for number, accepted in enumerate([[1], *history()]):
+            if number == BEFORE + 1:
+                changed_at = datetime.now(UTC)
+            engine.serve(accepted)
+            body = exported(
+                engine.text(), time.time_ns(), service__instance__id="pushed", driftguard__target="t"
+            )
+            headers = {"Content-Type": "application/x-protobuf"}
+            answer = client.post("/v1/metrics", content=body.SerializeToString(), headers=headers)
+            assert (answer.status_code, answer.content) == (200, b"")
+    return {"pushed": changed_at}
+
+
+@pytest.mark.parametrize("server", [*(make.kind for make in ENGINES), "pushed"])
 def test_a_drift_ends_in_the_same_incident(
-    make: type[FakeEngine], found: dict[str, tuple[Stream, list[Incident], datetime]]
+    server: str, found: dict[str, tuple[Stream, list[Incident], datetime]]
 ) -> None:
-    stream, (incident,), changed_at = found[make.kind]
+    stream, (incident,), changed_at = found[server]
     windows = history()
     assert incident.acceptance_before == pytest.approx(acceptance(windows[:BEFORE]), abs=0.02)
     assert incident.acceptance_after == pytest.approx(acceptance(windows[BEFORE:]), abs=0.03)
@@ -124,5 +151,5 @@ def test_a_drift_ends_in_the_same_incident(
 
 def test_the_incidents_agree_to_the_token(found: dict[str, tuple[Stream, list[Incident], datetime]]) -> None:
     told = {(incident.acceptance_before, incident.acceptance_after) for _, (incident,), _ in found.values()}
-    assert len(found) == len(ENGINES)
+    assert len(found) == len(ENGINES) + 1
     assert len(told) == 1

@@ -1,0 +1,66 @@
+"""Which server the metrics of an OTLP resource are of, by the attributes of the resource."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from driftguard.adapters.window import Identity
+from driftguard.records import DEFAULT_SEGMENT
+
+PREFIX: Final = "driftguard."
+ADDRESS: Final = ("server.address", "server.port")
+
+# The first attribute that is there.
+SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
+    "server": ("driftguard.server", "service.instance.id", ADDRESS[0], "service.name"),
+    "target": ("driftguard.target", "gen_ai.response.model", "gen_ai.request.model"),
+    "draft": ("driftguard.draft",),
+    "draft_version": ("driftguard.draft_version",),
+    "method": ("driftguard.method",),
+    "segment": ("driftguard.segment",),
+    "num_speculative_tokens": ("driftguard.num_speculative_tokens",),
+}
+_KNOWN: Final = {name for names in SOURCES.values() for name in names}
+
+
+class BadResource(ValueError):
+    """{which attribute is missing or wrong}"""
+
+
+def identity(attributes: Mapping[str, Any]) -> Identity:
+    """Raises BadResource."""
+    for name in sorted(attributes):
+        if name.startswith(PREFIX) and name not in _KNOWN:
+            raise BadResource(f"{name}: no such attribute of a resource")
+    found = {field: _first(attributes, names) for field, names in SOURCES.items()}
+    if not found["server"]:
+        raise BadResource("the resource names no server; set driftguard.server or service.instance.id")
+    return Identity(
+        server=str(found["server"]),
+        segment=str(found["segment"] or DEFAULT_SEGMENT),
+        num_speculative_tokens=_k(found["num_speculative_tokens"]),
+        **{field: _text(found[field]) for field in ("target", "draft", "draft_version", "method")},
+    )
+
+
+def _first(attributes: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    name = next((name for name in names if attributes.get(name) not in (None, "")), None)
+    if name == ADDRESS[0] and attributes.get(ADDRESS[1]):
+        return f"{attributes[ADDRESS[0]]}:{attributes[ADDRESS[1]]}"
+    return None if name is None else attributes[name]
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _k(value: Any) -> int | None:
+    """Attributes that a collector was given by its environment are text."""
+    if value is None:
+        return None
+    if not (isinstance(value, int | str) and str(value).isdecimal() and 1 <= int(value) <= 1024):
+        raise BadResource(
+            f"driftguard.num_speculative_tokens: {str(value)[:20]!r} is no number from 1 to 1024"
+        )
+    return int(value)

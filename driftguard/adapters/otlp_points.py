@@ -1,0 +1,78 @@
+"""Data points of OTLP metrics, and which of them an adapter can use.
+
+A monotonic sum may have lost the `_total` that Prometheus ends its name with: some collectors take it off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+
+from driftguard.adapters.reading import POSITION_LABELS, START_TIME, Labels
+from driftguard.records import FUTURE_TOLERANCE
+
+MAX_POSITION: Final = 1023
+MAX_COUNT: Final = 2.0**53  # what a float counts exactly
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+Temporality = Literal["cumulative", "delta", "unspecified", "none"]  # none: a gauge
+Series = tuple[str, Labels]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One data point. `parts`: what follows the metric's name -> value, as Prometheus would show it: a number
+    has one without a suffix, a histogram _sum and _count. Times are nanoseconds since 1970; 0: not told."""
+
+    name: str
+    labels: Labels
+    parts: tuple[tuple[str, float], ...]
+    at_ns: int
+    start_ns: int = 0
+    temporality: Temporality = "none"
+    is_monotonic: bool = False
+    is_gone: bool = False  # NO_RECORDED_VALUE: whoever collects it has no value any more
+
+    @property
+    def series(self) -> Iterator[tuple[Series, float]]:
+        return (((self.name + suffix, self.labels), value) for suffix, value in self.parts)
+
+
+def wanted(point: Point, names: Collection[str]) -> Point | None:
+    """The point under the name that an adapter knows it by; None: it asks for no such metric."""
+    for name in (point.name, f"{point.name}_total" if point.is_monotonic else point.name):
+        if name == START_TIME or any(name + suffix in names for suffix, _ in point.parts):
+            return replace(point, name=name)
+    return None
+
+
+def refusal(point: Point, now: datetime, oldest: datetime) -> str | None:
+    """Why a point cannot be used, with its name; None: it can."""
+    if point.temporality == "unspecified":
+        return f"{point.name}: aggregation temporality is not told"
+    first, last = _nanoseconds(oldest), _nanoseconds(now + FUTURE_TOLERANCE)
+    if not first <= point.at_ns <= last:
+        return f"{point.name}: time_unix_nano {point.at_ns} is in the future, or older than records are kept"
+    if point.temporality == "delta" and point.start_ns and not first <= point.start_ns <= point.at_ns:
+        return f"{point.name}: start_time_unix_nano {point.start_ns} is later, or older than records are kept"
+    if point.is_gone:
+        return None
+    for suffix, value in point.parts:
+        if not math.isfinite(value) or abs(value) > MAX_COUNT or (point.is_monotonic and value < 0):
+            return f"{point.name}{suffix}: {value!r} is no count"
+    for label, text in point.labels:
+        is_place = text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= MAX_POSITION
+        if label in POSITION_LABELS and not is_place:
+            return f"{point.name}: {label} {text[:20]!r} is no position from 0 to {MAX_POSITION}"
+    return None
+
+
+def _nanoseconds(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1) * 1_000
+
+
+def moment(nanoseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=nanoseconds // 1_000)

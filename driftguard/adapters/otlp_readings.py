@@ -1,0 +1,158 @@
+"""The exports of one OTLP resource, put together as readings: what a scrape of the server would have shown.
+
+Points of about the same time are one reading, whichever requests bring them: a collector may split what it
+scraped, and may send several scrapes at once. Only readings with the same counters are compared, because one
+without the others of its moment would look like a change of acceptance:
+
+- a counter is missing: the reading waits for it, until the next one begins. It is passed over then, and the
+  next window is longer; after PATIENCE such readings the counter is taken to be gone.
+- a counter is new and counts since before the reading before: how much of it is new, nobody can say. The next
+  window begins here.
+
+Points that came before change nothing, so that an export may be sent again. Delta points are added up and are
+never missing: who sends deltas leaves out what did not happen.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from driftguard.adapters.otlp_points import Point, Series, moment
+from driftguard.adapters.reading import SAME_START_SECONDS, START_TIME, Labels, Reading
+
+TOGETHER_NS: Final = 1_000_000_000  # points of one reading: some SDKs ask the clock for each instrument
+PATIENCE: Final = 3
+MAX_SERIES: Final = 20_000
+
+
+class TooManySeries(ValueError):
+    """more than {MAX_SERIES} series of one resource"""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A reading. `place`: a reading replaces the one of the same place, of which more points arrived.
+    `left_out`: why no window ends here; empty if one does."""
+
+    reading: Reading
+    place: int
+    left_out: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    value: float
+    at_ns: int
+    start_ns: int = 0
+    is_counter: bool = False  # a cumulative one
+
+
+@dataclass(slots=True)
+class Readings:
+    """What is known of one resource."""
+
+    _open: dict[Series, _Value] = field(default_factory=dict)  # the reading that is put together
+    _place: int = 0
+    _is_told: bool = True  # whether all of it was given out
+    _last: dict[Series, _Value] = field(default_factory=dict)  # what was given out last
+    _sums: dict[Series, _Value] = field(default_factory=dict)  # of deltas, since the first one
+    _passed_over: int = 0  # readings in a row
+
+    def take(self, points: Sequence[Point]) -> list[Taken]:
+        """The readings that these points complete, oldest first. Raises TooManySeries."""
+        taken = self._beginning(points)
+        for point in sorted(points, key=lambda point: point.at_ns):
+            for series, value in point.series:
+                if self._is_known(series, point):
+                    continue
+                if self._open and (series in self._open or point.at_ns - self._began_ns > TOGETHER_NS):
+                    taken += self._settle(is_over=True)
+                    self._open, self._place = {}, self._place + 1
+                self._add(series, value, point)
+        return [*taken, *self._settle(is_over=False)]
+
+    def _beginning(self, points: Iterable[Point]) -> list[Taken]:
+        """Of the first deltas: they are a window by themselves, which begins where they do."""
+        counters = [point for point in points if point.temporality != "none" and point.is_monotonic]
+        starts = [point.start_ns for point in counters if point.temporality == "delta" and point.start_ns]
+        if self._last or self._open or not starts or len(starts) < len(counters):
+            return []
+        return [Taken(Reading(moment(min(starts)), {}), -1)]
+
+    @property
+    def _began_ns(self) -> int:
+        return min(known.at_ns for known in self._open.values())
+
+    def _is_known(self, series: Series, point: Point) -> bool:
+        """It came before, or belongs to a reading that is over."""
+        of_series = (known[series].at_ns for known in (self._open, self._last, self._sums) if series in known)
+        if point.at_ns <= max(of_series, default=-1):
+            return True
+        is_delta = point.temporality == "delta"
+        return bool(self._open) and not is_delta and point.at_ns < self._began_ns - TOGETHER_NS
+
+    def _add(self, series: Series, value: float, point: Point) -> None:
+        if len(self._open) + len(self._sums) >= MAX_SERIES:
+            raise TooManySeries(f"more than {MAX_SERIES} series of one resource")
+        if point.temporality == "delta":
+            so_far = self._sums[series].value if series in self._sums else 0.0
+            self._sums[series] = self._open[series] = _Value(so_far + value, point.at_ns)
+        else:
+            start_ns = point.start_ns if point.start_ns < point.at_ns else 0  # equal: the start is not known
+            is_counter = point.temporality == "cumulative" and point.is_monotonic
+            self._open[series] = _Value(value, point.at_ns, start_ns, is_counter)
+        self._is_told = False
+
+    def _settle(self, *, is_over: bool) -> list[Taken]:
+        if self._is_told:
+            return []
+        has_restarted = self._has_restarted()
+        missing = set() if has_restarted else _counters(self._last) - _counters(self._open)
+        if missing:
+            self._passed_over += is_over
+            if self._passed_over < PATIENCE or not is_over:
+                return []
+        new = set() if has_restarted else {series for series in _counters(self._open) if self._is_old(series)}
+        left_out = "; ".join(
+            f"{words} {', '.join(sorted({name for name, _ in series})[:3])}"
+            for words, series in (("it exports no more", missing), ("it has begun to export", new))
+            if series
+        )
+        self._is_told, self._passed_over = True, 0
+        self._last = dict(self._open)
+        return [Taken(self._reading(), self._place, left_out)]
+
+    def _is_old(self, series: Series) -> bool:
+        """A counter that was not there before, and counts since before then."""
+        if not self._last or series in self._last:
+            return False
+        before_ns = max(known.at_ns for known in self._last.values())
+        return self._open[series].start_ns < before_ns - SAME_START_SECONDS * 1e9
+
+    def _has_restarted(self) -> bool:
+        both = (
+            (series, self._last[series], now) for series, now in self._open.items() if series in self._last
+        )
+        return any(
+            abs(now.value - then.value) > SAME_START_SECONDS
+            if name == START_TIME
+            else now.is_counter and now.value < then.value
+            for (name, _), then, now in both
+        )
+
+    def _reading(self) -> Reading:
+        samples: dict[str, dict[Labels, float]] = defaultdict(dict)
+        starts: dict[str, dict[Labels, float]] = defaultdict(dict)
+        for (name, labels), known in (self._sums | self._open).items():
+            samples[name][labels] = known.value
+            if known.is_counter and known.start_ns:
+                starts[name][labels] = known.start_ns / 1e9
+        at_ns = max(known.at_ns for known in self._open.values())
+        return Reading(moment(at_ns), dict(samples), dict(starts))
+
+
+def _counters(values: dict[Series, _Value]) -> set[Series]:
+    return {series for series, known in values.items() if known.is_counter}

@@ -1,0 +1,66 @@
+"""Attributes of OTLP messages, in JSON and in protobuf, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from driftguard.api.problems import MissingExtra
+
+
+class _Value(msgspec.Struct, rename="camel"):
+    string_value: str | None = None
+    bool_value: bool | None = None
+    int_value: int | str | None = None  # 64 bits are text in protobuf's JSON, numbers are allowed
+    double_value: float | None = None
+    array_value: _Values | None = None
+
+    def plain(self) -> Any:
+        if self.int_value is not None:
+            return int(self.int_value)
+        if self.array_value is not None:
+            return [value.plain() for value in self.array_value.values]
+        given = (self.string_value, self.bool_value, self.double_value)
+        return next((value for value in given if value is not None), None)
+
+
+class _Values(msgspec.Struct):
+    values: list[_Value] = []
+
+
+class Attribute(msgspec.Struct):
+    key: str
+    value: _Value = msgspec.field(default_factory=_Value)
+
+
+class Resource(msgspec.Struct):
+    attributes: list[Attribute] = []
+
+
+def json_attributes(attributes: Iterable[Attribute]) -> dict[str, Any]:
+    """Raises ValueError: an integer that is none."""
+    return {item.key: item.value.plain() for item in attributes}
+
+
+def plain_attributes(attributes: Any) -> dict[str, Any]:
+    """Of protobuf."""
+    return {item.key: _plain_value(item.value) for item in attributes}
+
+
+def _plain_value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_plain_value(item) for item in value.array_value.values]
+    return (
+        getattr(value, kind) if kind in ("string_value", "bool_value", "int_value", "double_value") else None
+    )
+
+
+def missing_extra(signal: str) -> MissingExtra:
+    """`signal`: as in the variables of exporters, TRACES or METRICS."""
+    return MissingExtra(
+        "protobuf needs opentelemetry-proto; pip install 'driftguard[otlp]' beside the sidecar, "
+        f"or export JSON (OTEL_EXPORTER_OTLP_{signal}_PROTOCOL=http/json)"
+    )

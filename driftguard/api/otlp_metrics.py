@@ -1,0 +1,164 @@
+"""Metrics of OTLP/HTTP (metrics, v1) as data points; docs/otlp.md lists the metrics that are of use.
+
+JSON is read here; the protobuf encoding needs the classes of the `otlp` extra. Both have the same names, so
+that one function reads either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from driftguard.adapters.otlp_points import Point, Temporality
+from driftguard.api.otlp_attributes import (
+    Attribute,
+    Resource,
+    json_attributes,
+    missing_extra,
+    plain_attributes,
+)
+from driftguard.api.problems import MalformedBody
+from driftguard.scraping.pushed import Export
+
+_TEMPORALITY: Final[dict[int, Temporality]] = {1: "delta", 2: "cumulative"}
+_NO_RECORDED_VALUE: Final = 1  # of the flags
+_NUMBERS: Final = ("gauge", "sum")
+_DISTRIBUTIONS: Final = ("histogram", "exponential_histogram", "summary")
+
+
+def from_protobuf(body: bytes) -> list[Export]:
+    """Raises MalformedBody, MissingExtra."""
+    try:
+        from google.protobuf.message import DecodeError
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+    except ImportError:
+        raise missing_extra("METRICS") from None
+    try:
+        request = ExportMetricsServiceRequest.FromString(body)
+    except DecodeError as error:
+        raise MalformedBody(f"the body is not an ExportMetricsServiceRequest ({error})") from None
+    return _exports(request, plain_attributes, lambda metric: metric.WhichOneof("data"))
+
+
+def from_json(body: bytes) -> list[Export]:
+    """Raises MalformedBody."""
+    try:
+        return _exports(_decode(body), json_attributes, _Metric.kind)
+    except (ValueError, OverflowError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise MalformedBody(f"the body is not an ExportMetricsServiceRequest in JSON ({error})") from None
+
+
+def _exports(
+    request: Any, plain: Callable[[Any], dict[str, Any]], kind_of: Callable[[Any], str | None]
+) -> list[Export]:
+    return [
+        Export(
+            plain(group.resource.attributes),
+            [
+                point
+                for scope in group.scope_metrics
+                for metric in scope.metrics
+                for point in _points(metric, kind_of(metric), plain)
+            ],
+        )
+        for group in request.resource_metrics
+    ]
+
+
+def _points(metric: Any, kind: str | None, plain: Callable[[Any], dict[str, Any]]) -> Iterator[Point]:
+    if kind is None:
+        return
+    data = getattr(metric, kind)
+    temporality: Temporality = "none"
+    if kind == "summary":
+        temporality = "cumulative"
+    elif kind != "gauge":
+        temporality = _TEMPORALITY.get(data.aggregation_temporality, "unspecified")
+    for point in data.data_points:
+        yield Point(
+            name=metric.name,
+            labels=frozenset((key, str(value)) for key, value in plain(point.attributes).items()),
+            parts=(("", _number(point)),) if kind in _NUMBERS else _sum_and_count(point),
+            at_ns=int(point.time_unix_nano),
+            start_ns=int(point.start_time_unix_nano),
+            temporality=temporality,
+            is_monotonic=kind in _DISTRIBUTIONS or (kind == "sum" and data.is_monotonic),
+            is_gone=bool(point.flags & _NO_RECORDED_VALUE),
+        )
+
+
+def _number(point: Any) -> float:
+    is_integer = (
+        point.as_int is not None if isinstance(point, _Point) else point.WhichOneof("value") == "as_int"
+    )
+    return float(point.as_int if is_integer else point.as_double or 0.0)
+
+
+def _sum_and_count(point: Any) -> tuple[tuple[str, float], ...]:
+    return ("_sum", float(point.sum or 0.0)), ("_count", float(point.count))
+
+
+def answer_protobuf(rejected: int, message: str) -> bytes:
+    """An ExportMetricsServiceResponse."""
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+
+    answer = ExportMetricsServiceResponse()
+    if rejected:
+        answer.partial_success.rejected_data_points = rejected
+        answer.partial_success.error_message = message
+    return bytes(answer.SerializeToString())
+
+
+def answer_json(rejected: int, message: str) -> bytes:
+    """An ExportMetricsServiceResponse."""
+    partial = {"rejectedDataPoints": str(rejected), "errorMessage": message}
+    return msgspec.json.encode({"partialSuccess": partial} if rejected else {})
+
+
+class _Point(msgspec.Struct, rename="camel"):
+    """A number has as_int or as_double, a distribution sum and count."""
+
+    attributes: list[Attribute] = []
+    start_time_unix_nano: int | str = 0
+    time_unix_nano: int | str = 0
+    as_int: int | str | None = None
+    as_double: float | str | None = None  # text: NaN, Infinity
+    sum: float | str | None = None
+    count: int | str = 0
+    flags: int = 0
+
+
+class _Data(msgspec.Struct, rename="camel"):
+    data_points: list[_Point] = []
+    aggregation_temporality: int = 0
+    is_monotonic: bool = False
+
+
+class _Metric(msgspec.Struct, rename="camel"):
+    name: str
+    gauge: _Data | None = None
+    sum: _Data | None = None
+    histogram: _Data | None = None
+    exponential_histogram: _Data | None = None
+    summary: _Data | None = None
+
+    def kind(self) -> str | None:
+        return next((kind for kind in (*_NUMBERS, *_DISTRIBUTIONS) if getattr(self, kind) is not None), None)
+
+
+class _ScopeMetrics(msgspec.Struct):
+    metrics: list[_Metric] = []
+
+
+class _ResourceMetrics(msgspec.Struct, rename="camel"):
+    resource: Resource = msgspec.field(default_factory=Resource)
+    scope_metrics: list[_ScopeMetrics] = []
+
+
+class _Request(msgspec.Struct, rename="camel"):
+    resource_metrics: list[_ResourceMetrics] = []
+
+
+_decode = msgspec.json.Decoder(_Request).decode

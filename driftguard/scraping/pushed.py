@@ -1,0 +1,163 @@
+"""All servers whose metrics are exported to us (OTLP), and what is known of them.
+
+State is in memory, as of scraped servers: after a restart of the sidecar the first export of cumulative
+counters gives no window. So the exports of one server go to one sidecar.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, cast
+
+from driftguard.adapters.adapter import Adapter
+from driftguard.adapters.condition import DOWN, Condition
+from driftguard.adapters.kinds import detect
+from driftguard.adapters.opentelemetry import OPENTELEMETRY
+from driftguard.adapters.otlp_identity import BadResource, identity
+from driftguard.adapters.otlp_points import Point
+from driftguard.metrics import Metrics
+from driftguard.scraping.pushed_source import Outcome, PushedSource
+from driftguard.scraping.scrape import Submit
+from driftguard.store import sources as stored
+from driftguard.store.database import Database
+
+PUSHED: Final = "OTLP"  # in place of the address of a scraped server
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """The data points of one resource."""
+
+    attributes: dict[str, Any]
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Of data points: what became of those that are in no window. `reasons`: why some are rejected."""
+
+    ignored: int
+    rejected: int
+    reasons: tuple[str, ...]
+
+
+class PushedSources:
+    """Used on one event loop, but for `look`, which any thread may call."""
+
+    def __init__(
+        self, database: Database, submit: Submit, metrics: Metrics, scraped: Collection[str]
+    ) -> None:
+        """`scraped`: servers whose metrics we fetch; pushed as well, they would count twice."""
+        self._database = database
+        self._submit = submit
+        self._metrics = metrics
+        self._scraped = frozenset(scraped)
+        self._known: dict[str, PushedSource] = {}  # by resource
+        self._shown: set[str] = set()
+
+    async def take(self, exports: Iterable[Export], now: datetime, oldest: datetime) -> Receipt:
+        """Ends when every window is stored. Raises Busy, DatabaseUnavailable: it may be sent again."""
+        merged: dict[str, Export] = {}
+        for export in exports:
+            name = _resource(export.attributes)
+            earlier = merged[name].points if name in merged else ()
+            merged[name] = Export(export.attributes, [*earlier, *export.points])
+        work = (self._take(name, export, now, oldest) for name, export in merged.items())
+        done = await asyncio.gather(*work, return_exceptions=True)
+        states: dict[str, stored.SourceState] = {}
+        receipts: list[Receipt] = []
+        for item in done:
+            if isinstance(item, BaseException):
+                raise item
+            receipt, state = item
+            receipts.append(receipt)
+            if state:
+                states[state.server] = state
+        if states:
+            await asyncio.to_thread(self._write, list(states.values()))
+        return Receipt(
+            sum(receipt.ignored for receipt in receipts),
+            sum(receipt.rejected for receipt in receipts),
+            tuple(dict.fromkeys(reason for receipt in receipts for reason in receipt.reasons)),
+        )
+
+    async def _take(
+        self, name: str, export: Export, now: datetime, oldest: datetime
+    ) -> tuple[Receipt, stored.SourceState | None]:
+        try:
+            source = self._source(name, export, now)
+        except BadResource as error:
+            return Receipt(0, len(export.points), (str(error),)), None
+        if source is None:
+            return Receipt(len(export.points), 0, ()), None
+        async with source.lock:
+            source.heard_at = now
+            outcome = await source.take(export.points, now, oldest, self._submit)
+        server = source.identity.server
+        self._metrics.set_source(server, source.adapter.kind, outcome.condition, now)
+        told = tuple(f"{server}: {reason}" for reason in outcome.reasons)
+        return Receipt(outcome.ignored, outcome.rejected, told), _state(source, outcome)
+
+    def _source(self, name: str, export: Export, now: datetime) -> PushedSource | None:
+        """None: these are no metrics of a serving engine. Raises BadResource."""
+        known = self._known.get(name)
+        adapter = _adapter(export.points, known.adapter if known else None)
+        if adapter is None:
+            return known
+        if known is None or known.adapter is not adapter:
+            told = identity(export.attributes)
+            if told.server in self._scraped:
+                raise BadResource(f"{told.server} is scraped already (sources); its counts would count twice")
+            known = self._known[name] = PushedSource(told, adapter, name, heard_at=now)
+        return known
+
+    def _write(self, states: Sequence[stored.SourceState]) -> None:
+        with self._database.session() as session:
+            stored.store_pushed(session, states)
+
+    def look(self, now: datetime) -> None:
+        """Finds the servers whose exports have stopped, and forgets those long gone. Raises
+        DatabaseUnavailable."""
+        with self._database.session() as session:
+            rows = stored.look_at_pushed(session, PUSHED, now)
+        for row in rows:
+            condition = cast("Condition", row.condition)
+            self._metrics.show_source(row.server, row.kind, condition, row.answered_at)
+        present = {row.server for row in rows}
+        for server in self._shown - present:
+            self._metrics.forget_source(server)
+        self._shown = present
+        limit = now - stored.FORGOTTEN_AFTER
+        for name in [name for name, source in list(self._known.items()) if source.heard_at < limit]:
+            self._known.pop(name, None)
+
+
+def _resource(attributes: dict[str, Any]) -> str:
+    return repr(sorted((name, str(value)) for name, value in attributes.items()))
+
+
+def _adapter(points: Sequence[Point], known: Adapter | None) -> Adapter | None:
+    """`known` as long as its metrics come, else by their names."""
+    names = {point.name for point in points}
+    for adapter in filter(None, (known, OPENTELEMETRY)):
+        if any(name.startswith(adapter.prefix) for name in names):
+            return adapter
+    return detect("\n".join(names))
+
+
+def _state(source: PushedSource, outcome: Outcome) -> stored.SourceState:
+    return stored.SourceState(
+        server=source.identity.server,
+        kind=source.adapter.kind,
+        url=PUSHED,
+        fidelity=source.adapter.fidelity,
+        condition=outcome.condition,
+        detail=outcome.detail,
+        since=source.heard_at,
+        scraped_at=source.heard_at,
+        answered_at=None if outcome.condition in DOWN else source.heard_at,
+        interval_seconds=source.interval_seconds,
+    )

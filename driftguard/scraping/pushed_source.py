@@ -1,0 +1,144 @@
+"""One server whose metrics are exported to us, and the windows that its exports make."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Final
+from uuid import NAMESPACE_URL, uuid5
+
+import msgspec
+
+from driftguard.adapters.adapter import Adapter
+from driftguard.adapters.condition import Condition
+from driftguard.adapters.opentelemetry import OPENTELEMETRY
+from driftguard.adapters.otlp_points import Point, refusal, wanted
+from driftguard.adapters.otlp_readings import Readings, Taken, TooManySeries
+from driftguard.adapters.window import Identity, Incomplete, Window
+from driftguard.errors import DriftGuardError
+from driftguard.records import AcceptanceRecord, RecordError, check_clock, decode_record, encode_record
+from driftguard.scraping.judge import Judged, judge
+from driftguard.scraping.scrape import Submit
+
+USUAL_INTERVAL_SECONDS: Final = 60.0  # until two exports came: what exporters do unless told otherwise
+WAITING: Final = Judged("waiting", "the next export gives its first window")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an export. Numbers are of data points; `reasons`: why some were rejected."""
+
+    condition: Condition
+    detail: str
+    ignored: int = 0
+    rejected: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class PushedSource:
+    """`before`: where the last stored window ended; `newest`: what is read and not stored yet. `resource`
+    tells it from other resources of the same server, which have windows of their own."""
+
+    identity: Identity
+    adapter: Adapter
+    resource: str
+    heard_at: datetime
+    interval_seconds: float = USUAL_INTERVAL_SECONDS
+    before: Taken | None = None
+    newest: Taken | None = None
+    readings: Readings = field(default_factory=Readings)
+    judged: Judged = WAITING
+    has_contradicted: bool = False  # itself, in its last window
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def take(self, points: Sequence[Point], now: datetime, oldest: datetime, submit: Submit) -> Outcome:
+        """Stores the windows that these points complete. Raises what `submit` raises: the export may be sent
+        again, and the next window begins where this one would have begun."""
+        usable, ignored, reasons = self._usable(points, now, oldest)
+        present = [point for point in usable if not point.is_gone]
+        if usable and not present:
+            return Outcome("unreachable", "its collector has no value of it any more", ignored)
+        if not usable and reasons:
+            return Outcome("incomplete", reasons[0], ignored, len(reasons), reasons)
+        try:
+            if self.before and self.before.reading.at < oldest:
+                self.before = None
+            await self._store(self.readings.take(present), now, submit)
+        except (Incomplete, RecordError, TooManySeries, KeyError) as error:
+            told = f"a point lacks the attribute {error}" if isinstance(error, KeyError) else str(error)
+            return Outcome("incomplete", told, ignored, len(reasons) + len(present), (*reasons, told))
+        detail = self.judged.detail or next(iter(reasons), "")
+        return Outcome(self.judged.condition, detail, ignored, len(reasons), reasons)
+
+    def _usable(
+        self, points: Sequence[Point], now: datetime, oldest: datetime
+    ) -> tuple[list[Point], int, tuple[str, ...]]:
+        """Points, how many are of no use here, and why each of the others is refused."""
+        usable, reasons, ignored = [], [], 0
+        for point in points:
+            known = wanted(point, self.adapter.names)
+            if known is None and point.name.startswith(OPENTELEMETRY.prefix):
+                reasons.append(f"{point.name}: no such metric")
+            elif known is None:
+                ignored += 1
+            elif reason := refusal(known, now, oldest):
+                reasons.append(reason)
+            else:
+                usable.append(known)
+        return usable, ignored, tuple(reasons)
+
+    async def _store(self, taken: Sequence[Taken], now: datetime, submit: Submit) -> None:
+        waiting = [self.newest, *taken] if self.newest else list(taken)
+        self.newest = None
+        while waiting:
+            try:
+                records = self._records(waiting[0], now)
+                if records:
+                    await asyncio.wrap_future(submit(records))
+            except Exception as error:
+                self._keep(waiting if isinstance(error, DriftGuardError) else waiting[1:])
+                raise
+            self._move(waiting.pop(0))
+
+    def _keep(self, waiting: Sequence[Taken]) -> None:
+        """The newest is enough: counters go on. It gives no window if one before it could not."""
+        if waiting:
+            left_out = next((item.left_out for item in waiting if item.left_out), "")
+            self.newest = replace(waiting[-1], left_out=left_out)
+
+    def _move(self, taken: Taken) -> None:
+        """The next window begins here."""
+        if self.before and taken.place != self.before.place:
+            self.interval_seconds = (taken.reading.at - self.before.reading.at).total_seconds()
+        self.before = taken
+
+    def _records(self, taken: Taken, now: datetime) -> list[AcceptanceRecord]:
+        """Of the windows that end with a reading. Raises Incomplete, RecordError, KeyError."""
+        if self.before and taken.place == self.before.place:
+            return []
+        if self.before and taken.left_out:
+            self.judged = Judged("reporting", f"a window was left out: {taken.left_out}")
+            return []
+        before = self.before.reading if self.before else None
+        self.judged = judge(self.adapter, before, taken.reading, self.identity)
+        try:
+            records = [self._record(window, now) for window in self.judged.windows]
+        except RecordError:
+            if self.has_contradicted:  # not by chance, then: a longer window would contradict itself again
+                self.before = taken
+            self.has_contradicted = not self.has_contradicted
+            raise
+        self.has_contradicted = False
+        return records
+
+    def _record(self, window: Window, now: datetime) -> AcceptanceRecord:
+        """The same window is the same record, however often it is exported."""
+        record = window.record(self.identity)
+        what = (record.stream_key, record.draft, record.segment, record.started_at, record.ended_at)
+        named = uuid5(NAMESPACE_URL, f"otlp:{self.resource}:{what}")
+        record = decode_record(encode_record(msgspec.structs.replace(record, record_id=named)))
+        check_clock(record, now)
+        return record
