@@ -8,10 +8,24 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Size = tuple[int, int, int]
+Number = np.int32 | np.uint32 | np.int64 | np.uint64 | np.float32 | np.float64
+Argument = (
+    Tensor | Number | None
+)  # a pointer to the tensor's first element, a number of this type, a null pointer
+
+_LETTERS: dict[type, str] = {
+    np.int32: "i",
+    np.uint32: "I",
+    np.int64: "q",
+    np.uint64: "Q",
+    np.float32: "f",
+    np.float64: "d",
+}
 
 
 class LaunchFailed(Exception):
@@ -44,7 +58,7 @@ class Kernel:
         self._address = ctypes.addressof(self._places)
         self._lock = threading.Lock()  # the driver reads the values after other threads may run
 
-    def launch(self, grid: Size, block: Size, args: Sequence[Tensor | float | None]) -> None:
+    def launch(self, grid: Size, block: Size, args: Sequence[Argument | float]) -> None:
         """Queue the kernel once. args: tensors of the kernel's device and None for pointers, else numbers.
 
         Raises ValueError (tensor of another device), struct.error (number of arguments, kind or range),
@@ -63,6 +77,17 @@ class Kernel:
         if tensor.get_device() != self._index:
             raise ValueError(f"{self.name}: a tensor is on {tensor.device}, the kernel on {self.device}")
         return tensor.data_ptr()
+
+
+def signature_of(arguments: Sequence[Argument]) -> str:
+    """Raises TypeError: a number without one of the types that kernels take."""
+    letters = []
+    for position, argument in enumerate(arguments):
+        letter = "P" if argument is None or isinstance(argument, Tensor) else _LETTERS.get(type(argument))
+        if letter is None:
+            raise TypeError(f"argument {position} must be a tensor, None or a sized number, got {argument!r}")
+        letters.append(letter)
+    return "".join(letters)
 
 
 def offsets(signature: str) -> list[int]:

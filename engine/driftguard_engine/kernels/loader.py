@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,15 @@ import torch
 
 from driftguard_engine.kernels.compiler import KernelsUnavailable, architecture, read_sources
 from driftguard_engine.kernels.cubin_cache import cache_directory, cubin
-from driftguard_engine.kernels.launching import Kernel, Size, offsets, raw_stream, sizes
+from driftguard_engine.kernels.launching import (
+    Argument,
+    Kernel,
+    Size,
+    offsets,
+    raw_stream,
+    signature_of,
+    sizes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +37,18 @@ class Kernels:
     def __init__(self, device: torch.device, architecture: str, context: Any, modules: list[Any]) -> None:
         self.device, self.architecture = device, architecture
         self._context, self._modules = context, modules
+        self._prepared: dict[str, Kernel] = {}
+
+    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
+        """Queue a kernel, in blocks of `block` threads, without dynamic shared memory.
+
+        Its first launch finds and loads it, by the types of the arguments, and must not be inside a capture.
+        Raises KernelsUnavailable (at the first launch) and as `Kernel.launch`.
+        """
+        prepared = self._prepared.get(kernel)
+        if prepared is None:
+            prepared = self._prepared[kernel] = self.kernel(kernel, signature_of(arguments))
+        prepared.launch(grid, (block, 1, 1), arguments)
 
     def kernel(self, name: str, signature: str, shared_bytes: int = 0) -> Kernel:
         """Once per call site. signature, shared_bytes: as `Kernel`.

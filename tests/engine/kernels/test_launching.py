@@ -7,11 +7,12 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels import loader
 from driftguard_engine.kernels.compiler import KernelsUnavailable
-from driftguard_engine.kernels.launching import Kernel, LaunchFailed, Size
+from driftguard_engine.kernels.launching import Kernel, LaunchFailed, Size, signature_of
 
 from tests.engine.simt.emulator import EXAMPLES, KernelFault, Module
 
@@ -65,6 +66,14 @@ def test_what_does_not_fit_is_refused(kernel: Kernel) -> None:
 def test_the_driver_s_error_names_the_kernel(kernel: Kernel) -> None:
     with pytest.raises(LaunchFailed, match=r"parameters.*accesses memory"):
         call(kernel, torch.zeros(4), 4, 0, 1.0, 0.0, 7, None)
+
+
+def test_the_signature_follows_from_the_types() -> None:
+    given = [torch.zeros(1), None, np.int32(1), np.uint32(1), np.int64(1), np.uint64(1)]
+    assert signature_of([*given, np.float32(1), np.float64(1)]) == "PPiIqQfd"
+    for wrong in (1, 1.0, True, np.int16(1)):
+        with pytest.raises(TypeError, match="argument 1 must be"):
+            signature_of([None, wrong])  # type: ignore[list-item]
 
 
 def test_without_a_device() -> None:

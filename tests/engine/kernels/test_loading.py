@@ -10,11 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels import compiler, loader
 from driftguard_engine.kernels.compiler import KernelsUnavailable
-from driftguard_engine.kernels.launching import LaunchFailed
+from driftguard_engine.kernels.launching import Argument, LaunchFailed
 
 from tests.engine.simt.emulator import has_compiler
 
@@ -79,6 +80,19 @@ def test_compiles_loads_and_launches_on_the_current_stream(calls: Calls, tmp_pat
     kernel.launch((1, 1, 1), (128, 1, 1), arguments(values, out))
     assert (calls.launches, calls.stream) == (1, STREAM)
     assert torch.equal(out, values + 1.25 + 2.0**33)
+
+    # The same by name: prepared once, after the types of the first launch, and then as cheap.
+    typed: list[Argument] = [
+        np.uint64(values.data_ptr()),
+        np.int32(100),
+        np.int64(-3),
+        np.float32(1),
+        np.float64(-0.5),
+    ]
+    for launches in (2, 3):
+        kernels.launch("blend", (1, 1, 1), 128, [*typed, np.uint32(7), np.uint64(out.data_ptr())])
+        assert (calls.launches, calls.loads) == (launches, 2)
+    assert torch.equal(out, 2 * values - 0.5 - 3)
 
     kernels.kernel("blend", "PiqfdIP", shared_bytes=100_000)
     assert calls.attribute == 100_000
