@@ -308,6 +308,7 @@ def run_retraining(settings: Settings, *, server: str | None, force: bool, traff
             trigger="manual" if sys.stdout.isatty() else "nightly",
             force=force,
             traffic=traffic,
+            awaits_restart=True,
             on_progress=lambda progress: print(f"{progress.stage}: {progress.detail}", flush=True),
         )
     print(f"{outcome.state}: {outcome.reason}")

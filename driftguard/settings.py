@@ -12,9 +12,9 @@ import os
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -24,7 +24,22 @@ from pydantic_settings import (
 
 PREFIX = "DRIFTGUARD_"
 CONFIG_VARIABLE = "DRIFTGUARD_CONFIG"
-RESERVED_VARIABLES = frozenset({CONFIG_VARIABLE, "DRIFTGUARD_API_KEY", "DRIFTGUARD_CACHE_DIR"})
+# What retraining.promote_command is told; a `driftguard` that it runs must not take these for settings.
+ORDER_VARIABLES = frozenset(
+    PREFIX + name
+    for name in (
+        "ACTION",
+        "RUN_ID",
+        "SERVER",
+        "TARGET",
+        "METHOD",
+        "DRAFT_PATH",
+        "DRAFT_VERSION",
+        "PREVIOUS_PATH",
+        "PREVIOUS_VERSION",
+    )
+)
+RESERVED_VARIABLES = ORDER_VARIABLES | {CONFIG_VARIABLE, "DRIFTGUARD_API_KEY", "DRIFTGUARD_CACHE_DIR"}
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -86,8 +101,38 @@ class CaptureSettings(_Group):
 
 class EngineSettings(_Group):
     server: str = Field(description="The server's name as its records carry it.")
-    admin_url: str = Field(description="Base URL of the built-in engine, for example http://127.0.0.1:8100.")
+    admin_url: str | None = Field(
+        None, description="Base URL of the built-in engine, for example http://127.0.0.1:8100."
+    )
     api_key: SecretStr | None = Field(None, description="Key for the engine's admin calls, if it needs one.")
+    target_directory: Path | None = Field(
+        None, description="Target's model directory here, where there is no admin_url to tell it."
+    )
+    draft_directory: Path | None = Field(
+        None,
+        description="Model directory here of the draft it was first started with; also without admin_url.",
+    )
+    num_speculative_tokens: PositiveInt | None = Field(
+        None, description="K that it drafts with; also without admin_url."
+    )
+
+    @model_validator(mode="after")
+    def _is_reached_one_way(self) -> Self:
+        described = {
+            "target_directory": self.target_directory,
+            "draft_directory": self.draft_directory,
+            "num_speculative_tokens": self.num_speculative_tokens,
+        }
+        if self.admin_url is not None:
+            extra = [name for name, value in described.items() if value is not None]
+            if extra:
+                raise ValueError(f"{', '.join(extra)}: leave out where there is an admin_url, which tells it")
+        elif missing := [name for name, value in described.items() if value is None]:
+            raise ValueError(
+                f"{self.server} needs admin_url (the built-in engine), or, if it takes a new draft by a "
+                f"restart, also {', '.join(missing)}"
+            )
+        return self
 
 
 class RetrainingSettings(_Group):
@@ -116,6 +161,30 @@ class RetrainingSettings(_Group):
         5, description="Draft directories kept; older unused ones are removed."
     )
     seed: int = Field(0, description="Seed of the distillation.")
+    promote_command: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Program and arguments that restart an engine without admin_url with another draft.",
+    )
+    promote_webhook: str | None = Field(
+        None, pattern=r"^https?://[^\s/]+", description="URL that is told instead of running promote_command."
+    )
+    promote_webhook_key: SecretStr | None = Field(
+        None, description="Bearer token for promote_webhook, if it needs one."
+    )
+    promote_timeout_seconds: PositiveFloat = Field(
+        600.0, description="Longest time for promote_command to end, or for promote_webhook to accept."
+    )
+    promote_wait_seconds: PositiveFloat = Field(
+        1_800.0, description="Longest wait, after that, for records of the draft that was asked for."
+    )
+
+    @model_validator(mode="after")
+    def _is_promoted_one_way(self) -> Self:
+        if self.promote_command and self.promote_webhook:
+            raise ValueError("promote_command and promote_webhook are both set; leave one out")
+        if self.promote_webhook_key and not self.promote_webhook:
+            raise ValueError("promote_webhook_key is set, but promote_webhook is not")
+        return self
 
 
 class DiagnosisSettings(_Group):
@@ -289,6 +358,21 @@ class Settings(BaseSettings):
     alerting: AlertingSettings = Field(default_factory=AlertingSettings)
     proxy: ProxySettings = Field(default_factory=ProxySettings)
 
+    @model_validator(mode="after")
+    def _restarts_can_be_asked_for(self) -> Self:
+        restarted = [engine.server for engine in self.engines if engine.admin_url is None]
+        rules = self.retraining
+        promotes = "promote_command" if rules.promote_command else "promote_webhook"
+        is_set = bool(rules.promote_command or rules.promote_webhook)
+        if restarted and not is_set:
+            raise ValueError(
+                f"engines: {', '.join(restarted)} has no admin_url, so retraining.promote_command or "
+                "retraining.promote_webhook is needed to restart it with a new draft"
+            )
+        if is_set and not restarted:
+            raise ValueError(f"retraining.{promotes} is set, but there are no engines without admin_url")
+        return self
+
     @property
     def data_directory(self) -> Path:
         return self.data_dir.expanduser().resolve()
@@ -348,6 +432,8 @@ def _readable(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"{key}: no such setting; `driftguard settings` lists them all"
+    if error["type"] == "value_error":  # of a whole group: its input would show keys
+        return ": ".join(part for part in (key, str(error["ctx"]["error"])) if part)
     return f"{key}: {error['msg'][:1].lower()}{error['msg'][1:]}, not {error['input']!r}"
 
 

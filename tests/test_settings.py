@@ -6,7 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from driftguard.settings import CONFIG_VARIABLE, SettingsError, describe_settings, load_settings
+from driftguard.settings import (
+    CONFIG_VARIABLE,
+    ORDER_VARIABLES,
+    SettingsError,
+    describe_settings,
+    load_settings,
+)
+
+RESTARTED = """
+[[engines]]
+server = "chat"
+target_directory = "/models/target"
+draft_directory = "/models/draft"
+num_speculative_tokens = 4
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +52,30 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
         ("[capture]\nenable = true", "capture.enable: no such setting"),
         ("port = 70000", "port: input should be less than or equal to 65535, not 70000"),
         ("port = ", "not valid TOML"),
-        ("[[engines]]\nserver = 'a'", "engines.0.admin_url"),
+        ("[[engines]]\nserver = 'a'", "engines.0: a needs admin_url (the built-in engine), or"),
+        (
+            "[retraining]\npromote_command = ['a']\npromote_webhook = 'http://b'",
+            "retraining: promote_command and promote_webhook are both set",
+        ),
+        ("[retraining]\npromote_webhook = 'b'", "retraining.promote_webhook: string should match"),
+        (
+            "[retraining]\npromote_command = 'kubectl'",
+            "retraining.promote_command: input should be a valid list",
+        ),
+        ("[retraining]\npromote_webhook_key = 'hunter2'", "but promote_webhook is not"),
+        (RESTARTED, "engines: chat has no admin_url, so retraining.promote_command or"),
+        (
+            RESTARTED + "admin_url = 'http://a'",
+            "target_directory, draft_directory, num_speculative_tokens: leave",
+        ),
+        ("[retraining]\npromote_command = ['a']", "promote_command is set, but there are no engines without"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, toml: str, words: str) -> None:
     with pytest.raises(SettingsError) as refusal:
         load_settings(write(tmp_path / "d.toml", toml))
     assert words in str(refusal.value)
+    assert "hunter2" not in str(refusal.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
@@ -56,6 +87,17 @@ def test_an_unknown_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("DRIFTGUARD_CAPTRUE__ENABLED", "true")
     with pytest.raises(SettingsError, match="DRIFTGUARD_CAPTRUE__ENABLED: no such setting"):
         load_settings()
+
+
+def test_a_driftguard_that_a_promotion_runs_takes_its_order_for_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ORDER_VARIABLES:
+        monkeypatch.setenv(name, "x")
+    file = write(tmp_path / "d.toml", "[retraining]\npromote_command = ['restart', '--now']\n" + RESTARTED)
+    settings = load_settings(file)
+    assert settings.retraining.promote_command == ["restart", "--now"]
+    assert settings.engines[0].draft_directory == Path("/models/draft")
 
 
 def test_secrets_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

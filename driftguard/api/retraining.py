@@ -61,7 +61,10 @@ class RollBackBody(BaseModel):
 
 class RolledBackModel(BaseModel):
     server: str
-    draft_version: str = Field(description="The draft that serves now.")
+    draft_version: str = Field(
+        description="The draft that serves now; of an engine that restarts for it, the one it restarts with: "
+        "the run is rolling_back until records of it arrive."
+    )
 
 
 class JobModel(BaseModel):
@@ -76,7 +79,10 @@ class RunModel(BaseModel):
     target: str
     incident_id: UUID | None
     trigger: str
-    state: RunState = Field(description="watching: promoted, and compared with what the old draft did.")
+    state: RunState = Field(
+        description="watching: promoted, and compared with what the old draft did. rolling_out, "
+        "rolling_back: a restart was asked for, and records of that draft are awaited."
+    )
     reason: str | None
     started_at: datetime
     ended_at: datetime | None
@@ -84,7 +90,8 @@ class RunModel(BaseModel):
     candidate_version: str | None
     progress: dict[str, Any] | None = Field(description="step, steps, loss and acceptance while it trains.")
     numbers: dict[str, Any] | None = Field(
-        description="The gate's decision and the watch, with their numbers."
+        description="The gate's decision and the watch, with their numbers; `rollout`: the restart that was "
+        "asked for, and the end of what the command printed or the webhook answered."
     )
 
 
@@ -141,8 +148,8 @@ def retrain(body: RetrainBody, request: Request) -> JobModel:
 def roll_back_draft(body: RollBackBody, context: AnyContext) -> RolledBackModel:
     """The draft that the one in service was trained from serves again.
 
-    409: a retraining runs, another draft is in service, or there is none to return to. 502: the engine
-    refuses.
+    409: a retraining runs, another draft is in service, or there is none to return to. 502: the engine, or
+    what restarts it (`retraining.promote_command`, `promote_webhook`), refuses.
     """
     serving = roll_back(
         context.database,

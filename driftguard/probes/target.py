@@ -18,7 +18,7 @@ def target_of(settings: Settings, server: str, url: str | None) -> ProbeTargetSe
     if known is not None:
         return known
     for engine in settings.engines:
-        if engine.server == server:
+        if engine.server == server and engine.admin_url is not None:
             return ProbeTargetSettings(
                 server=server, url=engine.admin_url, model=None, api_key=engine.api_key
             )

@@ -13,9 +13,9 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from driftguard.errors import DriftGuardError
-from driftguard.retraining import workspace
+from driftguard.retraining import restart, workspace
 from driftguard.retraining.call import Call
-from driftguard.retraining.engine_admin import EngineRefused
+from driftguard.retraining.engine_admin import EngineAdmin, EngineRefused
 from driftguard.retraining.evaluation import read_measurements
 from driftguard.retraining.gate import Decision, GateRules, decide
 from driftguard.retraining.job import Job, ProgressWriter, advance, begin, end
@@ -39,7 +39,10 @@ log = structlog.get_logger(__name__)
 
 
 def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan) -> RetrainOutcome:
-    """Ends promoted, rejected or failed. Raises DatabaseUnavailable when not even that can be stored."""
+    """Ends promoted, rolling_out, rejected or failed.
+
+    Raises DatabaseUnavailable when not even that can be stored.
+    """
     run_id = begin(job, call.incident_id, len(planned.train))
     files = workspace.create(job.settings.data_directory, run_id)
     try:
@@ -47,12 +50,15 @@ def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan
         if not decision.promote:
             return end(job, run_id, call.incident_id, "rejected", decision.reason, numbers)
         lock.check()
-        _load(job, run_id, version)
+        if isinstance(job.engine, EngineAdmin):
+            _load(job, job.engine, run_id, version)
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
         return end(job, run_id, call.incident_id, "failed", _first_line(error))
     finally:
         workspace.remove(files)
-    return _activate(job, run_id, call, version, decision, numbers)
+    if isinstance(job.engine, EngineAdmin):
+        return _activate(job, job.engine, run_id, call, version, decision, numbers)
+    return restart.promote(job, job.engine, run_id, call.incident_id, version)
 
 
 def _make_and_judge(
@@ -160,29 +166,35 @@ def _store_decision(
             drafts.reject(session, job.info.server, job.info.target, version, datetime.now(UTC))
 
 
-def _load(job: Job, run_id: UUID, version: str) -> None:
+def _load(job: Job, admin: EngineAdmin, run_id: UUID, version: str) -> None:
     advance(job, run_id, "promoting", f"loading draft {version}")
     directory = workspace.draft_directory(job.settings.data_directory, version)
-    loaded = job.admin.load(directory, version)
+    loaded = admin.load(directory, version)
     if loaded.version != version:
         raise EngineRefused(f"the engine loaded {directory} as version {loaded.version}, not {version}")
 
 
 def _activate(
-    job: Job, run_id: UUID, call: Call, version: str, decision: Decision, numbers: dict[str, Any]
+    job: Job,
+    admin: EngineAdmin,
+    run_id: UUID,
+    call: Call,
+    version: str,
+    decision: Decision,
+    numbers: dict[str, Any],
 ) -> RetrainOutcome:
     try:
-        serving = job.admin.activate(version)
+        serving = admin.activate(version)
     except EngineRefused as error:
         log.warning("activation not confirmed; asking the engine", run=str(run_id), error=error.detail)
         try:
-            serving = job.admin.info().draft  # the answer may be lost although the engine acted
+            serving = admin.info().draft  # the answer may be lost although the engine acted
         except EngineRefused:
             reason = f"{error.detail}; the next run finds out which draft is in service"
             return RetrainOutcome("failed", reason, numbers, run_id)
         if serving.version != version:
             return end(job, run_id, call.incident_id, "failed", error.detail, numbers)
-    settle_locked(job.database, job.settings, job.admin, msgspec.structs.replace(job.info, draft=serving))
+    settle_locked(job.database, job.settings, admin, msgspec.structs.replace(job.info, draft=serving))
     log.info("draft promoted", run=str(run_id), version=version, reason=decision.reason)
     return RetrainOutcome("promoted", f"draft {version}: {decision.reason}", numbers, run_id)
 

@@ -53,7 +53,7 @@ def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
         return True
     last = runs[0]
     if last.ended_at is None:
-        return last.state != "watching" and not last.lives
+        return last.state not in ("rolling_out", "watching", "rolling_back") and not last.lives
     if last.state == "nothing_to_do":
         return now >= last.ended_at + recheck_after(wait)
     failures = sum(run.state == "failed" for run in runs)

@@ -45,9 +45,7 @@ def engine_of(settings: Settings, server: str | None) -> EngineSettings:
     """The engine of this server; without a name the only one there is. Raises BadSettings."""
     names = [engine.server for engine in settings.engines]
     if not names:
-        raise BadSettings(
-            "engines: none is set, so no draft can be promoted; add [[engines]] with server and admin_url"
-        )
+        raise BadSettings("engines: none is set, so no draft can be promoted; add [[engines]]")
     if server is None and len(names) > 1:
         raise BadSettings(f"server: there are several engines, name one of {', '.join(names)}")
     for engine in settings.engines:
@@ -62,9 +60,8 @@ Answer = TypeVar("Answer", EngineDraft, EngineInfo)
 class EngineAdmin:
     """Calls of one engine. Every method raises EngineRefused."""
 
-    def __init__(self, engine: EngineSettings) -> None:
-        self._url = engine.admin_url.rstrip("/")
-        key = engine.api_key.get_secret_value() if engine.api_key else None
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def info(self) -> EngineInfo:

@@ -12,7 +12,8 @@ from uuid import UUID, uuid4
 import structlog
 
 from driftguard.retraining import incident_notes
-from driftguard.retraining.engine_admin import EngineAdmin, EngineInfo
+from driftguard.retraining.engine_admin import EngineInfo
+from driftguard.retraining.engines import Engine
 from driftguard.retraining.outcome import Progress, RetrainOutcome, Stage, Trigger
 from driftguard.settings import Settings
 from driftguard.store import retrain_runs
@@ -29,7 +30,7 @@ class Job:
 
     database: Database
     settings: Settings
-    admin: EngineAdmin
+    engine: Engine
     info: EngineInfo
     trigger: Trigger
     on_progress: Callable[[Progress], None]

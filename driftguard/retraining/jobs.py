@@ -17,6 +17,7 @@ from procrastinate.exceptions import AlreadyEnqueued
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, BadSettings, Conflict, DriftGuardError
+from driftguard.retraining import restart
 from driftguard.retraining.due import PastRun, is_due, why_not
 from driftguard.retraining.engine_admin import engine_of
 from driftguard.retraining.outcome import Trigger
@@ -74,7 +75,7 @@ class RetrainingJobs:
     def settle(self, server: str) -> None:
         """Finishes what a killed run began, or rolls back; asked again later where that fails."""
         try:
-            settle(self._database, self._settings, server)
+            settle(self._database, self._settings, server, self._should_stop)
         except DriftGuardError as error:
             log.warning("cannot settle yet", server=server, reason=error.detail)
 
@@ -112,10 +113,13 @@ class RetrainingJobs:
         return {engine.server for engine in self._settings.engines}
 
     def _unsettled(self, session: Session) -> Iterator[str]:
+        now = datetime.now(UTC)
         for run in retrain_runs.unended(session):
             if run.state == "watching":
                 if from_numbers(run.numbers).verdict == "worse":
                     yield run.server
+            elif run.state in retrain_runs.ROLLING_STATES and not restart.is_due(session, run, now):
+                continue
             elif not _lives(session, run):
                 yield run.server
 

@@ -7,17 +7,24 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
 
-Ending = Literal["promoted", "nothing_to_do", "rejected", "failed"]
+Ending = Literal["promoted", "rolling_out", "nothing_to_do", "rejected", "failed"]
 Trigger = Literal["incident", "nightly", "manual"]
 Stage = Literal["collecting", "training", "evaluating", "promoting"]
 
-EXIT_CODES: Mapping[Ending, int] = {"promoted": 0, "failed": 1, "nothing_to_do": 3, "rejected": 4}
+EXIT_CODES: Mapping[Ending, int] = {
+    "promoted": 0,
+    "rolling_out": 0,
+    "failed": 1,
+    "nothing_to_do": 3,
+    "rejected": 4,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RetrainOutcome:
     """How one retraining ended. `reason` is one line for a person; `numbers` is the gate's account.
 
+    rolling_out: the engine restarts with the new draft; whether that succeeds is told by its records, later.
     `waits_for_traffic`: nothing was done only because more traffic has to be captured first.
     """
 

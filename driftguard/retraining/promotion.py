@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.retraining import incident_notes, watch
 from driftguard.retraining.engine_admin import EngineDraft
+from driftguard.retraining.rollout import rollout_of
 from driftguard.retraining.watch import OldLevel, Watch
 from driftguard.store import acceptance_levels, drafts, incidents, retrain_runs
 from driftguard.store.acceptance_levels import AcceptanceLevel
@@ -36,25 +37,41 @@ def follow_engine(session: Session, server: str, target: str, draft: EngineDraft
 def finish_promotion(
     session: Session, run: RetrainRun, draft: EngineDraft, tolerance: float, at: datetime
 ) -> None:
-    """The engine serves the run's candidate: it is in service, its parent retired, and the watch begins."""
+    """The engine serves the run's candidate: it is in service, its parent retired, and the watch begins.
+
+    Of servers that are only scraped there are no requests to watch: then the promotion stands.
+    """
     levels = _old_levels(session, run, at)
     follow_engine(session, run.server, run.target, draft, at)
-    numbers = {**(run.numbers or {}), "watch": to_numbers(watch.start(levels, tolerance))}
     reason = (run.numbers or {}).get("gate", {}).get("reason", "passed the gate")
+    if run.state == "rolling_out" and not levels:
+        reason = f"{reason}; not watched: there are no records of single requests to compare with"
+        retrain_runs.end(session, run.id, "promoted", reason, at)
+        incident_notes.end_mitigation(session, run.incident_id, reason, at)
+        return
+    numbers = {**(run.numbers or {}), "watch": to_numbers(watch.start(levels, tolerance))}
     retrain_runs.advance(session, run.id, "watching", numbers=numbers, reason=reason)
 
 
 def finish_rollback(session: Session, run: RetrainRun, parent: EngineDraft, at: datetime) -> None:
     """The engine serves the parent again: the candidate is rolled back and the incident as before."""
-    seen = from_numbers(run.numbers)
-    reason = (
-        f"draft {run.candidate_version} accepted less than the one before it, so {parent.version} serves "
-        f"again: {watch.describe(seen, changed_only=False)}"
-    )
+    reason = f"{_why_rolled_back(run)}; {parent.version} serves again"
     put_in_service(session, run.server, run.target, parent, at, former="rolled_back")
     retrain_runs.end(session, run.id, "rolled_back", reason, at)
     incident_notes.end_mitigation(session, run.incident_id, reason, at)
     log.warning("draft rolled back", run=str(run.id), reason=reason)
+
+
+def _why_rolled_back(run: RetrainRun) -> str:
+    if run.state == "rolling_back":
+        return rollout_of(run).reason
+    return why_worse(run)
+
+
+def why_worse(run: RetrainRun) -> str:
+    """Of a watched run whose draft is to be taken back."""
+    told = watch.describe(from_numbers(run.numbers), changed_only=False)
+    return f"draft {run.candidate_version} accepted less than the one before it: {told}"
 
 
 def to_numbers(state: Watch) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, BadSettings, Conflict
-from driftguard.retraining import incident_notes
-from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineInfo, engine_of
+from driftguard.retraining import incident_notes, restart
+from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineInfo
+from driftguard.retraining.engines import connect
 from driftguard.retraining.promotion import put_in_service
 from driftguard.retraining.settle import settle_locked
 from driftguard.settings import Settings
@@ -26,26 +27,35 @@ def roll_back(
 ) -> EngineDraft:
     """The draft that serves now. The engine acts first, and the database follows (see settle.py).
 
+    Of an engine that restarts, the draft that it was told to restart with; its records are awaited.
+
     `draft_version`: the draft to take back. Raises BadInput (no such engine), Conflict (a retraining runs,
     another draft is in service, or there is none to return to), EngineRefused.
     """
     try:
-        admin = EngineAdmin(engine_of(settings, server))
+        engine = connect(database, settings, server)
     except BadSettings as error:
         raise BadInput(error.detail, field="server") from None
-    info = admin.info()
+    info = engine.info()
     with retrain_runs.try_lock(database, info.server, info.target) as lock:
         if lock is None:
             raise Conflict(f"a retraining of {info.server} / {info.target} is running")
-        info = settle_locked(database, settings, admin, info)
+        info = settle_locked(database, settings, engine, info)
         if info.draft.version != draft_version:
             raise Conflict(f"draft {info.draft.version} is in service on {server}, not {draft_version}")
-        parent = _parent(database, info)
-        if all(draft.version != parent.version for draft in info.drafts):
-            admin.load(_directory(parent), parent.version)
-        serving = admin.activate(parent.version)
         with database.session() as session:
-            _follow(session, info, serving, f"rolled back to draft {serving.version} by hand: {reason}")
+            if (under_way := restart.under_way(session, info)) is not None:
+                raise Conflict(under_way)
+        parent = _parent(database, info)
+        told = f"rolled back to draft {parent.version} by hand: {reason}"
+        if not isinstance(engine, EngineAdmin):
+            _directory(parent)
+            return restart.roll_back_by_hand(database, engine, info, parent, told)
+        if all(draft.version != parent.version for draft in info.drafts):
+            engine.load(_directory(parent), parent.version)
+        serving = engine.activate(parent.version)
+        with database.session() as session:
+            _follow(session, info, serving, told)
     return serving
 
 

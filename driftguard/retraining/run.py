@@ -3,39 +3,45 @@
     ask the engine what it serves -> settle what a killed run left -> is there something to do?
     -> collect -> distil -> evaluate on held-out traffic -> gate -> load and activate -> watch (see watch.py)
 
-Whatever happens before the engine activates the candidate leaves the draft in service as it was.
+Where the engine has no admin API a restart takes the place of load and activate (see restart.py). Whatever
+happens before the engine activates the candidate, or its restart is asked for, leaves the draft in service as
+it was.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Final
 from uuid import UUID
 
 import structlog
 
-from driftguard.retraining import workspace
+from driftguard.errors import Conflict
+from driftguard.retraining import restart, workspace
 from driftguard.retraining.attempt import attempt
 from driftguard.retraining.call import what_calls_for_it
 from driftguard.retraining.engine_admin import (
-    EngineAdmin,
     EngineDraft,
     EngineInfo,
     EngineRefused,
     engine_of,
 )
+from driftguard.retraining.engines import connect
 from driftguard.retraining.job import Job, new_run
 from driftguard.retraining.outcome import Progress, RetrainOutcome, Trigger
 from driftguard.retraining.plan import NothingToDo, PlanRules, plan
-from driftguard.retraining.settle import settle_locked
+from driftguard.retraining.settle import settle, settle_locked
 from driftguard.retraining.traffic import Traffic, captured_traffic, traffic_of_file
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.retrain_runs import RunLock
 
+_LOOK_SECONDS: Final = 1.0  # between two looks for records of a draft that is rolled out
 log = structlog.get_logger(__name__)
 
 
@@ -51,32 +57,34 @@ def retrain(
     traffic: Path | None = None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     should_stop: Callable[[], bool] = lambda: False,
+    awaits_restart: bool = False,
 ) -> RetrainOutcome:
     """Retrains the draft of one engine once, and says how it ended.
 
     `server` may be left out when the settings name one engine. `force` retrains although no incident calls
     for it, then on all captured traffic. `traffic`, a JSON Lines file of token ids, forces too, and is then
     the only source, for learning and for the gate. `should_stop` is asked a few times per second while the
-    training process runs; a stopped run ends as failed.
+    training process runs; a stopped run ends as failed. Where a restart promotes, it ends rolling_out as
+    soon as that is under way; with `awaits_restart` when the records tell how it went.
 
     Raises BadSettings (no such engine), BadInput (the traffic file), NotFound (the incident),
     DatabaseUnavailable.
     """
-    engine = engine_of(settings, server)
+    name = engine_of(settings, server).server
     from_file = traffic_of_file(traffic) if traffic else None
-    admin = EngineAdmin(engine)
+    engine = connect(database, settings, name, should_stop)
 
     def job(info: EngineInfo) -> Job:
-        return Job(database, settings, admin, info, trigger, on_progress, should_stop)
+        return Job(database, settings, engine, info, trigger, on_progress, should_stop)
 
     try:
-        info = admin.info()
-        _check_names(info, engine.server, target)
+        info = engine.info()
+        _check_names(info, name, target)
         with retrain_runs.try_lock(database, info.server, info.target) as lock:
             if lock is None:
                 reason = f"a retraining of {info.server} / {info.target} is running already"
                 return RetrainOutcome("nothing_to_do", reason)
-            info = settle_locked(database, settings, admin, info)
+            info = settle_locked(database, settings, engine, info)
             outcome = _retrain(job(info), lock, incident_id, force=force, from_file=from_file)
             workspace.remove_old_drafts(
                 database,
@@ -85,15 +93,48 @@ def retrain(
                 info.target,
                 settings.retraining.keep_candidates,
             )
-            return outcome
     except EngineRefused as error:
-        return _failed(job(_as_remembered(database, engine.server, target)), incident_id, error.detail)
+        return _failed(job(_as_remembered(database, name, target)), incident_id, error.detail)
+    if outcome.state == "rolling_out" and awaits_restart:
+        return _await_restart(database, settings, name, outcome, should_stop)
+    return outcome
+
+
+def _await_restart(
+    database: Database,
+    settings: Settings,
+    server: str,
+    rolling: RetrainOutcome,
+    should_stop: Callable[[], bool],
+) -> RetrainOutcome:
+    """Settles the run as soon as that can be, unless another process is quicker."""
+    while not should_stop():
+        with database.session() as session:
+            run = retrain_runs.find(session, rolling.run_id) if rolling.run_id else None
+            if run is None or run.state not in retrain_runs.ROLLING_STATES:
+                break
+            is_due = restart.is_due(session, run, datetime.now(UTC))
+        if is_due:
+            try:
+                settle(database, settings, server, should_stop)
+            except (Conflict, EngineRefused) as error:
+                log.info("cannot settle yet", server=server, reason=error.detail)
+        time.sleep(_LOOK_SECONDS)
+    else:
+        return RetrainOutcome("failed", f"stopped while {rolling.reason}", None, rolling.run_id)
+    if run is None or run.state not in ("watching", "promoted"):
+        return RetrainOutcome("failed", (run and run.reason) or "the run is gone", None, rolling.run_id)
+    return RetrainOutcome(
+        "promoted", f"draft {run.candidate_version}: {run.reason}", run.numbers, rolling.run_id
+    )
 
 
 def _retrain(
     job: Job, lock: RunLock, incident_id: UUID | None, *, force: bool, from_file: Traffic | None
 ) -> RetrainOutcome:
     with job.database.session() as session:
+        if (under_way := restart.under_way(session, job.info)) is not None:
+            return _nothing_to_do(job, incident_id, NothingToDo(under_way))
         call = what_calls_for_it(
             session,
             job.info,

@@ -6,11 +6,18 @@ promoting, before the swap        run promoting, the parent in service       fai
 promoting, after the swap         run promoting, the candidate in service    watching: the promotion counts
 rolling back, after the swap      run watching, verdict worse, parent in     rolled_back
                                   service
+rolling out                       run rolling_out, no record of the          as it is; failed when time is up
+                                  candidate
+rolling out, restarted            run rolling_out, records of the candidate  watching: the promotion counts
+rolling back                      run rolling_back, no record of the parent  as it is; asked for again when
+                                                                             time is up
+rolling back, restarted           run rolling_back, records of the parent    rolled_back
 anything else in service          the engine was told so by somebody else    in service; a watch ends
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,9 +26,11 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.errors import Conflict
-from driftguard.retraining import incident_notes, workspace
-from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineInfo, engine_of
+from driftguard.retraining import incident_notes, restart, workspace
+from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineInfo
+from driftguard.retraining.engines import Engine, connect
 from driftguard.retraining.promotion import finish_promotion, finish_rollback, follow_engine, from_numbers
+from driftguard.retraining.rollout import rollout_of
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
@@ -30,20 +39,22 @@ from driftguard.store.tables import RetrainRun
 log = structlog.get_logger(__name__)
 
 
-def settle(database: Database, settings: Settings, server: str) -> None:
+def settle(
+    database: Database, settings: Settings, server: str, should_stop: Callable[[], bool] = lambda: False
+) -> None:
     """Settles one server, rolling back where the watch says so.
 
     Raises Conflict while a retraining runs there, EngineRefused, BadSettings (no such engine).
     """
-    admin = EngineAdmin(engine_of(settings, server))
-    info = admin.info()
+    engine = connect(database, settings, server, should_stop)
+    info = engine.info()
     with retrain_runs.try_lock(database, info.server, info.target) as lock:
         if lock is None:
             raise Conflict(f"a retraining of {info.server} / {info.target} is running")
-        settle_locked(database, settings, admin, info)
+        settle_locked(database, settings, engine, info)
 
 
-def settle_locked(database: Database, settings: Settings, admin: EngineAdmin, info: EngineInfo) -> EngineInfo:
+def settle_locked(database: Database, settings: Settings, engine: Engine, info: EngineInfo) -> EngineInfo:
     """The same by the holder of the lock; returns what the engine serves now. Raises EngineRefused.
 
     While speculation is off nobody can tell which draft would serve: all is left as it is.
@@ -51,13 +62,13 @@ def settle_locked(database: Database, settings: Settings, admin: EngineAdmin, in
     if info.draft.method == "none":
         log.warning("speculation is off; nothing is settled", server=info.server)
         return info
-    if restored := _roll_back_if_worse(database, admin, info):
+    if not isinstance(engine, EngineAdmin):
+        restart.roll_back_if_due(database, engine, info)
+    elif restored := _roll_back_if_worse(database, engine, info):
         info = msgspec.structs.replace(info, draft=restored)
     with database.session() as session:
         now = datetime.now(UTC)
-        for run in retrain_runs.in_states(
-            session, info.server, info.target, (*retrain_runs.LOCKED_STATES, "watching")
-        ):
+        for run in retrain_runs.in_states(session, info.server, info.target, retrain_runs.RUNNING_STATES):
             _settle_run(session, settings, run, info.draft, now)
         follow_engine(session, info.server, info.target, info.draft, now)
     workspace.remove_leftovers(database, settings.data_directory)
@@ -84,14 +95,16 @@ def _settle_run(
     session: Session, settings: Settings, run: RetrainRun, serving: EngineDraft, now: datetime
 ) -> None:
     is_candidate = run.candidate_version == serving.version
-    if run.state == "promoting" and is_candidate:
+    if run.state in ("promoting", "rolling_out") and is_candidate:
         finish_promotion(session, run, serving, settings.retraining.maximum_regression, now)
-    elif run.state != "watching":
+    elif run.state == "rolling_out":
+        _fail_if_late(session, run, serving, now)
+    elif run.state not in ("watching", "rolling_back"):
         reason = f"interrupted while {run.state}; draft {serving.version} is in service"
         log.warning("interrupted retraining found", run=str(run.id), state=run.state)
         retrain_runs.end(session, run.id, "failed", reason, now)
         incident_notes.end_mitigation(session, run.incident_id, reason, now)
-    elif not is_candidate and _was_worse(run) and serving.version == run.parent_version:
+    elif not is_candidate and _is_taken_back(run) and serving.version == run.parent_version:
         finish_rollback(session, run, serving, now)
     elif not is_candidate:
         reason = f"promoted; no longer watched, because draft {serving.version} is in service now"
@@ -99,5 +112,19 @@ def _settle_run(
         incident_notes.end_mitigation(session, run.incident_id, reason, now)
 
 
-def _was_worse(run: RetrainRun) -> bool:
-    return from_numbers(run.numbers).verdict == "worse"
+def _fail_if_late(session: Session, run: RetrainRun, serving: EngineDraft, now: datetime) -> None:
+    asked = rollout_of(run)
+    if now < asked.until:
+        return
+    waited = round((asked.until - asked.asked_at).total_seconds())
+    reason = (
+        f"no record of draft {asked.version} has arrived within {waited} s of asking for a restart with it; "
+        f"draft {serving.version} is in service"
+    )
+    log.error("promotion by a restart failed", run=str(run.id), reason=reason)
+    retrain_runs.end(session, run.id, "failed", reason, now)
+    incident_notes.end_mitigation(session, run.incident_id, reason, now)
+
+
+def _is_taken_back(run: RetrainRun) -> bool:
+    return run.state == "rolling_back" or from_numbers(run.numbers).verdict == "worse"

@@ -12,6 +12,46 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+_TERMINATE_SECONDS = 5.0
+
+
+@contextmanager
+def tethered(
+    command: Sequence[str],
+    output: int | IO[bytes],
+    errors: int | IO[bytes],
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The tether with the command; at the end nothing is left of its process group if it still ran."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "driftguard.retraining.tether", *command],
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=errors,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(_TERMINATE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def _kill_group_at_end_of_input() -> None:

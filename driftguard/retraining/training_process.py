@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from typing import Any
 import msgspec
 
 from driftguard.errors import DriftGuardError
+from driftguard.retraining.tether import tethered
 
 _POLL_SECONDS = 0.25  # how soon a wish to stop is noticed
-_TERMINATE_SECONDS = 5.0
 _ERROR_CHARACTERS = 500
 
 
@@ -104,40 +103,14 @@ def _run(
     arguments: Sequence[str], log: Path, should_stop: Callable[[], bool]
 ) -> Generator[dict[str, Any], None, None]:
     """Yields each JSON object that the process prints. Raises TrainingFailed when it does not end with 0."""
-    with log.open("ab") as errors, _tethered(arguments, errors.fileno()) as process:
+    command = [sys.executable, "-m", "driftguard_training", *arguments]
+    with log.open("ab") as errors, tethered(command, subprocess.PIPE, errors) as process:
         for line in _lines(process, should_stop):
             if line.strip():
                 yield _decode(line)
         code = process.wait()
     if code:
         raise TrainingFailed(f"the training process ended with code {code}: {_tail(log)}")
-
-
-@contextmanager
-def _tethered(arguments: Sequence[str], errors: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "driftguard.retraining.tether"]
-    command += [sys.executable, "-m", "driftguard_training", *arguments]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of the group is left when this returns."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(_TERMINATE_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
 
 
 def _lines(process: subprocess.Popen[bytes], should_stop: Callable[[], bool]) -> Iterator[bytes]:

@@ -2,7 +2,8 @@
 
 States: collecting -> training -> evaluating -> promoting -> watching are running; promoted, rejected,
 nothing_to_do, failed and rolled_back are endings. A watching run holds no lock: its watch is part of the
-detector's fold.
+detector's fold. Where drafts are changed by a restart, rolling_out comes before watching, and rolling_back
+before rolled_back: the restart was asked for, and records of that draft are awaited, without a lock.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ RunState = Literal[
     "training",
     "evaluating",
     "promoting",
+    "rolling_out",
     "watching",
+    "rolling_back",
     "promoted",
     "rejected",
     "nothing_to_do",
@@ -38,7 +41,8 @@ RunState = Literal[
 ]
 Failure = Literal["rejected", "failed"]
 LOCKED_STATES = ("collecting", "training", "evaluating", "promoting")  # only while its process holds the lock
-RUNNING_STATES = (*LOCKED_STATES, "watching")
+ROLLING_STATES = ("rolling_out", "rolling_back")
+RUNNING_STATES = (*LOCKED_STATES, "rolling_out", "watching", "rolling_back")
 ENDED_STATES = ("promoted", "rejected", "nothing_to_do", "failed", "rolled_back")
 
 
@@ -246,7 +250,7 @@ def last_success_at(session: Session) -> list[tuple[str, str, datetime]]:
             RetrainRun.target,
             func.max(func.coalesce(RetrainRun.ended_at, RetrainRun.started_at)),
         )
-        .where(RetrainRun.state.in_(("watching", "promoted", "nothing_to_do")))
+        .where(RetrainRun.state.in_(("watching", "rolling_back", "promoted", "nothing_to_do")))
         .group_by(RetrainRun.server, RetrainRun.target)
     )
     return [(server, target, at) for server, target, at in rows]

@@ -122,11 +122,12 @@ def ended_runs(session: Session) -> list[tuple[str, str, str, int]]:
 
 
 def last_outcomes(session: Session) -> dict[tuple[str, str], str]:
-    """(server, target) -> how the run ended that was last over; "watching" while its draft is watched."""
+    """(server, target) -> how the run ended that was last over; "watching" while its draft is watched, and
+    "rolling_back" while it is taken back."""
     query = (
         select(RetrainRun.server, RetrainRun.target, RetrainRun.state)
         .ext(distinct_on(RetrainRun.server, RetrainRun.target))
-        .where(RetrainRun.ended_at.is_not(None) | (RetrainRun.state == "watching"))
+        .where(RetrainRun.ended_at.is_not(None) | RetrainRun.state.in_(("watching", "rolling_back")))
         .order_by(RetrainRun.server, RetrainRun.target, RetrainRun.ended_at.desc().nulls_first())
     )
     return {(server, target): state for server, target, state in session.execute(query)}
@@ -147,7 +148,7 @@ def rejected_in_a_row(session: Session) -> dict[tuple[str, str], int]:
     """(server, target) -> candidates rejected since one was put into service; without those with none."""
     put = (
         select(RetrainRun.server, RetrainRun.target, func.max(RetrainRun.started_at).label("at"))
-        .where(RetrainRun.state.in_(("watching", "promoted", "rolled_back")))
+        .where(RetrainRun.state.in_(("watching", "promoted", "rolling_back", "rolled_back")))
         .group_by(RetrainRun.server, RetrainRun.target)
         .subquery()
     )

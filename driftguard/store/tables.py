@@ -324,7 +324,7 @@ class RetrainRun(Base):
     target: Mapped[str]
     incident_id: Mapped[UUID | None] = mapped_column(ForeignKey("incidents.id", ondelete="SET NULL"))
     trigger: Mapped[str]  # incident | nightly | manual
-    # collecting | training | evaluating | promoting | watching (running)
+    # collecting | training | evaluating | promoting | rolling_out | watching | rolling_back (running)
     # promoted | rejected | nothing_to_do | failed | rolled_back (ended)
     state: Mapped[str]
     reason: Mapped[str | None]
@@ -335,7 +335,7 @@ class RetrainRun(Base):
     progress: Mapped[dict[str, Any] | None]  # {"step", "steps", "loss", "acceptance"} while training
     numbers: Mapped[
         dict[str, Any] | None
-    ]  # the gate's decision with what it was made on; the watch's numbers
+    ]  # the gate's decision with what it was made on; the watch's numbers; the rollout
 
 
 class ProbePrompt(Base):

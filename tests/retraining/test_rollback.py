@@ -53,7 +53,7 @@ def promoted(database: Database, settings: Settings, directory: str | None = "/d
         candidate_version=NEW,
     )
     before = EngineDraft(OLD, OLD, "draft_model", directory)
-    info = EngineAdmin(settings.engines[0]).info()
+    info = EngineAdmin(settings.engines[0].admin_url or "", None).info()
     with database.session() as session:
         put_in_service(session, "engine-1", "target", before, now, former="retired")
         retrain_runs.begin(session, run)

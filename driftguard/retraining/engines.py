@@ -1,0 +1,26 @@
+"""The engine of a server, of whichever kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from driftguard.retraining.engine_admin import EngineAdmin, engine_of
+from driftguard.retraining.restarted_engine import RestartedEngine
+from driftguard.settings import Settings
+from driftguard.store.database import Database
+
+Engine = EngineAdmin | RestartedEngine
+
+
+def connect(
+    database: Database,
+    settings: Settings,
+    server: str | None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Engine:
+    """Raises BadSettings: no such engine. `should_stop` ends the wait for a command or a webhook."""
+    engine = engine_of(settings, server)
+    if engine.admin_url is None:
+        return RestartedEngine(database, engine, settings.retraining, should_stop)
+    key = engine.api_key.get_secret_value() if engine.api_key else None
+    return EngineAdmin(engine.admin_url, key)

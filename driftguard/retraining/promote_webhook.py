@@ -1,0 +1,74 @@
+"""Posts an order to retraining.promote_webhook until it is accepted, refused, or time is up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import httpx
+from pydantic import SecretStr
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from driftguard.retraining.promotion_order import Order, PromotionStopped, Reply
+
+_ANSWER_SECONDS: Final = 30.0  # of one attempt
+_ANSWER_CHARACTERS: Final = 2_000
+_LATER: Final = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
+_backoff = wait_random_exponential(multiplier=0.2, max=30.0)
+
+
+class _TryAgainError(Exception):
+    """{why it was not accepted this time}"""
+
+
+def post(
+    url: str, key: SecretStr | None, order: Order, timeout_seconds: float, should_stop: Callable[[], bool]
+) -> Reply:
+    """Accepted by any 2xx. Tried again: no answer, 408, 425, 429 and 5xx; any other answer refuses.
+
+    Every attempt has the same Idempotency-Key. Raises PromotionStopped.
+    """
+    headers = {"Idempotency-Key": order.idempotency_key}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key.get_secret_value()}"
+
+    def stopped(_: RetryCallState) -> bool:
+        return should_stop()
+
+    retrying = Retrying(
+        retry=retry_if_exception_type(_TryAgainError),
+        wait=_backoff,
+        stop=lambda state: stopped(state) or stop_after_delay(timeout_seconds)(state),
+        reraise=True,
+    )
+    try:
+        with httpx.Client(headers=headers, timeout=min(_ANSWER_SECONDS, timeout_seconds)) as client:
+            return retrying(_attempt, client, url, order)
+    except _TryAgainError as error:
+        if should_stop():
+            raise PromotionStopped(f"stopped on request before {url} accepted the promotion") from None
+        return Reply(
+            "", f"retraining.promote_webhook: {url} did not accept within {timeout_seconds:g} s: {error}"
+        )
+    except httpx.InvalidURL as error:
+        return Reply("", f"retraining.promote_webhook: {url}: {error}")
+
+
+def _attempt(client: httpx.Client, url: str, order: Order) -> Reply:
+    try:
+        answer = client.post(url, json=order.members)
+    except httpx.TransportError as error:
+        raise _TryAgainError(f"{type(error).__name__}: {error}") from None
+    text = answer.text[:_ANSWER_CHARACTERS].replace("\0", "")
+    if answer.is_success:
+        return Reply(text)
+    told = f"HTTP {answer.status_code}: {' '.join(text.split())[:300]}"
+    if answer.is_server_error or answer.status_code in _LATER:
+        raise _TryAgainError(told)
+    return Reply(text, f"retraining.promote_webhook: {url} refused with {told}")

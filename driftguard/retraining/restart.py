@@ -1,0 +1,174 @@
+"""Promotion and rollback by a restart. The order is stored, then given; the records say when it is done.
+
+    promoting          -> rolling_out  -> watching, promoted   a record of the candidate arrived
+                                       -> failed               refused, or no such record in time
+    watching, promoted -> rolling_back -> rolled_back          a record of the draft before arrived
+
+Whoever finds a killed run in one of the middle states knows what was asked for, and waits for the same
+records (see settle.py). A promotion is asked for once; a rollback again until it is done, because the draft
+in service is known to be worse. The lock is held while an order is given, not while records are awaited.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+from uuid import UUID
+
+import msgspec
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.errors import Conflict
+from driftguard.retraining import workspace
+from driftguard.retraining.engine_admin import EngineDraft, EngineInfo, EngineRefused
+from driftguard.retraining.job import Job, advance, end
+from driftguard.retraining.outcome import RetrainOutcome
+from driftguard.retraining.promotion import from_numbers, why_worse
+from driftguard.retraining.promotion_order import Order, PromotionStopped, Reply
+from driftguard.retraining.restarted_engine import RestartedEngine
+from driftguard.retraining.rollout import Rollout, rollout_of, with_rollout
+from driftguard.store import drafts, heard, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import Draft, RetrainRun
+
+ASK_AGAIN_AFTER: Final = timedelta(minutes=5)  # for a rollback that was refused
+log = structlog.get_logger(__name__)
+
+
+def promote(
+    job: Job, engine: RestartedEngine, run_id: UUID, incident_id: UUID | None, version: str
+) -> RetrainOutcome:
+    """Ends rolling_out or failed. Where it was stopped, only the outcome says failed: the run rolls out."""
+    before = job.info.draft
+    order = Order(
+        action="promote",
+        run_id=run_id,
+        server=job.info.server,
+        target=job.info.target,
+        method=before.method,
+        draft_path=str(workspace.draft_directory(job.settings.data_directory, version)),
+        draft_version=version,
+        previous_path=before.directory,
+        previous_version=before.version,
+        asked_at=datetime.now(UTC),
+    )
+    advance(job, run_id, "promoting", f"asking for a restart with draft {version}")
+    try:
+        reply = _give(job.database, engine, order, "rolling_out", reason="")
+    except PromotionStopped as error:
+        reason = f"{error.detail}; records of draft {version} would still be its promotion"
+        return RetrainOutcome("failed", reason, None, run_id)
+    if reply.refusal is not None:
+        return end(job, run_id, incident_id, "failed", reply.refusal)
+    wait = engine.rules.promote_wait_seconds
+    reason = f"a restart with draft {version} is under way; its records are awaited for {wait:g} s"
+    return RetrainOutcome("rolling_out", reason, None, run_id)
+
+
+def roll_back_if_due(database: Database, engine: RestartedEngine, info: EngineInfo) -> None:
+    """Asks for the draft before, where the watch says so, or again where that has not helped in time."""
+    with database.session() as session:
+        found = _due_rollback(session, info, datetime.now(UTC))
+        if found is None:
+            return
+        run, reason = found
+        parent = drafts.find(session, run.server, run.target, run.parent_version or "")
+        order = _order_back(run, info.draft, parent)
+    reply = _give(database, engine, order, "rolling_back", reason)
+    if reply.refusal is not None:
+        log.error("rollback refused; it is asked for again", run=str(run.id), after=str(ASK_AGAIN_AFTER))
+
+
+def roll_back_by_hand(
+    database: Database, engine: RestartedEngine, info: EngineInfo, parent: Draft, reason: str
+) -> EngineDraft:
+    """The draft that is to serve; its records are awaited. Raises Conflict, EngineRefused: not done."""
+    with database.session() as session:
+        run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
+        if run is None:
+            made = drafts.find(session, info.server, info.target, info.draft.version)
+            run = retrain_runs.find(session, made.retrain_run_id) if made and made.retrain_run_id else None
+        if run is None:
+            raise Conflict(f"the run that promoted draft {info.draft.version} is not known any more")
+        state, ended_at, numbers = run.state, run.ended_at, run.numbers
+        order = _order_back(run, info.draft, parent)
+    reply = _give(database, engine, order, "rolling_back", reason)
+    if reply.refusal is not None:
+        with database.session() as session:
+            retrain_runs.advance(session, run.id, state, ended_at=ended_at, numbers=numbers)  # type: ignore[arg-type]
+        raise EngineRefused(reply.refusal)
+    return EngineDraft(parent.name, parent.version, parent.method, parent.directory)
+
+
+def under_way(session: Session, info: EngineInfo) -> str | None:
+    """Which restart is asked for and not seen done yet, in words; None: none."""
+    for run in retrain_runs.in_states(session, info.server, info.target, retrain_runs.ROLLING_STATES):
+        asked = rollout_of(run)
+        return (
+            f"a restart with draft {asked.version} is under way since {asked.asked_at:%Y-%m-%d %H:%M:%S} UTC"
+        )
+    return None
+
+
+def is_due(session: Session, run: RetrainRun, now: datetime) -> bool:
+    """Whether there is something to settle: what the run waits for has come, or has not in time."""
+    asked = rollout_of(run)
+    came = heard.stream_since(session, run.server, run.target, asked.version, asked.asked_at)
+    return came is not None or now >= asked.until
+
+
+def _due_rollback(session: Session, info: EngineInfo, now: datetime) -> tuple[RetrainRun, str] | None:
+    """The run whose draft is to be taken back now, and why."""
+    run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
+    if run is not None:
+        seen = from_numbers(run.numbers)
+        if seen.verdict != "worse" or run.parent_version is None:
+            return None
+        return run, why_worse(run)
+    for rolling in retrain_runs.in_states(session, info.server, info.target, ("rolling_back",)):
+        if rolling.candidate_version == info.draft.version and now >= rollout_of(rolling).until:
+            log.error("rollback not done in time; it is asked for again", run=str(rolling.id))
+            return rolling, rollout_of(rolling).reason
+    return None
+
+
+def _order_back(run: RetrainRun, serving: EngineDraft, parent: Draft | None) -> Order:
+    return Order(
+        action="roll_back",
+        run_id=run.id,
+        server=run.server,
+        target=run.target,
+        method=parent.method if parent else serving.method,
+        draft_path=parent.directory if parent else None,
+        draft_version=run.parent_version or "",
+        previous_path=serving.directory,
+        previous_version=serving.version,
+        asked_at=datetime.now(UTC),
+    )
+
+
+def _give(
+    database: Database,
+    engine: RestartedEngine,
+    order: Order,
+    state: Literal["rolling_out", "rolling_back"],
+    reason: str,
+) -> Reply:
+    """Stores the order, gives it, and stores the reply. Raises PromotionStopped: it may have been heard."""
+    wait = timedelta(seconds=engine.rules.promote_wait_seconds)
+    longest = timedelta(seconds=engine.rules.promote_timeout_seconds) + wait
+    asked = Rollout(order.draft_version, order.asked_at, order.asked_at + longest, reason)
+    _store(database, order.run_id, state, asked)
+    reply = engine.tell(order)
+    after = wait if reply.refusal is None else ASK_AGAIN_AFTER
+    asked = msgspec.structs.replace(asked, until=datetime.now(UTC) + after, output=reply.output)
+    _store(database, order.run_id, state, asked)
+    return reply
+
+
+def _store(database: Database, run_id: UUID, state: retrain_runs.RunState, rollout: Rollout) -> None:
+    with database.session() as session:
+        run = retrain_runs.find(session, run_id)
+        if run is not None:
+            retrain_runs.advance(session, run_id, state, numbers=with_rollout(run, rollout), ended_at=None)

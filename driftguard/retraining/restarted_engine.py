@@ -1,0 +1,98 @@
+"""An engine that takes a new draft by a restart: the user's command or webhook does it, the records tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.retraining import promote_command, promote_webhook
+from driftguard.retraining.engine_admin import EngineDraft, EngineInfo, EngineRefused
+from driftguard.retraining.promotion_order import Order, Reply
+from driftguard.retraining.rollout import rollout_of
+from driftguard.settings import EngineSettings, RetrainingSettings
+from driftguard.store import drafts, heard, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import Stream
+
+log = structlog.get_logger(__name__)
+
+
+class RestartedEngine:
+    """As EngineAdmin is for the built-in engine, where there is no admin API."""
+
+    def __init__(
+        self,
+        database: Database,
+        engine: EngineSettings,
+        rules: RetrainingSettings,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._database = database
+        self._engine = engine
+        self.rules = rules
+        self._should_stop = should_stop
+
+    def info(self) -> EngineInfo:
+        """What it serves by its records: a draft that was asked for from its first record on, another one see
+        store.heard. Raises EngineRefused: there are no records."""
+        with self._database.session() as session:
+            stream = heard.stream_in_service(session, self._engine.server)
+            if stream is None:
+                raise EngineRefused(
+                    f"no records of {self._engine.server} have arrived yet, so the draft that it serves is "
+                    "not known"
+                )
+            for run in retrain_runs.in_states(
+                session, stream.server, stream.target, retrain_runs.ROLLING_STATES
+            ):
+                asked = rollout_of(run)
+                came = heard.stream_since(session, run.server, run.target, asked.version, asked.asked_at)
+                stream = came or stream
+            return EngineInfo(
+                server=stream.server,
+                target=stream.target,
+                target_directory=str(self._engine.target_directory),
+                draft=self._draft(session, stream),
+                num_speculative_tokens=self._engine.num_speculative_tokens or 0,
+            )
+
+    def tell(self, order: Order) -> Reply:
+        """Runs the command or posts to the webhook, and waits for the answer. Raises PromotionStopped."""
+        rules = self.rules
+        if rules.promote_webhook is not None:
+            reply = promote_webhook.post(
+                rules.promote_webhook,
+                rules.promote_webhook_key,
+                order,
+                rules.promote_timeout_seconds,
+                self._should_stop,
+            )
+        else:
+            reply = promote_command.run(
+                rules.promote_command, order, rules.promote_timeout_seconds, self._should_stop
+            )
+        tell = log.info if reply.refusal is None else log.error
+        tell(
+            "restart with another draft asked for",
+            action=order.action,
+            server=order.server,
+            version=order.draft_version,
+            refusal=reply.refusal,
+            output=reply.output,
+        )
+        return reply
+
+    def _draft(self, session: Session, stream: Stream) -> EngineDraft:
+        """With its directory: where it was trained to, or the configured one of a draft from elsewhere.
+
+        A link is followed once, when the draft is first seen: promotions may turn it to other drafts.
+        """
+        known = drafts.find(session, stream.server, stream.target, stream.draft_version)
+        directory = known.directory if known is not None else str(self._resolved())
+        return EngineDraft(stream.draft, stream.draft_version, stream.method, directory)
+
+    def _resolved(self) -> Path:
+        return (self._engine.draft_directory or Path()).expanduser().resolve()

@@ -1,0 +1,50 @@
+"""What arriving records say that a server serves. Canary probes say nothing of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from driftguard.store import drafts
+from driftguard.store.tables import Stream
+
+# A draft that is in service stays so until nothing was heard of it for this long beside another one: while
+# servers are restarted one by one, both are heard.
+SILENCE: Final = timedelta(minutes=5)
+
+
+def stream_in_service(session: Session, server: str) -> Stream | None:
+    """The stream of the draft in service if it is still heard, else the one heard last; None: no records."""
+    query = select(Stream).where(
+        Stream.server == server, Stream.method != "none", Stream.traffic_arrived_at.is_not(None)
+    )
+    newest = session.scalars(
+        query.order_by(Stream.traffic_arrived_at.desc(), Stream.id.desc()).limit(1)
+    ).first()
+    if newest is None or newest.traffic_arrived_at is None:
+        return newest
+    known = drafts.in_service(session, server, newest.target)
+    if known is None:
+        return newest
+    since = newest.traffic_arrived_at - SILENCE
+    return stream_since(session, server, newest.target, known.version, since) or newest
+
+
+def stream_since(session: Session, server: str, target: str, version: str, since: datetime) -> Stream | None:
+    """The stream of this draft if a record of it ended and arrived since then."""
+    return session.scalars(
+        select(Stream)
+        .where(
+            Stream.server == server,
+            Stream.target == target,
+            Stream.draft_version == version,
+            Stream.method != "none",
+            Stream.traffic_arrived_at >= since,
+            Stream.traffic_ended_at >= since,
+        )
+        .order_by(Stream.traffic_arrived_at.desc(), Stream.id.desc())
+        .limit(1)
+    ).first()

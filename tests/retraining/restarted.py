@@ -1,0 +1,107 @@
+"""An engine that takes a new draft by a restart: settings, a command, and a run whose candidate passed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from driftguard.retraining import restart
+from driftguard.retraining.engines import connect
+from driftguard.retraining.incident_notes import begin_mitigation
+from driftguard.retraining.job import Job
+from driftguard.retraining.outcome import RetrainOutcome
+from driftguard.retraining.restarted_engine import RestartedEngine
+from driftguard.retraining.settle import settle
+from driftguard.settings import CaptureSettings, EngineSettings, RetrainingSettings, Settings
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import RetrainRun
+from tests.retraining import world
+from tests.retraining.world import drift, record, store
+
+OLD, NEW = "v1", "v2"
+SERVER = "engine-1"
+
+
+def restarted_settings(data_dir: Path, target: Path, draft: Path, **retraining: object) -> Settings:
+    """As world.make_settings, without an admin API."""
+    engine = EngineSettings(
+        server=SERVER, target_directory=target, draft_directory=draft, num_speculative_tokens=4
+    )
+    rules = {"steps": 60, "threads": 1, "maximum_regression": 0.05, "aim_requests": 128, **retraining}
+    return Settings(
+        data_dir=data_dir,
+        engines=[engine],
+        capture=CaptureSettings(enabled=True),
+        retraining=RetrainingSettings.model_validate(rules),
+    )
+
+
+def script(path: Path, *lines: str) -> str:
+    path.write_text("#!/bin/sh\n" + "\n".join(lines) + "\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def serves(database: Database, version: str, count: int = 1) -> None:
+    """Requests that the server answered just now with this draft."""
+    now = datetime.now(UTC)
+    store(database, [record(version, world.NEW, 0.7, now) for _ in range(count)])
+
+
+def passed_the_gate(database: Database, settings: Settings) -> RetrainRun:
+    """OLD fell, and NEW was trained from it."""
+    now = datetime.now(UTC)
+    incident_id = drift(database, OLD, now - timedelta(minutes=5))
+    settle(database, settings, SERVER)
+    run = RetrainRun(
+        id=uuid4(),
+        server=SERVER,
+        target="target",
+        incident_id=incident_id,
+        trigger="incident",
+        state="evaluating",
+        started_at=now,
+        parent_version=OLD,
+        candidate_version=NEW,
+        numbers={"gate": {"reason": "better"}},
+    )
+    with database.session() as session:
+        retrain_runs.begin(session, run)
+        directory = str(settings.data_directory / "drafts" / NEW)
+        drafts.add_candidate(
+            session,
+            server=SERVER,
+            target="target",
+            version=NEW,
+            directory=directory,
+            parent_version=OLD,
+            run_id=run.id,
+            at=now,
+        )
+        begin_mitigation(session, incident_id, "retraining", now)
+    return run
+
+
+def promote(database: Database, settings: Settings, run_id: UUID, incident_id: UUID | None) -> RetrainOutcome:
+    engine = connect(database, settings, SERVER)
+    assert isinstance(engine, RestartedEngine)
+    job = Job(database, settings, engine, engine.info(), "incident", lambda _: None, lambda: False)
+    with retrain_runs.try_lock(database, SERVER, "target") as lock:
+        assert lock is not None
+        return restart.promote(job, engine, run_id, incident_id, NEW)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """A process to be killed: DATABASE_URL DATA_DIR COMMAND RUN_ID."""
+    url, data_dir, command, run_id = arguments
+    models = Path(data_dir)
+    settings = restarted_settings(models, models, models, promote_command=[command])
+    return promote(Database.open(url), settings, UUID(run_id), None).exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

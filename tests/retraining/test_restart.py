@@ -1,0 +1,377 @@
+"""Engines that take a new draft by a restart: a real command or receiver is told, and the records decide."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+
+from driftguard.errors import Conflict
+from driftguard.retraining import promote_webhook, run
+from driftguard.retraining.engine_admin import EngineRefused
+from driftguard.retraining.jobs import RetrainingJobs
+from driftguard.retraining.outcome import RetrainOutcome
+from driftguard.retraining.rollback import roll_back
+from driftguard.retraining.settle import settle
+from driftguard.settings import Settings
+from driftguard.store import drafts, retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import RetrainRun
+from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
+from tests.retraining.conftest import Drifted
+from tests.retraining.restarted import (
+    NEW,
+    OLD,
+    SERVER,
+    passed_the_gate,
+    promote,
+    restarted_settings,
+    script,
+    serves,
+)
+from tests.retraining.world import Models, incident_states
+
+
+class Restarts:
+    """A database, and a command that writes down what it is told, once per call."""
+
+    def __init__(self, database: Database, directory: Path) -> None:
+        self.database = database
+        self._directory = directory
+        self.told = directory / "told"
+        self.told.mkdir()
+        self.command = script(
+            directory / "restart.sh",
+            f'env | grep ^DRIFTGUARD_ | sort > "{self.told}/$(ls {self.told} | wc -l)"',
+            'echo "restarting $1"',
+            f'exit "$(cat {directory}/status 2>/dev/null || echo 0)"',
+        )
+
+    def settings(self, **retraining: object) -> Settings:
+        rules = {"promote_command": [self.command, "all; of them"], **retraining}
+        models = self._directory
+        return restarted_settings(models / "data", models / "target", models / "draft", **rules)
+
+    def exits_with(self, status: int) -> None:
+        (self._directory / "status").write_text(str(status))
+
+    def calls(self) -> list[dict[str, str]]:
+        found = sorted(self.told.iterdir(), key=lambda path: int(path.name))
+        return [dict(line.split("=", 1) for line in path.read_text().splitlines()) for path in found]
+
+    def run(self, run_id: UUID) -> RetrainRun:
+        with self.database.session() as session:
+            found = retrain_runs.find(session, run_id)
+        assert found is not None
+        return found
+
+    def settled(self, settings: Settings, run_id: UUID) -> str:
+        settle(self.database, settings, SERVER)
+        return self.run(run_id).state
+
+    def unsettled(self, settings: Settings) -> list[str]:
+        """Servers for which the sidecar would queue a job now."""
+        with self.database.session() as session:
+            return list(RetrainingJobs(self.database, settings)._unsettled(session))
+
+    def states(self) -> dict[str, str]:
+        with self.database.session() as session:
+            return {draft.version: draft.state for draft in drafts.page(session, limit=10)}
+
+    def change(self, run_id: UUID, part: str, **values: object) -> None:
+        """Of the run's stored numbers."""
+        with self.database.session() as session:
+            row = retrain_runs.find(session, run_id)
+            assert row is not None
+            numbers: dict[str, Any] = dict(row.numbers or {})
+            row.numbers = {**numbers, part: {**numbers[part], **values}}
+
+    def watched(self, settings: Settings) -> UUID:
+        """A run whose candidate was promoted by a restart."""
+        made = passed_the_gate(self.database, settings)
+        assert promote(self.database, settings, made.id, made.incident_id).state == "rolling_out"
+        serves(self.database, NEW)
+        assert self.settled(settings, made.id) == "watching"
+        return made.id
+
+
+@pytest.fixture
+def restarts(database: Database, tmp_path: Path) -> Restarts:
+    return Restarts(database, tmp_path)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with http_receiver() as running:
+        yield running
+
+
+def test_the_command_is_told_and_the_records_decide(
+    restarts: Restarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRIFTGUARD_DATABASE_URL", "postgresql://user:hunter2@db/x")
+    (tmp_path / "first").mkdir()
+    (tmp_path / "draft").symlink_to(tmp_path / "first")  # which promotions turn to other drafts
+    settings = restarts.settings()
+    made = passed_the_gate(restarts.database, settings)
+    outcome = promote(restarts.database, settings, made.id, made.incident_id)
+    assert outcome.state == "rolling_out"
+    assert restarts.calls() == [
+        {
+            "DRIFTGUARD_ACTION": "promote",
+            "DRIFTGUARD_RUN_ID": str(made.id),
+            "DRIFTGUARD_SERVER": SERVER,
+            "DRIFTGUARD_TARGET": "target",
+            "DRIFTGUARD_METHOD": "draft_model",
+            "DRIFTGUARD_DRAFT_PATH": str(tmp_path / "data" / "drafts" / NEW),
+            "DRIFTGUARD_DRAFT_VERSION": NEW,
+            "DRIFTGUARD_PREVIOUS_PATH": str(tmp_path / "first"),
+            "DRIFTGUARD_PREVIOUS_VERSION": OLD,
+        }
+    ]
+    rolling = restarts.run(made.id)
+    assert rolling.numbers is not None
+    assert rolling.numbers["rollout"]["output"] == "restarting all; of them\n"  # no shell took it apart
+
+    serves(restarts.database, OLD)  # a server that has not been restarted yet
+    assert restarts.settled(settings, made.id) == "rolling_out"
+    assert restarts.states() == {OLD: "in_service", NEW: "candidate"}
+    assert restarts.unsettled(settings) == []
+    serves(restarts.database, NEW)
+    assert restarts.unsettled(settings) == [SERVER]  # by the sidecar, whatever became of who asked
+    assert restarts.settled(settings, made.id) == "watching"
+    assert restarts.states() == {OLD: "retired", NEW: "in_service"}
+    serves(restarts.database, OLD)  # the last of them
+    assert restarts.settled(settings, made.id) == "watching"
+    assert restarts.states() == {OLD: "retired", NEW: "in_service"}
+    assert len(restarts.calls()) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["restart.sh", "now"], "promote_command ended with status 7: restarting now"),
+        (["slow.sh"], "promote_command did not end within 1 s: waiting"),
+        (["none.sh"], "none.sh cannot be found, or not be executed"),
+    ],
+)
+def test_a_command_that_fails_fails_the_run_and_keeps_the_draft(
+    restarts: Restarts, tmp_path: Path, command: list[str], reason: str
+) -> None:
+    restarts.exits_with(7)
+    script(tmp_path / "slow.sh", "echo waiting", "sleep 60")
+    command = [str(tmp_path / command[0]), *command[1:]]
+    settings = restarts.settings(promote_command=command, promote_timeout_seconds=1.0)
+    made = passed_the_gate(restarts.database, settings)
+    outcome = promote(restarts.database, settings, made.id, made.incident_id)
+    assert (outcome.state, outcome.exit_code) == ("failed", 1)
+    assert reason in outcome.reason
+    ended = restarts.run(made.id)
+    assert (ended.state, ended.reason) == ("failed", outcome.reason)
+    assert restarts.states() == {OLD: "in_service", NEW: "candidate"}
+    assert made.incident_id is not None
+    assert incident_states(restarts.database, made.incident_id) == ["open", "mitigating", "open"]
+
+
+def test_a_restart_that_shows_in_no_record_fails_by_name(restarts: Restarts) -> None:
+    settings = restarts.settings(promote_wait_seconds=0.01)
+    made = passed_the_gate(restarts.database, settings)
+    promote(restarts.database, settings, made.id, made.incident_id)
+    wait_until(lambda: restarts.settled(settings, made.id) != "rolling_out", "the end of the wait")
+    ended = restarts.run(made.id)
+    assert ended.state == "failed"
+    assert "no record of draft v2 has arrived within" in (ended.reason or "")
+    assert restarts.states() == {OLD: "in_service", NEW: "candidate"}
+    assert made.incident_id is not None
+    assert incident_states(restarts.database, made.incident_id)[-1] == "open"
+
+
+def test_the_webhook_is_told_until_it_accepts(
+    restarts: Restarts, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def recover(_: object) -> float:
+        receiver.status = 202
+        return 0.0
+
+    monkeypatch.setattr(promote_webhook, "_backoff", recover)
+    receiver.status = 503
+    settings = restarts.settings(
+        promote_command=[], promote_webhook=receiver.url, promote_webhook_key="hunter2"
+    )
+    made = passed_the_gate(restarts.database, settings)
+    outcome = promote(restarts.database, settings, made.id, made.incident_id)
+    assert outcome.state == "rolling_out"
+    first, second = receiver.received
+    assert (first.answered, second.answered) == (503, 202)
+    assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"]
+    assert first.headers["Idempotency-Key"].startswith(f"{made.id}:promote:")
+    assert second.headers["Authorization"] == "Bearer hunter2"
+    assert first.body == second.body
+    assert (second.body["draft_version"], second.body["previous_version"]) == (NEW, OLD)
+    assert second.body["draft_path"].endswith(f"/drafts/{NEW}")
+    serves(restarts.database, NEW)
+    assert restarts.settled(settings, made.id) == "watching"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(400, "refused with HTTP 400"), (503, "not accept within 0.3 s")]
+)
+def test_a_webhook_that_does_not_accept_fails_the_run(
+    restarts: Restarts, receiver: Receiver, status: int, reason: str
+) -> None:
+    receiver.status = status
+    settings = restarts.settings(
+        promote_command=[], promote_webhook=receiver.url, promote_timeout_seconds=0.3
+    )
+    made = passed_the_gate(restarts.database, settings)
+    outcome = promote(restarts.database, settings, made.id, made.incident_id)
+    assert outcome.state == "failed"
+    assert reason in outcome.reason
+    assert restarts.run(made.id).state == "failed"
+    if status == 400:
+        assert len(receiver.received) == 1
+
+
+def test_a_worse_draft_is_taken_back_by_the_same_command(restarts: Restarts, tmp_path: Path) -> None:
+    settings = restarts.settings()
+    run_id = restarts.watched(settings)
+    restarts.change(run_id, "watch", verdict="worse")
+    restarts.exits_with(1)
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    assert len(restarts.calls()) == 2  # refused: not asked again at once
+    restarts.exits_with(0)
+    restarts.change(run_id, "rollout", until=(datetime.now(UTC) - timedelta(seconds=1)).isoformat())
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    asked = restarts.calls()[-1]
+    assert len(restarts.calls()) == 3
+    assert asked["DRIFTGUARD_ACTION"] == "roll_back"
+    assert (asked["DRIFTGUARD_DRAFT_VERSION"], asked["DRIFTGUARD_PREVIOUS_VERSION"]) == (OLD, NEW)
+    assert asked["DRIFTGUARD_DRAFT_PATH"] == str(tmp_path / "draft")
+    serves(restarts.database, NEW)
+    assert restarts.settled(settings, run_id) == "rolling_back"
+    serves(restarts.database, OLD)
+    assert restarts.settled(settings, run_id) == "rolled_back"
+    assert restarts.states() == {OLD: "in_service", NEW: "rolled_back"}
+    assert "accepted less than the one before it" in (restarts.run(run_id).reason or "")
+
+
+def test_by_hand_it_is_asked_for_once_and_refused_by_name(restarts: Restarts) -> None:
+    settings = restarts.settings()
+    run_id = restarts.watched(settings)
+    with restarts.database.session() as session:
+        retrain_runs.end(session, run_id, "promoted", "stands", datetime.now(UTC))
+
+    def take_back() -> str:
+        told = roll_back(restarts.database, settings, server=SERVER, draft_version=NEW, reason="it loops")
+        return told.version
+
+    restarts.exits_with(1)
+    with pytest.raises(EngineRefused, match="ended with status 1"):
+        take_back()
+    assert (restarts.run(run_id).state, restarts.run(run_id).ended_at is None) == ("promoted", False)
+    restarts.exits_with(0)
+    assert take_back() == OLD
+    with pytest.raises(Conflict, match="a restart with draft v1 is under way"):
+        take_back()
+    assert len(restarts.calls()) == 3
+    serves(restarts.database, OLD)
+    assert restarts.settled(settings, run_id) == "rolled_back"
+    assert "rolled back to draft v1 by hand: it loops" in (restarts.run(run_id).reason or "")
+
+
+def test_killed_while_the_command_runs(restarts: Restarts, tmp_path: Path) -> None:
+    settings = restarts.settings()
+    made = passed_the_gate(restarts.database, settings)
+    command = script(
+        tmp_path / "hang.sh",
+        f"echo $$ > {tmp_path}/pid.part",
+        f"mv {tmp_path}/pid.part {tmp_path}/pid",
+        "sleep 60",
+    )
+    url = restarts.database.url.render_as_string(hide_password=False)
+    pid = tmp_path / "pid"
+    arguments = [url, str(tmp_path), command, str(made.id)]
+    process = subprocess.Popen([sys.executable, "-m", "tests.retraining.restarted", *arguments])
+    wait_until(lambda: pid.exists() or process.poll() is not None, "the command's start")
+    child = psutil.Process(int(pid.read_text()))
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs([child], timeout=60)[1] == [], "the command outlived the run that started it"
+
+    def is_free() -> bool:
+        with restarts.database.session() as session:
+            return not retrain_runs.is_running(session, SERVER, "target")
+
+    wait_until(is_free, "the end of the killed run's lock")
+    assert restarts.settled(settings, made.id) == "rolling_out"  # nobody can know yet
+    assert restarts.states()[OLD] == "in_service"
+    serves(restarts.database, NEW)
+    assert restarts.settled(settings, made.id) == "watching"
+    assert restarts.calls() == []
+
+
+def test_of_a_scraped_server_the_promotion_stands_at_once(restarts: Restarts) -> None:
+    settings = restarts.settings()
+    made = passed_the_gate(restarts.database, settings)
+    with restarts.database.session() as session:
+        session.connection().exec_driver_sql("UPDATE records SET kind = 'window'")
+    promote(restarts.database, settings, made.id, made.incident_id)
+    serves(restarts.database, NEW)
+    assert restarts.settled(settings, made.id) == "promoted"
+    assert "better; not watched: there are no records of single requests" in (
+        restarts.run(made.id).reason or ""
+    )
+
+
+def test_a_server_without_records_is_named(restarts: Restarts) -> None:
+    with pytest.raises(EngineRefused, match="no records of engine-1 have arrived yet"):
+        settle(restarts.database, restarts.settings(), SERVER)
+
+
+@pytest.mark.usefixtures("training_here")
+def test_a_whole_retraining(drifted: Drifted, models: Models, tmp_path: Path) -> None:
+    """The nightly job waits for the records; meanwhile nothing else is trained."""
+    command = script(
+        tmp_path / "restart.sh", f'test -f "$DRIFTGUARD_DRAFT_PATH/config.json" && touch {tmp_path}/done'
+    )
+    settings = restarted_settings(
+        tmp_path / "data", models.target, models.draft, promote_command=[command], steps=30
+    )
+    ended: list[RetrainOutcome] = []
+    job = threading.Thread(
+        target=lambda: ended.append(run.retrain(drifted.database, settings, awaits_restart=True))
+    )
+    job.start()
+
+    def rolling() -> list[RetrainRun]:
+        with drifted.database.session() as session:
+            return retrain_runs.in_states(session, SERVER, "target", ("rolling_out",))
+
+    try:
+        wait_until(lambda: bool(rolling()) or not job.is_alive(), "a restart")
+        wait_until(lambda: "output" in rolling()[0].numbers["rollout"], "the command's end")  # type: ignore[index]
+        second = None
+        while second is None or "is running already" in second.reason:
+            second = run.retrain(drifted.database, settings, force=True)
+        assert (second.state, second.reason.split(" with")[0]) == ("nothing_to_do", "a restart")
+        version = rolling()[0].candidate_version or ""
+        serves(drifted.database, version)
+    finally:
+        job.join()
+    (outcome,) = ended
+    assert (outcome.state, outcome.exit_code) == ("promoted", 0)
+    assert outcome.reason.startswith(f"draft {version}: ")
+    assert (tmp_path / "done").exists()
+    with drifted.database.session() as session:
+        serving = drafts.in_service(session, SERVER, "target")
+    assert serving is not None
+    assert (serving.version, serving.directory) == (version, str(tmp_path / "data" / "drafts" / version))
