@@ -56,7 +56,9 @@ STAGES: Final[Words] = {
     "training": ("Training", colours.LEARNING),
     "evaluating": ("Evaluating", colours.BETTER),
     "promoting": ("Promoting", colours.WARNING),
+    "rolling_out": ("Restarting with the new draft", colours.WARNING),
     "watching": ("Watching the new draft", colours.MAIN),
+    "rolling_back": ("Restarting with the old draft", colours.BAD),
 }
 
 OUTCOMES: Final[Words] = {

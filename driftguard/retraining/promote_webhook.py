@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -11,7 +12,7 @@ from tenacity import (
     RetryCallState,
     Retrying,
     retry_if_exception_type,
-    stop_after_delay,
+    stop_before_delay,
     wait_random_exponential,
 )
 
@@ -19,6 +20,7 @@ from driftguard.retraining.promotion_order import Order, PromotionStopped, Reply
 
 _ANSWER_SECONDS: Final = 30.0  # of one attempt
 _ANSWER_CHARACTERS: Final = 2_000
+_POLL_SECONDS: Final = 0.1
 _LATER: Final = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
 _backoff = wait_random_exponential(multiplier=0.2, max=30.0)
 
@@ -38,13 +40,19 @@ def post(
     if key is not None:
         headers["Authorization"] = f"Bearer {key.get_secret_value()}"
 
-    def stopped(_: RetryCallState) -> bool:
-        return should_stop()
+    def stops(state: RetryCallState) -> bool:
+        return should_stop() or stop_before_delay(timeout_seconds)(state)
+
+    def sleep(seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not should_stop():
+            time.sleep(min(_POLL_SECONDS, seconds))
 
     retrying = Retrying(
         retry=retry_if_exception_type(_TryAgainError),
         wait=_backoff,
-        stop=lambda state: stopped(state) or stop_after_delay(timeout_seconds)(state),
+        stop=stops,
+        sleep=sleep,
         reraise=True,
     )
     try:
