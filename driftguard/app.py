@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import sys
 import threading
@@ -265,6 +266,7 @@ def run_sidecar(settings: Settings) -> None:
     Raises BadSettings (port in use, reachable by others without a key), DatabaseUnavailable.
     """
     configure_logging(settings.log_level)
+    signal.signal(signal.SIGTERM, _unwind)
     with _bind(settings) as listener, open_database(settings) as database:
         with database.session() as session:
             refuse_open_bind(settings.host, has_keys=keys.has_keys(session))
@@ -275,6 +277,12 @@ def run_sidecar(settings: Settings) -> None:
         )
         print(f"sidecar ready on {url} ({database.place})", flush=True)
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _unwind(*_: object) -> None:
+    """On SIGTERM, which uvicorn raises once more when it has stopped: that must not end the process before
+    the embedded database is stopped too."""
+    raise SystemExit(0)
 
 
 @contextmanager
