@@ -12,7 +12,6 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from driftguard.client import Counts
 from driftguard.metrics import Metrics
 from driftguard.proxy.metrics import ProxyMetrics
 
@@ -71,7 +70,7 @@ def _labels(collector: Collector, family: Metric) -> tuple[str, ...]:
     """As declared; where they are only made when read, those of what was read."""
     if isinstance(collector, MetricWrapperBase):
         return tuple(collector._labelnames)
-    return tuple(dict.fromkeys(name for sample in family.samples for name in sample.labels))
+    return tuple(dict.fromkeys(name for sample in family.samples for name in sample.labels if name != "le"))
 
 
 class _Zero(float):
@@ -87,9 +86,7 @@ def _engine_registry() -> CollectorRegistry:
 
 
 def _proxy_registry() -> CollectorRegistry:
-    metrics = ProxyMetrics()
-    metrics.watch(lambda: 0.0, Counts)
-    return metrics.registry
+    return ProxyMetrics().registry
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -85,7 +85,8 @@ async def running(
         stack.push_async_callback(sidecar.close, FLUSH_SECONDS)
         await stack.enter_async_context(_background(upstream.identify(to_upstream)))
         forwarder = Forwarder(settings, upstream, to_upstream, sidecar.send, metrics)
-        metrics.watch(lambda: forwarder.in_flight, lambda: sidecar.counts)
+        stack.callback(forwarder.settle)
+        metrics.watch(lambda: sidecar.counts)
         server = web.Server(
             forwarder.handle,
             handler_cancellation=True,
@@ -101,7 +102,7 @@ async def running(
         )
         admin_url = None
         if settings.admin_port is not None:
-            runner = web.AppRunner(_admin(metrics), access_log=None)
+            runner = web.AppRunner(_admin(metrics, forwarder.settle), access_log=None)
             admin_port = await _listen(stack, runner, ADMIN_HOST, settings.admin_port)
             admin_url = f"http://{ADMIN_HOST}:{admin_port}"
         yield Addresses(f"http://{settings.host}:{port}", admin_url)
@@ -112,7 +113,6 @@ def _upstream_session(settings: ProxySettings) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=UPSTREAM_KEEPALIVE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
-        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         timeout=aiohttp.ClientTimeout(
             total=None,
             sock_connect=settings.connect_timeout_seconds,
@@ -147,11 +147,12 @@ async def _listen(stack: AsyncExitStack, runner: web.BaseRunner, host: str, port
     return int(runner.addresses[0][1])
 
 
-def _admin(metrics: ProxyMetrics) -> web.Application:
+def _admin(metrics: ProxyMetrics, settle: Callable[[], None]) -> web.Application:
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
     async def exposition(_: web.Request) -> web.Response:
+        settle()
         return web.Response(body=metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -29,8 +28,7 @@ class Unreadable(ValueError):
     """The body is not one JSON object."""
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
+class Excess(msgspec.Struct, frozen=True):
     """What the proxy asked for and the client did not."""
 
     usage: bool = False
@@ -38,8 +36,10 @@ class Excess:
     outputs: bool = False  # Triton's performance metrics
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+NOTHING: Final = Excess()
+
+
+class Asked(msgspec.Struct, frozen=True):
     """A request that is understood. `body` is what goes to the engine."""
 
     body: bytes
@@ -82,7 +82,7 @@ def ask(kind: Kind, engine: Engine, body: bytes, *, usage_always: bool) -> Asked
         elif kind == "triton":
             changed, excess = _ask_triton(fields, body)
         else:
-            changed, excess = body, Excess()
+            changed, excess = body, NOTHING
     except (msgspec.DecodeError, UnicodeDecodeError, NotAnObject) as error:
         raise Unreadable(str(error)) from None
     return Asked(changed, fields, excess)
@@ -109,7 +109,7 @@ def _ask_openai(engine: Engine, fields: Fields, body: bytes, *, usage_always: bo
 
 def _ask_triton(fields: Fields, body: bytes) -> tuple[bytes, Excess]:
     if any(_is(fields, name, b"true") for name in (triton.REQUEST_FIELD, "return_perf_metrics")):
-        return body, Excess()
+        return body, NOTHING
     return with_member(body, triton.REQUEST_FIELD, b"true"), Excess(outputs=True)
 
 

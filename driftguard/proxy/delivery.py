@@ -11,10 +11,10 @@ import aiohttp
 from aiohttp import web
 
 from driftguard.proxy import headers
-from driftguard.proxy.asking import Excess
+from driftguard.proxy.asking import NOTHING, Excess
 from driftguard.proxy.events import EventStream, Heard, reduced
 from driftguard.proxy.intake import chained, read_up_to
-from driftguard.proxy.recording import NotRecorded, Passage, heard_whole
+from driftguard.proxy.recording import NotRecorded, Passage
 
 COPIED_AT_ONCE_BYTES: Final = 65_536
 
@@ -24,13 +24,16 @@ class ClientGone(Exception):
 
 
 class Delivery:
-    """One answer. After `run`, `heard` is what a passage's answer told, or `refusal` says why nothing is."""
+    """One answer. After `run`, `heard` is what a passage's answer told, or `refusal` says why nothing is.
+
+    Of an answer that was not streamed, `heard` is the whole.
+    """
 
     def __init__(
         self, request: web.BaseRequest, answer: aiohttp.ClientResponse, max_inspected_bytes: int
     ) -> None:
         self.response: web.StreamResponse | None = None
-        self.heard: Heard | None = None
+        self.heard: Heard | bytes | None = None
         self.refusal: NotRecorded | None = None
         self.ended = 0.0  # perf_counter()
         self.added_seconds = 0.0
@@ -67,13 +70,13 @@ class Delivery:
         if not is_whole:
             self.refusal = NotRecorded("too_large")
             return await self._pass(chained(body, self._answer.content.iter_any()))
-        self.heard = heard_whole(body)
-        response = await self._send(body if excess == Excess() else reduced(body, excess, is_event=False))
+        self.heard = body
+        response = await self._send(body if excess == NOTHING else reduced(body, excess, is_event=False))
         self.added_seconds = perf_counter() - self.ended
         return response
 
     async def _stream(self, excess: Excess) -> web.StreamResponse:
-        if excess != Excess():
+        if excess != NOTHING:
             self._headers.popall("Content-Length", None)
         came_at = perf_counter()
         response = await self._begin()

@@ -10,7 +10,7 @@ from driftguard.adapters.answers import sglang, triton
 from driftguard.adapters.answers.openai import common, has_output
 from driftguard.adapters.answers.reading import telling_members
 from driftguard.adapters.answers.told import AnswerUnreadable
-from driftguard.proxy.asking import Excess
+from driftguard.proxy.asking import NOTHING, Excess
 from driftguard.proxy.json_members import NotAnObject, members, within, without
 
 _END: Final = re.compile(rb"\r?\n\r?\n")
@@ -21,7 +21,7 @@ _DONE: Final = b"[DONE]"
 
 @dataclass(slots=True)
 class Heard:
-    """What an answer told. Times as perf_counter() gives them."""
+    """What an answer told. Times as perf_counter() gives them, and only of a streamed one."""
 
     parts: dict[bytes, bytes] = field(default_factory=dict)  # see adapters.answers.reading.told_by
     model_part: bytes = b""
@@ -37,7 +37,7 @@ class EventStream:
         self.is_too_large = False
         self.is_done = False  # the engine has said that this was all
         self._excess = excess
-        self._takes_out = excess != Excess()
+        self._takes_out = excess != NOTHING
         self._max = max_event_bytes
         self._rest = b""
 

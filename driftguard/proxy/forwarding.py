@@ -6,20 +6,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import perf_counter
+from typing import Final
 
 import aiohttp
 import msgspec
 from aiohttp import web
+from multidict import istr
 from yarl import URL
 
 from driftguard.proxy import headers
+from driftguard.proxy.backlog import Backlog
 from driftguard.proxy.delivery import ClientGone, Delivery
+from driftguard.proxy.events import Heard
 from driftguard.proxy.intake import Intake, take_in, target_of
 from driftguard.proxy.metrics import Outcome, ProxyMetrics
-from driftguard.proxy.recording import NotRecorded, Recorder
+from driftguard.proxy.recording import NotRecorded, Passage, Recorder
 from driftguard.proxy.upstream import Upstream
 from driftguard.records import AcceptanceRecord
 from driftguard.settings import ProxySettings
+
+_CONTENT_LENGTH: Final = istr("Content-Length")
+_ACCEPT_ENCODING: Final = istr("Accept-Encoding")
+# What the library would add to a request that does not have it.
+_ADDED_BY_LIBRARY: Final = (
+    *map(istr, ("Accept", "Content-Type", "User-Agent")),
+    _ACCEPT_ENCODING,
+)
+_KEPT_UP_TO_BYTES: Final = 65_536  # of a larger answer the record is made at once, so that few wait in memory
 
 
 @dataclass(slots=True)
@@ -30,6 +43,14 @@ class _Course:
     intake: Intake | None = None
     asked_at: float = 0.0  # perf_counter()
     delivery: Delivery | None = None
+
+
+class _Finished(msgspec.Struct, frozen=True):
+    """An answered request of which a record is to be made."""
+
+    passage: Passage
+    answer: Heard | bytes
+    ended: float  # perf_counter()
 
 
 class Forwarder:
@@ -49,28 +70,33 @@ class Forwarder:
         self._put = put
         self._metrics = metrics
         self._recorder = Recorder(settings)
-        self.in_flight = 0
+        self._backlog = Backlog(self._record)
+
+    def settle(self) -> None:
+        """Makes the records of all that has finished, now."""
+        self._backlog.drain()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         course = _Course()
-        self.in_flight += 1
+        in_flight = self._metrics.begin()
         try:
-            return await self._pass_on(request, course)
+            return await self._pass_on(request, course, in_flight)
         finally:
-            self.in_flight -= 1
+            self._metrics.end()
             self._account_for(course)
 
-    async def _pass_on(self, request: web.BaseRequest, course: _Course) -> web.StreamResponse:
+    async def _pass_on(self, request: web.BaseRequest, course: _Course, in_flight: int) -> web.StreamResponse:
         if "Upgrade" in request.headers or request.method == "CONNECT":
             course.outcome = "refused"
             return self._problem(501, "WebSocket and tunnels do not pass through this proxy")
-        if not target_of(request).startswith("/"):
+        target = target_of(request)
+        if not target.startswith("/"):
             course.outcome = "refused"
             return self._problem(400, "only requests for a path pass through this proxy")
-        course.intake = await take_in(request, self._settings, self._upstream.engine, self.in_flight)
+        course.intake = await take_in(request, target, self._settings, self._upstream.engine, in_flight)
         course.asked_at = perf_counter()
         try:
-            async with self._ask(request, course.intake) as answer:
+            async with self._ask(request, target, course.intake) as answer:
                 course.delivery = Delivery(request, answer, self._settings.max_inspected_bytes)
                 response = await course.delivery.run(course.intake.passage)
         except ClientGone:
@@ -90,39 +116,47 @@ class Forwarder:
         return response
 
     def _account_for(self, course: _Course) -> None:
-        refusal = self._record(course.intake, course.delivery)
-        if course.delivery is not None and course.delivery.heard is not None:
-            course.outcome = "answered"  # a client may leave as soon as it has all
-        if course.outcome == "answered" and course.intake is not None and course.intake.passage is not None:
-            added_before = course.asked_at - course.intake.passage.started
-            added_after = course.delivery.added_seconds if course.delivery else 0.0
-            self._metrics.added_seconds.observe(added_before + added_after)
-        self._metrics.count(course.outcome, refusal.reason if refusal else None)
-        if refusal is not None:
-            self._recorder.note(refusal)
+        intake, delivery = course.intake, course.delivery
+        if intake is None or intake.passage is None:
+            self._refused(course.outcome, (intake and intake.refusal) or NotRecorded("not_generation"))
+        elif delivery is None or delivery.heard is None:
+            self._refused(course.outcome, (delivery and delivery.refusal) or NotRecorded("failed"))
+        else:  # a client may leave as soon as it has all
+            self._backlog.add(_Finished(intake.passage, delivery.heard, delivery.ended))
+            course.outcome = "answered"
+            if isinstance(delivery.heard, bytes) and len(delivery.heard) > _KEPT_UP_TO_BYTES:
+                self._backlog.drain()
+        if course.outcome == "answered" and intake is not None and intake.passage is not None:
+            added_before = course.asked_at - intake.passage.started
+            self._metrics.added(added_before + (delivery.added_seconds if delivery else 0.0))
 
-    def _record(self, intake: Intake | None, delivery: Delivery | None) -> NotRecorded | None:
-        if intake is None:
-            return NotRecorded("not_generation")
-        if intake.passage is None:
-            return intake.refusal
-        if delivery is None or delivery.heard is None:
-            return (delivery and delivery.refusal) or NotRecorded("failed")
+    def _record(self, finished: _Finished) -> None:
         try:
-            self._put(self._recorder.record(intake.passage, delivery.heard, delivery.ended))
+            self._put(self._recorder.record(finished.passage, finished.answer, finished.ended))
         except NotRecorded as refusal:
-            return refusal
-        return None
+            self._refused("answered", refusal)
+        else:
+            self._metrics.count("answered", None)
 
-    def _ask(self, request: web.BaseRequest, intake: Intake) -> aiohttp.client._RequestContextManager:
+    def _refused(self, outcome: Outcome, refusal: NotRecorded) -> None:
+        self._metrics.count(outcome, refusal.reason)
+        self._recorder.note(refusal)
+
+    def _ask(
+        self, request: web.BaseRequest, target: str, intake: Intake
+    ) -> aiohttp.client._RequestContextManager:
         passing = headers.to_upstream(request.headers, request.remote)
-        if isinstance(intake.body, bytes):
-            passing.popall("Content-Length", None)
+        if isinstance(intake.body, bytes) and _CONTENT_LENGTH in passing:
+            del passing[_CONTENT_LENGTH]
         if intake.passage is not None:
-            passing["Accept-Encoding"] = "identity"
-        url = URL(self._upstream.url + target_of(request), encoded=True)
+            passing[_ACCEPT_ENCODING] = "identity"
         return self._session.request(
-            request.method, url, headers=passing, data=intake.body, allow_redirects=False
+            request.method,
+            URL(self._upstream.url + target, encoded=True),
+            headers=passing,
+            skip_auto_headers=[name for name in _ADDED_BY_LIBRARY if name not in passing] or None,
+            data=intake.body,
+            allow_redirects=False,
         )
 
     def _problem(self, status: int, what: str) -> web.Response:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
 import aiohttp
+import msgspec
 from aiohttp import web
 from yarl import URL
 
 from driftguard.adapters.answers.engines import Engine
 from driftguard.proxy.asking import Unreadable, ask, kind_of
 from driftguard.proxy.labels import is_probe
-from driftguard.proxy.recording import NotRecorded, Passage, Reason, labels_of, now_utc
+from driftguard.proxy.recording import NotRecorded, Passage, Reason
 from driftguard.settings import ProxySettings
 
 Body = bytes | AsyncIterator[bytes] | None
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Intake:
+class Intake(msgspec.Struct, frozen=True):
     """`body` goes to the upstream. Either `passage` or `refusal` is set."""
 
     body: Body
@@ -31,28 +30,37 @@ class Intake:
 
 
 async def take_in(
-    request: web.BaseRequest, settings: ProxySettings, engine: Engine, in_flight: int
+    request: web.BaseRequest, target: str, settings: ProxySettings, engine: Engine, in_flight: int
 ) -> Intake:
     """Reads the body only where the request is to be recorded and its body is not too large for that."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(_CONTINUE)
         request.writer.output_size = 0
+    path = target.partition("?")[0]
+    kind = kind_of(request.method, path)
+    if kind is None:
+        return _unread(request, "not_generation")
     if reason := _reason_not_to_look(request, engine):
-        body = request.content.iter_any() if request.body_exists else None
-        return Intake(body, refusal=NotRecorded(reason))
+        return _unread(request, reason)
     text, is_whole = await read_up_to(request.content, settings.max_inspected_bytes)
     if not is_whole:
         return Intake(chained(text, request.content.iter_any()), refusal=NotRecorded("too_large"))
+    started = perf_counter()
     try:
-        passage = _passage(request, text, settings, engine, in_flight)
-    except NotRecorded as refusal:
-        return Intake(text, refusal=refusal)
-    return Intake(passage.asked.body, passage)
+        asked = ask(kind, engine, text, usage_always=settings.usage_always)
+        if asked.has_several_answers:
+            return Intake(text, refusal=NotRecorded("several_answers"))
+    except Unreadable:
+        return Intake(text, refusal=NotRecorded("malformed_request"))
+    return Intake(asked.body, Passage(asked, request.headers, path, in_flight, started))
+
+
+def _unread(request: web.BaseRequest, reason: Reason) -> Intake:
+    body = request.content.iter_any() if request.body_exists else None
+    return Intake(body, refusal=NotRecorded(reason))
 
 
 def _reason_not_to_look(request: web.BaseRequest, engine: Engine) -> Reason | None:
-    if kind_of(request.method, path_of(request)) is None:
-        return "not_generation"
     if is_probe(request.headers):
         return "probe"
     if engine == "driftguard":
@@ -60,33 +68,10 @@ def _reason_not_to_look(request: web.BaseRequest, engine: Engine) -> Reason | No
     return "encoded" if "Content-Encoding" in request.headers else None
 
 
-def _passage(
-    request: web.BaseRequest, text: bytes, settings: ProxySettings, engine: Engine, in_flight: int
-) -> Passage:
-    """Raises NotRecorded."""
-    path = path_of(request)
-    kind = kind_of(request.method, path)
-    started_at, started = now_utc(), perf_counter()
-    try:
-        asked = ask(kind or "native", engine, text, usage_always=settings.usage_always)
-        has_several_answers = asked.has_several_answers
-    except Unreadable:
-        raise NotRecorded("malformed_request") from None
-    if has_several_answers:
-        raise NotRecorded("several_answers")
-    labels = labels_of(settings, request.headers, path, asked)
-    return Passage(asked, labels, in_flight, started_at, started)
-
-
 def target_of(request: web.BaseRequest) -> str:
     """Path and query as they came, without the host that a target may name too (RFC 9112 §3.2.2)."""
     target = request.raw_path
     return target if target.startswith("/") else URL(target, encoded=True).raw_path_qs
-
-
-def path_of(request: web.BaseRequest) -> str:
-    """As it came, without the query."""
-    return target_of(request).partition("?")[0]
 
 
 async def read_up_to(content: aiohttp.StreamReader, most: int) -> tuple[bytes, bool]:

@@ -2,95 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from typing import Final, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from driftguard.client import Counts
-from driftguard.proxy.recording import REASONS, Reason
+from driftguard.proxy import counts as at
+from driftguard.proxy.counts import ADDED_BUCKETS, OUTCOMES, RECORDED, RECORDS, SharedCounts
+from driftguard.proxy.recording import Reason
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-RECORDED: Final = "recorded"
 Outcome = Literal["answered", "client_gone", "unreachable", "timeout", "broken_off", "refused"]
-OUTCOMES: Final[tuple[Outcome, ...]] = (
-    "answered",  # whatever the status
-    "client_gone",
-    "unreachable",
-    "timeout",
-    "broken_off",  # the upstream ended the connection before the end of its answer
-    "refused",  # what this proxy does not pass on: WebSocket, CONNECT
-)
-
-disable_created_metrics()  # type: ignore[no-untyped-call]
+_PLACES: Final = {
+    (outcome, record): at.REQUESTS + place
+    for place, (outcome, record) in enumerate((o, r) for o in OUTCOMES for r in RECORDS)
+}
 
 
 class ProxyMetrics:
-    """The metrics and their registry."""
+    """What one worker counts, and the metrics of all workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedCounts | None = None, worker: int = 0) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        requests = Counter(
-            "driftguard_proxy_requests",
-            "Requests by what became of them, and whether they were recorded, or why not.",
-            ["outcome", "record"],
-            registry=self.registry,
-        )
-        self._requests = {
-            (outcome, record): requests.labels(outcome, record)
-            for outcome in OUTCOMES
-            for record in (RECORDED, *REASONS)
-        }
-        self.in_flight = Gauge(
-            "driftguard_proxy_requests_in_flight", "Requests under way.", registry=self.registry
-        )
-        self.added_seconds = Histogram(
-            "driftguard_proxy_added_seconds",
-            "Time that the proxy itself spent before a request went upstream and before its answer began.",
-            buckets=(0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1),
-            registry=self.registry,
-        )
+        self._shared = shared or SharedCounts()
+        self._row = self._shared.rows[worker]
+        self._row[at.PROCESS_ID] = os.getpid()
+        self._before = [self._row[place] for place in _OF_RECORDS]  # of a worker whose place this is now
+        self._records: Callable[[], Counts] = Counts
+        self.registry.register(_Totals(self._shared))
+        self.registry.register(_Processes(self._shared))
 
-    def watch(self, in_flight: Callable[[], float], counts: Callable[[], Counts]) -> None:
-        """Where to ask for what is not counted here, whenever the metrics are asked for."""
-        self.in_flight.set_function(in_flight)
-        self.registry.register(_Records(counts))
+    def watch(self, records: Callable[[], Counts]) -> None:
+        """Where to ask what became of this worker's records."""
+        self._records = records
+
+    def begin(self) -> int:
+        """A request. How many are in flight now, this one too, in all workers."""
+        self._row[at.IN_FLIGHT] += 1
+        return int(self._shared.total(at.IN_FLIGHT))
+
+    def end(self) -> None:
+        """Of a request."""
+        self._row[at.IN_FLIGHT] -= 1
 
     def count(self, outcome: Outcome, reason: Reason | None) -> None:
         """`reason`: why the request is not recorded; None for one that is."""
-        self._requests[outcome, reason or RECORDED].inc()
+        self._row[_PLACES[outcome, reason or RECORDED]] += 1
+
+    def added(self, seconds: float) -> None:
+        """Of one request that is answered."""
+        self._row[at.ADDED_SECONDS] += seconds
+        self._row[at.ADDED + bisect_left(ADDED_BUCKETS, seconds)] += 1
+
+    def update(self) -> None:
+        """Makes what became of this worker's records known to all."""
+        now = self._records()
+        self._row[at.QUEUED] = now.waiting
+        for place, before, name in zip(_OF_RECORDS, self._before, _OF_RECORDS.values(), strict=True):
+            self._row[place] = before + getattr(now, name)
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
+        self.update()
         return generate_latest(self.registry)
 
 
-class _Records(Collector):
-    """What became of the records, by the client that sends them."""
+_OF_RECORDS: Final = {
+    at.SENT: "sent",
+    at.REFUSED: "refused",
+    at.DROPPED: "dropped",
+    at.SEND_FAILURES: "failed_attempts",
+}
 
-    def __init__(self, counts: Callable[[], Counts]) -> None:
-        self._counts = counts
 
-    def collect(self) -> Iterable[Metric]:
-        counts = self._counts()
+class _Totals(Collector):
+    """Over all workers."""
+
+    def __init__(self, shared: SharedCounts) -> None:
+        self._total = shared.total
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._requests()
+        yield GaugeMetricFamily(
+            "driftguard_proxy_requests_in_flight", "Requests under way.", value=self._total(at.IN_FLIGHT)
+        )
+        yield self._added()
         records = CounterMetricFamily(
             "driftguard_proxy_records",
-            "Records by what became of them: dropped are those that found no room, or no sidecar at the end.",
+            "Records by what became of them: dropped are those that found no room, or no sidecar at the end, "
+            "or waited in a worker that was killed.",
             labels=["outcome"],
         )
-        for outcome in ("sent", "refused", "dropped"):
-            records.add_metric([outcome], getattr(counts, outcome))
+        for outcome, place in (("sent", at.SENT), ("refused", at.REFUSED), ("dropped", at.DROPPED)):
+            records.add_metric([outcome], self._total(place))
         yield records
         yield GaugeMetricFamily(
-            "driftguard_proxy_records_queued", "Records waiting for the sidecar.", value=counts.waiting
+            "driftguard_proxy_records_queued",
+            "Records waiting for the sidecar.",
+            value=self._total(at.QUEUED),
         )
         yield CounterMetricFamily(
             "driftguard_proxy_send_failures",
             "Attempts to send records that the sidecar did not answer for.",
-            value=counts.failed_attempts,
+            value=self._total(at.SEND_FAILURES),
         )
+        yield CounterMetricFamily(
+            "driftguard_proxy_worker_restarts",
+            "Workers started in the place of one that ended unasked.",
+            value=self._total(at.RESTARTS),
+        )
+
+    def _requests(self) -> Metric:
+        requests = CounterMetricFamily(
+            "driftguard_proxy_requests",
+            "Requests by what became of them, and whether they were recorded, or why not.",
+            labels=["outcome", "record"],
+        )
+        for labels, place in _PLACES.items():
+            requests.add_metric(labels, self._total(place))
+        return requests
+
+    def _added(self) -> Metric:
+        bounds = (*map(floatToGoString, ADDED_BUCKETS), "+Inf")
+        counts = accumulate(self._total(at.ADDED + place) for place in range(len(bounds)))
+        added = HistogramMetricFamily(
+            "driftguard_proxy_added_seconds",
+            "Time that the proxy itself spent before a request went upstream and before its answer began.",
+        )
+        added.add_metric([], list(zip(bounds, counts, strict=True)), self._total(at.ADDED_SECONDS))
+        return added
+
+
+class _Processes(Collector):
+    """The client's own process_* metrics, with the worker that they are of."""
+
+    def __init__(self, shared: SharedCounts) -> None:
+        self._rows = shared.rows
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for worker, row in enumerate(self._rows):
+            for family in _process_metrics(int(row[at.PROCESS_ID])):
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
+                for sample in family.samples:
+                    merged.add_sample(sample.name, {"worker": str(worker)}, sample.value)
+        return families.values()
+
+
+def _process_metrics(process_id: int) -> Iterable[Metric]:
+    """None of a process that has ended."""
+    return ProcessCollector(pid=lambda: process_id, registry=CollectorRegistry()).collect()

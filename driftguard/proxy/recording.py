@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from random import getrandbits
+from time import perf_counter
 from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
-from uuid import uuid4
+from uuid import UUID
 
+import msgspec
 import structlog
 
 from driftguard.adapters.answers.openai import common
@@ -57,36 +60,14 @@ class NotRecorded(Exception):
         self.detail = detail
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    segment: str
-    session: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(msgspec.Struct, frozen=True):
     """One request on its way. `started`: perf_counter(); `concurrency`: requests in flight, itself too."""
 
     asked: Asked
-    labels: Labels
+    headers: Mapping[str, str]
+    path: str
     concurrency: int
-    started_at: datetime
     started: float
-
-
-def labels_of(settings: ProxySettings, headers: Mapping[str, str], path: str, asked: Asked) -> Labels:
-    """Raises NotRecorded."""
-    try:
-        segment = label(settings.segment_from, headers, path, asked.fields)
-        session = label(settings.session_from, headers, path, asked.fields)
-    except BadLabel as error:
-        raise NotRecorded("bad_label", str(error)) from None
-    return Labels(segment or DEFAULT_SEGMENT, session)
-
-
-def heard_whole(answer: bytes) -> Heard:
-    """Of an answer that was not streamed."""
-    return Heard(parts_of(answer), answer)
 
 
 class Recorder:
@@ -97,8 +78,9 @@ class Recorder:
         self._server = settings.server or urlsplit(settings.upstream or "").netloc
         self._logged: set[str] = set()
 
-    def record(self, passage: Passage, heard: Heard, ended: float) -> AcceptanceRecord:
-        """Raises NotRecorded."""
+    def record(self, passage: Passage, answer: Heard | bytes, ended: float) -> AcceptanceRecord:
+        """`answer`: what was heard of a streamed one, or the whole of another. Raises NotRecorded."""
+        heard = Heard(parts_of(answer), answer) if isinstance(answer, bytes) else answer
         try:
             found = common(heard.model_part)
             if found.choices is not None and len(found.choices) > 1:
@@ -112,6 +94,8 @@ class Recorder:
             raise NotRecorded("setting_needed", str(error)) from None
         except RecordError as error:
             raise NotRecorded("contradiction", str(error)) from None
+        except BadLabel as error:
+            raise NotRecorded("bad_label", str(error)) from None
         return record
 
     def note(self, refusal: NotRecorded) -> None:
@@ -136,21 +120,23 @@ class Recorder:
     def _record(
         self, passage: Passage, heard: Heard, told: Told, model: str | None, ended: float
     ) -> AcceptanceRecord:
+        """Raises BadLabel."""
         settings, speculates = self._settings, self._settings.method != NONE
         temperature = _temperature(passage.asked)
         first, each = _times(passage, heard, told)
+        ended_at = datetime.now(UTC) - timedelta(seconds=perf_counter() - ended)
         return AcceptanceRecord(
-            record_id=uuid4(),
+            record_id=_new_id(),
             kind="request",
-            started_at=passage.started_at,
-            ended_at=passage.started_at + timedelta(seconds=ended - passage.started),
+            started_at=ended_at - timedelta(seconds=ended - passage.started),
+            ended_at=ended_at,
             server=self._server,
             target=settings.target or model or _text(passage.asked.field("model")) or UNKNOWN,
             draft=settings.draft if speculates else NONE,
             draft_version=settings.draft_version if speculates else NONE,
             method=settings.method,
-            segment=passage.labels.segment,
-            session=passage.labels.session,
+            segment=_label(settings.segment_from, passage) or DEFAULT_SEGMENT,
+            session=_label(settings.session_from, passage),
             steps=told.steps,
             drafted=told.drafted,
             accepted=told.accepted,
@@ -170,6 +156,16 @@ class Recorder:
             concurrency=passage.concurrency,
             fidelity="request",
         )
+
+
+def _label(source: str, passage: Passage) -> str | None:
+    """Raises BadLabel."""
+    return label(source, passage.headers, passage.path, passage.asked.fields)
+
+
+def _new_id() -> UUID:
+    """As uuid4(), which would ask the operating system for each."""
+    return UUID(int=getrandbits(128), version=4)
 
 
 def _text(value: object) -> str | None:
@@ -195,7 +191,3 @@ def _times(passage: Passage, heard: Heard, told: Told) -> tuple[float | None, fl
     if each is None and told.output_tokens is not None and told.output_tokens > 1:
         each = (heard.last_output_at - heard.first_output_at) / (told.output_tokens - 1)
     return first, each
-
-
-def now_utc() -> datetime:
-    return datetime.now(UTC)
