@@ -85,6 +85,7 @@ def proxy(
     admin_port: Annotated[
         int | None, typer.Option(help="Port on 127.0.0.1 for the proxy's own health and metrics.")
     ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the port (default 1).")] = None,
     sidecar: Annotated[str | None, typer.Option(help=f"Address of the sidecar ({DEFAULT_SIDECAR}).")] = None,
     engine: Annotated[
         str | None, typer.Option(help="vllm, sglang, llamacpp or other; asked of the upstream without it.")
@@ -104,9 +105,9 @@ def proxy(
     from driftguard.proxy.app import run_proxy
 
     options = {
-        "upstream": upstream, "host": host, "port": port, "admin_port": admin_port, "sidecar": sidecar,
-        "engine": engine, "server": server, "target": target, "draft": draft,
-        "draft_version": draft_version, "method": method,
+        "upstream": upstream, "host": host, "port": port, "admin_port": admin_port,
+        "workers": workers, "sidecar": sidecar, "engine": engine, "server": server, "target": target,
+        "draft": draft, "draft_version": draft_version, "method": method,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     loaded = load_settings(config, proxy=given or None)

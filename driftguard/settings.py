@@ -271,6 +271,9 @@ class ProxySettings(_Group):
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
         None, description="Port on 127.0.0.1 for the proxy's own health and metrics; none without it."
     )
+    workers: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="Processes that share the proxy's port, for more than one core can pass on; on Linux."
+    )
     sidecar: str = Field("http://127.0.0.1:8200", description="Sidecar that the proxy sends records to.")
     engine: AskedEngine = Field(
         "auto", description="What the upstream is; auto asks its /v1/models. Decides what is asked of it."

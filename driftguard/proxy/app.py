@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from math import ceil
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -17,9 +18,12 @@ from aiohttp import web
 
 from driftguard.client import AsyncClient
 from driftguard.errors import BadSettings
+from driftguard.proxy.counts import SharedCounts
 from driftguard.proxy.forwarding import Forwarder
+from driftguard.proxy.listening import BACKLOG, listeners_of
 from driftguard.proxy.metrics import CONTENT_TYPE, ProxyMetrics
 from driftguard.proxy.upstream import Upstream
+from driftguard.proxy.workers import Worker, supervise
 from driftguard.settings import ProxySettings
 
 LINGER_SECONDS: Final = 1.0
@@ -27,7 +31,6 @@ FLUSH_SECONDS: Final = 5.0
 CLIENT_KEEPALIVE_SECONDS: Final = 75.0
 UPSTREAM_KEEPALIVE_SECONDS: Final = 4.0  # below uvicorn's 5, or a request could meet a closing connection
 LONGEST_HEADER: Final = 65_536
-ADMIN_HOST: Final = "127.0.0.1"
 
 
 def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
@@ -35,7 +38,17 @@ def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
     check(settings)
     gc.collect()
     gc.freeze()  # what is imported stays; to walk it again and again would cost a tenth of the throughput
-    uvloop.run(_serve(settings, api_key))
+    gc.set_threshold(10_000)  # a request leaves few cycles: looking after every 700 objects costs a tenth too
+    all_listeners = listeners_of(settings.host, settings.port, settings.admin_port, settings.workers)
+    ready = f"proxy ready on http://{settings.host}:{all_listeners[0].port} for {settings.upstream}"
+
+    def announce() -> None:
+        print(ready, flush=True)
+
+    if settings.workers == 1:
+        uvloop.run(_serve(settings, api_key, Worker(0, all_listeners[0], SharedCounts(), announce)))
+    else:
+        supervise(all_listeners, lambda worker: uvloop.run(_serve(settings, api_key, worker)), announce)
 
 
 def check(settings: ProxySettings) -> None:
@@ -50,43 +63,41 @@ def check(settings: ProxySettings) -> None:
             raise BadSettings(f"proxy.{name}: holds a user or password, which error messages would show")
 
 
-async def _serve(settings: ProxySettings, api_key: str | None) -> None:
-    stopped = asyncio.Event()
+async def _serve(settings: ProxySettings, api_key: str | None, worker: Worker) -> None:
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with running(settings, api_key) as proxy:
-        print(f"proxy ready on {proxy.url} for {settings.upstream}", flush=True)
+        loop.add_signal_handler(number, stopped.set)
+    if worker.supervisor is not None:
+        loop.add_reader(worker.supervisor, stopped.set)
+    async with running(settings, api_key, worker):
+        worker.announce()
         await stopped.wait()
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where the proxy listens."""
-
-    url: str
-    admin_url: str | None
+        if worker.supervisor is not None:
+            loop.remove_reader(worker.supervisor)
 
 
 @asynccontextmanager
 async def running(
-    settings: ProxySettings, api_key: str | None, *, linger_seconds: float = LINGER_SECONDS
-) -> AsyncIterator[Addresses]:
+    settings: ProxySettings, api_key: str | None, worker: Worker, *, linger_seconds: float = LINGER_SECONDS
+) -> AsyncIterator[None]:
     """At the end requests under way finish first, then the queue is sent."""
-    metrics = ProxyMetrics()
+    metrics = ProxyMetrics(worker.shared, worker.number)
     sidecar = AsyncClient(
         settings.sidecar,
         api_key=api_key,
-        max_buffered=settings.max_queued_records,
+        max_buffered=ceil(settings.max_queued_records / len(worker.shared.rows)),
         linger_seconds=linger_seconds,
     )
     upstream = Upstream(settings)
     async with AsyncExitStack() as stack:
         to_upstream = await stack.enter_async_context(_upstream_session(settings))
+        stack.callback(metrics.update)  # what became of the last records
         stack.push_async_callback(sidecar.close, FLUSH_SECONDS)
         await stack.enter_async_context(_background(upstream.identify(to_upstream)))
         forwarder = Forwarder(settings, upstream, to_upstream, sidecar.send, metrics)
         stack.callback(forwarder.settle)
         metrics.watch(lambda: sidecar.counts)
+        await stack.enter_async_context(_background(metrics.keep_updated()))
         server = web.Server(
             forwarder.handle,
             handler_cancellation=True,
@@ -96,16 +107,11 @@ async def running(
             max_line_size=LONGEST_HEADER,
             max_field_size=LONGEST_HEADER,
         )
-        grace = settings.shutdown_grace_seconds
-        port = await _listen(
-            stack, web.ServerRunner(server, shutdown_timeout=grace), settings.host, settings.port
-        )
-        admin_url = None
-        if settings.admin_port is not None:
-            runner = web.AppRunner(_admin(metrics, forwarder.settle), access_log=None)
-            admin_port = await _listen(stack, runner, ADMIN_HOST, settings.admin_port)
-            admin_url = f"http://{ADMIN_HOST}:{admin_port}"
-        yield Addresses(f"http://{settings.host}:{port}", admin_url)
+        runner = web.ServerRunner(server, shutdown_timeout=settings.shutdown_grace_seconds)
+        await _accept(stack, runner, worker.listeners.traffic)
+        admin = web.AppRunner(_admin(metrics, forwarder.settle), access_log=None)
+        await _accept(stack, admin, worker.listeners.admin)
+        yield
 
 
 def _upstream_session(settings: ProxySettings) -> aiohttp.ClientSession:
@@ -134,17 +140,11 @@ async def _background(work: Coroutine[object, object, None]) -> AsyncIterator[No
             await task
 
 
-async def _listen(stack: AsyncExitStack, runner: web.BaseRunner, host: str, port: int) -> int:
-    """The port. Raises BadSettings: it is in use."""
+async def _accept(stack: AsyncExitStack, runner: web.BaseRunner, listeners: list[socket.socket]) -> None:
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
-    try:
-        await web.TCPSite(runner, host, port).start()
-    except OSError as error:
-        raise BadSettings(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port"
-        ) from None
-    return int(runner.addresses[0][1])
+    for listener in listeners:
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
 
 
 def _admin(metrics: ProxyMetrics, settle: Callable[[], None]) -> web.Application:

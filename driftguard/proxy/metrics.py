@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ from driftguard.proxy.counts import ADDED_BUCKETS, OUTCOMES, RECORDED, RECORDS, 
 from driftguard.proxy.recording import Reason
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+UPDATE_SECONDS: Final = 0.5
 Outcome = Literal["answered", "client_gone", "unreachable", "timeout", "broken_off", "refused"]
 _PLACES: Final = {
     (outcome, record): at.REQUESTS + place
@@ -69,6 +71,12 @@ class ProxyMetrics:
         self._row[at.QUEUED] = now.waiting
         for place, before, name in zip(_OF_RECORDS, self._before, _OF_RECORDS.values(), strict=True):
             self._row[place] = before + getattr(now, name)
+
+    async def keep_updated(self) -> None:
+        """For the other workers, which may be asked too."""
+        while True:
+            self.update()
+            await asyncio.sleep(UPDATE_SECONDS)
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""

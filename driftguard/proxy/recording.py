@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import getrandbits
 from time import perf_counter
@@ -13,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from driftguard.adapters.answers.openai import common
 from driftguard.adapters.answers.reading import parts_of, token_counts, told_by
@@ -112,7 +112,7 @@ class Recorder:
             if told is None:
                 prompt, output = token_counts(heard.parts)
                 told = Told(0, 0, 0, 0, prompt_tokens=prompt, output_tokens=output)
-            return replace(told, steps=0, emitted=0, num_speculative_tokens=0)
+            return structs.replace(told, steps=0, emitted=0, num_speculative_tokens=0)
         if told is None:
             raise NotRecorded("no_numbers")
         return told

@@ -1,9 +1,10 @@
 """The proxy against no proxy, and against the least that its HTTP library can do.
 
-`python -m tests.benchmarks.bench_proxy [--seconds N] [--connections N] [--streams N]`: requests/s of small
-answers, and the time to the first event of a streamed one. "bare" passes bytes on with the same library and
-looks at nothing. Client, engine and proxies share this machine's cores; the three ways take turns, so that
-what else the machine does meets all of them. CPU time says what a proxy would do on a core of its own.
+`python -m tests.benchmarks.bench_proxy [--seconds N] [--connections N] [--streams N] [--workers N ...]`:
+requests/s of small answers and CPU time of each, with so many workers, and the time to the first event of a
+streamed answer. "bare" passes bytes on with the same library and as many workers and looks at nothing. The
+load is made by `wrk` if it is installed, else by a client in Python, which takes more of the cores. Load,
+engine and proxies share this machine; the ways take turns, so that what else it does meets all of them.
 """
 
 from __future__ import annotations
@@ -13,48 +14,54 @@ import asyncio
 import json
 import os
 import platform
+import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
-import aiohttp
 import psutil
 import uvloop
-from aiohttp import web
 from yarl import URL
 
-from tests.proxy.engines import Json, vllm
+from tests.benchmarks.proxy_servers import CHAT, END
+from tests.proxy.engines import Json
 
 ROUNDS = 10
 PATH = "/v1/chat/completions"
-CHAT: Json = {"model": "m", "messages": [{"role": "user", "content": "hello there"}], "max_tokens": 53}
-USAGE: Json = {"stream_options": {"include_usage": True}}
-END = b"\r\n\r\n"
+HEADERS = {
+    "Content-Type": "application/json",
+    "User-Agent": "bench",
+    "Accept": "application/json",
+    "Accept-Encoding": "gzip, deflate",
+}
+SERVERS = "tests.benchmarks.proxy_servers"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn; each way has ten")
-    parser.add_argument("--connections", type=int, default=32, help="open at a time")
+    parser.add_argument("--seconds", type=int, default=1, help=f"of each turn; each way has {ROUNDS}")
+    parser.add_argument("--connections", type=int, default=64, help="open at a time")
     parser.add_argument("--streams", type=int, default=100, help="streamed answers of each turn")
-    parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--bare", help=argparse.SUPPRESS)
+    parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, os.cpu_count() or 1}))
     options = parser.parse_args()
-    if options.engine:
-        uvloop.run(_serve_engine())
-    elif options.bare:
-        uvloop.run(_serve_bare(options.bare))
-    else:
-        print(
-            f"{platform.machine()}, {os.cpu_count()} cores shared by client, engine and proxies", flush=True
-        )
-        with ExitStack() as stack:
-            uvloop.run(_compare(_start_all(stack), options))
+    load = shutil.which("wrk") or "a client in Python"
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores shared by load ({load}), engine and proxies; ", end=""
+    )
+    print(f"load average before {os.getloadavg()[0]:.1f}", flush=True)
+    with ExitStack() as stack:
+        ways = _start_all(stack, options.workers)
+        uvloop.run(_compare(ways, options))
+    _report(ways)
+    print(f"load average after {os.getloadavg()[0]:.1f}")
 
 
 @dataclass
@@ -62,117 +69,100 @@ class Way:
     """One way to the engine, and what was measured on it."""
 
     name: str
+    workers: int
     port: int
-    process: psutil.Process
+    processes: list[psutil.Process]
     rates: list[float] = field(default_factory=list)  # requests/s
     cpu_seconds: list[float] = field(default_factory=list)  # per request
     first_seconds: list[float] = field(default_factory=list)
 
+    def cpu(self) -> float:
+        """Seconds so far."""
+        return sum(sum(process.cpu_times()[:2]) for process in self.processes)
 
-def _start_all(stack: ExitStack) -> list[Way]:
-    this = [sys.executable, "-m", "tests.benchmarks.bench_proxy"]
-    proxy = [
-        sys.executable,
-        "-m",
-        "driftguard",
-        "proxy",
-        "--port",
-        "0",
-        "--engine",
-        "vllm",
-        "--draft",
-        "small",
-    ]
-    engine = stack.enter_context(_started("direct", *this, "--engine"))
+
+def _start_all(stack: ExitStack, workers: Sequence[int]) -> list[Way]:
+    engine = stack.enter_context(_started("direct", 1, SERVERS))
     url = f"http://127.0.0.1:{engine.port}"
-    bare = stack.enter_context(_started("bare", *this, "--bare", url))
-    return [
-        engine,
-        bare,
-        stack.enter_context(_started("proxy", *proxy, "--upstream", url, "--sidecar", url)),
-    ]
+    proxy = ["driftguard", "proxy", "--port", "0", "--engine", "vllm", "--draft", "small"]
+    ways = [engine]
+    for count in workers:
+        for name, command in (
+            ("bare", [SERVERS, "--bare", url]),
+            ("proxy", [*proxy, "--upstream", url, "--sidecar", url]),
+        ):
+            ways.append(stack.enter_context(_started(name, count, *command, "--workers", str(count))))
+    return ways
 
 
 @contextmanager
-def _started(name: str, *command: str) -> Iterator[Way]:
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def _started(name: str, workers: int, module: str, *arguments: str) -> Iterator[Way]:
+    if name == "direct":
+        arguments = ()
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             ready = next(line for line in process.stdout if "ready on " in line)
             port = URL(ready.partition("ready on ")[2].split()[0]).port
-            yield Way(name, port or 0, psutil.Process(process.pid))
+            this = psutil.Process(process.pid)
+            time.sleep(0.2)  # the bare way says it before it forks
+            yield Way(name, workers, port or 0, [this, *this.children()])
         finally:
             process.terminate()
 
 
-class _Engine(asyncio.Protocol):
-    """Answers every POST at once, as vLLM does; a stream where the request asks for one."""
-
-    def __init__(self) -> None:
-        whole, events = vllm(CHAT), vllm(CHAT | {"stream": True})
-        more = vllm(CHAT | {"stream": True} | USAGE)
-        assert isinstance(whole, bytes)
-        self._whole = _plain(whole)
-        self._stored = _plain(b'{"accepted":0,"duplicates":0}')
-        self._streams = [_stream(events), _stream(more)]
-        self._text = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._text += data
-        header, found, body = self._text.partition(END)
-        if found and len(body) >= int(header.lower().partition(b"content-length: ")[2].split(b"\r")[0]):
-            self._text = b""
-            self._transport.write(self._answer(header, body))
-
-    def _answer(self, header: bytes, body: bytes) -> bytes:
-        if b"/records" in header:  # it plays the sidecar too
-            return self._stored
-        if b'"stream": true' in body:
-            return self._streams[b"include_usage" in body]
-        return self._whole
+async def _compare(ways: list[Way], options: argparse.Namespace) -> None:
+    load = _wrk if shutil.which("wrk") else _python_client
+    for turn in range(ROUNDS + 1):
+        for way in ways:
+            began, cpu = time.perf_counter(), way.cpu()
+            count = await load(way, options.seconds, options.connections)
+            if turn:  # the first warms up
+                way.rates.append(count / (time.perf_counter() - began))
+                way.cpu_seconds.append((way.cpu() - cpu) / count)
+        for _ in range(options.streams if turn else 0):
+            for way in ways:
+                way.first_seconds.append(await _first_event(way))
 
 
-def _plain(body: bytes) -> bytes:
-    return _response(b"application/json", b"content-length: %d" % len(body), body)
+def _report(ways: list[Way]) -> None:
+    direct = ways[0]
+    bare: dict[int, Way] = {}
+    for way in ways:
+        rate, cpu = statistics.median(way.rates), statistics.median(way.cpu_seconds)
+        first = statistics.quantiles(way.first_seconds, n=100)
+        added = statistics.median(a - b for a, b in zip(way.first_seconds, direct.first_seconds, strict=True))
+        print(
+            f"{way.name:6} x{way.workers} {rate:7,.0f} requests/s, {1e6 * cpu:4.0f} us CPU each; "
+            f"first event p50 {1e3 * first[49]:.2f}, p99 {1e3 * first[98]:.2f} ms (median added {1e3 * added:.2f})"
+        )
+        if way.name == "bare":
+            bare[way.workers] = way
+        elif way.name == "proxy":
+            of = bare[way.workers]
+            by_rate = statistics.median(a / b for a, b in zip(way.rates, of.rates, strict=True))
+            by_cpu = statistics.median(b / a for a, b in zip(way.cpu_seconds, of.cpu_seconds, strict=True))
+            print(f"       turn by turn {by_rate:.2f} of bare's requests/s, {by_cpu:.2f} by CPU time")
 
 
-def _response(kind: bytes, length: bytes, body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\ncontent-type: " + kind + b"\r\n" + length + END + body
-
-
-def _stream(events: bytes | list[bytes]) -> bytes:
-    chunks = b"".join(b"%x\r\n%s\r\n" % (len(event), event) for event in events if isinstance(event, bytes))
-    return _response(b"text/event-stream", b"transfer-encoding: chunked", chunks + b"0" + END)
-
-
-async def _serve_engine() -> None:
-    server = await asyncio.get_running_loop().create_server(_Engine, "127.0.0.1", 0)
-    print(f"ready on http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    await server.serve_forever()
-
-
-async def _serve_bare(engine: str) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            body = await request.read()
-            async with session.post(engine + request.raw_path, data=body) as answer:
-                if answer.content_type == "application/json":
-                    return web.Response(body=await answer.read(), content_type=answer.content_type)
-                response = web.StreamResponse(headers={"Content-Type": answer.content_type})
-                await response.prepare(request)
-                async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
-                return response
-
-        runner = web.ServerRunner(web.Server(handle, access_log=None))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        print(f"ready on http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
-        await asyncio.Event().wait()
+async def _wrk(way: Way, seconds: int, connections: int) -> int:
+    """The number of requests that were answered."""
+    headers = "".join(f"wrk.headers[{json.dumps(name)}] = {json.dumps(HEADERS[name])}\n" for name in HEADERS)
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "chat.lua"
+        script.write_text(f'wrk.method = "POST"\nwrk.body = [[{json.dumps(CHAT)}]]\n{headers}')
+        process = await asyncio.create_subprocess_exec(
+            *("wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(script)),
+            f"http://127.0.0.1:{way.port}{PATH}",
+            stdout=subprocess.PIPE,
+        )
+        said = (await process.communicate())[0].decode()
+    assert "Non-2xx" not in said and "Socket errors" not in said, said
+    found = re.search(r"(\d+) requests in", said)
+    assert found, said
+    return int(found[1])
 
 
 class _Client(asyncio.Protocol):
@@ -199,48 +189,18 @@ class _Client(asyncio.Protocol):
 
 def _request(body: Json) -> bytes:
     text = json.dumps(body).encode()
-    return (
-        b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d"
-        % (PATH.encode(), len(text))
-        + END
-        + text
-    )
+    lines = [f"POST {PATH} HTTP/1.1", "host: x", *(f"{name}: {HEADERS[name]}" for name in HEADERS)]
+    return "\r\n".join([*lines, f"content-length: {len(text)}"]).encode() + END + text
 
 
-async def _compare(ways: list[Way], options: argparse.Namespace) -> None:
-    for way in ways:
-        await _load(way, 0.5, options.connections)
-        way.rates.clear()
-        way.cpu_seconds.clear()
-    for _ in range(ROUNDS):
-        for way in ways:
-            await _load(way, options.seconds, options.connections)
-        for _ in range(options.streams):
-            for way in ways:
-                way.first_seconds.append(await _first_event(way))
-    direct = ways[0]
-    for way in ways:
-        rate, cpu = statistics.median(way.rates), statistics.median(way.cpu_seconds)
-        ratio = statistics.median(a / b for a, b in zip(way.rates, direct.rates, strict=True))
-        first = statistics.quantiles(way.first_seconds, n=100)
-        added = statistics.median(a - b for a, b in zip(way.first_seconds, direct.first_seconds, strict=True))
-        print(
-            f"{way.name:6} {rate:8,.0f} requests/s ({ratio:.3f} of direct); {1e6 * cpu:5.0f} us CPU each, so "
-            f"{1 / cpu:7,.0f}/s on a core of its own; first event p50 {1e3 * first[49]:.2f}, "
-            f"p99 {1e3 * first[98]:.2f} ms (median added {1e3 * added:.2f})"
-        )
-
-
-async def _load(way: Way, seconds: float, connections: int) -> None:
-    loop = asyncio.get_running_loop()
+async def _python_client(way: Way, seconds: int, connections: int) -> int:
+    """The number of requests that were answered."""
+    loop, before = asyncio.get_running_loop(), _Client.count
     made = [await loop.create_connection(_Client, "127.0.0.1", way.port) for _ in range(connections)]
-    began, count, cpu = time.perf_counter(), _Client.count, sum(way.process.cpu_times()[:2])
     await asyncio.sleep(seconds)
-    answered = _Client.count - count
-    way.rates.append(answered / (time.perf_counter() - began))
-    way.cpu_seconds.append((sum(way.process.cpu_times()[:2]) - cpu) / max(answered, 1))
     for transport, _ in made:
         transport.close()
+    return _Client.count - before
 
 
 async def _first_event(way: Way) -> float:

@@ -14,6 +14,9 @@ import aiohttp
 from aiohttp import web
 
 from driftguard.proxy import app
+from driftguard.proxy.counts import SharedCounts
+from driftguard.proxy.listening import listeners_of
+from driftguard.proxy.workers import Worker
 from driftguard.records import AcceptanceRecord, decode_record
 from driftguard.settings import ProxySettings
 from tests.proxy.engines import Answer
@@ -119,19 +122,20 @@ async def proxied(
         sidecar.url = await stack.enter_async_context(served(sidecar.handle))
         values = {
             "upstream": upstream,
-            "port": 0,
             "engine": "other",
             "sidecar": sidecar.url,
-            "admin_port": 0,
             **settings,
         }
         running = await stack.enter_async_context(AsyncExitStack())
-        proxy = await running.enter_async_context(
-            app.running(ProxySettings(**values), "key", linger_seconds=linger_seconds)
+        (listeners,) = listeners_of("127.0.0.1", 0, 0)
+        worker = Worker(0, listeners, SharedCounts(), lambda: None)
+        await running.enter_async_context(
+            app.running(ProxySettings(**values), "key", worker, linger_seconds=linger_seconds)
         )
+        proxy = f"http://127.0.0.1:{listeners.port}"
         client = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         yield Setup(
-            proxy.url, proxy.admin_url or "", upstream, sidecar, seen, client, models_asked, running.aclose
+            proxy, listeners.admin_url or "", upstream, sidecar, seen, client, models_asked, running.aclose
         )
 
 

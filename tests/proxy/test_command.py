@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from driftguard.cli import main
@@ -34,14 +36,23 @@ def proxy(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-def test_requests_become_a_stream_of_the_sidecar(database: Database, tmp_path: Path) -> None:
+def test_requests_become_a_stream_of_the_sidecar_though_a_worker_is_killed(
+    database: Database, tmp_path: Path
+) -> None:
+    admin_port = free_port()
     with running_sidecar(database, tmp_path) as sidecar, stub_server() as engine:
         names = ["--server", "chat", "--draft", "small", "--draft-version", "v7", "--method", "eagle3"]
         where = ["--upstream", engine.url, "--sidecar", str(sidecar.base_url)]
-        with proxy(*where, *names) as (process, url):
-            for _ in range(3):
-                answer = httpx.post(f"{url}/v1/completions", json={"model": "big/model", "prompt": "hi"})
-                assert answer.json()["choices"][0]["text"] == "hello"
+        with proxy(*where, *names, "--workers", "2", "--admin-port", str(admin_port)) as (process, url):
+            for killed in (0, 1):
+                for _ in range(3):
+                    answer = httpx.post(f"{url}/v1/completions", json={"model": "big/model", "prompt": "hi"})
+                    assert answer.json()["choices"][0]["text"] == "hello"
+                asked = 3.0 * killed + 3
+                until(admin_port, {"requests": asked, "records_sent": asked, "restarts": killed})
+                if not killed:
+                    psutil.Process(process.pid).children()[0].kill()
+                    until(admin_port, {"requests": asked, "records_sent": asked, "restarts": 1})
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
         deadline = time.monotonic() + 20
@@ -53,6 +64,29 @@ def test_requests_become_a_stream_of_the_sidecar(database: Database, tmp_path: P
         assert [stream[name] for name in names_of] == ["chat", "big/model", "v7", "eagle3"]
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def until(admin_port: int, expected: dict[str, float]) -> None:
+    """The metrics say so, whichever worker is asked."""
+    names = {
+        'driftguard_proxy_requests_total{outcome="answered",record="recorded"}': "requests",
+        'driftguard_proxy_records_total{outcome="sent"}': "records_sent",
+        "driftguard_proxy_worker_restarts_total": "restarts",
+    }
+    deadline = time.monotonic() + 20
+    while True:
+        text = httpx.get(f"http://127.0.0.1:{admin_port}/driftguard/metrics", timeout=20).text
+        pairs = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        found = {names[name]: float(value) for name, value in pairs if name in names}
+        if found == expected:
+            return
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -62,6 +96,7 @@ def test_requests_become_a_stream_of_the_sidecar(database: Database, tmp_path: P
         (["--upstream", "http://h", "--sidecar", "h"], "proxy.sidecar: h is not"),
         (["--upstream", "http://h", "--engine", "vlm"], "proxy.engine"),
         (["--upstream", "http://h", "--port", "99999"], "proxy.port"),
+        (["--upstream", "http://h", "--workers", "0"], "proxy.workers"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
+
+from msgspec import structs
 
 from driftguard.adapters.answers import llamacpp, sglang, triton, trtllm, vllm
 from driftguard.adapters.answers.openai import common
@@ -14,16 +15,17 @@ from driftguard.adapters.answers.told import Told
 _NAMES: Final = (
     b"usage", b"metrics", b"speculative_decoding", b"sglext", b"meta_info", b"timings", b"total_draft_tokens",
 )  # fmt: skip
-_QUOTED: Final = tuple(b'"' + name + b'"' for name in _NAMES)
 # A quote inside a JSON string is escaped, so a name with its quotes and a colon is always a member's name.
-_TELLING: Final = re.compile(rb'"(' + b"|".join(_NAMES) + rb')"\s*:(?!\s*null)')
+# To look for each quoted name first is far cheaper than one expression for all, which stops at every quote.
+_TELLING: Final = tuple(
+    (name, quoted, re.compile(re.escape(quoted) + rb"\s*:(?!\s*null)").search)
+    for name, quoted in ((name, b'"' + name + b'"') for name in _NAMES)
+)
 
 
 def telling_members(text: bytes) -> list[bytes]:
     """Names of the members, at any depth, that may hold numbers of the request."""
-    if any(quoted in text for quoted in _QUOTED):
-        return _TELLING.findall(text)
-    return []
+    return [name for name, quoted, search in _TELLING if quoted in text and search(text)]
 
 
 def parts_of(answer: bytes) -> dict[bytes, bytes]:
@@ -39,7 +41,7 @@ def told_by(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) ->
     found = _speculation(parts, num_speculative_tokens)
     if found is not None and found.output_tokens is None and b"usage" in parts:
         prompt, output = token_counts(parts)
-        return replace(found, prompt_tokens=prompt, output_tokens=output)
+        return structs.replace(found, prompt_tokens=prompt, output_tokens=output)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -19,8 +18,7 @@ class SettingNeeded(ValueError):
     """The answer's numbers do not suffice without a setting; the message names it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """Counts of one request; None where the engine does not tell.
 
     emitted: what the steps emitted. The first token of an answer, where it comes from reading the prompt,

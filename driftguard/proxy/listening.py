@@ -1,0 +1,90 @@
+"""The sockets that workers accept on: one each, all with the same address."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from driftguard.errors import BadSettings
+
+ADMIN_HOST: Final = "127.0.0.1"
+BACKLOG: Final = 1_024  # connections that wait until a worker takes them
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Of one worker. A host name may have several addresses."""
+
+    traffic: list[socket.socket]
+    admin: list[socket.socket]
+
+    def close(self) -> None:
+        for listener in (*self.traffic, *self.admin):
+            listener.close()
+
+    @property
+    def port(self) -> int:
+        return int(self.traffic[0].getsockname()[1])
+
+    @property
+    def admin_url(self) -> str | None:
+        return f"http://{ADMIN_HOST}:{self.admin[0].getsockname()[1]}" if self.admin else None
+
+
+def listeners_of(host: str, port: int, admin_port: int | None, workers: int = 1) -> list[Listeners]:
+    """One for each worker, listening already; with several the kernel spreads connections over them.
+
+    Raises BadSettings: an address is in use or unknown, or this system does not spread connections.
+    """
+    if workers > 1 and sys.platform != "linux":
+        raise BadSettings("proxy.workers: only Linux spreads connections over several; use 1")
+    traffic = _listen(host, port, workers, "port")
+    admin: list[list[socket.socket]] = [[] for _ in traffic]
+    if admin_port is not None:
+        admin = _listen(ADMIN_HOST, admin_port, workers, "admin_port")
+    return [Listeners(*both) for both in zip(traffic, admin, strict=True)]
+
+
+def _listen(host: str, port: int, workers: int, setting: str) -> list[list[socket.socket]]:
+    """The sockets of each worker."""
+    made: list[list[socket.socket]] = [[] for _ in range(workers)]
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(addresses):
+            at = (address[0], port, *address[2:])
+            if workers > 1:
+                _socket(family, at, is_shared=False).close()  # of another program, it would be shared too
+            for sockets in made:
+                sockets.append(_socket(family, at, is_shared=workers > 1))
+                port = sockets[-1].getsockname()[1]  # where any would do, the one that was found
+                at = (address[0], port, *address[2:])
+    except OSError as error:
+        for listener in itertools.chain(*made):
+            listener.close()
+        raise BadSettings(
+            f"proxy.{setting}: cannot listen on {host}:{port}: {error.strerror}; choose another"
+        ) from None
+    return made
+
+
+def _socket(family: int, address: tuple[str | int, ...], *, is_shared: bool) -> socket.socket:
+    """Raises OSError."""
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            with suppress(OSError):
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind(address)
+        made.listen(BACKLOG)
+        made.setblocking(False)
+    except OSError:
+        made.close()
+        raise
+    return made

@@ -1,0 +1,62 @@
+"""Worker processes: what holds beside the command (test_command.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from driftguard.errors import BadSettings
+from driftguard.proxy.listening import listeners_of
+
+PROGRAM = """
+import select
+from driftguard.errors import DriftGuardError
+from driftguard.proxy.listening import listeners_of
+from driftguard.proxy.workers import supervise
+
+def work(worker):
+    if worker.number == {failing}:
+        raise OSError("no such device")
+    worker.announce()
+    select.select([worker.supervisor], [], [])
+    print("alone", flush=True)
+
+try:
+    supervise(listeners_of("127.0.0.1", 0, None, 2), work, lambda: print("ready", flush=True))
+except DriftGuardError as error:
+    print(error, flush=True)
+"""
+
+
+def _supervised(failing: int | None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM.format(failing=failing)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_workers_stop_when_their_supervisor_is_killed() -> None:
+    with _supervised(failing=None) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.kill()
+        assert process.stdout.readlines() == ["alone\n", "alone\n"]
+
+
+def test_a_worker_that_cannot_start_ends_the_proxy_with_an_error() -> None:
+    with _supervised(failing=1) as process:
+        said = process.communicate(timeout=20)[0]
+        assert "worker 1 did not start" in said
+        assert "no such device" in said
+        assert "ready" not in said
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_port_that_another_proxy_has_is_not_shared_with_it(workers: int) -> None:
+    others = listeners_of("127.0.0.1", 0, None, 2)
+    try:
+        with pytest.raises(BadSettings, match=rf"proxy.port: cannot listen on 127.0.0.1:{others[0].port}"):
+            listeners_of("127.0.0.1", others[0].port, None, workers)
+    finally:
+        for other in others:
+            other.close()
