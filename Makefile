@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+INSTALL ?= $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wait for processes
 
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
@@ -12,12 +13,14 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "DriftGuard needs Python 3.11 to 3.13, this is %d.%d; name another one: make PYTHON=python3.12 ..." % v)'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV) (torch is large, this takes a minute or a few)"
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -c 'import driftguard.app, driftguard_engine.server, driftguard_training.distill' # compiles what is used
+	@$(INSTALL) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -c 'import driftguard.app, driftguard_engine.server, driftguard_training.distill, hypothesis, openai, playwright.sync_api, schemathesis' # compiles what is used
 	@touch $(STAMP)
 
 demo: setup
