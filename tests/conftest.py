@@ -6,10 +6,11 @@ Property tests draw the same examples in every run.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -47,6 +48,17 @@ def pytest_configure() -> None:
         file.write(certifi.contents().partition(end)[0] + end)
     os.environ["SSL_CERT_FILE"] = file.name
     atexit.register(Path(file.name).unlink, missing_ok=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What the tests import stays until the end: nobody looks for garbage in it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -1,22 +1,39 @@
-"""Folds a database until nothing is left: python -m tests.pipeline.folding_process URL BATCH."""
+"""Folds a database until nothing is left, in processes to be killed: python -m tests.pipeline.folding_process URL.
+
+Each line of input is the size of a batch. A process forked for it folds, because importing what it needs takes
+longer than folding. Its process id is printed, and once it has ended its exit code (negative: the signal).
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+from contextlib import redirect_stdout
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.store.database import Database
 
-if __name__ == "__main__":
+
+def fold_all(url: str, batch_records: int) -> None:
     pipeline = Pipeline(
-        Database.open(sys.argv[1]),
+        Database.open(url),
         DetectorConfig(minimum_drop=0.1),
         Metrics(),
         destinations=["webhook:http://pager"],
-        batch_records=int(sys.argv[2]),
+        batch_records=batch_records,
     )
-    print("folding", flush=True)
-    while pipeline.fold_batch():
-        pass
+    with redirect_stdout(sys.stderr):  # the log
+        while pipeline.fold_batch():
+            pass
+
+
+if __name__ == "__main__":
+    forking = multiprocessing.get_context("fork")
+    for line in sys.stdin:
+        process = forking.Process(target=fold_all, args=(sys.argv[1], int(line)))
+        process.start()
+        print(process.pid, flush=True)
+        process.join()
+        print(process.exitcode, flush=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from sqlalchemy import select, text
 
 from driftguard.store import detector_states
@@ -29,12 +32,26 @@ KILLS = 4
 RECORDS = 4_100
 
 
-def start(url: str, batch: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.pipeline.folding_process", url, str(batch)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "folding\n"
-    return process
+@pytest.fixture
+def folding(database_url: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.pipeline.folding_process", database_url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+def start(folding: subprocess.Popen[str], batch: int) -> int:
+    """The id of a process that folds."""
+    assert folding.stdin is not None
+    assert folding.stdout is not None
+    folding.stdin.write(f"{batch}\n")
+    folding.stdin.flush()
+    return int(folding.stdout.readline())
+
+
+def exit_code(folding: subprocess.Popen[str]) -> int:
+    """Of the process started last, once it has ended."""
+    assert folding.stdout is not None
+    return int(folding.stdout.readline())
 
 
 def folded(database: Database) -> int:
@@ -77,7 +94,7 @@ def outcome(database: Database) -> dict[str, Any]:
 
 
 def test_killed_at_any_moment_the_fold_ends_where_an_uninterrupted_one_does(
-    database: Database, database_url: str
+    database: Database, folding: subprocess.Popen[str]
 ) -> None:
     traffic = Traffic(seed=11)
     for server in ("chat", "mail"):
@@ -85,21 +102,22 @@ def test_killed_at_any_moment_the_fold_ends_where_an_uninterrupted_one_does(
         store(database, traffic.draw(900, GOOD, server=server))
     moments = random.Random(11)
     for kill in range(1, KILLS + 1):
-        process = start(database_url, batch=20)
+        process = start(folding, batch=20)
         wanted = kill * RECORDS // (KILLS + 2)  # so that the last kill, too, falls inside the fold
         wait_until(lambda: folded(database) >= wanted, "the fold to get so far", timeout_seconds=60)  # noqa: B023
         time.sleep(moments.uniform(0.0, 0.02))  # anywhere in a batch
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+        os.kill(process, signal.SIGKILL)
+        assert exit_code(folding) == -signal.SIGKILL
         assert folded(database) < RECORDS
-    finishing = start(database_url, batch=20)
-    assert finishing.wait(timeout=120) == 0
+    start(folding, batch=20)
+    assert exit_code(folding) == 0
     interrupted = outcome(database)
 
     with database.session() as session:
         for table in ("incidents", "detector_states", "fold_positions"):
             session.execute(text(f"DELETE FROM {table}"))
-    assert start(database_url, batch=5000).wait(timeout=120) == 0
+    start(folding, batch=5000)
+    assert exit_code(folding) == 0
 
     assert outcome(database) == interrupted
     assert len(interrupted["incidents"]) == 2
