@@ -1,7 +1,10 @@
-"""Folds a database until nothing is left, in processes to be killed: python -m tests.pipeline.folding_process URL.
+"""Folds a database until nothing is left, in processes that can be killed.
 
-Each line of input is the size of a batch. A process forked for it folds, because importing what it needs takes
-longer than folding. Its process id is printed, and once it has ended its exit code (negative: the signal).
+    python -m tests.pipeline.folding_process URL
+
+Each line of input is the size of a batch. A process forked for it folds, because importing what that needs
+takes longer than folding. Its process id is printed, and once it has ended its exit code (negative: the
+signal).
 """
 
 from __future__ import annotations
