@@ -76,11 +76,12 @@ def test_a_directory_without_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA toolkit")
 def test_compiles_under_nvcc(tmp_path: Path) -> None:
-    """All files in one program for the host and for the device, as far as PTX: NVRTC does the rest above."""
+    """All files in one program, for the host and for the device, neither optimised nor assembled: NVRTC does
+    the rest above."""
     program = tmp_path / "all.cu"
     files = [*KERNEL_FILES, HERE / "blend.cu"]
     program.write_text("".join(f'#include "{path}"\n' for path in files))
-    target = ["-gencode", "arch=compute_80,code=compute_80", "-std=c++20", "-Werror", "all-warnings"]
+    target = ["-G", "-gencode", "arch=compute_80,code=compute_80", "-std=c++20", "-Werror", "all-warnings"]
     done = subprocess.run(
         ["nvcc", "-c", *target, str(program), "-o", str(tmp_path / "all.o")],
         capture_output=True,
