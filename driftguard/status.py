@@ -20,7 +20,7 @@ from driftguard.cost import Cost, advice
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.silence import Newest, clock_difference, is_stale
 from driftguard.store import detector_states, sources, status, streams
-from driftguard.store.tables import Incident, RetrainRun, Stream
+from driftguard.store.tables import Incident, RetrainRun, Source, Stream
 
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
 _CURRENT: Final = ("degraded", "improved", "insufficient_data", "relearning", "steady")  # drafts now
@@ -61,9 +61,16 @@ class StreamStatus:
     summary: StreamSummary | None  # the detector's; None before the first fold
 
 
-def gather(session: Session, now: datetime, known: Sequence[Stream] | None = None) -> list[StreamStatus]:
-    """Every stream, the worst of those in service first. `known`: all, where the caller has read them."""
+def gather(
+    session: Session,
+    now: datetime,
+    known: Sequence[Stream] | None = None,
+    scraped: Sequence[Source] | None = None,
+) -> list[StreamStatus]:
+    """Every stream, the worst of those in service first. `known`, `scraped`: all, where the caller has read
+    them."""
     known = streams.all_streams(session) if known is None else known
+    scraped = sources.all_sources(session) if scraped is None else scraped
     drafts, heard = status.drafts_in_service(session), _heard(known)
     summaries = {
         stream_id: msgspec.convert(summary, StreamSummary)
@@ -80,7 +87,7 @@ def gather(session: Session, now: datetime, known: Sequence[Stream] | None = Non
         retrains=status.last_retrains(session),
         costs=stream_cost.known(session),
         heard=heard,
-        silent=_silent(session, known, heard, now),
+        silent=_silent(session, known, heard, sources.quiet_servers(scraped, now), now),
     )
     found = [_status(stream, facts) for stream in facts.streams]
     return sorted(
@@ -143,13 +150,14 @@ def _silent(
     session: Session,
     known: Sequence[Stream],
     heard: Mapping[tuple[str, str], Newest],
+    quiet: set[str],
     now: datetime,
 ) -> set[tuple[str, str]]:
-    """(server, target) of the sources that stopped sending (silence.py)."""
+    """(server, target) of the sources that stopped sending (silence.py). `quiet`: servers that have nothing
+    to tell."""
     streams_of: dict[tuple[str, str], list[int]] = defaultdict(list)
     for stream in known:
         streams_of[stream.server, stream.target].append(stream.id)
-    quiet = sources.quiet_servers(session, now)
     return {
         place
         for place, newest in heard.items()

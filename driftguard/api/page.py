@@ -26,7 +26,7 @@ from driftguard.api.retraining import RunModel, get_retrain_run
 from driftguard.api.status import source_models, stream_models
 from driftguard.cost import advice
 from driftguard.errors import NotFound
-from driftguard.store import detector_states, drafts, incidents, retrain_runs, series, streams
+from driftguard.store import detector_states, drafts, incidents, retrain_runs, series, sources, streams
 from driftguard.store.wanted import Wanted
 
 router = APIRouter(include_in_schema=False)
@@ -44,7 +44,8 @@ _STATIC: Final = ("style.css", "page.js", "chart.js")
 def fleet_page(context: AnyContext) -> HTMLResponse:
     """Every stream in a sentence, the worst first."""
     with context.database.session() as session:
-        found = stream_models(session, datetime.now(UTC))
+        scraped = sources.all_sources(session)
+        found = stream_models(session, datetime.now(UTC), scraped=scraped)
         serving = [item for item in found if item.in_service and item.method != "none"]
         unresolved = incidents.page(session, limit=RUNS_SHOWN, state="unresolved")
         return render(
@@ -58,7 +59,7 @@ def fleet_page(context: AnyContext) -> HTMLResponse:
                 IncidentModel.of(*row) for row in incidents.page(session, limit=SHOWN, state="resolved")
             ],
             running=_runs(session, "running"),
-            sources=source_models(session),
+            sources=source_models(session, scraped),
             elsewhere=context.sources_elsewhere(),
             unfolded=detector_states.unfolded(session),
         )
@@ -71,7 +72,8 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
         stream = streams.get_stream(session, stream_id)
         if stream is None:
             raise NotFound(f"there is no stream {stream_id}")
-        related = stream_models(session, datetime.now(UTC), series.siblings(session, stream))
+        scraped = sources.all_sources(session)
+        related = stream_models(session, datetime.now(UTC), series.siblings(session, stream), scraped)
         shown = next(item for item in related if item.id == stream_id)
         history = _drafts(session, stream.server, stream.target)
         newest = incidents.page(session, limit=SHOWN, wanted=Wanted(streams=[stream_id]))
@@ -88,7 +90,9 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
             incidents=[IncidentModel.of(*row) for row in newest],
             drafts=history,
             runs=_runs_of(session, history),
-            source=next((item for item in source_models(session) if item.server == stream.server), None),
+            source=next(
+                (item for item in source_models(session, scraped) if item.server == stream.server), None
+            ),
             false_alarm_days=context.settings.detection.false_alarm_days,
             **_deciding(context, stream.server, history),
         )

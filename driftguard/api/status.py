@@ -33,7 +33,7 @@ from driftguard.errors import NotFound
 from driftguard.status import StreamStatus, gather
 from driftguard.store import detector_states, incidents, scraping_turns, series, sources, status, streams
 from driftguard.store.series import Bin
-from driftguard.store.tables import Stream
+from driftguard.store.tables import Source, Stream
 
 router = APIRouter(prefix="/api/v1", tags=["status"])
 
@@ -88,14 +88,14 @@ def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswe
     """One verdict per stream, with the numbers that it rests on."""
     now = datetime.now(UTC)
     with context.database.session() as session:
-        known = streams.all_streams(session)
+        known, scraped = streams.all_streams(session), sources.all_sources(session)
         return StatusAnswer(
             generated_at=now,
             unfolded_records=detector_states.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
             fleet=FleetModel.of(fleet.gather(session, known), context.settings.detection),
-            streams=stream_models(session, now, known),
-            sources=source_models(session),
+            streams=stream_models(session, now, known, scraped),
+            sources=source_models(session, scraped),
             sources_elsewhere=list(context.sources_elsewhere()),
         )
 
@@ -184,16 +184,20 @@ def _point(at: datetime, requests: int, drafted: int, accepted: int) -> Point:
 
 
 def stream_models(
-    session: Session, now: datetime, known: Sequence[Stream] | None = None
+    session: Session,
+    now: datetime,
+    known: Sequence[Stream] | None = None,
+    scraped: Sequence[Source] | None = None,
 ) -> list[StreamStatusModel]:
-    """Every stream, the worst of those in service first. `known`: as in gather."""
+    """Every stream, the worst of those in service first. `known`, `scraped`: as in gather."""
     present = status.requests_per_day(session, now)
-    return [_stream_model(item, present.get(item.stream.id)) for item in gather(session, now, known)]
+    found = gather(session, now, known, scraped)
+    return [_stream_model(item, present.get(item.stream.id)) for item in found]
 
 
-def source_models(session: Session) -> list[SourceModel]:
+def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceModel]:
     sidecars = scraping_turns.sidecars(session)
-    return [SourceModel.of(source, sidecars.get(source.server)) for source in sources.all_sources(session)]
+    return [SourceModel.of(source, sidecars.get(source.server)) for source in scraped]
 
 
 def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusModel:

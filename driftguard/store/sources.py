@@ -82,16 +82,14 @@ def look_at_pushed(session: Session, url: str, now: datetime) -> list[Source]:
     return list(session.scalars(select(Source).where(pushed)))
 
 
-def quiet_servers(session: Session, now: datetime) -> set[str]:
+def quiet_servers(known: Sequence[Source], now: datetime) -> set[str]:
     """Servers whose metrics were read just now and that have nothing to tell: no news is no failure."""
     quiet: tuple[Condition, ...] = ("idle", "waiting", "not_speculating")
-    rows = session.execute(
-        select(Source.server, Source.scraped_at, Source.interval_seconds).where(Source.condition.in_(quiet))
-    )
     return {
-        server
-        for server, scraped_at, interval_seconds in rows
-        if now - scraped_at <= max(3 * timedelta(seconds=interval_seconds), LATELY)
+        source.server
+        for source in known
+        if source.condition in quiet
+        and now - source.scraped_at <= max(3 * timedelta(seconds=source.interval_seconds), LATELY)
     }
 
 
