@@ -42,8 +42,14 @@ def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
         key = StreamKey(stream.server, stream.target, stream.draft_version, stream.method)
         baselines = {part.segment: part.baseline.rate for part in item.segments if part.baseline}
         metrics.set_verdict(key, item.verdict, baselines)
-        if stream.traffic_arrived_at is not None:
-            metrics.stream_last_arrival.labels(*labels_of(stream)).set(stream.traffic_arrived_at.timestamp())
+    metrics.replace(
+        metrics.stream_last_arrival,
+        {
+            labels_of(item.stream): item.stream.traffic_arrived_at.timestamp()
+            for item in found
+            if item.stream.traffic_arrived_at is not None
+        },
+    )
     metrics.replace(
         metrics.verdict_since,
         {labels_of(item.stream): item.since.timestamp() for item in found if item.since is not None},

@@ -61,7 +61,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._ended_runs: dict[tuple[str, str, str], int] = {}
-        self._shown: dict[Gauge, set[tuple[str, ...]]] = {}
+        self._shown: dict[Gauge, dict[tuple[str, ...], float]] = {}
+        self._verdicts: dict[StreamKey, str] = {}
         self._kinds: dict[str, str] = {}
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -418,23 +419,34 @@ class Metrics:
     def replace(self, gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
         """Shows these series (label values -> value) of a gauge that is only ever set by this, and no others.
         A series that stays is there at every moment: a scrape meanwhile must not see it missing."""
-        for labels, value in values.items():
-            gauge.labels(*labels).set(value)
-        for labels in self._shown.get(gauge, set()) - values.keys():
+        self._set(gauge, values)
+        shown = self._shown[gauge]
+        for labels in shown.keys() - values.keys():
             gauge.remove(*labels)
-        self._shown[gauge] = set(values)
+            del shown[labels]
+
+    def _set(self, gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
+        """Those that changed: most do not, and setting one takes the library 3 us."""
+        shown = self._shown.setdefault(gauge, {})
+        for labels, value in values.items():
+            if shown.get(labels) != value:
+                gauge.labels(*labels).set(value)
+                shown[labels] = value
 
     def set_ended_runs(self, totals: Iterable[tuple[str, str, str, int]]) -> None:
         """`totals`: (server, target, outcome, how many ever). Runs end in other processes too (the nightly
         job), so the counter follows what the database counts; it never goes down."""
         for server, target, outcome, total in totals:
             key = (server, target, outcome)
-            self.retrain_runs.labels(*key).inc(max(0, total - self._ended_runs.get(key, 0)))
-            self._ended_runs[key] = max(total, self._ended_runs.get(key, 0))
+            counted = self._ended_runs.get(key)
+            if counted is None or total > counted:
+                self.retrain_runs.labels(*key).inc(total - (counted or 0))
+                self._ended_runs[key] = total
 
     def set_last_successes(self, successes: Iterable[tuple[str, str, datetime]]) -> None:
-        for server, target, at in successes:
-            self.retrain_last_success.labels(server, target).set(at.timestamp())
+        self._set(
+            self.retrain_last_success, {(server, target): at.timestamp() for server, target, at in successes}
+        )
 
     def count_traffic(self, stream: StreamKey, segment: str, kind: str, counts: Counts) -> None:
         labels = (stream.server, stream.target, stream.draft_version, stream.method, segment, kind)
@@ -446,10 +458,11 @@ class Metrics:
 
     def set_verdict(self, stream: StreamKey, verdict: str, baselines: Mapping[str, float]) -> None:
         labels = (stream.server, stream.target, stream.draft_version, stream.method)
-        for name in VERDICTS:
-            self.stream_verdict.labels(*labels, name).set(1.0 if name == verdict else 0.0)
-        for segment, acceptance in baselines.items():
-            self.baseline_ratio.labels(*labels, segment).set(acceptance)
+        if self._verdicts.get(stream) != verdict:
+            for name in VERDICTS:
+                self.stream_verdict.labels(*labels, name).set(1.0 if name == verdict else 0.0)
+            self._verdicts[stream] = verdict
+        self._set(self.baseline_ratio, {(*labels, segment): rate for segment, rate in baselines.items()})
 
     def set_open_incidents(self, counts: Iterable[tuple[str, str, int]]) -> None:
         """`counts`: (severity, direction, how many) of the incidents that are not resolved."""
