@@ -9,20 +9,20 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-import httpx
+import aiohttp
 import structlog
 
 from driftguard.adapters.condition import DOWN
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
-from driftguard.scraping.scrape import Submit, scrape
+from driftguard.scraping.scrape import Submit, open_client, scrape
 from driftguard.scraping.source import Scraped, Source, sources_of
 from driftguard.scraping.turns import LOOK_SECONDS, Turns
 from driftguard.settings import ScrapingSettings, SourceSettings
 from driftguard.store import sources as stored
 from driftguard.store.database import Database
 
-WRITES_PER_INTERVAL: Final = 5  # of what the scrapes found: most of their cost is per write, not per server
+WRITES_PER_INTERVAL: Final = 3  # of what the scrapes found: most of their cost is per write, not per server
 OVERDUE_INTERVALS: Final = 3
 SHORTEST_OVERDUE: Final = timedelta(minutes=1)
 log = structlog.get_logger(__name__)
@@ -89,13 +89,8 @@ class ScrapeLoop:
 
     async def _scrape_all(self) -> None:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
-        limits = httpx.Limits(max_connections=64, max_keepalive_connections=256)
-        timeout = httpx.Timeout(self._settings.timeout_seconds, pool=None)
         await self._take_turns()
-        async with (
-            httpx.AsyncClient(timeout=timeout, limits=limits, follow_redirects=True) as client,
-            asyncio.TaskGroup() as group,
-        ):
+        async with open_client(self._settings) as client, asyncio.TaskGroup() as group:
             for place, source in enumerate(self._sources):
                 delay = self._settings.interval_seconds * place / len(self._sources)
                 group.create_task(self._watch(client, source, delay))
@@ -117,7 +112,7 @@ class ScrapeLoop:
         here = {server for server in servers if self._turns.of(server) is not None}
         self._metrics.set_scraping(servers, here, self._turns.waiting)
 
-    async def _watch(self, client: httpx.AsyncClient, source: Source, delay_seconds: float) -> None:
+    async def _watch(self, client: aiohttp.ClientSession, source: Source, delay_seconds: float) -> None:
         """Scrapes one server at fixed moments; one that takes longer than the interval misses some."""
         clock, interval = asyncio.get_running_loop(), self._settings.interval_seconds
         due = clock.time() + delay_seconds

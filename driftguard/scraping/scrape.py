@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Final
 
-import httpx
+import aiohttp
 import msgspec
 
 from driftguard.adapters.adapter import Adapter
@@ -25,8 +26,10 @@ from driftguard.errors import DriftGuardError
 from driftguard.records import AcceptanceRecord, RecordError
 from driftguard.scraping.judge import judge
 from driftguard.scraping.source import Scraped, Source
+from driftguard.settings import ScrapingSettings
 
 MAX_BYTES: Final = 32 * 2**20
+KEPT_INTERVALS: Final = 2  # that a connection stays open, if the server lets it
 HIDDEN: Final = frozenset({404, 405, 501})
 FORBIDDEN: Final = frozenset({401, 403})
 
@@ -50,7 +53,19 @@ class _Models(msgspec.Struct, frozen=True):
     data: list[_Model]
 
 
-async def scrape(client: httpx.AsyncClient, source: Source, submit: Submit) -> Scraped:
+def open_client(settings: ScrapingSettings) -> aiohttp.ClientSession:
+    """On a running event loop. However many servers hang, none waits for another: there are as many
+    connections as servers at most. Unpacking would cost more than what is saved on the way."""
+    kept_seconds = KEPT_INTERVALS * settings.interval_seconds
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=kept_seconds),
+        timeout=aiohttp.ClientTimeout(total=settings.timeout_seconds),
+        headers={"Accept-Encoding": "identity"},
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+async def scrape(client: aiohttp.ClientSession, source: Source, submit: Submit) -> Scraped:
     """Stores what the server counted since the last stored window. Whatever it does is told, not raised."""
     try:
         condition, detail = await _scrape(client, source, submit)
@@ -61,7 +76,7 @@ async def scrape(client: httpx.AsyncClient, source: Source, submit: Submit) -> S
     return Scraped(condition, detail, datetime.now(UTC))
 
 
-async def _scrape(client: httpx.AsyncClient, source: Source, submit: Submit) -> tuple[Condition, str]:
+async def _scrape(client: aiohttp.ClientSession, source: Source, submit: Submit) -> tuple[Condition, str]:
     adapter, reading = await _read(client, source)
     judged = judge(adapter, source.before, reading, source.identity)
     speculates = judged.condition != "not_speculating"
@@ -82,7 +97,7 @@ async def _scrape(client: httpx.AsyncClient, source: Source, submit: Submit) -> 
     return judged.condition, judged.detail
 
 
-async def _read(client: httpx.AsyncClient, source: Source) -> tuple[Adapter, Reading]:
+async def _read(client: aiohttp.ClientSession, source: Source) -> tuple[Adapter, Reading]:
     """From the first path that answers as an engine does, which is kept."""
     refused: list[_Stopped] = []
     for path in source.paths:
@@ -112,35 +127,34 @@ def _recognised(source: Source, text: str) -> Adapter:
     return found
 
 
-async def _get(client: httpx.AsyncClient, source: Source, path: str) -> str:
-    url = source.at(path)
+async def _get(client: aiohttp.ClientSession, source: Source, path: str) -> str:
     headers = {"Authorization": f"Bearer {source.api_key}"} if source.api_key else {}
     try:
-        async with client.stream("GET", url, headers=headers) as answer:
-            if answer.status_code in HIDDEN:
+        async with client.get(source.at(path), headers=headers, proxy=source.proxy) as answer:
+            if answer.status in HIDDEN:
                 hint = f"; {source.adapter.show_metrics}" if source.adapter else ""
-                raise _Stopped("metrics_hidden", f"{path} is answered with {answer.status_code}{hint}")
-            if answer.status_code in FORBIDDEN:
-                raise _Stopped("unreadable", f"{path} is answered with {answer.status_code}; set `api_key`")
-            if answer.status_code != httpx.codes.OK:
-                raise _Stopped("unreadable", f"{path} is answered with {answer.status_code}")
+                raise _Stopped("metrics_hidden", f"{path} is answered with {answer.status}{hint}")
+            if answer.status in FORBIDDEN:
+                raise _Stopped("unreadable", f"{path} is answered with {answer.status}; set `api_key`")
+            if answer.status != HTTPStatus.OK:
+                raise _Stopped("unreadable", f"{path} is answered with {answer.status}")
             return await _text(answer)
-    except httpx.TimeoutException:
+    except TimeoutError:
         raise _Stopped("unreachable", "no answer within scraping.timeout_seconds") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (aiohttp.ClientError, OSError) as error:
         raise _Stopped("unreachable", str(error) or type(error).__name__) from None
 
 
-async def _text(answer: httpx.Response) -> str:
+async def _text(answer: aiohttp.ClientResponse) -> str:
     body = bytearray()
-    async for chunk in answer.aiter_bytes():
+    async for chunk in answer.content.iter_any():
         body += chunk
         if len(body) > MAX_BYTES:
             raise _Stopped("unreadable", f"more than {MAX_BYTES:,} bytes")
     return body.decode(errors="replace")
 
 
-async def _served_model(client: httpx.AsyncClient, source: Source) -> str:
+async def _served_model(client: aiohttp.ClientSession, source: Source) -> str:
     """What the OpenAI-compatible API calls the model. Raises Incomplete."""
     try:
         models = msgspec.json.decode(await _get(client, source, "/v1/models"), type=_Models)

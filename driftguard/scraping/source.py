@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
 from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import Condition
@@ -28,6 +29,7 @@ class Source:
     adapter: Adapter | None
     is_kind_given: bool  # else found again wherever the metrics are those of another engine
     api_key: str | None
+    proxy: str | None  # to be reached through
     before: Reading | None = None  # what the next window is measured from
 
     @classmethod
@@ -53,12 +55,14 @@ class Source:
             adapter=adapter,
             is_kind_given=adapter is not None,
             api_key=settings.api_key.get_secret_value() if settings.api_key else None,
+            proxy=_proxy(parts),
         )
 
     def at(self, path: str) -> str:
-        """The server's address with another path."""
+        """The server's address with another path; without its credentials where there is a key to send."""
         parts = urlsplit(self.url)
-        return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+        place = parts.netloc.rpartition("@")[2] if self.api_key else parts.netloc
+        return urlunsplit((parts.scheme, place, path, parts.query, ""))
 
     @property
     def shown_url(self) -> str:
@@ -69,6 +73,14 @@ class Source:
     @property
     def kind(self) -> str:
         return self.adapter.kind if self.adapter else "unknown"
+
+
+def _proxy(url: SplitResult) -> str | None:
+    """As the environment says: HTTP_PROXY, HTTPS_PROXY, NO_PROXY."""
+    found = getproxies().get(url.scheme)
+    if found is None or proxy_bypass(url.netloc.rpartition("@")[2]):
+        return None
+    return found if "://" in found else f"http://{found}"
 
 
 def _adapter(kind: str) -> Adapter:

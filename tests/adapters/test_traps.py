@@ -242,6 +242,15 @@ def test_a_value_that_is_no_number_is_not_counted(value: str) -> None:
     )
 
 
+@pytest.mark.parametrize("line", ["%s 7", "%s 7 1700000000000", "%s 7 ", "%s  7\r"])
+@pytest.mark.parametrize("labels", ["", '{model="a b"}', '{model="a} 3"}', r'{model="\"a\" 3",}'])
+def test_a_value_is_told_from_what_stands_around_it(line: str, labels: str) -> None:
+    name = "llamacpp:spec_decode_num_drafts_total"
+    for _ in range(2):  # as a series that is new, and as one that is known
+        reading = Reading.parse(line % (name + labels) + "\n", ADAPTERS["llamacpp"].names, AFTER)
+        assert reading.total(name) == 7.0
+
+
 def test_what_is_no_exposition_is_refused() -> None:
     with pytest.raises(Unreadable, match="not the Prometheus text format"):
         Reading.parse("llamacpp:spec_decode_num_drafts_total{ 7", ADAPTERS["llamacpp"].names, AFTER)

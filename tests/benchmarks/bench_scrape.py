@@ -2,7 +2,8 @@
 
 python -m tests.benchmarks.bench_scrape [--servers N] [--seconds S]
 
-Measured after the baselines are ready: before, each stream is folded for itself. Every server prints 600
+Measured after the baselines are ready: before, each stream is folded for itself. Every server has an address
+of its own (of the loopback network, so on Linux), closes a connection after 5 idle seconds, and prints 600
 lines as a vLLM does, 60 kB. PostgreSQL and the fake servers are other processes.
 """
 
@@ -21,7 +22,7 @@ import psutil
 import uvicorn
 
 from driftguard.demo.processes import free_port
-from tests.adapters.fake_engines import FakeVllm
+from tests.adapters.fake_engines import MODEL, FakeVllm
 from tests.benchmarks.bench_memory import wait_ready
 
 INTERVAL_SECONDS = 15.0
@@ -54,7 +55,7 @@ def measure(servers: int, warm_up_seconds: float, seconds: float) -> tuple[float
             f"[scraping]\ninterval_seconds = {INTERVAL_SECONDS}\n"
             + "".join(
                 f'[[sources]]\nserver = "server-{number}"\n'
-                f'url = "http://127.0.0.1:{metrics_port}/{number}/metrics"\n'
+                f'url = "http://127.1.{number // 250}.{1 + number % 250}:{metrics_port}/metrics"\n'
                 for number in range(servers)
             )
         )
@@ -79,20 +80,21 @@ def measure(servers: int, warm_up_seconds: float, seconds: float) -> tuple[float
 
 
 def serve(port: int) -> None:
-    """Any path is a server of its own, each step of which is one scrape further."""
+    """Any address is a server of its own, each step of which is one scrape further."""
     engines: dict[str, FakeVllm] = {}
     other = "".join(
-        f'vllm:other_bucket{{engine="0",le="{number}",model_name="m"}} 1.0\n' for number in range(OTHER_LINES)
+        f'vllm:request_prefill_time_seconds_bucket{{engine="0",le="{number}",model_name="{MODEL}"}} 1.0\n'
+        for number in range(OTHER_LINES)
     )
 
     async def app(scope, receive, send):  # type: ignore[no-untyped-def]
-        engine = engines.setdefault(scope["path"], FakeVllm())
+        engine = engines.setdefault(scope["server"][0], FakeVllm())
         engine.serve([4, 0, 3, 1] * 10)
         body = (other + engine.text()).encode()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
-    uvicorn.run(app, port=port, log_level="warning", lifespan="off")
+    uvicorn.run(app, host="0.0.0.0", port=port, log_level="warning", lifespan="off")
 
 
 if __name__ == "__main__":

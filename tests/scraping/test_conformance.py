@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
+import aiohttp
 import numpy as np
 import pytest
 
@@ -26,9 +26,9 @@ from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.scraping.pushed import PushedSources
-from driftguard.scraping.scrape import scrape
+from driftguard.scraping.scrape import open_client, scrape
 from driftguard.scraping.source import Source
-from driftguard.settings import Settings, SourceSettings
+from driftguard.settings import ScrapingSettings, Settings, SourceSettings
 from driftguard.store import incidents, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
@@ -88,7 +88,7 @@ def found(module_database_url: str) -> Iterator[dict[str, tuple[Stream, list[Inc
 async def play(queue: IngestQueue) -> dict[str, datetime]:
     changed_at: dict[str, datetime] = {}
     with ExitStack() as stack:
-        async with httpx.AsyncClient() as client:
+        async with open_client(ScrapingSettings()) as client:
             for make in ENGINES:
                 engine = make()
                 server = stack.enter_context(served({make.path: ok(engine.text)}))
@@ -100,7 +100,7 @@ async def play(queue: IngestQueue) -> dict[str, datetime]:
 
 
 async def replay(
-    client: httpx.AsyncClient, engine: FakeEngine, source: Source, queue: IngestQueue
+    client: aiohttp.ClientSession, engine: FakeEngine, source: Source, queue: IngestQueue
 ) -> datetime:
     def submit(records: Any) -> Future[Any]:
         return queue.submit(records)

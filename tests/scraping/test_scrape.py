@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import pytest
 
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.records import AcceptanceRecord
 from driftguard.scraping import scrape as module
-from driftguard.scraping.scrape import scrape
-from driftguard.scraping.source import Scraped, Source, sources_of
-from driftguard.settings import SourceSettings
+from driftguard.scraping.scrape import open_client, scrape
+from driftguard.scraping.source import USUAL_PATHS, Scraped, Source, sources_of
+from driftguard.settings import ScrapingSettings, SourceSettings
 from tests.adapters.fake_engines import ENGINES, FakeEngine, FakeLlamaCpp, FakeTensorRtLlm, FakeVllm
 from tests.scraping.served import Served, ok, served
 
@@ -54,7 +54,7 @@ def stored() -> Stored:
 
 def scraped(source: Source, stored: Stored, timeout_seconds: float = 5.0) -> Scraped:
     async def once() -> Scraped:
-        async with httpx.AsyncClient(timeout=timeout_seconds) as client:
+        async with open_client(ScrapingSettings(timeout_seconds=timeout_seconds)) as client:
             return await scrape(client, source, stored.submit)
 
     return asyncio.run(once())
@@ -135,6 +135,27 @@ def test_nothing_listens(stored: Stored) -> None:
     found = scraped(source_at(url), stored)
     assert found.condition == "unreachable"
     assert found.detail
+
+
+def test_servers_that_hang_hold_up_no_other(server: Served, stored: Stored) -> None:
+    server.pages["/metrics"] = ok(FakeVllm(steps=1).text)
+    source = source_at(f"{server.url}/metrics")
+
+    async def beside(url: str) -> str:
+        async with open_client(ScrapingSettings(timeout_seconds=600.0)) as client:
+            hanging = [
+                asyncio.ensure_future(scrape(client, source_at(url), stored.submit)) for _ in range(120)
+            ]
+            await asyncio.sleep(0)  # all have asked
+            found = await scrape(client, source, stored.submit)
+            assert not any(task.done() for task in hanging)
+            for task in hanging:
+                task.cancel()
+            await asyncio.gather(*hanging, return_exceptions=True)
+            return found.condition
+
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as silent:  # it never answers
+        assert asyncio.run(beside(f"http://127.0.0.1:{silent.getsockname()[1]}/metrics")) == "waiting"
 
 
 def test_a_server_that_hangs_is_given_up(server: Served, stored: Stored) -> None:
@@ -223,7 +244,19 @@ def test_a_key_is_sent_and_not_shown(server: Served, stored: Stored) -> None:
     source = source_at(server.url.replace("//", "//user:secret@"), api_key="k-1")
     found = scraped(source, stored)
     assert (found.condition, "set `api_key`" in found.detail) == ("unreadable", True)
+    assert {key for _, key in server.asked} == {"Bearer k-1"}
     assert "secret" not in source.shown_url + source.identity.server
+
+
+def test_a_proxy_is_taken_as_the_environment_says(
+    server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.url.removeprefix("http://"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server.pages["http://chat.invalid/metrics"] = ok(FakeVllm(steps=1).text)
+    assert scraped(source_at("http://chat.invalid/metrics"), stored).condition == "waiting"
+    assert scraped(source_at(server.url), stored).condition == "metrics_hidden"
+    assert [path for path, _ in server.asked] == ["http://chat.invalid/metrics", *USUAL_PATHS]
 
 
 def test_an_endless_answer_is_cut(server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
