@@ -75,6 +75,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
         scraped = sources.all_sources(session)
         related = stream_models(session, datetime.now(UTC), series.siblings(session, stream), scraped)
         shown = next(item for item in related if item.id == stream_id)
+        servers = source_models(session, scraped)
         history = _drafts(session, stream.server, stream.target)
         newest = incidents.page(session, limit=SHOWN, wanted=Wanted(streams=[stream_id]))
         return render(
@@ -90,9 +91,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
             incidents=[IncidentModel.of(*row) for row in newest],
             drafts=history,
             runs=_runs_of(session, history),
-            source=next(
-                (item for item in source_models(session, scraped) if item.server == stream.server), None
-            ),
+            source=next((item for item in servers if item.server == stream.server), None),
             false_alarm_days=context.settings.detection.false_alarm_days,
             **_deciding(context, stream.server, history),
         )
