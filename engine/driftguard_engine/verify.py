@@ -138,7 +138,7 @@ class DraftSampler:
         _expect("temperature", temperature, (None,), floating=True)
         batch, device = temperature.shape[0], temperature.device
         self._shaping, noise = _sampling(temperature, top_k, top_p, seed, position, batch, device)
-        self._uniforms = reference.draft_uniforms(noise, steps)  # [B, steps]
+        self._words = reference.draft_words(noise, steps)  # [steps, 2, B]
 
     @torch.no_grad()
     def draw(self, draft_logits: Tensor, step: int = 0, rows: Tensor | None = None) -> Tensor:
@@ -146,14 +146,14 @@ class DraftSampler:
 
         Raises ValueError, InvalidLogits.
         """
-        shaping, uniform = self._shaping, self._uniforms[:, step]
+        shaping, words = self._shaping, self._words[step]
         if rows is not None:
-            shaping, uniform = shaping.rows(rows), uniform[rows]
-        batch, device = uniform.shape[0], uniform.device
+            shaping, words = shaping.rows(rows), words[:, rows.cpu().numpy()]
+        batch, device = words.shape[1], shaping.temperature.device
         _expect("draft_logits", draft_logits, (batch, None), floating=True, device=device)
         logits = draft_logits.detach()
         _expect_laws("draft_logits", logits)
-        return reference.sample_draft(logits, shaping, uniform)
+        return reference.sample_draft(logits, shaping, words)
 
 
 def sample_draft(

@@ -1,4 +1,4 @@
-"""From logits to a law over tokens, and from a law and one uniform to a token.
+"""From logits to a law over tokens.
 
 Sampler and verifier both read their laws here, so that the q a token was drawn from is the q it is
 tested against. Every operation works on one row alone, in an order that depends on V alone: a row's
@@ -7,14 +7,22 @@ result is bitwise the same in any batch, at any place in it, whatever the other 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-TILE = 4096  # elements summed together; fixed, so that the order of additions never follows the batch
+from driftguard_engine.kernels import tiles
+from driftguard_engine.kernels.exp2 import torch_exp2
+
+Exp2 = Callable[[Tensor], Tensor]  # float32 in [LEAST_POWER, 0] -> float32
+
 GREEDY_BELOW = float(torch.finfo(torch.float32).tiny)  # temperatures that float32 cannot divide by are 0
+LEAST_POWER = -125.0  # of two: what is less likely weighs as much as this, so that no weight is subnormal
+FIXED_BITS = 40  # behind the point of a weight, where top-p adds weights as integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,94 +37,130 @@ class Shaping:
     def greedy(self) -> Tensor:
         return self.temperature < GREEDY_BELOW
 
+    @property
+    def scale(self) -> Tensor:
+        """Powers of two per unit of logit: float32 [B], 0 where the row is greedy."""
+        powers = (math.log2(math.e) / self.temperature.double()).float()
+        return powers.masked_fill(self.greedy, 0)
+
+    def narrows(self, size: int) -> Tensor:
+        """Which rows top-k or top-p may take tokens from: bool [B]."""
+        return ((self.top_k > 0) & (self.top_k < size)) | (self.top_p < 1)
+
     def rows(self, index: Tensor | slice) -> Shaping:
         return Shaping(self.temperature[index], self.top_k[index], self.top_p[index])
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
-    """Laws over V tokens at S steps of B rows: p = weights / normaliser. The likeliest token weighs 1."""
+class Laws:
+    """Laws over V tokens at S steps of B rows: weight 2 ** ((logit - peak) x scale), over the normaliser.
 
-    weights: Tensor  # [B, S, V], float32 (float64 for float64 logits)
-    normaliser: Tensor  # [B, S], float64
+    A token has a weight where its logit is above `cut`, or equal to it and its id at most `cut_token`.
+    """
 
-    def of_tokens(self, tokens: Tensor) -> Tensor:
-        """Probability of tokens [B, <= S] at the first steps: float64, same shape."""
-        steps = tokens.shape[1]
-        weight = self.weights[:, :steps].gather(2, tokens.unsqueeze(2)).squeeze(2)
-        return weight.double() / self.normaliser[:, :steps]
+    scale: Tensor  # [B] float32
+    peak: Tensor  # [B, S] float32: the largest logit
+    normaliser: Tensor  # [B, S] float64: sum of the weights
+    cut: Tensor  # [B, S] float32; -inf where nothing is taken away
+    cut_token: Tensor  # [B, S] int64
+    tile_mass: Tensor  # [B, S, T] float64: sum of the weights in each tile, before any cut
 
-    def at_step(self, step: Tensor) -> Tensor:
-        """All probabilities at step[b] of row b: float64 [B, V]."""
+    def weigh(self, logits: Tensor, tokens: Tensor, exp2: Exp2) -> Tensor:
+        """Weights of tokens [B, S, N] (or broadcast to that) with these logits [B, S, N]: float32."""
+        cut, last = self.cut.unsqueeze(-1), self.cut_token.unsqueeze(-1)
+        kept = logits > cut
+        if bool((cut > -torch.inf).any()):
+            kept |= (logits == cut) & (tokens <= last)
+        return _weights(logits, self.peak.unsqueeze(-1), self.scale, exp2) * kept
+
+    def at(self, step: Tensor) -> Laws:
+        """The laws at step[b] of row b: S = 1."""
         row = torch.arange(len(step), device=step.device)
-        return self.weights[row, step].double() / self.normaliser[row, step].unsqueeze(1)
+        chosen = (values[row, step].unsqueeze(1) for values in self._of_steps())
+        return Laws(self.scale, *chosen)
+
+    def first(self, steps: int) -> Laws:
+        return Laws(self.scale, *(values[:, :steps] for values in self._of_steps()))
+
+    def probabilities(self, logits: Tensor, exp2: Exp2 = torch_exp2) -> Tensor:
+        """[B, S, V] of the logits that the laws were made of: float32."""
+        tokens = torch.arange(logits.shape[-1], device=logits.device)
+        reciprocal = (1 / self.normaliser).float().unsqueeze(-1)
+        return self.weigh(logits.float(), tokens, exp2) * reciprocal
+
+    def _of_steps(self) -> tuple[Tensor, ...]:
+        return self.peak, self.normaliser, self.cut, self.cut_token, self.tile_mass
 
 
-def distribution(logits: Tensor, shaping: Shaping) -> Distribution:
-    """Softmax of logits [B, S, V] after temperature, then top-k, then top-p, as vLLM and transformers do."""
-    mass = weights(logits, shaping)
-    return Distribution(mass, _tile_sums(mass).cumsum(-1)[..., -1])
-
-
-def weights(logits: Tensor, shaping: Shaping) -> Tensor:
-    """`Distribution.weights` of logits [B, S, V]: enough to draw from a law.
+def laws(logits: Tensor, shaping: Shaping, exp2: Exp2 = torch_exp2) -> Laws:
+    """Softmax of logits [B, S, V] after temperature, then top-k, then top-p, as vLLM and transformers do.
 
     Every temperature must be positive. A row without a finite maximum has no law: what it gives is
     meaningless, but harms no other row.
     """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # The maximum is subtracted before dividing: logits / temperature overflows where this does not.
-    mass = _exponentials(logits, logits.amax(-1, keepdim=True), shaping.temperature)
-    narrows = ((shaping.top_k > 0) & (shaping.top_k < logits.shape[-1])) | (shaping.top_p < 1)
-    if bool(narrows.any()):
-        chosen = slice(None) if bool(narrows.all()) else narrows.nonzero().squeeze(1)
-        mass[chosen] *= _kept(logits[chosen], shaping.rows(chosen))
-    return mass
+    scale = shaping.scale
+    chunks = tiles.padded(logits.float(), -torch.inf)
+    maxima = tiles.tile_maxima(chunks)
+    peak = maxima.amax(-1)
+    # Each tile is weighed against its own maximum, so that a kernel needs to read it only once.
+    own = tiles.per_chunk(maxima.masked_fill(maxima == -torch.inf, 0), chunks.shape[-2])
+    sums = tiles.tile_sums(_weights(chunks, own, scale, exp2))
+    mass = sums.double() * _weights(maxima, peak.unsqueeze(-1), scale, exp2).double()
+    whole = Laws(
+        scale,
+        peak,
+        tiles.row_sum(mass),
+        torch.full_like(peak, -torch.inf),
+        torch.full_like(peak, -1, dtype=torch.int64),
+        mass,
+    )
+    narrows = shaping.narrows(logits.shape[-1])
+    if not bool(narrows.any()):
+        return whole
+    chosen = narrows.nonzero().squeeze(1)
+    cut, cut_token, normaliser = _cut(logits.float()[chosen], whole, chosen, shaping.rows(chosen), exp2)
+    return replace(
+        whole,
+        cut=whole.cut.index_copy(0, chosen, cut),
+        cut_token=whole.cut_token.index_copy(0, chosen, cut_token),
+        normaliser=whole.normaliser.index_copy(0, chosen, normaliser),
+    )
 
 
-def inverse_cdf(mass: Tensor, uniform: Tensor) -> Tensor:
-    """First token whose cumulative mass exceeds uniform x total: int64 [B].
-
-    mass [B, V]: not negative, with a positive total in every row; uniform [B]: float64 in [0, 1).
-    Rounding leads neither past the last token with mass nor to one without: each threshold is held
-    below the total that it is compared with.
-    """
-    tiles = _tile_sums(mass).cumsum(-1)  # [B, tiles]
-    threshold = _hold_below(uniform.unsqueeze(1) * tiles[:, -1:], tiles[:, -1:])
-    tile = torch.searchsorted(tiles, threshold, right=True)  # [B, 1]
-    before = tiles.gather(1, (tile - 1).clamp_(min=0)).masked_fill_(tile == 0, 0)
-
-    inside = _take_tile(mass, tile).cumsum(-1, dtype=torch.float64)  # [B, <= TILE]
-    threshold = _hold_below(threshold - before, inside[:, -1:])
-    return (tile * TILE + torch.searchsorted(inside, threshold, right=True)).squeeze(1)
+def _weights(logits: Tensor, peak: Tensor, scale: Tensor, exp2: Exp2) -> Tensor:
+    """logits [B, ...], peak (broadcast): the maximum is subtracted first, because logits x scale overflows."""
+    per_row = scale.reshape(-1, *[1] * (logits.dim() - 1))
+    return exp2((logits - peak).mul_(per_row).clamp_(min=LEAST_POWER))
 
 
-def _exponentials(logits: Tensor, peak: Tensor, temperature: Tensor) -> Tensor:
-    # Contiguous, because the order in which sums add follows the memory's layout.
-    return (logits - peak).contiguous().div_(temperature.to(logits.dtype).reshape(-1, 1, 1)).exp_()
-
-
-def _kept(logits: Tensor, shaping: Shaping) -> Tensor:
-    """Which tokens top-k and top-p leave: bool [B, S, V]. Among equal logits the lower token id stays.
+def _cut(
+    logits: Tensor, whole: Laws, rows: Tensor, shaping: Shaping, exp2: Exp2
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut, its token and the normaliser of logits [B, S, V], all [B, S]: where the last token stays.
 
     top-p keeps a token while the likelier ones hold less than top_p of what top-k left; so one always stays.
+    Among equal logits the lower token id stays. Weights are added as integers: the order cannot matter.
     """
     size = logits.shape[-1]
     ordered = _descending(logits)
+    weights = _weights(ordered, ordered[..., :1], shaping.scale, exp2)
+    held = torch.ldexp(weights.double(), torch.tensor(FIXED_BITS)).long().cumsum(-1)
+    possible = (ordered > -torch.inf).sum(-1, keepdim=True).clamp(min=1)  # also in a row without a law
     top_k, top_p = shaping.top_k.reshape(-1, 1, 1), shaping.top_p.double().reshape(-1, 1, 1)
-    count = torch.where((top_k > 0) & (top_k < size), top_k, size).expand(*logits.shape[:2], 1)  # tokens kept
+    limited = (top_k > 0) & (top_k < size)
+    count = torch.where(limited, top_k.minimum(possible), possible)
     if bool((top_p < 1).any()):
-        held = _exponentials(ordered, ordered[..., :1], shaping.temperature).cumsum(-1, dtype=torch.float64)
-        nucleus = 1 + (held < top_p * held.gather(2, count - 1)).sum(-1, keepdim=True)
-        count = torch.where(top_p < 1, torch.minimum(count, nucleus), count)
+        of_all = torch.ldexp(whole.normaliser[rows], torch.tensor(FIXED_BITS)).unsqueeze(-1)
+        total = torch.where(limited, held.gather(2, count - 1).double(), of_all)
+        nucleus = 1 + (held.double() < top_p * total).sum(-1, keepdim=True)
+        count = torch.where(top_p < 1, count.minimum(nucleus), count)
 
-    cutoff = ordered.gather(2, count - 1)
-    kept = logits >= cutoff
-    if bool((kept.sum(-1, keepdim=True) > count).any()):  # more logits equal the cutoff than may stay
-        tied = logits == cutoff
-        above = kept & ~tied
-        kept = above | (tied & (tied.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
-    return kept
+    cut = ordered.gather(2, count - 1)
+    tied = (logits == cut).cumsum(-1)
+    staying = count - (logits > cut).sum(-1, keepdim=True)
+    token = torch.searchsorted(tied, staying)
+    normaliser = torch.ldexp(held.gather(2, count - 1).double(), torch.tensor(-FIXED_BITS))
+    return cut.squeeze(-1), token.squeeze(-1), normaliser.squeeze(-1)
 
 
 def _descending(values: Tensor) -> Tensor:
@@ -124,23 +168,3 @@ def _descending(values: Tensor) -> Tensor:
         return values.sort(dim=-1, descending=True).values
     # numpy sorts values with SIMD, 30 times faster than torch.sort; sorted values have only one answer.
     return torch.from_numpy(np.sort(values.numpy(), axis=-1)[..., ::-1].copy())
-
-
-def _tile_sums(mass: Tensor) -> Tensor:
-    """Sum of each TILE of [..., V], the last one shorter: float64 [..., ceil(V / TILE)]."""
-    starts = range(0, mass.shape[-1], TILE)
-    sums = [mass[..., at : at + TILE].sum(-1, keepdim=True, dtype=torch.float64) for at in starts]
-    return torch.cat(sums, dim=-1)
-
-
-def _take_tile(mass: Tensor, tile: Tensor) -> Tensor:
-    """Tile number tile[b] of row b, with zeros past the end of a short last one: [B, <= TILE]."""
-    size = mass.shape[-1]
-    if size <= TILE:
-        return mass
-    column = tile * TILE + torch.arange(TILE, device=mass.device)
-    return mass.gather(1, column.clamp(max=size - 1)).masked_fill_(column >= size, 0)
-
-
-def _hold_below(threshold: Tensor, total: Tensor) -> Tensor:
-    return torch.minimum(threshold, torch.nextafter(total, torch.zeros_like(total)))

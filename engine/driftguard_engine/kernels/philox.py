@@ -19,6 +19,7 @@ ACCEPT = 2
 RESIDUAL = 3  # the token that the target itself adds: resampled after a rejection, or the bonus
 
 Words = NDArray[np.uint32]
+RandomWords = NDArray[np.uint64]
 
 _MULTIPLIERS = np.array([[0xCD9E8D57], [0xD2511F53]], dtype=np.uint32)  # of words 2 and 0
 _WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint32)
@@ -36,15 +37,23 @@ def philox4x32(counter: Words, key: Words) -> Words:
 
 
 def uniforms(seed: Tensor, position: Tensor, purpose: ArrayLike) -> Tensor:
-    """One uniform in [0, 1) for each element, float64 with all 53 bits random.
+    """One uniform in [0, 1) for each element, float64 with all 53 bits random: the upper bits of word 0.
+
+    seed, position, purpose: integers, broadcast together.
+    """
+    return torch.from_numpy((words(seed, position, purpose)[0] >> np.uint64(11)) * 2.0**-53).to(seed.device)
+
+
+def words(seed: Tensor, position: Tensor, purpose: ArrayLike) -> RandomWords:
+    """Two independent random words of 64 bits for each element: [2, ...].
 
     seed, position, purpose: integers, broadcast together. Key = the seed's 64 bits; counter = (position's
     64 bits, purpose, 0).
     """
     arrays = np.broadcast_arrays(position.cpu().numpy(), seed.cpu().numpy(), purpose)
     shape = arrays[0].shape
-    words = np.stack(arrays).astype("<i8", copy=False).reshape(3, -1).view("<u4")
-    low, high = words[:, 0::2], words[:, 1::2]  # [3, N]: of position, seed, purpose
+    halves = np.stack(arrays).astype("<i8", copy=False).reshape(3, -1).view("<u4")
+    low, high = halves[:, 0::2], halves[:, 1::2]  # [3, N]: of position, seed, purpose
     drawn = philox4x32(np.stack((low[0], high[0], low[2], high[2])), np.stack((low[1], high[1])))
-    bits = (drawn[0].astype(np.uint64) << np.uint64(21)) | (drawn[1] >> np.uint32(11))
-    return torch.from_numpy((bits * 2.0**-53).reshape(shape)).to(seed.device)
+    wide = drawn.astype(np.uint64)
+    return ((wide[0::2] << np.uint64(32)) | wide[1::2]).reshape(2, *shape)

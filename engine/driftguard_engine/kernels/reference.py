@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from driftguard_engine.kernels import philox
-from driftguard_engine.kernels.distribution import Shaping, distribution, inverse_cdf, weights
+from driftguard_engine.kernels import philox, tiles
+from driftguard_engine.kernels.distribution import Exp2, Laws, Shaping, laws
+from driftguard_engine.kernels.exp2 import torch_exp2
+from driftguard_engine.kernels.inverse_cdf import pick
+from driftguard_engine.kernels.philox import RandomWords
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,37 +65,40 @@ class Chain:
         )
 
 
-def verify_chain(chain: Chain) -> tuple[Tensor, Tensor]:
+def verify_chain(chain: Chain, exp2: Exp2 = torch_exp2) -> tuple[Tensor, Tensor]:
     """Tokens [B, K+1], int64 padded with -1, and how many drafts of each row were accepted, int64 [B]."""
     greedy = chain.shaping.greedy
     if bool(greedy.all()):
         return _verify_greedy(chain)
     if not bool(greedy.any()):
-        return _verify_stochastic(chain)
+        return _verify_stochastic(chain, exp2)
     tokens = chain.draft_lengths.new_empty(chain.target_logits.shape[:2])
     accepted = torch.empty_like(chain.draft_lengths)
-    for verify, chosen in ((_verify_greedy, greedy), (_verify_stochastic, ~greedy)):
-        index = chosen.nonzero().squeeze(1)
-        tokens[index], accepted[index] = verify(chain.rows(index))
+    index = greedy.nonzero().squeeze(1)
+    tokens[index], accepted[index] = _verify_greedy(chain.rows(index))
+    index = (~greedy).nonzero().squeeze(1)
+    tokens[index], accepted[index] = _verify_stochastic(chain.rows(index), exp2)
     return tokens, accepted
 
 
-def draft_uniforms(noise: Noise, steps: int) -> Tensor:
-    """The draft's noise of `steps` steps, float64 [B, steps]: in one pass, because a pass costs the same."""
-    step = torch.arange(steps, device=noise.position.device)
-    return philox.uniforms(noise.seed.unsqueeze(1), noise.position.unsqueeze(1) + step, philox.DRAFT)
+def draft_words(noise: Noise, steps: int) -> RandomWords:
+    """The draft's noise, [steps, 2, B]: in one pass, because a pass over few costs as much as over many."""
+    step = torch.arange(steps).unsqueeze(1)
+    return philox.words(noise.seed, noise.position.cpu() + step, philox.DRAFT).swapaxes(0, 1)
 
 
-def sample_draft(logits: Tensor, shaping: Shaping, uniform: Tensor) -> Tensor:
-    """One token per row of logits [B, V], int64 [B]: argmax at temperature 0, else by uniform [B]."""
+def sample_draft(logits: Tensor, shaping: Shaping, words: RandomWords, exp2: Exp2 = torch_exp2) -> Tensor:
+    """One token per row of logits [B, V], int64 [B]: argmax at temperature 0, else by words [2, B]."""
     greedy = shaping.greedy
     if bool(greedy.all()):
         return logits.argmax(-1)
     if bool(greedy.any()):
         index = (~greedy).nonzero().squeeze(1)
-        drawn = sample_draft(logits[index], shaping.rows(index), uniform[index])
+        drawn = sample_draft(logits[index], shaping.rows(index), words[:, index.cpu().numpy()], exp2)
         return logits.argmax(-1).index_copy_(0, index, drawn)
-    return inverse_cdf(weights(logits.unsqueeze(1), shaping).squeeze(1), uniform)
+    law = laws(logits.unsqueeze(1), shaping, exp2)
+    mass = _weights(logits, law, exp2)
+    return _draw(mass, _tile_masses(mass, law), words)
 
 
 def _verify_greedy(chain: Chain) -> tuple[Tensor, Tensor]:
@@ -101,33 +107,67 @@ def _verify_greedy(chain: Chain) -> tuple[Tensor, Tensor]:
     return _emit(chain.draft_tokens, accepted, best.gather(1, accepted.unsqueeze(1))), accepted
 
 
-def _verify_stochastic(chain: Chain) -> tuple[Tensor, Tensor]:
-    p = distribution(chain.target_logits, chain.shaping)
-    q = distribution(chain.draft_logits, chain.shaping)
-    accept_noise, residual_noise = _uniforms(chain)
-    proposed = chain.proposed
-    tokens = chain.draft_tokens.where(proposed, 0)
-    passed = accept_noise[:, :-1] * q.of_tokens(tokens) < p.of_tokens(tokens)
-    accepted = _leading(passed & proposed)
+def _verify_stochastic(chain: Chain, exp2: Exp2) -> tuple[Tensor, Tensor]:
+    p, q = laws(chain.target_logits, chain.shaping, exp2), laws(chain.draft_logits, chain.shaping, exp2)
+    accepted = _leading(_passes(chain, p, q, exp2) & chain.proposed)
 
-    last = accepted.unsqueeze(1)  # [B, 1]: the step at which the target adds its own token
-    mass = p.at_step(accepted)  # [B, V]
-    if proposed.shape[1]:
-        # A rejected draft leaves (p - q)+. After the last draft nothing was rejected, and an id that the
-        # vocabulary does not have was no draw from q: both leave p itself.
-        rejected = F.pad(proposed, (0, 1)).gather(1, last)
-        residual = (mass - q.at_step(accepted.clamp(max=proposed.shape[1] - 1))).clamp_(min=0)
+    # The step at which the target adds its own token. A rejected draft leaves (p - q)+. After the last draft
+    # nothing was rejected, and an id that the vocabulary lacks was no draw from q: both leave p itself.
+    row = torch.arange(len(accepted), device=accepted.device)
+    p = p.at(accepted)
+    mass = _weights(chain.target_logits[row, accepted], p, exp2)
+    tile_mass = _tile_masses(mass, p)
+    rejected = F.pad(chain.proposed, (0, 1))[row, accepted]
+    if bool(rejected.any()):
+        step = accepted.clamp(max=chain.draft_logits.shape[1] - 1)
+        q = q.at(step)
+        residual = mass * _reciprocal(p) - _weights(chain.draft_logits[row, step], q, exp2) * _reciprocal(q)
+        residual.clamp_(min=0)
+        residual_tiles = tiles.tile_sums(tiles.padded(residual, 0)).double()
         # An empty residual takes p = q up to rounding, and then p is the law to draw from.
-        mass = residual.where(rejected & (residual.amax(-1, keepdim=True) > 0), mass)
-    own = inverse_cdf(mass, residual_noise.gather(1, last).squeeze(1))
+        residually = rejected.unsqueeze(1) & (residual_tiles.amax(-1, keepdim=True) > 0)
+        mass, tile_mass = residual.where(residually, mass), residual_tiles.where(residually, tile_mass)
+    position = chain.noise.position + accepted
+    own = _draw(mass, tile_mass, philox.words(chain.noise.seed, position, philox.RESIDUAL))
     return _emit(chain.draft_tokens, accepted, own.unsqueeze(1)), accepted
 
 
-def _uniforms(chain: Chain) -> Tensor:
-    """Accept and residual noise of each step, [2, B, K+1], in one pass like `draft_uniforms`."""
-    step = torch.arange(chain.target_logits.shape[1], device=chain.target_logits.device)
-    purpose = [[[philox.ACCEPT]], [[philox.RESIDUAL]]]
-    return philox.uniforms(chain.noise.seed.unsqueeze(1), chain.noise.position.unsqueeze(1) + step, purpose)
+def _passes(chain: Chain, p: Laws, q: Laws, exp2: Exp2) -> Tensor:
+    """u q(x) < p(x), multiplied out: bool [B, K]."""
+    tokens = chain.draft_tokens.where(chain.proposed, 0).unsqueeze(2)  # [B, K, 1]
+    steps = tokens.shape[1]
+    p_weight, q_weight = (
+        law.weigh(logits[:, :steps].gather(2, tokens).float(), tokens, exp2).squeeze(2).double()
+        for law, logits in ((p.first(steps), chain.target_logits), (q, chain.draft_logits))
+    )
+    step = torch.arange(steps, device=tokens.device)
+    noise = chain.noise
+    uniform = philox.uniforms(noise.seed.unsqueeze(1), noise.position.unsqueeze(1) + step, philox.ACCEPT)
+    return uniform * (q_weight * p.normaliser[:, :steps]) < p_weight * q.normaliser
+
+
+def _weights(logits: Tensor, law: Laws, exp2: Exp2) -> Tensor:
+    """Weights of logits [B, V] under laws of one step: float32 [B, V]."""
+    tokens = torch.arange(logits.shape[-1], device=logits.device)
+    return law.weigh(logits.float().unsqueeze(1), tokens, exp2).squeeze(1)
+
+
+def _reciprocal(law: Laws) -> Tensor:
+    return (1 / law.normaliser).float()
+
+
+def _tile_masses(weights: Tensor, law: Laws) -> Tensor:
+    """[B, V] -> float64 [B, T]: what the normaliser was summed from, or anew where a cut took some away."""
+    cut = law.cut > -torch.inf  # [B, 1]
+    if not bool(cut.any()):
+        return law.tile_mass.squeeze(1)
+    return tiles.tile_sums(tiles.padded(weights, 0)).double().where(cut, law.tile_mass.squeeze(1))
+
+
+def _draw(mass: Tensor, tile_mass: Tensor, words: RandomWords) -> Tensor:
+    """A token of [B, V] by its mass, given the masses of the tiles: the tile by words[1], inside by words[0]."""
+    tile = pick(tile_mass, words[1])
+    return tile * tiles.TILE + pick(tiles.tile_of(mass, tile, 0), words[0])
 
 
 def _leading(passed: Tensor) -> Tensor:

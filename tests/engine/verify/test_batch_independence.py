@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 import torch
-from driftguard_engine.kernels.distribution import Shaping, distribution
+from driftguard_engine.kernels.distribution import Laws, Shaping, laws
 from driftguard_engine.verify import VerifyResult, sample_draft, verify_chain
 from torch import Tensor
 
@@ -15,6 +15,7 @@ SIZES = [2, 5, 37, 1001, 2048, 4096, 4097, 9001]
 TEMPERATURES = [1.0, 0.0, 0.7, 1.0, 2.5]
 TOP_KS = [0, 3, 0, 50, 0, 1, 0]
 TOP_PS = [1.0, 1.0, 0.9, 1.0, 0.3, 1.0]
+LAW = [field.name for field in fields(Laws)]
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,18 @@ def test_laws_have_the_same_bits_alone_and_together(size: int, dtype: torch.dtyp
     rows = 17
     logits = (2 * torch.randn(rows, 3, size, generator=torch.Generator().manual_seed(size))).to(dtype)
     shaping = Shaping(cycle([1.0, 0.7, 2.5], rows), cycle(TOP_KS, rows), cycle(TOP_PS, rows))
-    alone = [distribution(logits[[row]], shaping.rows(torch.tensor([row]))) for row in range(rows)]
+    alone = [laws(logits[[row]], shaping.rows(torch.tensor([row]))) for row in range(rows)]
     for count in (2, 3, 8, rows):
         for first in (0, rows - count):
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
                 index = torch.arange(first, first + count)
-                together = distribution(logits[index], shaping.rows(index))
+                together = laws(logits[index], shaping.rows(index))
                 for place, row in enumerate(index.tolist()):
                     context = f"V={size}, row {row} of {first}..{first + count}, {threads} threads"
-                    assert torch.equal(together.weights[place], alone[row].weights[0]), context
-                    assert torch.equal(together.normaliser[place], alone[row].normaliser[0]), context
+                    for name in LAW:
+                        one, other = getattr(together, name)[place], getattr(alone[row], name)[0]
+                        assert torch.equal(one, other), f"{name}: {context}"
 
 
 def test_what_other_rows_ask_for_changes_nothing() -> None:
@@ -120,7 +122,7 @@ def test_the_layout_of_the_memory_changes_nothing() -> None:
     turned = draft.permute(2, 0, 1).contiguous().permute(1, 2, 0)  # vocabulary outermost in memory
     assert_same(Batch((padded, turned, *rest)).verify(), whole.verify(), "layouts")
     shaping = Shaping(torch.ones(6), torch.zeros(6, dtype=torch.int64), torch.ones(6))
-    assert torch.equal(distribution(turned, shaping).normaliser, distribution(draft, shaping).normaliser)
+    assert torch.equal(laws(turned, shaping).normaliser, laws(draft, shaping).normaliser)
 
 
 def test_unread_rows_may_hold_anything() -> None:

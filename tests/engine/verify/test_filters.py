@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from driftguard_engine.kernels.distribution import TILE, Shaping, distribution, inverse_cdf
+from driftguard_engine.kernels.distribution import Shaping, laws
+from driftguard_engine.kernels.inverse_cdf import pick
+from driftguard_engine.kernels.philox import RandomWords
+from driftguard_engine.kernels.tiles import TILE
 from driftguard_engine.verify import sample_draft, verify_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
 from tests.engine.verify.laws import law_of
@@ -24,7 +29,8 @@ def law(logits: Tensor, temperature: float, top_k: int, top_p: float) -> list[fl
     shaping = Shaping(
         torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p], dtype=torch.float64)
     )
-    return distribution(logits.reshape(1, 1, -1), shaping).at_step(torch.tensor([0]))[0].tolist()
+    row = logits.reshape(1, 1, -1)
+    return laws(row, shaping).probabilities(row)[0, 0].tolist()
 
 
 @given(
@@ -38,57 +44,60 @@ def test_law_equals_the_one_on_paper(
     assert found == pytest.approx(law_of(logits, temperature, top_k, top_p), abs=1e-6)
 
 
+def words(fractions: list[float]) -> RandomWords:
+    return np.array([int(fraction * 2.0**64) for fraction in fractions], dtype=np.uint64)
+
+
 @given(
-    weights=st.lists(st.sampled_from([0.0, 0.0, 1e-30, 0.1, 1.0, 7.0]), min_size=1, max_size=50).filter(any),
-    uniform=st.sampled_from([0.0, 2.0**-53, 0.25, 0.5, 1 - 2.0**-53]) | st.floats(0, 1, exclude_max=True),
+    weights=st.lists(st.sampled_from([0.0, 0.0, 1e-9, 0.1, 1.0, 7.0]), min_size=1, max_size=50).filter(any),
+    fraction=st.sampled_from([0.0, 2.0**-53, 0.25, 0.5, 1 - 2.0**-53]) | st.floats(0, 1, exclude_max=True),
 )
 @settings(max_examples=300, deadline=None)
-def test_inverse_cdf_picks_a_token_that_has_mass(weights: list[float], uniform: float) -> None:
+def test_pick_finds_an_index_that_has_mass(weights: list[float], fraction: float) -> None:
     mass = torch.tensor([weights], dtype=torch.float64)
-    token = int(inverse_cdf(mass, torch.tensor([uniform], dtype=torch.float64)))
+    token = int(pick(mass, words([fraction])))
     assert weights[token] > 0
     total = sum(weights)
-    assert sum(weights[:token]) <= uniform * total * (1 + 1e-12)
-    assert sum(weights[: token + 1]) >= uniform * total * (1 - 1e-12)
+    assert sum(weights[:token]) <= (fraction + 1e-11) * total
+    assert sum(weights[: token + 1]) >= (fraction - 1e-11) * total
 
 
-@pytest.mark.parametrize("size", [TILE - 1, TILE, TILE + 1, 3 * TILE, 3 * TILE + 5])
-def test_inverse_cdf_over_tiles(size: int) -> None:
-    """With equal masses the token is the uniform's own place, across every tile boundary."""
-    place = torch.tensor([0, 1, TILE - 2, TILE - 1, TILE, TILE + 1, size - 1])
-    place = place[place < size]
-    mass = torch.ones(len(place), size)
-    assert torch.equal(inverse_cdf(mass, (place.double() + 0.5) / size), place)
-    only = torch.zeros(len(place), size).scatter_(1, place.unsqueeze(1), 1e-20)
-    for uniform in (0.0, 0.3, 1 - 2.0**-53):
-        assert torch.equal(inverse_cdf(only, torch.full((len(place),), uniform, dtype=torch.float64)), place)
+@pytest.mark.parametrize("size", [1, 2, TILE - 1, TILE])
+def test_pick_by_the_largest_and_the_smallest_word(size: int) -> None:
+    mass = torch.rand(200, size, generator=torch.Generator().manual_seed(size)) + 0.01
+    assert pick(mass, np.full(200, 2**64 - 1, dtype=np.uint64)).tolist() == [size - 1] * 200
+    assert pick(mass, np.zeros(200, dtype=np.uint64)).tolist() == [0] * 200
 
 
-@pytest.mark.parametrize("size", [3000, TILE + 100])
-def test_inverse_cdf_where_two_orders_of_addition_differ(size: int) -> None:
-    """The largest uniform, where a running sum may end below or above the tile's own: the last token."""
-    mass = torch.rand(200, size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
-    last = torch.full((200,), 1 - 2.0**-53, dtype=torch.float64)
-    assert inverse_cdf(mass, last).tolist() == [size - 1] * 200
-    smallest = torch.tensor([[0.0, 5e-324, 0.0]], dtype=torch.float64)
-    assert inverse_cdf(smallest, last[:1]).tolist() == [1]
+def drawn_from(logits: Tensor, rows: int) -> Tensor:
+    """Tokens drawn from one row of logits [V] with `rows` seeds, few at a time to spare memory."""
+    zero = torch.zeros(100, dtype=torch.int64)
+    shaping = (torch.ones(100), zero, torch.ones(100))
+    parts = torch.arange(rows).split(100)
+    return torch.cat([sample_draft(logits.expand(100, -1), *shaping, seeds, zero) for seeds in parts])
+
+
+@pytest.mark.parametrize("size", [TILE - 1, TILE, TILE + 1, 2 * TILE, 2 * TILE + 5])
+def test_drawing_over_tiles(size: int) -> None:
+    """Equal logits: every token is equally likely, on both sides of every tile boundary."""
+    drawn = drawn_from(torch.zeros(size), 5_000)
+    assert int(drawn.max()) < size
+    assert stats.kstest((drawn + 0.5) / size, "uniform").pvalue > 1e-4
 
 
 def test_rare_tokens_keep_their_probability() -> None:
     """A tail of 150,000 tokens holds .1 together, beside one that holds .9: no mass is lost on the way."""
-    size = 150_000
-    tail = torch.log(torch.tensor(0.1 / (size - 1)))
-    logits = torch.full((1, 1, size), float(tail))
+    size, rows = 150_000, 1_000
+    logits = torch.full((1, 1, size), float(torch.log(torch.tensor(0.1 / (size - 1)))))
     logits[0, 0, 70_000] = torch.log(torch.tensor(0.9))
     shaping = Shaping(torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1))
-    p = distribution(logits, shaping).at_step(torch.tensor([0]))
-    assert float(p[0, 70_000]) == pytest.approx(0.9, rel=1e-6)
-    assert float(p.sum()) == pytest.approx(1, abs=1e-12)
-    uniform = torch.tensor([0.02, 0.5, 0.96], dtype=torch.float64)
-    drawn = inverse_cdf(p.expand(3, -1), uniform)
-    below = 70_000 * 0.1 / (size - 1)
-    expected = [0.02 / (0.1 / (size - 1)), 70_000, 70_001 + (0.96 - 0.9 - below) / (0.1 / (size - 1))]
-    assert drawn.tolist() == pytest.approx(expected, abs=2)
+    p = laws(logits, shaping).probabilities(logits)[0, 0].double()
+    assert float(p[70_000]) == pytest.approx(0.9, rel=1e-6)
+    assert float(p.sum()) == pytest.approx(1, abs=1e-6)
+    drawn = drawn_from(logits[0, 0], rows)
+    tail = drawn[drawn != 70_000]
+    assert stats.binomtest(len(tail), rows, 0.1).pvalue > 1e-4
+    assert stats.kstest((tail + 0.5) / size, "uniform").pvalue > 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

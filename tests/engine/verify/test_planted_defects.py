@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
-from driftguard_engine.kernels.distribution import Shaping, distribution
+from driftguard_engine.kernels.distribution import Shaping, laws
 from driftguard_engine.verify import sample_draft, verify_chain
 from torch import Tensor
 
@@ -62,8 +62,7 @@ def test_probabilities_in_bfloat16_are_caught_and_the_engines_are_exact() -> Non
         shaping = Shaping(
             torch.full((rows,), temperature), torch.zeros(rows, dtype=torch.long), torch.ones(rows)
         )
-        law = distribution(logits.unsqueeze(1), shaping)
-        return law.at_step(torch.zeros(rows, dtype=torch.int64))
+        return laws(logits.unsqueeze(1), shaping).probabilities(logits.unsqueeze(1)).squeeze(1)
 
     def rounded(logits: Tensor, temperature: float) -> Tensor:
         return engine(logits, temperature).bfloat16()

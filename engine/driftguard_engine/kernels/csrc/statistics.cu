@@ -1,0 +1,132 @@
+// K1: one pass over every row of logits. A warp takes one tile, holds it in registers, and leaves its maximum and
+// the sum of its weights against that maximum. The last warp of a row adds the tiles up to the row's law, in an
+// order that does not depend on which warp is last.
+#include "maxima.cuh"
+
+constexpr int STATISTICS_WARPS = 4;
+
+// Written by other blocks of the same launch: read past the first-level cache, which is not coherent.
+template <typename Number> __device__ __forceinline__ Number fresh(const Number* at) {
+    return *static_cast<const volatile Number*>(at);
+}
+
+struct TileStatistics { float maximum, lane_maximum, sum; };
+
+// `scale` 0: greedy, which needs no sum.
+template <typename Logit>
+__device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int size, int tile, float scale) {
+    typedef typename Reader<Logit>::Raw Raw;
+    constexpr bool KEPT = sizeof(Raw) <= 16;  // 16 runs of float32 would need half of all registers
+    const int first = tile * TILE + static_cast<int>(threadIdx.x % WARP) * RUN;
+    const int left = size - tile * TILE;
+    const bool whole = starts_on_16_bytes(row);
+    Raw kept[KEPT ? CHUNKS : 1];
+    Maximum<Logit> best;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        if (chunk * CHUNK < left) {
+            Raw& raw = kept[KEPT ? chunk : 0];
+            raw = Reader<Logit>::read(row, first + chunk * CHUNK, size, whole);
+            best.take(raw);
+        }
+    }
+    const float lane_maximum = best.value();
+    const float maximum = warp_max_or_nan(lane_maximum);
+    if (scale == 0.0f) return {maximum, lane_maximum, 0.0f};
+
+    const float peak = maximum == -INF ? 0.0f : maximum;
+    float sums[RUN] = {};
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        if (chunk * CHUNK < left) {
+            if (!KEPT) kept[0] = Reader<Logit>::read(row, first + chunk * CHUNK, size, whole);
+            float logits[RUN];
+            Reader<Logit>::unpack(kept[KEPT ? chunk : 0], logits);
+#pragma unroll
+            for (int place = 0; place < RUN; ++place) {
+                sums[place] = __fadd_rn(sums[place], weight_of(logits[place], peak, scale));
+            }
+        }
+    }
+    return {maximum, lane_maximum, tile_sum(sums)};
+}
+
+// By one warp. Tile masses are products of two float32, exact in double; masses: lane l adds tiles l, l + 32, ...
+__device__ __forceinline__ void row_law(
+    int tiles, float scale, const float* maxima, const float* sums, float* peak, double* normaliser, double* masses
+) {
+    const int lane = threadIdx.x % WARP;
+    float largest = -INF;
+    for (int tile = lane; tile < tiles; tile += WARP) largest = max_or_nan(largest, fresh(maxima + tile));
+    largest = warp_max_or_nan(largest);
+    double total = 0.0;
+    for (int tile = lane; tile < tiles; tile += WARP) {
+        const double weight = weight_of(fresh(maxima + tile), largest, scale);
+        const double mass = __dmul_rn(fresh(sums + tile), weight);
+        masses[tile] = mass;
+        total = __dadd_rn(total, mass);
+    }
+    total = sum_by_halves(total);
+    if (lane == 0) *peak = largest, *normaliser = total;
+}
+
+// Grid: at least ceil(batch x steps x tiles / STATISTICS_WARPS) blocks of STATISTICS_WARPS warps.
+//
+// logits [batch, steps, size], rows `row_stride` elements apart; lengths [batch] or null: only rows up to
+// lengths[b] are read. scales [batch], top_k [batch], top_p [batch]. Laws are written at row
+// b x law_stride + law_offset + s: tile_maxima, tile_sums, tile_masses [., tiles], peaks, normalisers, cuts,
+// cut_tokens [.]; lane_maxima [., tiles x 32] only where top-k or top-p may take tokens away.
+// arrivals [batch x steps]: zero, and left zero.
+template <typename Logit>
+__device__ __forceinline__ void row_statistics(
+    const Logit* __restrict__ logits, i64 row_stride, int batch, int steps, int size, const int* __restrict__ lengths,
+    const float* __restrict__ scales, const int* __restrict__ top_k, const float* __restrict__ top_p, int law_stride,
+    int law_offset, float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,
+    double* normalisers, float* cuts, int* cut_tokens, u32* arrivals
+) {
+    const int tiles = (size + TILE - 1) / TILE;
+    const int lane = threadIdx.x % WARP;
+    const i64 unit = static_cast<i64>(blockIdx.x) * STATISTICS_WARPS + threadIdx.x / WARP;
+    const int tile = static_cast<int>(unit % tiles);
+    const i64 row = unit / tiles;
+    if (row >= static_cast<i64>(batch) * steps) return;
+    const int request = static_cast<int>(row / steps), step = static_cast<int>(row % steps);
+    if (lengths != nullptr && step > lengths[request]) return;
+    const i64 law = static_cast<i64>(request) * law_stride + law_offset + step;
+    const float scale = scales[request];
+
+    const TileStatistics found = tile_statistics(logits + row * row_stride, size, tile, scale);
+    const bool narrows = scale != 0.0f && ((top_k[request] > 0 && top_k[request] < size) || top_p[request] < 1.0f);
+    if (narrows) lane_maxima[(law * tiles + tile) * WARP + lane] = found.lane_maximum;
+    u32 before = 0;
+    if (lane == 0) {
+        tile_maxima[law * tiles + tile] = found.maximum;
+        tile_sums[law * tiles + tile] = found.sum;
+        __threadfence();
+        before = atomicAdd(arrivals + row, 1u);
+    }
+    if (__shfl_sync(FULL_WARP, before, 0) != static_cast<u32>(tiles - 1)) return;
+    __threadfence();
+    row_law(
+        tiles, scale, tile_maxima + law * tiles, tile_sums + law * tiles, peaks + law, normalisers + law,
+        tile_masses + law * tiles
+    );
+    if (lane == 0) arrivals[row] = 0, cuts[law] = -INF, cut_tokens[law] = -1;
+}
+
+#define ROW_STATISTICS(NAME, LOGIT)                                                                               \
+    extern "C" __global__ void __launch_bounds__(STATISTICS_WARPS * WARP, 4) NAME(                                \
+        const LOGIT* logits, i64 row_stride, int batch, int steps, int size, const int* lengths,                  \
+        const float* scales, const int* top_k, const float* top_p, int law_stride, int law_offset,                \
+        float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,              \
+        double* normalisers, float* cuts, int* cut_tokens, u32* arrivals                                          \
+    ) {                                                                                                           \
+        row_statistics(                                                                                           \
+            logits, row_stride, batch, steps, size, lengths, scales, top_k, top_p, law_stride, law_offset,        \
+            tile_maxima, tile_sums, tile_masses, lane_maxima, peaks, normalisers, cuts, cut_tokens, arrivals      \
+        );                                                                                                        \
+    }
+
+ROW_STATISTICS(row_statistics_bf16, Bf16)
+ROW_STATISTICS(row_statistics_fp16, Fp16)
+ROW_STATISTICS(row_statistics_fp32, Fp32)
