@@ -1,0 +1,207 @@
+"""Which kernels run, over what, in which order: the same for a GPU and for whatever else can run them.
+
+Tensors are used where they lie, nothing is allocated but once, and nothing comes back to the host: all of it can be
+captured in a CUDA graph. Shapes and values are checked by `driftguard_engine.verify`, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.tiles import LANES, TILE
+
+MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
+SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+# As in csrc: threads of a block, tiles of a block.
+_STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS, _DRAW_WARPS = 4, 512, 256, 8
+
+Argument = Tensor | np.int32 | np.int64 | None
+
+
+class Launcher(Protocol):
+    """Runs one kernel of csrc."""
+
+    def launch(self, kernel: str, grid: tuple[int, int, int], block: int, arguments: Sequence[Argument]) -> None:
+        """block: threads. A tensor is passed as the address of its first element, None as a null pointer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Per request: what it asks for, and where its random numbers start. All [B]."""
+
+    scale: Tensor  # float32, powers of two per unit of logit; 0 is greedy
+    top_k: Tensor  # int32
+    top_p: Tensor  # float32
+    seed: Tensor  # int64
+    position: Tensor  # int64
+    narrows: bool  # whether any of them may ask for top-k or top-p
+
+    @classmethod
+    def of(cls, shaping: Shaping, seed: Tensor, position: Tensor, size: int) -> Settings:
+        narrows = bool(shaping.narrows(size).any())
+        top_k = shaping.top_k.clamp(0, 2**31 - 1).int()
+        return cls(shaping.scale, top_k, shaping.top_p.float(), seed.long(), position.long(), narrows)
+
+
+@dataclass(frozen=True, slots=True)
+class LawTable:
+    """Laws of R rows of V logits in T tiles, as kernels leave them: `distribution.Laws`, and how they came about."""
+
+    tile_maxima: Tensor  # [R, T] float32
+    tile_sums: Tensor  # [R, T] float32
+    tile_masses: Tensor  # [R, T] float64
+    lane_maxima: Tensor  # [R, T * 32] float32
+    peak: Tensor  # [R] float32
+    normaliser: Tensor  # [R] float64
+    cut: Tensor  # [R] float32
+    cut_token: Tensor  # [R] int32
+
+    @classmethod
+    def empty(cls, rows: int, size: int, device: torch.device) -> LawTable:
+        tiles = tiles_of(size)
+        shapes = ((rows, tiles), (rows, tiles), (rows, tiles), (rows, tiles * LANES), *[(rows,)] * 4)
+        kinds = (torch.float32, torch.float32, torch.float64, *[torch.float32] * 2, torch.float64, torch.float32)
+        return cls(
+            *(torch.empty(shape, dtype=kind, device=device) for shape, kind in zip(shapes, (*kinds, torch.int32), strict=True))
+        )
+
+    def read(self) -> list[Argument]:
+        return [self.tile_maxima, self.tile_masses, self.peak, self.normaliser, self.cut, self.cut_token]
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Room for batches of up to B requests with up to K drafts over V tokens."""
+
+    drafts: int
+    size: int
+    target: LawTable  # row b * (K + 1) + s
+    draft: LawTable  # row b * K + s
+    tile_masses: Tensor  # [B, T] float32
+    row_arrivals: Tensor  # [B * (K + 1)] int32, zero between launches
+    arrivals: Tensor  # [B] int32, likewise
+    draft_tokens: Tensor  # [B, K] int64
+    tokens: Tensor  # [B, K + 1] int64: padded with -1
+    accepted: Tensor  # [B] int32: -1 where a row has no law
+    status: Tensor  # [B] int32: 0, or which logits have no law (1 the target's, 2 the draft's)
+
+    @classmethod
+    def empty(cls, batch: int, drafts: int, size: int, device: torch.device) -> Workspace:
+        def integers(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        if not 0 <= drafts <= MOST_DRAFTS:
+            raise ValueError(f"the kernels verify 0 to {MOST_DRAFTS} drafts at a time, not {drafts}")
+        return cls(
+            drafts,
+            size,
+            LawTable.empty(batch * (drafts + 1), size, device),
+            LawTable.empty(max(batch * drafts, 1), size, device),
+            torch.empty(batch, tiles_of(size), device=device),
+            integers(batch * (drafts + 1)),
+            integers(batch),
+            integers(batch, drafts, kind=torch.int64),
+            integers(batch, drafts + 1, kind=torch.int64),
+            integers(batch),
+            integers(batch),
+        )
+
+
+def tiles_of(size: int) -> int:
+    return -(-size // TILE)
+
+
+def draw_drafts(launcher: Launcher, logits: Tensor, settings: Settings, space: Workspace, step: int) -> None:
+    """Draws step `step` of each request's drafts into space.draft_tokens, and leaves its law for verification.
+
+    logits: [B, V] of the draft, each row contiguous.
+    """
+    suffix, drafts = SUFFIXES[logits.dtype], space.drafts
+    _find_laws(launcher, logits.unsqueeze(1), None, settings, space.draft, drafts, step, space.row_arrivals)
+    launcher.launch(
+        f"draw_drafts_{suffix}",
+        (len(logits), 1, 1),
+        _DRAW_THREADS,
+        [
+            *(logits, np.int64(logits.stride(0)), np.int32(space.size), np.int32(drafts), np.int32(step)),
+            *(settings.scale, settings.seed, settings.position, *space.draft.read()),
+            *(space.tile_masses, space.draft_tokens),
+        ],
+    )
+
+
+def verify(
+    launcher: Launcher,
+    target_logits: Tensor,
+    draft_logits: Tensor | None,
+    lengths: Tensor,
+    settings: Settings,
+    space: Workspace,
+    blocks_per_row: int = 4,
+) -> None:
+    """Verifies space.draft_tokens, whose laws `draw_drafts` left: tokens, accepted and status into the workspace.
+
+    target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows equally far apart, or None for
+    drafts that were certain (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a residual; it
+    changes no result.
+    """
+    suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
+    _find_laws(launcher, target_logits, lengths, settings, space.target, steps, 0, space.row_arrivals)
+    blocks = min(blocks_per_row, -(-tiles_of(size) // _DRAW_WARPS))
+    launcher.launch(
+        f"verify_chain_{suffix}",
+        (batch, blocks, 1),
+        _DRAW_THREADS,
+        [
+            *(target_logits, np.int64(target_logits.stride(1)), draft_logits),
+            *(np.int64(0 if draft_logits is None else draft_logits.stride(1)), space.draft_tokens, lengths),
+            *(settings.scale, settings.seed, settings.position, np.int32(steps), np.int32(size)),
+            *(*space.target.read(), *space.draft.read()),
+            *(space.tile_masses, space.arrivals, space.tokens, space.accepted, space.status),
+        ],
+    )
+
+
+def _find_laws(
+    launcher: Launcher,
+    logits: Tensor,  # [B, S, V]
+    lengths: Tensor | None,
+    settings: Settings,
+    table: LawTable,
+    law_stride: int,
+    law_offset: int,
+    arrivals: Tensor,
+) -> None:
+    """Laws of every row, at row b * law_stride + law_offset + s of the table."""
+    suffix, (batch, steps, size) = SUFFIXES[logits.dtype], logits.shape
+    row_stride, asked = np.int64(logits.stride(1 if steps > 1 else 0)), [settings.scale, settings.top_k, settings.top_p]
+    where = [np.int32(law_stride), np.int32(law_offset)]
+    launcher.launch(
+        f"row_statistics_{suffix}",
+        (-(-batch * steps * tiles_of(size) // _STATISTICS_WARPS), 1, 1),
+        _STATISTICS_WARPS * LANES,
+        [
+            *(logits, row_stride, np.int32(batch), np.int32(steps), np.int32(size), lengths, *asked, *where),
+            *(table.tile_maxima, table.tile_sums, table.tile_masses, table.lane_maxima, table.peak),
+            *(table.normaliser, table.cut, table.cut_token, arrivals),
+        ],
+    )
+    if settings.narrows:
+        launcher.launch(
+            f"row_cutoffs_{suffix}",
+            (batch * steps, 1, 1),
+            _CUT_THREADS,
+            [
+                *(logits, row_stride, np.int32(steps), np.int32(size), lengths, *asked, *where),
+                *(table.lane_maxima, table.peak, table.normaliser, table.cut, table.cut_token),
+            ],
+        )
