@@ -99,12 +99,13 @@ def laws(logits: Tensor, shaping: Shaping, exp2: Exp2 = torch_exp2) -> Laws:
     meaningless, but harms no other row.
     """
     scale = shaping.scale
-    chunks = tiles.padded(logits.float(), -torch.inf)
+    size = logits.shape[-1]
+    chunks = tiles.chunked(logits.float(), -torch.inf)
     maxima = tiles.tile_maxima(chunks)
     peak = maxima.amax(-1)
     # Each tile is weighed against its own maximum, so that a kernel needs to read it only once.
     own = tiles.per_chunk(maxima.masked_fill(maxima == -torch.inf, 0), chunks.shape[-2])
-    sums = tiles.tile_sums(_weights(chunks, own, scale, exp2))
+    sums = tiles.tile_sums(tiles.clear_unread(_weights(chunks, own, scale, exp2), size))
     mass = sums.double() * _weights(maxima, peak.unsqueeze(-1), scale, exp2).double()
     whole = Laws(
         scale,
@@ -114,7 +115,7 @@ def laws(logits: Tensor, shaping: Shaping, exp2: Exp2 = torch_exp2) -> Laws:
         torch.full_like(peak, -1, dtype=torch.int64),
         mass,
     )
-    narrows = shaping.narrows(logits.shape[-1])
+    narrows = shaping.narrows(size)
     if not bool(narrows.any()):
         return whole
     chosen = narrows.nonzero().squeeze(1)

@@ -123,7 +123,7 @@ def _verify_stochastic(chain: Chain, exp2: Exp2) -> tuple[Tensor, Tensor]:
         q = q.at(step)
         residual = mass * _reciprocal(p) - _weights(chain.draft_logits[row, step], q, exp2) * _reciprocal(q)
         residual.clamp_(min=0)
-        residual_tiles = tiles.tile_sums(tiles.padded(residual, 0)).double()
+        residual_tiles = tiles.tile_sums(tiles.chunked(residual, 0)).double()
         # An empty residual takes p = q up to rounding, and then p is the law to draw from.
         residually = rejected.unsqueeze(1) & (residual_tiles.amax(-1, keepdim=True) > 0)
         mass, tile_mass = residual.where(residually, mass), residual_tiles.where(residually, tile_mass)
@@ -161,7 +161,7 @@ def _tile_masses(weights: Tensor, law: Laws) -> Tensor:
     cut = law.cut > -torch.inf  # [B, 1]
     if not bool(cut.any()):
         return law.tile_mass.squeeze(1)
-    return tiles.tile_sums(tiles.padded(weights, 0)).double().where(cut, law.tile_mass.squeeze(1))
+    return tiles.tile_sums(tiles.chunked(weights, 0)).double().where(cut, law.tile_mass.squeeze(1))
 
 
 def _draw(mass: Tensor, tile_mass: Tensor, words: RandomWords) -> Tensor:

@@ -13,13 +13,24 @@ from torch.nn import functional as F
 TILE = 4096
 CHUNK = 256  # 32 lanes of a warp, 8 neighbouring elements each
 LANES = 32
+RUN = CHUNK // LANES
 _CHUNKS = TILE // CHUNK
 
 
-def padded(row: Tensor, value: float) -> Tensor:
-    """[..., V] -> [..., ceil(V / CHUNK), CHUNK], `value` where the row has ended."""
-    missing = -row.shape[-1] % CHUNK
-    return (F.pad(row, (0, missing), value=value) if missing else row).unflatten(-1, (-1, CHUNK))
+def chunked(row: Tensor, value: float) -> Tensor:
+    """[..., V] -> [..., C, CHUNK], `value` where the row has ended; a row of less than a chunk needs fewer lanes."""
+    size = row.shape[-1]
+    width = CHUNK if size > CHUNK // 2 else RUN << max(0, (size - 1) // RUN).bit_length()
+    missing = -size % width
+    return (F.pad(row, (0, missing), value=value) if missing else row).unflatten(-1, (-1, width))
+
+
+def clear_unread(chunks: Tensor, size: int) -> Tensor:
+    """[..., C, CHUNK] of a row of `size`: runs that begin past its end become 0, in place."""
+    read = size + -size % RUN
+    if read < chunks.shape[-2] * chunks.shape[-1]:
+        chunks.flatten(-2)[..., read:] = 0
+    return chunks
 
 
 def tile_maxima(chunks: Tensor) -> Tensor:
@@ -40,7 +51,7 @@ def tile_sums(chunks: Tensor) -> Tensor:
     for place in range(1, min(_CHUNKS, chunks.shape[-2])):
         addend = chunks[..., place::_CHUNKS, :]
         sums[..., : addend.shape[-2], :] += addend
-    return _halved(_halved(sums.unflatten(-1, (LANES, -1))))
+    return _halved(_halved(sums.unflatten(-1, (-1, RUN))))
 
 
 def row_sum(tiles: Tensor) -> Tensor:

@@ -18,13 +18,12 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
     typedef typename Reader<Logit>::Raw Raw;
     constexpr bool KEPT = sizeof(Raw) <= 16;  // 16 runs of float32 would need half of all registers
     const int first = tile * TILE + static_cast<int>(threadIdx.x % WARP) * RUN;
-    const int left = size - tile * TILE;
     const bool whole = starts_on_16_bytes(row);
     Raw kept[KEPT ? CHUNKS : 1];
     Maximum<Logit> best;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (chunk * CHUNK < left) {
+        if (first + chunk * CHUNK < size) {
             Raw& raw = kept[KEPT ? chunk : 0];
             raw = Reader<Logit>::read(row, first + chunk * CHUNK, size, whole);
             best.take(raw);
@@ -38,7 +37,7 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
     float sums[RUN] = {};
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (chunk * CHUNK < left) {
+        if (first + chunk * CHUNK < size) {
             if (!KEPT) kept[0] = Reader<Logit>::read(row, first + chunk * CHUNK, size, whole);
             float logits[RUN];
             Reader<Logit>::unpack(kept[KEPT ? chunk : 0], logits);
