@@ -64,4 +64,5 @@ def _info(service: Service) -> dict[str, Any]:
         "running": engine.running,
         "waiting": engine.waiting,
         "verify_backend": engine.backend,
+        "verify_fallback": engine.backend_fallback,
     }

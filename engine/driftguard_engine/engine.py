@@ -23,7 +23,7 @@ from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.loading import Placement, load
 from driftguard_engine.scheduler import PrefillChunk, Scheduler
 from driftguard_engine.sequence import Moment, RunningSequence
-from driftguard_engine.verify import active_backend
+from driftguard_engine.verify import active_backend, backend_fallback
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +158,11 @@ class Engine:
     def backend(self) -> str:
         """The verify backend in use: reference or cuda."""
         return active_backend(self._placement.device)
+
+    @property
+    def backend_fallback(self) -> str | None:
+        """Why the reference verifies on a device that the CUDA kernels are meant for."""
+        return backend_fallback(self._placement.device)
 
     def step(self) -> list[RequestOutput]:
         """Advances every running request by one verification; [] when idle. One thread only.

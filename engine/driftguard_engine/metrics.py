@@ -144,6 +144,11 @@ class _EngineState(Collector):
             ("running_requests", "Requests in a slot.", engine.running),
             ("waiting_requests", "Requests queued for a slot.", engine.waiting),
             ("slots", "Slots: the most requests that run at once.", slots),
+            (
+                "verify_fallback",
+                "1 where the reference verifies on a device that the CUDA kernels are meant for.",
+                int(engine.backend_fallback is not None),
+            ),
             ("speculation_enabled", "1 while requests may speculate.", int(engine.speculation)),
             (
                 "num_speculative_tokens",

@@ -13,8 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from driftguard_engine.kernels import backend as by_kernels
 from driftguard_engine.kernels import reference
+from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.launches import Launcher
 
 Backend = Literal["auto", "reference", "cuda"]
 
@@ -52,13 +55,23 @@ class VerifyResult:
 
 def active_backend(device: torch.device | str, requested: Backend = "auto") -> str:
     """The backend that verifies tensors of this device. Raises BackendUnavailable, ValueError."""
+    return "reference" if _launcher(torch.device(device), requested) is None else "cuda"
+
+
+def backend_fallback(device: torch.device | str) -> str | None:
+    """Why the reference verifies on a device that the CUDA kernels are meant for; None: nothing fell back."""
+    return backend_of(torch.device(device)).fallback
+
+
+def _launcher(device: torch.device, requested: Backend) -> Launcher | None:
     if requested not in ("auto", "reference", "cuda"):
         raise ValueError(f"backend must be 'auto', 'reference' or 'cuda', got {requested!r}")
-    if requested == "cuda":
-        raise BackendUnavailable(
-            "cuda", f"this build has no CUDA kernels (tensors are on {device}); use 'auto'"
-        )
-    return "reference"
+    if requested == "reference":
+        return None
+    backend = backend_of(device)
+    if requested == "cuda" and backend.launcher is None:
+        raise BackendUnavailable("cuda", backend.fallback or f"the tensors are on {device}")
+    return backend.launcher
 
 
 @torch.no_grad()
@@ -95,7 +108,7 @@ def verify_chain(
     Raises ValueError (naming the argument), its kind InvalidLogits, BackendUnavailable.
     """
     _expect("target_logits", target_logits, (None, None, None), floating=True)
-    active_backend(target_logits.device, backend)
+    launcher = _launcher(target_logits.device, backend)
     device, (batch, rows, size) = target_logits.device, target_logits.shape
     _expect("draft_logits", draft_logits, (batch, rows - 1, size), floating=True, device=device)
     _expect("draft_tokens", draft_tokens, (batch, rows - 1), floating=False, device=device)
@@ -111,8 +124,13 @@ def verify_chain(
         shaping,
         noise,
     )
-    _expect_laws("target_logits", chain.target_logits, chain.read)
-    _expect_laws("draft_logits", chain.draft_logits, chain.proposed & ~shaping.greedy.unsqueeze(1))
+    if launcher is not None:
+        verified = by_kernels.verify_chain(launcher, chain)
+        if bool(verified.status.any()):
+            _expect_all_laws(chain)
+            raise AssertionError(f"kernels miss laws that torch finds: {verified.status.tolist()}")
+        return VerifyResult(verified.tokens, verified.accepted, verified.accepted + 1)
+    _expect_all_laws(chain)
     tokens, accepted = reference.verify_chain(chain)
     return VerifyResult(tokens, accepted, accepted + 1)
 
@@ -137,8 +155,10 @@ class DraftSampler:
         """position: index in the sequence of the row's first draft token. The rest as `verify_chain`."""
         _expect("temperature", temperature, (None,), floating=True)
         batch, device = temperature.shape[0], temperature.device
-        self._shaping, noise = _sampling(temperature, top_k, top_p, seed, position, batch, device)
-        self._words = reference.draft_words(noise, steps)  # [steps, 2, B]
+        self._shaping, self._noise = _sampling(temperature, top_k, top_p, seed, position, batch, device)
+        self._launcher = _launcher(device, "auto")
+        if self._launcher is None:
+            self._words = reference.draft_words(self._noise, steps)  # [steps, 2, B]
 
     @torch.no_grad()
     def draw(self, draft_logits: Tensor, step: int = 0, rows: Tensor | None = None) -> Tensor:
@@ -146,14 +166,21 @@ class DraftSampler:
 
         Raises ValueError, InvalidLogits.
         """
-        shaping, words = self._shaping, self._words[step]
-        if rows is not None:
-            shaping, words = shaping.rows(rows), words[:, rows.cpu().numpy()]
-        batch, device = words.shape[1], shaping.temperature.device
+        shaping = self._shaping if rows is None else self._shaping.rows(rows)
+        batch, device = shaping.temperature.shape[0], shaping.temperature.device
         _expect("draft_logits", draft_logits, (batch, None), floating=True, device=device)
         logits = draft_logits.detach()
+        if self._launcher is not None:
+            noise = self._noise if rows is None else self._noise.rows(rows)
+            drawn = by_kernels.sample_draft(self._launcher, logits, shaping, noise, step)
+            if bool((drawn < 0).any()):
+                _expect_laws("draft_logits", logits)
+            return drawn
         _expect_laws("draft_logits", logits)
-        return reference.sample_draft(logits, shaping, words)
+        words = self._words[step]
+        return reference.sample_draft(
+            logits, shaping, words if rows is None else words[:, rows.cpu().numpy()]
+        )
 
 
 def sample_draft(
@@ -220,6 +247,11 @@ def _expect_range(name: str, value: Tensor, least: float, most: float) -> None:
         row = int((~((value >= least) & (value <= most))).nonzero()[0])
         limit = "" if most == math.inf else f" and at most {most:g}"
         raise ValueError(f"{name}[{row}] must be at least {least:g}{limit}, got {value[row].item()}")
+
+
+def _expect_all_laws(chain: reference.Chain) -> None:
+    _expect_laws("target_logits", chain.target_logits, chain.read)
+    _expect_laws("draft_logits", chain.draft_logits, chain.proposed & ~chain.shaping.greedy.unsqueeze(1))
 
 
 def _expect_laws(argument: str, logits: Tensor, read: Tensor | None = None) -> None:

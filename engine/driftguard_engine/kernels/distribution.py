@@ -129,7 +129,7 @@ def laws(logits: Tensor, shaping: Shaping, exp2: Exp2 = torch_exp2) -> Laws:
 
 
 def _weights(logits: Tensor, peak: Tensor, scale: Tensor, exp2: Exp2) -> Tensor:
-    """logits [B, ...], peak (broadcast): the maximum is subtracted first, because logits x scale overflows."""
+    """logits [B, ...], peak (broadcast): subtracted first, because logits x scale overflows."""
     per_row = scale.reshape(-1, *[1] * (logits.dim() - 1))
     return exp2((logits - peak).mul_(per_row).clamp_(min=LEAST_POWER))
 

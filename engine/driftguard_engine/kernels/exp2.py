@@ -17,7 +17,12 @@ from torch import Tensor
 COEFFICIENTS = tuple(
     np.float32(float.fromhex(digits))
     for digits in (
-        "0x1.5bba14p-10", "0x1.3cea88p-7", "0x1.c6b752p-5", "0x1.ebf9bcp-3", "0x1.62e42ap-1", "0x1p0"
+        "0x1.5bba14p-10",
+        "0x1.3cea88p-7",
+        "0x1.c6b752p-5",
+        "0x1.ebf9bcp-3",
+        "0x1.62e42ap-1",
+        "0x1p0",
     )
 )  # the highest power first
 _ROUNDER = np.float32(1.5 * 2**23)  # adding it leaves the nearest integer in the low bits
@@ -29,7 +34,7 @@ def torch_exp2(power: Tensor) -> Tensor:
 
 
 def fused_exp2(power: Tensor) -> Tensor:
-    """float32 in [-125, 0] -> 2**power, float32: round to nearest, five fused multiply-adds, add to the exponent."""
+    """float32 in [-125, 0] -> 2**power: the nearest integer, five fused multiply-adds, the exponent."""
     y = power.cpu().numpy()
     shifted = y + _ROUNDER
     fraction = y - (shifted - _ROUNDER)

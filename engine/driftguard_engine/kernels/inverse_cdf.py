@@ -22,7 +22,9 @@ def pick(mass: Tensor, word: RandomWords) -> Tensor:
     exponent = torch.frexp(wide.amax(-1, keepdim=True)).exponent
     held = torch.ldexp(wide, MASS_BITS - exponent).long().cumsum(-1)
     threshold = torch.from_numpy(_high_product(held[:, -1].cpu().numpy(), word)).to(mass.device)
-    return torch.searchsorted(held, threshold.unsqueeze(1), right=True).squeeze(1).clamp_(max=mass.shape[-1] - 1)
+    return (
+        torch.searchsorted(held, threshold.unsqueeze(1), right=True).squeeze(1).clamp_(max=mass.shape[-1] - 1)
+    )
 
 
 def _high_product(total: NDArray[np.int64], word: RandomWords) -> NDArray[np.int64]:
@@ -32,4 +34,5 @@ def _high_product(total: NDArray[np.int64], word: RandomWords) -> NDArray[np.int
     a_high, a_low, b_high, b_low = a >> half, a & low_bits, word >> half, word & low_bits
     middle = a_high * b_low + (a_low * b_low >> half)
     carried = a_low * b_high + (middle & low_bits)
-    return (a_high * b_high + (middle >> half) + (carried >> half)).astype(np.int64)
+    product: RandomWords = a_high * b_high + (middle >> half) + (carried >> half)
+    return product.astype(np.int64)

@@ -1,7 +1,7 @@
 """Which kernels run, over what, in which order: the same for a GPU and for whatever else can run them.
 
-Tensors are used where they lie, nothing is allocated but once, and nothing comes back to the host: all of it can be
-captured in a CUDA graph. Shapes and values are checked by `driftguard_engine.verify`, not here.
+Tensors are used where they lie, nothing is allocated but once, and nothing comes back to the host: all of it
+can be captured in a CUDA graph. Shapes and values are checked by `driftguard_engine.verify`, not here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.launching import Argument, Size
 from driftguard_engine.kernels.tiles import LANES, TILE
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
@@ -23,13 +24,11 @@ SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"
 # As in csrc: threads of a block, tiles of a block.
 _STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS, _DRAW_WARPS = 4, 512, 256, 8
 
-Argument = Tensor | np.int32 | np.int64 | None
-
 
 class Launcher(Protocol):
     """Runs one kernel of csrc."""
 
-    def launch(self, kernel: str, grid: tuple[int, int, int], block: int, arguments: Sequence[Argument]) -> None:
+    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
         """block: threads. A tensor is passed as the address of its first element, None as a null pointer."""
         ...
 
@@ -54,7 +53,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class LawTable:
-    """Laws of R rows of V logits in T tiles, as kernels leave them: `distribution.Laws`, and how they came about."""
+    """Laws of R rows of V logits in T tiles: `distribution.Laws`, and what they were made of."""
 
     tile_maxima: Tensor  # [R, T] float32
     tile_sums: Tensor  # [R, T] float32
@@ -67,12 +66,17 @@ class LawTable:
 
     @classmethod
     def empty(cls, rows: int, size: int, device: torch.device) -> LawTable:
-        tiles = tiles_of(size)
-        shapes = ((rows, tiles), (rows, tiles), (rows, tiles), (rows, tiles * LANES), *[(rows,)] * 4)
-        kinds = (torch.float32, torch.float32, torch.float64, *[torch.float32] * 2, torch.float64, torch.float32)
-        return cls(
-            *(torch.empty(shape, dtype=kind, device=device) for shape, kind in zip(shapes, (*kinds, torch.int32), strict=True))
+        def room(kind: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty(rows, *shape, dtype=kind, device=device)
+
+        single, double, tiles = torch.float32, torch.float64, tiles_of(size)
+        of_tiles = (
+            room(single, tiles),
+            room(single, tiles),
+            room(double, tiles),
+            room(single, tiles * LANES),
         )
+        return cls(*of_tiles, room(single), room(double), room(single), room(torch.int32))
 
     def read(self) -> list[Argument]:
         return [self.tile_maxima, self.tile_masses, self.peak, self.normaliser, self.cut, self.cut_token]
@@ -121,12 +125,12 @@ def tiles_of(size: int) -> int:
 
 
 def draw_drafts(launcher: Launcher, logits: Tensor, settings: Settings, space: Workspace, step: int) -> None:
-    """Draws step `step` of each request's drafts into space.draft_tokens, and leaves its law for verification.
+    """Draws step `step` of each request's drafts into space.draft_tokens, and leaves its law to verify by.
 
     logits: [B, V] of the draft, each row contiguous.
     """
     suffix, drafts = SUFFIXES[logits.dtype], space.drafts
-    _find_laws(launcher, logits.unsqueeze(1), None, settings, space.draft, drafts, step, space.row_arrivals)
+    find_laws(launcher, logits.unsqueeze(1), None, settings, space.draft, drafts, step, space.row_arrivals)
     launcher.launch(
         f"draw_drafts_{suffix}",
         (len(logits), 1, 1),
@@ -148,14 +152,14 @@ def verify(
     space: Workspace,
     blocks_per_row: int = 4,
 ) -> None:
-    """Verifies space.draft_tokens, whose laws `draw_drafts` left: tokens, accepted and status into the workspace.
+    """Verifies space.draft_tokens by the laws that `draw_drafts` left: into tokens, accepted and status.
 
     target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows equally far apart, or None for
-    drafts that were certain (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a residual; it
-    changes no result.
+    drafts that were certain (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a
+    residual; it changes no result.
     """
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
-    _find_laws(launcher, target_logits, lengths, settings, space.target, steps, 0, space.row_arrivals)
+    find_laws(launcher, target_logits, lengths, settings, space.target, steps, 0, space.row_arrivals)
     blocks = min(blocks_per_row, -(-tiles_of(size) // _DRAW_WARPS))
     launcher.launch(
         f"verify_chain_{suffix}",
@@ -171,7 +175,7 @@ def verify(
     )
 
 
-def _find_laws(
+def find_laws(
     launcher: Launcher,
     logits: Tensor,  # [B, S, V]
     lengths: Tensor | None,
@@ -181,9 +185,15 @@ def _find_laws(
     law_offset: int,
     arrivals: Tensor,
 ) -> None:
-    """Laws of every row, at row b * law_stride + law_offset + s of the table."""
+    """Laws of every row, at row b * law_stride + law_offset + s of the table.
+
+    lengths [B] int32: only rows s <= lengths[b] are read; None: all. arrivals [B * S] int32: left zero.
+    """
     suffix, (batch, steps, size) = SUFFIXES[logits.dtype], logits.shape
-    row_stride, asked = np.int64(logits.stride(1 if steps > 1 else 0)), [settings.scale, settings.top_k, settings.top_p]
+    row_stride, asked = (
+        np.int64(logits.stride(1 if steps > 1 else 0)),
+        [settings.scale, settings.top_k, settings.top_p],
+    )
     where = [np.int32(law_stride), np.int32(law_offset)]
     launcher.launch(
         f"row_statistics_{suffix}",

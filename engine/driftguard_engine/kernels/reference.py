@@ -165,7 +165,7 @@ def _tile_masses(weights: Tensor, law: Laws) -> Tensor:
 
 
 def _draw(mass: Tensor, tile_mass: Tensor, words: RandomWords) -> Tensor:
-    """A token of [B, V] by its mass, given the masses of the tiles: the tile by words[1], inside by words[0]."""
+    """A token of [B, V] by its mass: the tile by words[1] and tile_mass [B, T], inside by words[0]."""
     tile = pick(tile_mass, words[1])
     return tile * tiles.TILE + pick(tiles.tile_of(mass, tile, 0), words[0])
 

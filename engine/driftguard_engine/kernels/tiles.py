@@ -1,4 +1,4 @@
-"""Sums and maxima over a row of logits in one fixed order, which the CUDA kernels follow addition by addition.
+"""Sums and maxima over a row of logits in one order, which the CUDA kernels follow addition by addition.
 
 A tile is 4,096 elements: 16 chunks of 256. Float addition does not associate; here the order follows the
 element's index alone, never the batch, the thread count or the machine's vector width.
@@ -18,11 +18,11 @@ _CHUNKS = TILE // CHUNK
 
 
 def chunked(row: Tensor, value: float) -> Tensor:
-    """[..., V] -> [..., C, CHUNK], `value` where the row has ended; a row of less than a chunk needs fewer lanes."""
+    """[..., V] -> [..., C, CHUNK], `value` where the row has ended; a short row takes fewer lanes."""
     size = row.shape[-1]
     width = CHUNK if size > CHUNK // 2 else RUN << max(0, (size - 1) // RUN).bit_length()
     missing = -size % width
-    return (F.pad(row, (0, missing), value=value) if missing else row).unflatten(-1, (-1, width))
+    return (F.pad(row, (0, missing), value=value) if missing else row).reshape(*row.shape[:-1], -1, width)
 
 
 def clear_unread(chunks: Tensor, size: int) -> Tensor:
@@ -37,7 +37,8 @@ def tile_maxima(chunks: Tensor) -> Tensor:
     """[..., C, CHUNK] -> [..., ceil(C / 16)]."""
     maxima = chunks.amax(-1)
     missing = -maxima.shape[-1] % _CHUNKS
-    return F.pad(maxima, (0, missing), value=-torch.inf).unflatten(-1, (-1, _CHUNKS)).amax(-1)
+    full = F.pad(maxima, (0, missing), value=-torch.inf)
+    return full.view(*full.shape[:-1], -1, _CHUNKS).amax(-1)
 
 
 def per_chunk(tiles: Tensor, chunks: int) -> Tensor:
@@ -51,12 +52,12 @@ def tile_sums(chunks: Tensor) -> Tensor:
     for place in range(1, min(_CHUNKS, chunks.shape[-2])):
         addend = chunks[..., place::_CHUNKS, :]
         sums[..., : addend.shape[-2], :] += addend
-    return _halved(_halved(sums.unflatten(-1, (-1, RUN))))
+    return _halved(_halved(sums.view(*sums.shape[:-1], -1, RUN)))
 
 
 def row_sum(tiles: Tensor) -> Tensor:
     """[..., T] -> [...]: every 32nd tile one after another, then the halves."""
-    rounds = F.pad(tiles, (0, -tiles.shape[-1] % LANES)).unflatten(-1, (-1, LANES)).unbind(-2)
+    rounds = F.pad(tiles, (0, -tiles.shape[-1] % LANES)).reshape(*tiles.shape[:-1], -1, LANES).unbind(-2)
     total = rounds[0]
     for addend in rounds[1:]:
         total = total + addend

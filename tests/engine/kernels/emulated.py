@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from driftguard_engine import kernels
-from driftguard_engine.kernels.launches import Argument
+from driftguard_engine.kernels.launching import Argument, Size
 from torch import Tensor
 
 from tests.engine.simt.emulator import Module
@@ -24,7 +24,7 @@ class Emulated:
     module: Module
     seed: int = 0
 
-    def launch(self, kernel: str, grid: tuple[int, int, int], block: int, arguments: Sequence[Argument]) -> None:
+    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
         given = [_as_array(argument) if isinstance(argument, Tensor) else argument for argument in arguments]
         self.module.launch(kernel, grid=grid, block=(block,), args=given, seed=self.seed)
 

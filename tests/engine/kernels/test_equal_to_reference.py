@@ -1,4 +1,4 @@
-"""The kernels emit the reference's tokens, bit for bit the same laws, whatever order threads and blocks run in."""
+"""The kernels give the reference's tokens and laws, bit for bit, in whatever order threads and blocks run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def cycle(values: list[float] | list[int], rows: int) -> Tensor:
     return torch.tensor([values[row % len(values)] for row in range(rows)])
 
 
-def case(rows: int, drafts: int, size: int, dtype: torch.dtype = torch.float32, filtered: bool = True) -> Case:
+def case(
+    rows: int, drafts: int, size: int, dtype: torch.dtype = torch.float32, filtered: bool = True
+) -> Case:
     random = torch.Generator().manual_seed(1000 * rows + size)
     target = 2 * torch.randn(rows, drafts + 1, size, generator=random)
     target[1::4] = target[1::4].round()  # many equal logits

@@ -73,7 +73,7 @@ def drawn_from(logits: Tensor, rows: int) -> Tensor:
     """Tokens drawn from one row of logits [V] with `rows` seeds, few at a time to spare memory."""
     zero = torch.zeros(100, dtype=torch.int64)
     shaping = (torch.ones(100), zero, torch.ones(100))
-    parts = torch.arange(rows).split(100)
+    parts = torch.arange(rows).view(-1, 100)
     return torch.cat([sample_draft(logits.expand(100, -1), *shaping, seeds, zero) for seeds in parts])
 
 

@@ -1,0 +1,100 @@
+"""What verifies on a device: the CUDA kernels, where they can be had and pass their self-test; the reference.
+
+Decided once per device. A fallback is logged as an error, and its reason is kept for metrics and status.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+from driftguard_engine.kernels import launches, self_test
+from driftguard_engine.kernels.compiler import KernelsUnavailable
+from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
+from driftguard_engine.kernels.launching import LaunchFailed
+from driftguard_engine.kernels.loader import kernels
+from driftguard_engine.kernels.reference import Chain, Noise
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """launcher: of the kernels; None: the reference serves. fallback: why, on a device for kernels."""
+
+    launcher: Launcher | None
+    fallback: str | None = None
+
+    @property
+    def name(self) -> str:
+        return "reference" if self.launcher is None else "cuda"
+
+
+@cache
+def backend_of(device: torch.device) -> Backend:
+    """Compiles and loads at the first call for a device, which takes seconds where nothing is cached."""
+    if device.type != "cuda":
+        return Backend(None)
+    try:
+        launcher = kernels(device)
+        self_test.check(launcher, device)
+    except (KernelsUnavailable, LaunchFailed) as problem:
+        logger.error(
+            "the torch reference verifies on %s, slowly, instead of the CUDA kernels: %s", device, problem
+        )
+        return Backend(None, str(problem))
+    logger.info("CUDA kernels verify on %s", device)
+    return Backend(launcher)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Of B requests, on their device."""
+
+    tokens: Tensor  # [B, K+1] int64
+    accepted: Tensor  # [B] int64
+    status: Tensor  # [B] int32: 0, or which logits have no law (1 the target's, 2 the draft's)
+
+
+def verify_chain(launcher: Launcher, chain: Chain) -> Verified:
+    """`reference.verify_chain` by kernels. Rows without a law get -1 and a status, the others tokens."""
+    batch, steps, size = chain.target_logits.shape
+    # In one type for both, and never a narrower one: the sampler has read the logits as they were.
+    same = chain.target_logits.dtype == chain.draft_logits.dtype
+    target, draft = (
+        _readable(logits if same else logits.float()) for logits in (chain.target_logits, chain.draft_logits)
+    )
+    space = _workspace(batch, steps - 1, size, target.device)
+    settings = Settings.of(chain.shaping, chain.noise.seed, chain.noise.position, size)
+    lengths = chain.draft_lengths.int()
+    if steps > 1:
+        space.draft_tokens.copy_(chain.draft_tokens)
+        launches.find_laws(launcher, draft, lengths, settings, space.draft, steps - 1, 0, space.row_arrivals)
+    launches.verify(launcher, target, draft if steps > 1 else None, lengths, settings, space)
+    return Verified(space.tokens.clone(), space.accepted.long(), space.status.clone())
+
+
+def sample_draft(launcher: Launcher, logits: Tensor, shaping: Shaping, noise: Noise, step: int) -> Tensor:
+    """`reference.sample_draft` by kernels; -1 for rows without a law. logits [B, V] -> int64 [B]."""
+    batch, size = logits.shape
+    space = _workspace(batch, 1, size, logits.device)
+    settings = Settings.of(shaping, noise.seed, noise.position + step, size)
+    launches.draw_drafts(launcher, _readable(logits), settings, space, 0)
+    return space.draft_tokens[:, 0].clone()
+
+
+@lru_cache(maxsize=64)
+def _workspace(batch: int, drafts: int, size: int, device: torch.device) -> Workspace:
+    return Workspace.empty(batch, drafts, size, device)
+
+
+def _readable(logits: Tensor) -> Tensor:
+    """In a type that kernels read, rows contiguous and equally far apart."""
+    if logits.dtype not in launches.SUFFIXES:
+        logits = logits.float()
+    return logits.contiguous()

@@ -1,0 +1,72 @@
+"""A known answer, asked of the kernels before they serve: drafts and verification of a small batch.
+
+The answer is the torch reference's, on the CPU, token by token.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from driftguard_engine.kernels import launches, reference
+from driftguard_engine.kernels.compiler import KernelsUnavailable
+from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.exp2 import fused_exp2
+from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
+from driftguard_engine.kernels.reference import Chain, Noise
+
+_BATCH, _DRAFTS, _SIZE = 6, 3, 5000  # two tiles, the second one short
+_SEED = 20
+
+
+def check(launcher: Launcher, device: torch.device) -> None:
+    """Raises KernelsUnavailable: which tokens differ, for which logits."""
+    for dtype in launches.SUFFIXES:
+        asked = _question(dtype)
+        given = _on(asked, device)
+        space = Workspace.empty(_BATCH, _DRAFTS, _SIZE, device)
+        settings = Settings.of(given.shaping, given.noise.seed, given.noise.position, _SIZE)
+        for step in range(_DRAFTS):
+            launches.draw_drafts(launcher, given.draft_logits[:, step].contiguous(), settings, space, step)
+        lengths = given.draft_lengths.int()
+        launches.verify(launcher, given.target_logits, given.draft_logits, lengths, settings, space)
+        tokens, accepted = reference.verify_chain(asked, fused_exp2)
+        for what, found, known in (
+            ("drafts", space.draft_tokens, asked.draft_tokens),
+            ("accepted", space.accepted, accepted),
+            ("tokens", space.tokens, tokens),
+        ):
+            if not torch.equal(found.cpu().long(), known):
+                raise KernelsUnavailable(
+                    f"the kernels fail their self-test: {what} of {dtype} logits are {found.tolist()}, "
+                    f"not {known.tolist()}"
+                )
+
+
+def _question(dtype: torch.dtype) -> Chain:
+    random = torch.Generator().manual_seed(_SEED)
+    target = (3 * torch.randn(_BATCH, _DRAFTS + 1, _SIZE, generator=random)).to(dtype)
+    draft = (target[:, :-1] + 0.5 * torch.randn(_BATCH, _DRAFTS, _SIZE, generator=random)).to(dtype)
+    shaping = Shaping(
+        torch.tensor([1.0, 0.0, 0.7, 1.0, 1.0, 1.3]),
+        torch.tensor([0, 0, 20, 0, 0, 0]),
+        torch.tensor([1.0, 1.0, 0.9, 1.0, 0.5, 1.0]),
+    )
+    noise = Noise(torch.arange(_BATCH) + _SEED, torch.arange(_BATCH))
+    words = reference.draft_words(noise, _DRAFTS)
+    steps = [
+        reference.sample_draft(draft[:, step], shaping, words[step], fused_exp2) for step in range(_DRAFTS)
+    ]
+    lengths = torch.tensor([3, 3, 3, 0, 2, 3])
+    return Chain(target, draft, torch.stack(steps, 1), lengths, shaping, noise)
+
+
+def _on(chain: Chain, device: torch.device) -> Chain:
+    shaping, noise = chain.shaping, chain.noise
+    return Chain(
+        chain.target_logits.to(device),
+        chain.draft_logits.to(device),
+        chain.draft_tokens.to(device),
+        chain.draft_lengths.to(device),
+        Shaping(shaping.temperature.to(device), shaping.top_k.to(device), shaping.top_p.to(device)),
+        Noise(noise.seed.to(device), noise.position.to(device)),
+    )
