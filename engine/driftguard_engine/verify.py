@@ -154,9 +154,9 @@ class DraftSampler:
     ) -> None:
         """position: index in the sequence of the row's first draft token. The rest as `verify_chain`."""
         _expect("temperature", temperature, (None,), floating=True)
-        batch, device = temperature.shape[0], temperature.device
-        self._shaping, self._noise = _sampling(temperature, top_k, top_p, seed, position, batch, device)
-        self._launcher = _launcher(device, "auto")
+        batch, self._device = temperature.shape[0], temperature.device
+        self._shaping, self._noise = _sampling(temperature, top_k, top_p, seed, position, batch, self._device)
+        self._launcher = _launcher(self._device, "auto")
         if self._launcher is None:
             self._words = reference.draft_words(self._noise, steps)  # [steps, 2, B]
 
@@ -166,21 +166,18 @@ class DraftSampler:
 
         Raises ValueError, InvalidLogits.
         """
-        shaping = self._shaping if rows is None else self._shaping.rows(rows)
-        batch, device = shaping.temperature.shape[0], shaping.temperature.device
+        chosen = slice(None) if rows is None else rows.cpu().numpy()
+        shaping = self._shaping.rows(chosen)
+        batch, device = len(shaping.top_k), self._device
         _expect("draft_logits", draft_logits, (batch, None), floating=True, device=device)
         logits = draft_logits.detach()
         if self._launcher is not None:
-            noise = self._noise if rows is None else self._noise.rows(rows)
-            drawn = by_kernels.sample_draft(self._launcher, logits, shaping, noise, step)
+            drawn = by_kernels.sample_draft(self._launcher, logits, shaping, self._noise.rows(chosen), step)
             if bool((drawn < 0).any()):
                 _expect_laws("draft_logits", logits)
             return drawn
         _expect_laws("draft_logits", logits)
-        words = self._words[step]
-        return reference.sample_draft(
-            logits, shaping, words if rows is None else words[:, rows.cpu().numpy()]
-        )
+        return reference.sample_draft(logits, shaping, self._words[step][:, chosen])
 
 
 def sample_draft(
@@ -214,7 +211,7 @@ def _sampling(
     _expect_range("temperature", temperature, 0, torch.finfo(temperature.dtype).max)
     _expect_range("top_p", top_p, 0, math.inf)
     _expect_range("position", position, 0, math.inf)
-    return Shaping(temperature, top_k.long(), top_p), reference.Noise(seed.long(), position.long())
+    return Shaping.of(temperature, top_k, top_p), reference.Noise.of(seed, position)
 
 
 def _expect(
@@ -250,8 +247,9 @@ def _expect_range(name: str, value: Tensor, least: float, most: float) -> None:
 
 
 def _expect_all_laws(chain: reference.Chain) -> None:
+    stochastic = torch.from_numpy(~chain.shaping.greedy).to(chain.target_logits.device).unsqueeze(1)
     _expect_laws("target_logits", chain.target_logits, chain.read)
-    _expect_laws("draft_logits", chain.draft_logits, chain.proposed & ~chain.shaping.greedy.unsqueeze(1))
+    _expect_laws("draft_logits", chain.draft_logits, chain.proposed & stochastic)
 
 
 def _expect_laws(argument: str, logits: Tensor, read: Tensor | None = None) -> None:

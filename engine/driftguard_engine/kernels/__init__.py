@@ -1,1 +1,1 @@
-"""Verification arithmetic: the torch reference that every other backend must equal, token for token."""
+"""Verification arithmetic: the reference that every other backend must equal, token for token."""

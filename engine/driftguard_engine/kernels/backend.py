@@ -44,9 +44,7 @@ def backend_of(device: torch.device) -> Backend:
         launcher = kernels(device)
         self_test.check(launcher, device)
     except (KernelsUnavailable, LaunchFailed) as problem:
-        logger.error(
-            "the torch reference verifies on %s, slowly, instead of the CUDA kernels: %s", device, problem
-        )
+        logger.error("the reference verifies on %s, slowly, instead of the CUDA kernels: %s", device, problem)
         return Backend(None, str(problem))
     logger.info("CUDA kernels verify on %s", device)
     return Backend(launcher)
@@ -70,7 +68,7 @@ def verify_chain(launcher: Launcher, chain: Chain) -> Verified:
         _readable(logits if same else logits.float()) for logits in (chain.target_logits, chain.draft_logits)
     )
     space = _workspace(batch, steps - 1, size, target.device)
-    settings = Settings.of(chain.shaping, chain.noise.seed, chain.noise.position, size)
+    settings = Settings.of(chain.shaping, chain.noise, size, target.device)
     lengths = chain.draft_lengths.int()
     if steps > 1:
         space.draft_tokens.copy_(chain.draft_tokens)
@@ -83,7 +81,7 @@ def sample_draft(launcher: Launcher, logits: Tensor, shaping: Shaping, noise: No
     """`reference.sample_draft` by kernels; -1 for rows without a law. logits [B, V] -> int64 [B]."""
     batch, size = logits.shape
     space = _workspace(batch, 1, size, logits.device)
-    settings = Settings.of(shaping, noise.seed, noise.position + step, size)
+    settings = Settings.of(shaping, Noise(noise.seed, noise.position + step), size, logits.device)
     launches.draw_drafts(launcher, _readable(logits), settings, space, 0)
     return space.draft_tokens[:, 0].clone()
 

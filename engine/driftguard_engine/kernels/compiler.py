@@ -17,7 +17,7 @@ LEAST_CAPABILITY = (8, 0)
 
 OPTIONS = (
     "--std=c++20",
-    # The arithmetic of the torch reference: nothing contracted, nothing flushed, division and root rounded.
+    # The arithmetic of the reference: nothing contracted, nothing flushed, division and root rounded.
     "--fmad=false",
     "--ftz=false",
     "--prec-div=true",

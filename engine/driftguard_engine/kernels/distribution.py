@@ -1,4 +1,4 @@
-"""From logits to a law over tokens.
+"""From logits to a law over tokens, in numpy, whose calls on few rows take a fraction of torch's time.
 
 Sampler and verifier both read their laws here, so that the q a token was drawn from is the q it is
 tested against. Every operation works on one row alone, in an order that depends on V alone: a row's
@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from driftguard_engine.kernels import tiles
-from driftguard_engine.kernels.exp2 import torch_exp2
+from driftguard_engine.kernels.exp2 import Singles, numpy_exp2
 
-Exp2 = Callable[[Tensor], Tensor]  # float32 in [LEAST_POWER, 0] -> float32
+Integers = NDArray[np.int64]
+Doubles = NDArray[np.float64]
+Truths = NDArray[np.bool_]
+Index = NDArray[Any] | slice
+Exp2 = Callable[[Singles], Singles]  # of powers in [LEAST_POWER, 0], which it may overwrite
 
 GREEDY_BELOW = float(torch.finfo(torch.float32).tiny)  # temperatures that float32 cannot divide by are 0
-LEAST_POWER = -125.0  # of two: what is less likely weighs as much as this, so that no weight is subnormal
+LEAST_POWER = np.float32(-125)  # of two: what is less likely weighs as much, so that no weight is subnormal
 FIXED_BITS = 40  # behind the point of a weight, where top-p adds weights as integers
 
 
@@ -29,25 +35,30 @@ FIXED_BITS = 40  # behind the point of a weight, where top-p adds weights as int
 class Shaping:
     """What turns logits into a law, per batch row: all [B]. top_k <= 0 or >= V is off, top_p >= 1 is off."""
 
-    temperature: Tensor  # floating
-    top_k: Tensor  # int64
-    top_p: Tensor  # floating
+    temperature: Doubles
+    top_k: Integers
+    top_p: Doubles
+
+    @classmethod
+    def of(cls, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Shaping:
+        given = (temperature.double(), top_k.long(), top_p.double())
+        return cls(*(values.cpu().numpy() for values in given))
 
     @property
-    def greedy(self) -> Tensor:
+    def greedy(self) -> Truths:
         return self.temperature < GREEDY_BELOW
 
     @property
-    def scale(self) -> Tensor:
-        """Powers of two per unit of logit: float32 [B], 0 where the row is greedy."""
-        powers = (math.log2(math.e) / self.temperature.double()).float()
-        return powers.masked_fill(self.greedy, 0)
+    def scale(self) -> Singles:
+        """Powers of two per unit of logit: [B], 0 where the row is greedy."""
+        powers = math.log2(math.e) / np.maximum(self.temperature, GREEDY_BELOW)
+        return np.where(self.greedy, 0, powers).astype(np.float32)
 
-    def narrows(self, size: int) -> Tensor:
-        """Which rows top-k or top-p may take tokens from: bool [B]."""
+    def narrows(self, size: int) -> Truths:
+        """Which rows top-k or top-p may take tokens from: [B]."""
         return ((self.top_k > 0) & (self.top_k < size)) | (self.top_p < 1)
 
-    def rows(self, index: Tensor | slice) -> Shaping:
+    def rows(self, index: Index) -> Shaping:
         return Shaping(self.temperature[index], self.top_k[index], self.top_p[index])
 
 
@@ -58,114 +69,99 @@ class Laws:
     A token has a weight where its logit is above `cut`, or equal to it and its id at most `cut_token`.
     """
 
-    scale: Tensor  # [B] float32
-    peak: Tensor  # [B, S] float32: the largest logit
-    normaliser: Tensor  # [B, S] float64: sum of the weights
-    cut: Tensor  # [B, S] float32; -inf where nothing is taken away
-    cut_token: Tensor  # [B, S] int64
-    tile_mass: Tensor  # [B, S, T] float64: sum of the weights in each tile, before any cut
+    scale: Singles  # [B]
+    peak: Singles  # [B, S]: the largest logit
+    normaliser: Doubles  # [B, S]: sum of the weights
+    cut: Singles  # [B, S]; -inf where nothing is taken away
+    cut_token: Integers  # [B, S]
+    tile_mass: Doubles  # [B, S, T]: sum of the weights in each tile, before any cut
 
-    def weigh(self, logits: Tensor, tokens: Tensor, exp2: Exp2) -> Tensor:
-        """Weights of tokens [B, S, N] (or broadcast to that) with these logits [B, S, N]: float32."""
-        cut, last = self.cut.unsqueeze(-1), self.cut_token.unsqueeze(-1)
+    def weigh(self, logits: Singles, tokens: Integers, exp2: Exp2) -> Singles:
+        """Weights of tokens [B, S, N] (or broadcast to that) with these logits [B, S, N]."""
+        cut = self.cut[..., np.newaxis]
         kept = logits > cut
-        if bool((cut > -torch.inf).any()):
-            kept |= (logits == cut) & (tokens <= last)
-        return _weights(logits, self.peak.unsqueeze(-1), self.scale, exp2) * kept
+        if (self.cut > -np.inf).any():
+            kept |= (logits == cut) & (tokens <= self.cut_token[..., np.newaxis])
+        weights = _weights(logits, self.peak[..., np.newaxis], self.scale, exp2)
+        weights *= kept
+        return weights
 
-    def at(self, step: Tensor) -> Laws:
+    def at(self, step: Integers) -> Laws:
         """The laws at step[b] of row b: S = 1."""
-        row = torch.arange(len(step), device=step.device)
-        chosen = (values[row, step].unsqueeze(1) for values in self._of_steps())
+        row = np.arange(len(step))
+        chosen = (values[row, step][:, np.newaxis] for values in self._of_steps())
         return Laws(self.scale, *chosen)
 
     def first(self, steps: int) -> Laws:
         return Laws(self.scale, *(values[:, :steps] for values in self._of_steps()))
 
-    def probabilities(self, logits: Tensor, exp2: Exp2 = torch_exp2) -> Tensor:
-        """[B, S, V] of the logits that the laws were made of: float32."""
-        tokens = torch.arange(logits.shape[-1], device=logits.device)
-        reciprocal = (1 / self.normaliser).float().unsqueeze(-1)
-        return self.weigh(logits.float(), tokens, exp2) * reciprocal
+    def probabilities(self, logits: Singles, exp2: Exp2 = numpy_exp2) -> Singles:
+        """[B, S, V] of the logits that the laws were made of."""
+        tokens = np.arange(logits.shape[-1])
+        reciprocal = (1 / self.normaliser).astype(np.float32)
+        return self.weigh(logits, tokens, exp2) * reciprocal[..., np.newaxis]
 
-    def _of_steps(self) -> tuple[Tensor, ...]:
+    def _of_steps(self) -> tuple[NDArray[Any], ...]:
         return self.peak, self.normaliser, self.cut, self.cut_token, self.tile_mass
 
 
-def laws(logits: Tensor, shaping: Shaping, exp2: Exp2 = torch_exp2) -> Laws:
+def laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
     """Softmax of logits [B, S, V] after temperature, then top-k, then top-p, as vLLM and transformers do.
 
     Every temperature must be positive. A row without a finite maximum has no law: what it gives is
     meaningless, but harms no other row.
     """
-    scale = shaping.scale
-    size = logits.shape[-1]
-    chunks = tiles.chunked(logits.float(), -torch.inf)
+    scale, size = shaping.scale, logits.shape[-1]
+    chunks = tiles.chunked(logits, -np.inf)
     maxima = tiles.tile_maxima(chunks)
-    peak = maxima.amax(-1)
+    peak = maxima.max(-1)
     # Each tile is weighed against its own maximum, so that a kernel needs to read it only once.
-    own = tiles.per_chunk(maxima.masked_fill(maxima == -torch.inf, 0), chunks.shape[-2])
+    own = tiles.per_chunk(np.where(maxima == -np.inf, np.float32(0), maxima), chunks.shape[-2])
     sums = tiles.tile_sums(tiles.clear_unread(_weights(chunks, own, scale, exp2), size))
-    mass = sums.double() * _weights(maxima, peak.unsqueeze(-1), scale, exp2).double()
-    whole = Laws(
-        scale,
-        peak,
-        tiles.row_sum(mass),
-        torch.full_like(peak, -torch.inf),
-        torch.full_like(peak, -1, dtype=torch.int64),
-        mass,
-    )
+    mass = sums.astype(np.float64)
+    mass *= _weights(maxima, peak[..., np.newaxis], scale, exp2)
+    normaliser, cut = tiles.row_sum(mass), np.full_like(peak, -np.inf)
+    cut_token = np.full(peak.shape, -1, np.int64)
     narrows = shaping.narrows(size)
-    if not bool(narrows.any()):
-        return whole
-    chosen = narrows.nonzero().squeeze(1)
-    cut, cut_token, normaliser = _cut(logits.float()[chosen], whole, chosen, shaping.rows(chosen), exp2)
-    return replace(
-        whole,
-        cut=whole.cut.index_copy(0, chosen, cut),
-        cut_token=whole.cut_token.index_copy(0, chosen, cut_token),
-        normaliser=whole.normaliser.index_copy(0, chosen, normaliser),
-    )
+    if narrows.any():
+        rows = narrows.nonzero()[0]
+        cut[rows], cut_token[rows], normaliser[rows] = _cut(
+            logits[rows], normaliser[rows], shaping.rows(rows), exp2
+        )
+    return Laws(scale, peak, normaliser, cut, cut_token, mass)
 
 
-def _weights(logits: Tensor, peak: Tensor, scale: Tensor, exp2: Exp2) -> Tensor:
+def _weights(logits: Singles, peak: Singles, scale: Singles, exp2: Exp2) -> Singles:
     """logits [B, ...], peak (broadcast): subtracted first, because logits x scale overflows."""
-    per_row = scale.reshape(-1, *[1] * (logits.dim() - 1))
-    return exp2((logits - peak).mul_(per_row).clamp_(min=LEAST_POWER))
+    power = logits - peak
+    power *= scale.reshape(-1, *[1] * (power.ndim - 1))
+    return exp2(np.maximum(power, LEAST_POWER, out=power))
 
 
 def _cut(
-    logits: Tensor, whole: Laws, rows: Tensor, shaping: Shaping, exp2: Exp2
-) -> tuple[Tensor, Tensor, Tensor]:
+    logits: Singles, normaliser: Doubles, shaping: Shaping, exp2: Exp2
+) -> tuple[Singles, Integers, Doubles]:
     """Cut, its token and the normaliser of logits [B, S, V], all [B, S]: where the last token stays.
 
     top-p keeps a token while the likelier ones hold less than top_p of what top-k left; so one always stays.
     Among equal logits the lower token id stays. Weights are added as integers: the order cannot matter.
     """
     size = logits.shape[-1]
-    ordered = _descending(logits)
+    ordered = np.sort(logits, axis=-1)[..., ::-1]
     weights = _weights(ordered, ordered[..., :1], shaping.scale, exp2)
-    held = torch.ldexp(weights.double(), torch.tensor(FIXED_BITS)).long().cumsum(-1)
-    possible = (ordered > -torch.inf).sum(-1, keepdim=True).clamp(min=1)  # also in a row without a law
-    top_k, top_p = shaping.top_k.reshape(-1, 1, 1), shaping.top_p.double().reshape(-1, 1, 1)
+    held = np.ldexp(weights.astype(np.float64), FIXED_BITS).astype(np.int64).cumsum(-1)
+    possible = np.maximum((ordered > -np.inf).sum(-1, keepdims=True), 1)  # also in a row without a law
+    top_k, top_p = shaping.top_k.reshape(-1, 1, 1), shaping.top_p.reshape(-1, 1, 1)
     limited = (top_k > 0) & (top_k < size)
-    count = torch.where(limited, top_k.minimum(possible), possible)
-    if bool((top_p < 1).any()):
-        of_all = torch.ldexp(whole.normaliser[rows], torch.tensor(FIXED_BITS)).unsqueeze(-1)
-        total = torch.where(limited, held.gather(2, count - 1).double(), of_all)
-        nucleus = 1 + (held.double() < top_p * total).sum(-1, keepdim=True)
-        count = torch.where(top_p < 1, count.minimum(nucleus), count)
+    count = np.where(limited, np.minimum(top_k, possible), possible)
+    if (shaping.top_p < 1).any():
+        of_all = np.ldexp(normaliser, FIXED_BITS)[..., np.newaxis]
+        total = np.where(limited, np.take_along_axis(held, count - 1, 2).astype(np.float64), of_all)
+        nucleus = 1 + (held.astype(np.float64) < top_p * total).sum(-1, keepdims=True)
+        count = np.where(top_p < 1, np.minimum(count, nucleus), count)
 
-    cut = ordered.gather(2, count - 1)
-    tied = (logits == cut).cumsum(-1)
-    staying = count - (logits > cut).sum(-1, keepdim=True)
-    token = torch.searchsorted(tied, staying)
-    normaliser = torch.ldexp(held.gather(2, count - 1).double(), torch.tensor(-FIXED_BITS))
-    return cut.squeeze(-1), token.squeeze(-1), normaliser.squeeze(-1)
-
-
-def _descending(values: Tensor) -> Tensor:
-    if values.device.type != "cpu":
-        return values.sort(dim=-1, descending=True).values
-    # numpy sorts values with SIMD, 30 times faster than torch.sort; sorted values have only one answer.
-    return torch.from_numpy(np.sort(values.numpy(), axis=-1)[..., ::-1].copy())
+    cut = np.take_along_axis(ordered, count - 1, 2)
+    staying = count - (logits > cut).sum(-1, keepdims=True)
+    token = ((logits == cut).cumsum(-1) < staying).sum(-1)
+    kept = np.ldexp(np.take_along_axis(held, count - 1, 2).astype(np.float64), -FIXED_BITS)
+    return cut[..., 0], token, kept[..., 0]

@@ -1,51 +1,45 @@
-"""Powers of two: as torch computes them fastest, and as the CUDA kernels do, bit for bit, on any machine.
+"""Powers of two: as numpy computes them fastest, and as the CUDA kernels do, bit for bit, on any machine.
 
-The reference serves with torch's, which differs from the kernels' in the last bits. To compare a kernel with
+The reference serves with numpy's, which differs from the kernels' in the last bits. To compare a kernel with
 the reference, token by token, give the reference the other.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+Singles = NDArray[np.float32]
 
 # 2**f for |f| <= 1/2, relative error below 2**-23; the leading 1 makes the likeliest token weigh exactly 1.
 COEFFICIENTS = tuple(
     np.float32(float.fromhex(digits))
     for digits in (
-        "0x1.5bba14p-10",
-        "0x1.3cea88p-7",
-        "0x1.c6b752p-5",
-        "0x1.ebf9bcp-3",
-        "0x1.62e42ap-1",
-        "0x1p0",
+        *("0x1.5bba14p-10", "0x1.3cea88p-7", "0x1.c6b752p-5"),
+        *("0x1.ebf9bcp-3", "0x1.62e42ap-1", "0x1p0"),
     )
 )  # the highest power first
 _ROUNDER = np.float32(1.5 * 2**23)  # adding it leaves the nearest integer in the low bits
+_LN_2 = np.float32(np.log(2))
 
 
-def torch_exp2(power: Tensor) -> Tensor:
-    """By exp, because torch.exp2 gives other bits to the elements that do not fill a vector register."""
-    return power.mul(math.log(2)).exp_()
+def numpy_exp2(power: Singles) -> Singles:
+    """float32 -> 2**power, in place. By exp, which numpy computes in vectors."""
+    power *= _LN_2
+    return np.exp(power, out=power)
 
 
-def fused_exp2(power: Tensor) -> Tensor:
+def fused_exp2(power: Singles) -> Singles:
     """float32 in [-125, 0] -> 2**power: the nearest integer, five fused multiply-adds, the exponent."""
-    y = power.cpu().numpy()
-    shifted = y + _ROUNDER
-    fraction = y - (shifted - _ROUNDER)
-    result = np.full_like(y, COEFFICIENTS[0])
+    shifted = power + _ROUNDER
+    fraction = power - (shifted - _ROUNDER)
+    result = np.full_like(power, COEFFICIENTS[0])
     for coefficient in COEFFICIENTS[1:]:
         result = _fused(result, fraction, coefficient)
-    bits = result.view(np.int32) + (shifted.view(np.int32) << 23)
-    return torch.from_numpy(bits.view(np.float32)).to(power.device)
+    return (result.view(np.int32) + (shifted.view(np.int32) << 23)).view(np.float32)
 
 
-def _fused(a: NDArray[np.float32], b: NDArray[np.float32], c: np.float32) -> NDArray[np.float32]:
+def _fused(a: Singles, b: Singles, c: np.float32) -> Singles:
     """a b + c, rounded once.
 
     The product is exact in float64. Its sum with c is rounded to odd there, so that rounding once more, to

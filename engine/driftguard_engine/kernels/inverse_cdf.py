@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from driftguard_engine.kernels.philox import RandomWords
+from driftguard_engine.kernels.tiles import Floats
 
 MASS_BITS = 44  # of the largest mass in a row; 2**18 masses still add up to less than 2**63
 
 
-def pick(mass: Tensor, word: RandomWords) -> Tensor:
-    """First index whose cumulative mass exceeds the fraction word / 2**64 of the total: int64 [B].
+def pick(mass: Floats, word: RandomWords) -> NDArray[np.int64]:
+    """First index whose cumulative mass exceeds the fraction word / 2**64 of the total: [B].
 
     mass [B, N]: not negative, with a positive maximum in every row (without one: N - 1), any float dtype;
     word [B]: random. A mass below 2**-44 of its row's largest counts as none.
     """
-    wide = mass.double()
-    exponent = torch.frexp(wide.amax(-1, keepdim=True)).exponent
-    held = torch.ldexp(wide, MASS_BITS - exponent).long().cumsum(-1)
-    threshold = torch.from_numpy(_high_product(held[:, -1].cpu().numpy(), word)).to(mass.device)
-    return (
-        torch.searchsorted(held, threshold.unsqueeze(1), right=True).squeeze(1).clamp_(max=mass.shape[-1] - 1)
-    )
+    wide = mass.astype(np.float64)
+    exponent = np.frexp(wide.max(-1, keepdims=True))[1]
+    np.ldexp(wide, MASS_BITS - exponent, out=wide)
+    held = wide.astype(np.int64).cumsum(-1)
+    threshold = _high_product(held[:, -1], word)
+    index = (held <= threshold[:, np.newaxis]).sum(-1)
+    return np.minimum(index, mass.shape[-1] - 1)
 
 
 def _high_product(total: NDArray[np.int64], word: RandomWords) -> NDArray[np.int64]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from driftguard_engine.kernels.distribution import Shaping
 from driftguard_engine.kernels.launching import Argument, Size
+from driftguard_engine.kernels.reference import Noise
 from driftguard_engine.kernels.tiles import LANES, TILE
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
@@ -45,10 +47,18 @@ class Settings:
     narrows: bool  # whether any of them may ask for top-k or top-p
 
     @classmethod
-    def of(cls, shaping: Shaping, seed: Tensor, position: Tensor, size: int) -> Settings:
-        narrows = bool(shaping.narrows(size).any())
-        top_k = shaping.top_k.clamp(0, 2**31 - 1).int()
-        return cls(shaping.scale, top_k, shaping.top_p.float(), seed.long(), position.long(), narrows)
+    def of(cls, shaping: Shaping, noise: Noise, size: int, device: torch.device) -> Settings:
+        def there(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(values).to(device)
+
+        return cls(
+            there(shaping.scale),
+            there(shaping.top_k.clip(0, 2**31 - 1).astype(np.int32)),
+            there(shaping.top_p.astype(np.float32)),
+            there(noise.seed),
+            there(noise.position),
+            bool(shaping.narrows(size).any()),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,12 @@
 
 A request draws the same numbers whatever shares its batch, and a replay draws them again.
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-In numpy: a call on few rows takes a quarter of the time that torch's integer operators take.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 # One stream per purpose. A number that drew a draft token must never also decide its acceptance, nor
 # replace it: the decision would then depend on the token, and the output would leave the target's law.
@@ -36,21 +33,25 @@ def philox4x32(counter: Words, key: Words) -> Words:
     return np.stack((even[0], odd[0], even[1], odd[1]))
 
 
-def uniforms(seed: Tensor, position: Tensor, purpose: ArrayLike) -> Tensor:
-    """One uniform in [0, 1) for each element, float64 with all 53 bits random: the upper bits of word 0.
+def uniforms(seed: ArrayLike, position: ArrayLike, purpose: ArrayLike) -> NDArray[np.float64]:
+    """One uniform in [0, 1) for each element, with all 53 bits random: the upper bits of word 0.
 
     seed, position, purpose: integers, broadcast together.
     """
-    return torch.from_numpy((words(seed, position, purpose)[0] >> np.uint64(11)) * 2.0**-53).to(seed.device)
+    return uniforms_of(words(seed, position, purpose)[0])
 
 
-def words(seed: Tensor, position: Tensor, purpose: ArrayLike) -> RandomWords:
+def uniforms_of(word: RandomWords) -> NDArray[np.float64]:
+    return (word >> np.uint64(11)) * 2.0**-53
+
+
+def words(seed: ArrayLike, position: ArrayLike, purpose: ArrayLike) -> RandomWords:
     """Two independent random words of 64 bits for each element: [2, ...].
 
     seed, position, purpose: integers, broadcast together. Key = the seed's 64 bits; counter = (position's
     64 bits, purpose, 0).
     """
-    arrays = np.broadcast_arrays(position.cpu().numpy(), seed.cpu().numpy(), purpose)
+    arrays = np.broadcast_arrays(position, seed, purpose)
     shape = arrays[0].shape
     halves = np.stack(arrays).astype("<i8", copy=False).reshape(3, -1).view("<u4")
     low, high = halves[:, 0::2], halves[:, 1::2]  # [3, N]: of position, seed, purpose

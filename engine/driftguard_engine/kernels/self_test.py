@@ -1,6 +1,6 @@
 """A known answer, asked of the kernels before they serve: drafts and verification of a small batch.
 
-The answer is the torch reference's, on the CPU, token by token.
+The answer is the reference's, token by token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check(launcher: Launcher, device: torch.device) -> None:
         asked = _question(dtype)
         given = _on(asked, device)
         space = Workspace.empty(_BATCH, _DRAFTS, _SIZE, device)
-        settings = Settings.of(given.shaping, given.noise.seed, given.noise.position, _SIZE)
+        settings = Settings.of(asked.shaping, asked.noise, _SIZE, device)
         for step in range(_DRAFTS):
             launches.draw_drafts(launcher, given.draft_logits[:, step].contiguous(), settings, space, step)
         lengths = given.draft_lengths.int()
@@ -46,12 +46,12 @@ def _question(dtype: torch.dtype) -> Chain:
     random = torch.Generator().manual_seed(_SEED)
     target = (3 * torch.randn(_BATCH, _DRAFTS + 1, _SIZE, generator=random)).to(dtype)
     draft = (target[:, :-1] + 0.5 * torch.randn(_BATCH, _DRAFTS, _SIZE, generator=random)).to(dtype)
-    shaping = Shaping(
+    shaping = Shaping.of(
         torch.tensor([1.0, 0.0, 0.7, 1.0, 1.0, 1.3]),
         torch.tensor([0, 0, 20, 0, 0, 0]),
         torch.tensor([1.0, 1.0, 0.9, 1.0, 0.5, 1.0]),
     )
-    noise = Noise(torch.arange(_BATCH) + _SEED, torch.arange(_BATCH))
+    noise = Noise.of(torch.arange(_BATCH) + _SEED, torch.arange(_BATCH))
     words = reference.draft_words(noise, _DRAFTS)
     steps = [
         reference.sample_draft(draft[:, step], shaping, words[step], fused_exp2) for step in range(_DRAFTS)
@@ -61,12 +61,11 @@ def _question(dtype: torch.dtype) -> Chain:
 
 
 def _on(chain: Chain, device: torch.device) -> Chain:
-    shaping, noise = chain.shaping, chain.noise
     return Chain(
         chain.target_logits.to(device),
         chain.draft_logits.to(device),
         chain.draft_tokens.to(device),
         chain.draft_lengths.to(device),
-        Shaping(shaping.temperature.to(device), shaping.top_k.to(device), shaping.top_p.to(device)),
-        Noise(noise.seed.to(device), noise.position.to(device)),
+        chain.shaping,
+        chain.noise,
     )

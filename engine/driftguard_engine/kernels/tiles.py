@@ -6,9 +6,12 @@ element's index alone, never the batch, the thread count or the machine's vector
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
 
 TILE = 4096
 CHUNK = 256  # 32 lanes of a warp, 8 neighbouring elements each
@@ -17,64 +20,68 @@ RUN = CHUNK // LANES
 _CHUNKS = TILE // CHUNK
 
 
-def chunked(row: Tensor, value: float) -> Tensor:
+def chunked(row: Floats, value: float) -> Floats:
     """[..., V] -> [..., C, CHUNK], `value` where the row has ended; a short row takes fewer lanes."""
     size = row.shape[-1]
     width = CHUNK if size > CHUNK // 2 else RUN << max(0, (size - 1) // RUN).bit_length()
-    missing = -size % width
-    return (F.pad(row, (0, missing), value=value) if missing else row).reshape(*row.shape[:-1], -1, width)
+    return _padded(row, width, value)
 
 
-def clear_unread(chunks: Tensor, size: int) -> Tensor:
+def clear_unread(chunks: Floats, size: int) -> Floats:
     """[..., C, CHUNK] of a row of `size`: runs that begin past its end become 0, in place."""
     read = size + -size % RUN
-    if read < chunks.shape[-2] * chunks.shape[-1]:
-        chunks.flatten(-2)[..., read:] = 0
+    last, width = divmod(read, chunks.shape[-1])
+    if last < chunks.shape[-2]:
+        chunks[..., last, width:] = 0
     return chunks
 
 
-def tile_maxima(chunks: Tensor) -> Tensor:
+def tile_maxima(chunks: Floats) -> Floats:
     """[..., C, CHUNK] -> [..., ceil(C / 16)]."""
-    maxima = chunks.amax(-1)
-    missing = -maxima.shape[-1] % _CHUNKS
-    full = F.pad(maxima, (0, missing), value=-torch.inf)
-    return full.view(*full.shape[:-1], -1, _CHUNKS).amax(-1)
+    maxima = chunks.max(-1)
+    if maxima.shape[-1] <= _CHUNKS:
+        return maxima.max(-1, keepdims=True)
+    return _padded(maxima, _CHUNKS, -np.inf).max(-1)
 
 
-def per_chunk(tiles: Tensor, chunks: int) -> Tensor:
+def per_chunk(tiles: Floats, chunks: int) -> Floats:
     """What belongs to a tile, for each of its chunks: [..., T] -> [..., C, 1]."""
-    return tiles.repeat_interleave(_CHUNKS, -1)[..., :chunks].unsqueeze(-1)
+    if tiles.shape[-1] == 1:
+        return tiles[..., np.newaxis]
+    return tiles.repeat(_CHUNKS, -1)[..., :chunks, np.newaxis]
 
 
-def tile_sums(chunks: Tensor) -> Tensor:
+def tile_sums(chunks: Floats) -> Floats:
     """[..., C, CHUNK] -> [..., ceil(C / 16)]: the chunks of a tile one after another, then the halves."""
-    sums = chunks[..., ::_CHUNKS, :].clone()
+    sums = chunks[..., ::_CHUNKS, :].copy()
     for place in range(1, min(_CHUNKS, chunks.shape[-2])):
         addend = chunks[..., place::_CHUNKS, :]
         sums[..., : addend.shape[-2], :] += addend
-    return _halved(_halved(sums.view(*sums.shape[:-1], -1, RUN)))
+    return _halved(_halved(_padded(sums, RUN, 0)))
 
 
-def row_sum(tiles: Tensor) -> Tensor:
+def row_sum(tiles: Floats) -> Floats:
     """[..., T] -> [...]: every 32nd tile one after another, then the halves."""
-    rounds = F.pad(tiles, (0, -tiles.shape[-1] % LANES)).reshape(*tiles.shape[:-1], -1, LANES).unbind(-2)
-    total = rounds[0]
-    for addend in rounds[1:]:
-        total = total + addend
+    rounds = _padded(tiles, LANES, 0)
+    total = rounds[..., 0, :]
+    for at in range(1, rounds.shape[-2]):
+        total = total + rounds[..., at, :]
     return _halved(total)
 
 
-def tile_of(row: Tensor, tile: Tensor, value: float) -> Tensor:
-    """Tile number tile[b] of row b, `value` where the row has ended: [B, V], [B] -> [B, min(V, TILE)]."""
-    size = row.shape[-1]
-    if size <= TILE:
-        return row
-    column = tile.unsqueeze(1) * TILE + torch.arange(TILE, device=row.device)
-    return row.gather(1, column.clamp(max=size - 1)).masked_fill_(column >= size, value)
+def _padded(values: Floats, width: int, value: float) -> Floats:
+    """[..., N] -> [..., ceil(N / width), width]."""
+    *outer, size = values.shape
+    rows = -(-size // width)
+    if rows * width != size:
+        full = np.full((*outer, rows * width), value, values.dtype)
+        full[..., :size] = values
+        values = full
+    return values.reshape(*outer, rows, width)
 
 
-def _halved(values: Tensor) -> Tensor:
+def _halved(values: Floats) -> Floats:
     """[..., 2**n] -> [...]: element i and element i + half, until one is left."""
     while (size := values.shape[-1]) > 1:
         values = values[..., : size // 2] + values[..., size // 2 :]
-    return values.squeeze(-1)
+    return values[..., 0]

@@ -39,7 +39,7 @@ class Case:
 
     @property
     def settings(self) -> Settings:
-        return Settings.of(self.shaping, self.noise.seed, self.noise.position, self.target.shape[-1])
+        return Settings.of(self.shaping, self.noise, self.target.shape[-1], CPU)
 
 
 def cycle(values: list[float] | list[int], rows: int) -> Tensor:
@@ -54,19 +54,19 @@ def case(
     target[1::4] = target[1::4].round()  # many equal logits
     draft = target[:, :-1] + 0.5 * torch.randn(rows, drafts, size, generator=random)
     zero, one = torch.zeros(rows, dtype=torch.int64), torch.ones(rows)
-    shaping = Shaping(
+    shaping = Shaping.of(
         cycle(TEMPERATURES, rows),
         cycle(TOP_KS, rows) if filtered else zero,
         cycle(TOP_PS, rows) if filtered else one,
     )
-    noise = Noise(torch.arange(rows) * 7919 - 5, zero + 9)
+    noise = Noise.of(torch.arange(rows) * 7919 - 5, zero + 9)
     return Case(target.to(dtype), draft.to(dtype), torch.arange(rows) % (drafts + 1), shaping, noise)
 
 
 def drawn_by_reference(given: Case) -> Tensor:
     words = reference.draft_words(given.noise, given.draft.shape[1])
     steps = [
-        reference.sample_draft(given.draft[:, step].float(), given.shaping, words[step], fused_exp2)
+        reference.sample_draft(given.draft[:, step], given.shaping, words[step], fused_exp2)
         for step in range(given.draft.shape[1])
     ]
     return torch.stack(steps, 1)
@@ -88,7 +88,7 @@ def assert_same_laws(table: LawTable, expected: Laws, read: Tensor, context: str
     chosen = read.flatten().nonzero().squeeze(1)
     for name in ("peak", "normaliser", "cut", "cut_token", "tile_mass"):
         found = getattr(table, "tile_masses" if name == "tile_mass" else name)[chosen]
-        wanted = getattr(expected, name).flatten(0, 1)[chosen]
+        wanted = torch.from_numpy(getattr(expected, name)).flatten(0, 1)[chosen]
         assert torch.equal(found, wanted.to(found.dtype)), f"{name}: {context}"
 
 
@@ -96,13 +96,12 @@ def assert_equal_to_reference(given: Case, space: Workspace, context: str) -> No
     tokens = drawn_by_reference(given)
     assert torch.equal(space.draft_tokens, tokens), f"drafts: {context}"
     chain = Chain(given.target, given.draft, tokens, given.lengths, given.shaping, given.noise)
-    stochastic = ~given.shaping.greedy
-    rows = stochastic.nonzero().squeeze(1)
+    rows = torch.from_numpy(~given.shaping.greedy).nonzero().squeeze(1)
     for table, logits, read in (
         (space.target, given.target, chain.read),
         (space.draft, given.draft, torch.ones(given.draft.shape[:2], dtype=torch.bool)),
     ):
-        one = laws(logits[rows], given.shaping.rows(rows), fused_exp2)
+        one = laws(logits[rows].float().numpy(), given.shaping.rows(rows.numpy()), fused_exp2)
         steps = logits.shape[1]
         index = (rows.unsqueeze(1) * steps + torch.arange(steps)).flatten()
         picked = LawTable(*(getattr(table, name)[index] for name in LawTable.__slots__))

@@ -49,7 +49,8 @@ def pick(law: Tensor, uniform: Tensor) -> Tensor:
 
 def gumbel_pick(law: Tensor, seed: Tensor, position: Tensor) -> Tensor:
     cell = position.unsqueeze(1) * law.shape[-1] + torch.arange(law.shape[-1])
-    return (law.log() - (-philox.uniforms(seed.unsqueeze(1), cell, philox.DRAFT).log()).log()).argmax(-1)
+    uniform = torch.from_numpy(philox.uniforms(seed.unsqueeze(1), cell, philox.DRAFT))
+    return (law.log() - (-uniform.log()).log()).argmax(-1)
 
 
 def gumbel_sampler(
@@ -108,7 +109,7 @@ class PlainVerifier:
 
     def _passes(self, p: Tensor, q: Tensor, token: Tensor, seed: Tensor, position: Tensor) -> Tensor:
         shared = self.mistake == "accept shares the draft's noise"
-        uniform = philox.uniforms(seed, position, philox.DRAFT if shared else philox.ACCEPT)
+        uniform = torch.from_numpy(philox.uniforms(seed, position, philox.DRAFT if shared else philox.ACCEPT))
         p_token, q_token = (law.gather(1, token.unsqueeze(1)).squeeze(1) for law in (p, q))
         if self.mistake == "acceptance x 1.02":
             p_token = 1.02 * p_token
@@ -128,4 +129,5 @@ class PlainVerifier:
         if self.mistake == "residual shares the draft's gumbel noise":
             return gumbel_pick(law, seed, position)
         shared = self.mistake == "residual shares the draft's noise"
-        return pick(law, philox.uniforms(seed, position, philox.DRAFT if shared else philox.RESIDUAL))
+        purpose = philox.DRAFT if shared else philox.RESIDUAL
+        return pick(law, torch.from_numpy(philox.uniforms(seed, position, purpose)))

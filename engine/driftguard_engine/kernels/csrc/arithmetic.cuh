@@ -1,4 +1,4 @@
-// Types, bits and the arithmetic that the torch reference (../distribution.py, ../exp2.py) follows bit for bit.
+// Types, bits and the arithmetic that the reference (../distribution.py, ../exp2.py) follows bit for bit.
 // Nothing is included from outside: no header has to be found when this is compiled on somebody's machine.
 #pragma once
 
@@ -16,7 +16,7 @@ constexpr int CHUNK = WARP * RUN;   // elements that a warp reads at a time
 constexpr int CHUNKS = 16;
 constexpr int TILE = CHUNKS * CHUNK;  // elements summed together, in an order that only their index decides
 
-constexpr float INF = __builtin_huge_valf();
+constexpr float INF = __builtin_bit_cast(float, 0x7f800000u);
 constexpr float LEAST_POWER = -125.0f;
 constexpr int FIXED_BITS = 40;  // behind the point of a weight, where weights are added as integers
 constexpr int MASS_BITS = 44;   // of the largest mass among those that an index is picked from

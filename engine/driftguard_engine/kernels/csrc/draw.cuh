@@ -2,6 +2,7 @@
 #pragma once
 
 #include "arithmetic.cuh"
+#include "philox.cuh"
 
 constexpr int DRAW_THREADS = 256;
 constexpr int DRAW_WARPS = DRAW_THREADS / WARP;
@@ -32,20 +33,17 @@ template <typename Logit> struct LawfulRow {
     }
 };
 
-// What a token is drawn by: the weights of one row, or what the target's law has above the draft's.
-template <typename Logit> struct WeightsOf {
-    LawfulRow<Logit> row;
-    __device__ __forceinline__ void run(int at, float (&masses)[RUN]) const { row.weigh_run(at, masses); }
-};
-
-template <typename Logit> struct Residual {
+// What a token is drawn by: the weights of the target's row, or what its law has above the draft's.
+template <typename Logit> struct Masses {
     LawfulRow<Logit> target, draft;
+    bool residual;
+    int certain;  // residual: token that the draft held for certain, -1 where it has logits
     float target_reciprocal, draft_reciprocal;
-    int certain;  // token that the draft held for certain, -1 where it has logits
 
     __device__ __forceinline__ void run(int at, float (&masses)[RUN]) const {
-        float other[RUN];
         target.weigh_run(at, masses);
+        if (!residual) return;
+        float other[RUN];
         if (certain < 0) {
             draft.weigh_run(at, other);
         } else {
@@ -63,10 +61,11 @@ template <typename Logit> struct Residual {
 };
 
 // Mass of one tile, by one warp, in the order of `tiles.tile_sums`.
-template <typename Masses> __device__ __forceinline__ float mass_of_tile(const Masses& masses, int size, int tile) {
+template <typename Logit>
+__device__ __forceinline__ float mass_of_tile(const Masses<Logit>& masses, int size, int tile) {
     float sums[RUN] = {};
     const int lane = threadIdx.x % WARP;
-#pragma unroll 4
+#pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         const int start = tile * TILE + chunk * CHUNK;
         if (start >= size) break;
@@ -144,25 +143,43 @@ __device__ inline int pick(const double (&masses)[SHARE], u64 word, PickScratch&
     return scratch.picked;
 }
 
-// The tile by words.second, the token in it by words.first. tile_mass(t): mass of tile t, by any thread.
-template <typename TileMass, typename Masses>
-__device__ __forceinline__ int draw(
-    const TileMass& tile_mass, const Masses& masses, int size, u64 tile_word, u64 token_word, PickScratch& scratch
-) {
-    const int tiles = (size + TILE - 1) / TILE;
-    const int first = threadIdx.x * SHARE;
-    double held[SHARE];
-#pragma unroll
-    for (int place = 0; place < SHARE; ++place) held[place] = first + place < tiles ? tile_mass(first + place) : 0.0;
-    const int tile = pick(held, tile_word, scratch);
-    float run[RUN];
-#pragma unroll
-    for (int half = 0; half < SHARE / RUN; ++half) {
-        masses.run(tile * TILE + first + half * RUN, run);
-#pragma unroll
-        for (int place = 0; place < RUN; ++place) held[half * RUN + place] = run[place];
+// Masses of a row's tiles: as K1 summed them, else as `mass_of_tile` did.
+struct TileMasses {
+    const double* summed;  // null: `anew` counts
+    const volatile float* anew;
+    __device__ __forceinline__ double of(int tile) const {
+        return summed != nullptr ? summed[tile] : static_cast<double>(anew[tile]);
     }
-    return tile * TILE + pick(held, token_word, scratch);
+};
+
+// The tile by words.second, the token in it by words.first.
+template <typename Logit>
+__device__ __forceinline__ int draw(
+    const TileMasses& tile_masses, const Masses<Logit>& masses, int size, const RandomWords& words, PickScratch& scratch
+) {
+    const int tiles = (size + TILE - 1) / TILE, first = threadIdx.x * SHARE;
+    int start = 0;
+#pragma unroll 1  // one copy of `pick`: it is long, and called once per launch
+    for (int inside = 0; inside < 2; ++inside) {
+        double held[SHARE];
+        if (inside == 0) {
+#pragma unroll
+            for (int place = 0; place < SHARE; ++place) {
+                held[place] = first + place < tiles ? tile_masses.of(first + place) : 0.0;
+            }
+        } else {
+            float run[RUN];
+#pragma unroll
+            for (int half = 0; half < SHARE / RUN; ++half) {
+                masses.run(start + first + half * RUN, run);
+#pragma unroll
+                for (int place = 0; place < RUN; ++place) held[half * RUN + place] = run[place];
+            }
+        }
+        const int picked = pick(held, inside == 0 ? words.second : words.first, scratch);
+        start = inside == 0 ? picked * TILE : start + picked;
+    }
+    return start;
 }
 
 // By one warp: the lowest token whose logit is the row's maximum. -1 where there is none (NaN).
@@ -177,6 +194,7 @@ __device__ __forceinline__ int argmax_of(const Logit* row, int size, float peak,
     }
     if (tile < 0) return -1;
     const bool whole = starts_on_16_bytes(row);
+#pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         const int at = tile * TILE + chunk * CHUNK + lane * RUN;
         float logits[RUN];

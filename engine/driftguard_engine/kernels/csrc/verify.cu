@@ -1,7 +1,6 @@
 // K2: accept drafts up to the first rejection, and draw the token that the target itself adds; and the draws of the
 // draft. Reads the laws that K1 left. Several blocks share a row's tiles; the one that finishes last draws.
 #include "draw.cuh"
-#include "philox.cuh"
 
 // Status of a request: what the host reports instead of tokens.
 constexpr int OK = 0, TARGET_HAS_NO_LAW = 1, DRAFT_HAS_NO_LAW = 2;
@@ -81,30 +80,21 @@ __device__ __forceinline__ bool arrives_last(u32* arrivals, u32 blocks, Scratch&
 }
 
 // Tiles first, first + apart, ... of the row by this block's warps, one after another, into tile_masses.
-template <typename Masses>
-__device__ __forceinline__ void sum_tiles(const Masses& masses, int size, int first, int apart, float* tile_masses) {
+template <typename Logit>
+__device__ __forceinline__ void sum_tiles(
+    const Masses<Logit>& masses, int size, int first, int apart, float* tile_masses
+) {
     const int tiles = (size + TILE - 1) / TILE;
+#pragma unroll 1
     for (int tile = first + static_cast<int>(threadIdx.x) / WARP; tile < tiles; tile += apart) {
         const float mass = mass_of_tile(masses, size, tile);
         if (threadIdx.x % WARP == 0) tile_masses[tile] = mass;
     }
 }
 
-// A token by the row's own law. Uncut, the tiles' masses are those that K1 summed; with a cut they are summed anew
-// into tile_masses [tiles], by this block alone.
-template <typename Logit>
-__device__ __forceinline__ int draw_from_law(
-    const LawfulRow<Logit>& row, const double* summed, float* tile_masses, const RandomWords& words, Scratch& scratch
-) {
-    const WeightsOf<Logit> weights = {row};
-    if (!row.is_cut()) {
-        const auto mass = [=](int tile) { return summed[tile]; };
-        return draw(mass, weights, row.size, words.second, words.first, scratch.pick);
-    }
-    sum_tiles(weights, row.size, 0, DRAW_WARPS, tile_masses);
-    __syncthreads();
-    const auto mass = [=](int tile) { return static_cast<double>(tile_masses[tile]); };
-    return draw(mass, weights, row.size, words.second, words.first, scratch.pick);
+// The weights of one row as what to draw by.
+template <typename Logit> __device__ __forceinline__ Masses<Logit> weights_of(const LawfulRow<Logit>& row) {
+    return {row, row, false, -1, 1.0f, 1.0f};
 }
 
 // Lane s of the first warp decides step s. Leaves the number of accepted drafts and the status in the scratch.
@@ -155,41 +145,51 @@ __device__ __forceinline__ void emit(
     *accepted = kept, *status = scratch.status;
 }
 
+// What the target's own token is drawn by. After the last draft nothing was rejected, and an id that the vocabulary
+// lacks was no draw from q: both leave p itself.
+template <typename Logit> __device__ __forceinline__ Masses<Logit> own_masses(const Chain<Logit>& chain, int step) {
+    Masses<Logit> masses = weights_of(chain.target_row(step));
+    masses.residual = step < chain.length && chain.known(step);
+    if (masses.residual) {
+        masses.target_reciprocal = static_cast<float>(1.0 / masses.target.normaliser);
+        if (chain.draft != nullptr) {
+            masses.draft = chain.draft_row(step);
+            masses.draft_reciprocal = static_cast<float>(1.0 / masses.draft.normaliser);
+        } else {
+            masses.certain = static_cast<int>(chain.tokens[step]);
+        }
+    }
+    return masses;
+}
+
 // Returns whether this block has the row's own token (in `own`): exactly one of a row's blocks does.
+//
+// Uncut, the masses of p's tiles are those that K1 summed; a residual's, or those of a row with a cut, are summed anew
+// into tile_masses [tiles].
 template <typename Logit>
 __device__ __forceinline__ bool add_own_token(
     const Chain<Logit>& chain, float* tile_masses, u32* arrivals, Scratch& scratch, int& own
 ) {
     const int step = scratch.accepted, tiles = (chain.size + TILE - 1) / TILE;
-    const LawfulRow<Logit> p = chain.target_row(step);
-    const double* summed = chain.p.tile_masses + (chain.p_law + step) * tiles;
+    Masses<Logit> masses = own_masses(chain, step);
+    TileMasses of_tiles = {chain.p.tile_masses + (chain.p_law + step) * tiles, tile_masses};
+    int first = static_cast<int>(blockIdx.y) * DRAW_WARPS, apart = static_cast<int>(gridDim.y) * DRAW_WARPS;
+    if (!masses.residual && !masses.target.is_cut() && blockIdx.y != 0) return false;
+#pragma unroll 1  // twice only where p = q up to rounding leaves the residual empty: then p is the law to draw from
+    while (masses.residual || masses.target.is_cut()) {
+        of_tiles.summed = nullptr;
+        sum_tiles(masses, chain.size, first, apart, tile_masses);
+        if (apart > DRAW_WARPS && !arrives_last(arrivals, gridDim.y, scratch)) return false;
+        __syncthreads();
+        bool some = !masses.residual;
+        for (int tile = threadIdx.x; tile < tiles; tile += DRAW_THREADS) some = some || of_tiles.anew[tile] > 0.0f;
+        if (__syncthreads_or(some)) break;
+        masses.residual = false;
+        of_tiles.summed = chain.p.tile_masses + (chain.p_law + step) * tiles;
+        first = 0, apart = DRAW_WARPS;  // by this block alone
+    }
     const RandomWords words = random_words(chain.seed, chain.position + step, RESIDUAL);
-    // After the last draft nothing was rejected, and an id that the vocabulary lacks was no draw from q.
-    if (step == chain.length || !chain.known(step)) {
-        if (blockIdx.y != 0) return false;
-        own = draw_from_law(p, summed, tile_masses, words, scratch);
-        return true;
-    }
-    Residual<Logit> residual = {p, p, static_cast<float>(1.0 / p.normaliser), 1.0f, static_cast<int>(chain.tokens[step])};
-    if (chain.draft != nullptr) {
-        residual.draft = chain.draft_row(step);
-        residual.draft_reciprocal = static_cast<float>(1.0 / residual.draft.normaliser);
-        residual.certain = -1;
-    }
-    sum_tiles(
-        residual, chain.size, static_cast<int>(blockIdx.y) * DRAW_WARPS, static_cast<int>(gridDim.y) * DRAW_WARPS,
-        tile_masses
-    );
-    if (!arrives_last(arrivals, gridDim.y, scratch)) return false;
-    const volatile float* masses = tile_masses;
-    bool some = false;
-    for (int tile = threadIdx.x; tile < tiles; tile += DRAW_THREADS) some = some || masses[tile] > 0.0f;
-    if (!__syncthreads_or(some)) {  // p = q up to rounding: then p is the law to draw from
-        own = draw_from_law(p, summed, tile_masses, words, scratch);
-        return true;
-    }
-    const auto mass = [=](int tile) { return static_cast<double>(masses[tile]); };
-    own = draw(mass, residual, chain.size, words.second, words.first, scratch.pick);
+    own = draw(of_tiles, masses, chain.size, words, scratch.pick);
     return true;
 }
 
@@ -249,11 +249,15 @@ __device__ __forceinline__ void draw_drafts(
         if (scales[request] == 0.0f) {
             if (threadIdx.x < WARP) token = argmax_of(row, size, laws.peaks[law], laws.tile_maxima + law * tiles);
         } else {
+            const Masses<Logit> weights = weights_of(laws.row(row, size, scales[request], law));
+            TileMasses of_tiles = {laws.tile_masses + law * tiles, tile_masses + request * tiles};
+            if (weights.target.is_cut()) {
+                of_tiles.summed = nullptr;
+                sum_tiles(weights, size, 0, DRAW_WARPS, tile_masses + request * tiles);
+                __syncthreads();
+            }
             const RandomWords words = random_words(seeds[request], positions[request] + step, DRAFT);
-            token = draw_from_law(
-                laws.row(row, size, scales[request], law), laws.tile_masses + law * tiles, tile_masses + request * tiles,
-                words, scratch
-            );
+            token = draw(of_tiles, weights, size, words, scratch.pick);
         }
     }
     if (threadIdx.x == 0) tokens[law] = token;
