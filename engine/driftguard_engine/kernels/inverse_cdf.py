@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard_engine.kernels.philox import RandomWords
-from driftguard_engine.kernels.tiles import Floats
+from driftguard_engine.kernels.tiles import Number
 
 MASS_BITS = 44  # of the largest mass in a row; 2**18 masses still add up to less than 2**63
 
 
-def pick(mass: Floats, word: RandomWords) -> NDArray[np.int64]:
+def pick(mass: NDArray[Number], word: RandomWords) -> NDArray[np.int64]:
     """First index whose cumulative mass exceeds the fraction word / 2**64 of the total: [B].
 
     mass [B, N]: not negative, with a positive maximum in every row (without one: N - 1), any float dtype;
@@ -22,8 +22,8 @@ def pick(mass: Floats, word: RandomWords) -> NDArray[np.int64]:
     np.ldexp(wide, MASS_BITS - exponent, out=wide)
     held = wide.astype(np.int64).cumsum(-1)
     threshold = _high_product(held[:, -1], word)
-    index = (held <= threshold[:, np.newaxis]).sum(-1)
-    return np.minimum(index, mass.shape[-1] - 1)
+    index: NDArray[np.int64] = (held <= threshold[:, np.newaxis]).sum(-1)
+    return index.clip(max=mass.shape[-1] - 1)
 
 
 def _high_product(total: NDArray[np.int64], word: RandomWords) -> NDArray[np.int64]:

@@ -42,7 +42,7 @@ def uniforms(seed: ArrayLike, position: ArrayLike, purpose: ArrayLike) -> NDArra
 
 
 def uniforms_of(word: RandomWords) -> NDArray[np.float64]:
-    return (word >> np.uint64(11)) * 2.0**-53
+    return (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def words(seed: ArrayLike, position: ArrayLike, purpose: ArrayLike) -> RandomWords:

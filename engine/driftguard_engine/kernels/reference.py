@@ -102,7 +102,6 @@ class _Arrays:
     target: Singles
     draft: Singles
     tokens: Integers
-    lengths: Integers
     proposed: Truths
     shaping: Shaping
     noise: Noise
@@ -113,12 +112,17 @@ class _Arrays:
         known = (tokens >= 0) & (tokens < chain.target_logits.shape[-1])
         proposed = known & (np.arange(tokens.shape[1]) < lengths[:, np.newaxis])
         target, draft = _singles(chain.target_logits), _singles(chain.draft_logits)
-        return cls(target, draft, tokens, lengths, proposed, chain.shaping, chain.noise)
+        return cls(target, draft, tokens, proposed, chain.shaping, chain.noise)
 
     def rows(self, index: Index) -> _Arrays:
-        plain = (self.target, self.draft, self.tokens, self.lengths, self.proposed)
-        picked = (values[index] for values in plain)
-        return _Arrays(*picked, self.shaping.rows(index), self.noise.rows(index))
+        return _Arrays(
+            self.target[index],
+            self.draft[index],
+            self.tokens[index],
+            self.proposed[index],
+            self.shaping.rows(index),
+            self.noise.rows(index),
+        )
 
 
 def _singles(logits: Tensor) -> Singles:
@@ -211,7 +215,8 @@ def _draw(mass: Singles, tile_mass: Doubles, words: RandomWords) -> Integers:
 
 def _leading(passed: Truths) -> Integers:
     """How many of [B, K] pass before the first that does not: [B]."""
-    return np.logical_and.accumulate(passed, axis=-1).sum(-1)
+    count: Integers = np.logical_and.accumulate(passed, axis=-1).sum(-1)
+    return count
 
 
 def _emit(draft_tokens: Integers, accepted: Integers, own: Integers) -> Integers:

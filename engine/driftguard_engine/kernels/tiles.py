@@ -6,12 +6,12 @@ element's index alone, never the batch, the thread count or the machine's vector
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.floating[Any]]
+Number = TypeVar("Number", bound=np.floating[Any])
 
 TILE = 4096
 CHUNK = 256  # 32 lanes of a warp, 8 neighbouring elements each
@@ -20,14 +20,14 @@ RUN = CHUNK // LANES
 _CHUNKS = TILE // CHUNK
 
 
-def chunked(row: Floats, value: float) -> Floats:
+def chunked(row: NDArray[Number], value: float) -> NDArray[Number]:
     """[..., V] -> [..., C, CHUNK], `value` where the row has ended; a short row takes fewer lanes."""
     size = row.shape[-1]
     width = CHUNK if size > CHUNK // 2 else RUN << max(0, (size - 1) // RUN).bit_length()
     return _padded(row, width, value)
 
 
-def clear_unread(chunks: Floats, size: int) -> Floats:
+def clear_unread(chunks: NDArray[Number], size: int) -> NDArray[Number]:
     """[..., C, CHUNK] of a row of `size`: runs that begin past its end become 0, in place."""
     read = size + -size % RUN
     last, width = divmod(read, chunks.shape[-1])
@@ -36,22 +36,21 @@ def clear_unread(chunks: Floats, size: int) -> Floats:
     return chunks
 
 
-def tile_maxima(chunks: Floats) -> Floats:
+def tile_maxima(chunks: NDArray[Number]) -> NDArray[Number]:
     """[..., C, CHUNK] -> [..., ceil(C / 16)]."""
-    maxima = chunks.max(-1)
-    if maxima.shape[-1] <= _CHUNKS:
-        return maxima.max(-1, keepdims=True)
-    return _padded(maxima, _CHUNKS, -np.inf).max(-1)
+    maxima: NDArray[Number] = chunks.max(-1)
+    tiles: NDArray[Number] = _padded(maxima, _CHUNKS, -np.inf).max(-1)
+    return tiles
 
 
-def per_chunk(tiles: Floats, chunks: int) -> Floats:
+def per_chunk(tiles: NDArray[Number], chunks: int) -> NDArray[Number]:
     """What belongs to a tile, for each of its chunks: [..., T] -> [..., C, 1]."""
     if tiles.shape[-1] == 1:
         return tiles[..., np.newaxis]
     return tiles.repeat(_CHUNKS, -1)[..., :chunks, np.newaxis]
 
 
-def tile_sums(chunks: Floats) -> Floats:
+def tile_sums(chunks: NDArray[Number]) -> NDArray[Number]:
     """[..., C, CHUNK] -> [..., ceil(C / 16)]: the chunks of a tile one after another, then the halves."""
     sums = chunks[..., ::_CHUNKS, :].copy()
     for place in range(1, min(_CHUNKS, chunks.shape[-2])):
@@ -60,7 +59,7 @@ def tile_sums(chunks: Floats) -> Floats:
     return _halved(_halved(_padded(sums, RUN, 0)))
 
 
-def row_sum(tiles: Floats) -> Floats:
+def row_sum(tiles: NDArray[Number]) -> NDArray[Number]:
     """[..., T] -> [...]: every 32nd tile one after another, then the halves."""
     rounds = _padded(tiles, LANES, 0)
     total = rounds[..., 0, :]
@@ -69,7 +68,7 @@ def row_sum(tiles: Floats) -> Floats:
     return _halved(total)
 
 
-def _padded(values: Floats, width: int, value: float) -> Floats:
+def _padded(values: NDArray[Number], width: int, value: float) -> NDArray[Number]:
     """[..., N] -> [..., ceil(N / width), width]."""
     *outer, size = values.shape
     rows = -(-size // width)
@@ -80,7 +79,7 @@ def _padded(values: Floats, width: int, value: float) -> Floats:
     return values.reshape(*outer, rows, width)
 
 
-def _halved(values: Floats) -> Floats:
+def _halved(values: NDArray[Number]) -> NDArray[Number]:
     """[..., 2**n] -> [...]: element i and element i + half, until one is left."""
     while (size := values.shape[-1]) > 1:
         values = values[..., : size // 2] + values[..., size // 2 :]

@@ -132,3 +132,7 @@ class FakeEngine(Engine):
     @property
     def backend(self) -> str:
         return "reference"
+
+    @property
+    def backend_fallback(self) -> str | None:
+        return None

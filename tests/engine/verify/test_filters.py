@@ -30,7 +30,8 @@ def law(logits: Tensor, temperature: float, top_k: int, top_p: float) -> list[fl
         torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p], dtype=torch.float64)
     )
     row = logits.reshape(1, 1, -1)
-    return laws(row.numpy(), shaping).probabilities(row.numpy())[0, 0].tolist()
+    found: list[float] = laws(row.numpy(), shaping).probabilities(row.numpy())[0, 0].tolist()
+    return found
 
 
 @given(
