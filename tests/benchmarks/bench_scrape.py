@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--servers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=4 * INTERVAL_SECONDS)
-    parser.add_argument("--warm-up", type=float, default=15 * INTERVAL_SECONDS)
+    parser.add_argument("--warm-up", type=float, default=20 * INTERVAL_SECONDS)
     options = parser.parse_args()
     alone, _ = measure(0, INTERVAL_SECONDS, options.seconds)
     scraping, megabytes = measure(options.servers, options.warm_up, options.seconds)
