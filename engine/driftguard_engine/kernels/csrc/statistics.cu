@@ -12,20 +12,22 @@ template <typename Number> __device__ __forceinline__ Number fresh(const Number*
 
 struct TileStatistics { float maximum, lane_maximum, sum; };
 
-// `scale` 0: greedy, which needs no sum.
-template <typename Logit>
+// `scale` 0: greedy, which needs no sum. FULL: the row starts on 16 bytes and fills the tile, so that nothing stands
+// between the loads, and all of them are under way before the first is used.
+template <bool FULL, typename Logit>
 __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int size, int tile, float scale) {
     typedef typename Reader<Logit>::Raw Raw;
     constexpr bool KEPT = sizeof(Raw) <= 16;  // 16 runs of float32 would need half of all registers
     const int first = tile * TILE + static_cast<int>(threadIdx.x % WARP) * RUN;
-    const bool whole = starts_on_16_bytes(row);
+    const bool whole = FULL || starts_on_16_bytes(row);
     Raw kept[KEPT ? CHUNKS : 1];
     Maximum<Logit> best;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (first + chunk * CHUNK < size) {
+        const int at = first + chunk * CHUNK;
+        if (FULL || at < size) {
             Raw& raw = kept[KEPT ? chunk : 0];
-            raw = Reader<Logit>::read(row, first + chunk * CHUNK, size, whole);
+            raw = Reader<Logit>::read(row, at, FULL ? at + RUN : size, whole);
             best.take(raw);
         }
     }
@@ -37,8 +39,9 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
     float sums[RUN] = {};
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (first + chunk * CHUNK < size) {
-            if (!KEPT) kept[0] = Reader<Logit>::read(row, first + chunk * CHUNK, size, whole);
+        const int at = first + chunk * CHUNK;
+        if (FULL || at < size) {
+            if (!KEPT) kept[0] = Reader<Logit>::read(row, at, FULL ? at + RUN : size, whole);
             float logits[RUN];
             Reader<Logit>::unpack(kept[KEPT ? chunk : 0], logits);
 #pragma unroll
@@ -94,7 +97,10 @@ __device__ __forceinline__ void row_statistics(
     const i64 law = static_cast<i64>(request) * law_stride + law_offset + step;
     const float scale = scales[request];
 
-    const TileStatistics found = tile_statistics(logits + row * row_stride, size, tile, scale);
+    const Logit* at = logits + row * row_stride;
+    const bool full = starts_on_16_bytes(at) && (tile + 1) * TILE <= size;
+    const TileStatistics found = full ? tile_statistics<true>(at, size, tile, scale)
+                                      : tile_statistics<false>(at, size, tile, scale);
     const bool narrows = scale != 0.0f && ((top_k[request] > 0 && top_k[request] < size) || top_p[request] < 1.0f);
     if (narrows) lane_maxima[(law * tiles + tile) * WARP + lane] = found.lane_maximum;
     u32 before = 0;
