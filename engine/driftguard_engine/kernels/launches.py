@@ -176,8 +176,12 @@ def verify(
         (batch, blocks, 1),
         _DRAW_THREADS,
         [
-            *(target_logits, np.int64(target_logits.stride(1)), draft_logits),
-            *(np.int64(0 if draft_logits is None else draft_logits.stride(1)), space.draft_tokens, lengths),
+            *(target_logits, _row_stride(target_logits), draft_logits),
+            *(
+                np.int64(0) if draft_logits is None else _row_stride(draft_logits),
+                space.draft_tokens,
+                lengths,
+            ),
             *(settings.scale, settings.seed, settings.position, np.int32(steps), np.int32(size)),
             *(*space.target.read(), *space.draft.read()),
             *(space.tile_masses, space.arrivals, space.tokens, space.accepted, space.status),
@@ -200,10 +204,7 @@ def find_laws(
     lengths [B] int32: only rows s <= lengths[b] are read; None: all. arrivals [B * S] int32: left zero.
     """
     suffix, (batch, steps, size) = SUFFIXES[logits.dtype], logits.shape
-    row_stride, asked = (
-        np.int64(logits.stride(1 if steps > 1 else 0)),
-        [settings.scale, settings.top_k, settings.top_p],
-    )
+    row_stride, asked = _row_stride(logits), [settings.scale, settings.top_k, settings.top_p]
     where = [np.int32(law_stride), np.int32(law_offset)]
     launcher.launch(
         f"row_statistics_{suffix}",
@@ -225,3 +226,8 @@ def find_laws(
                 *(table.lane_maxima, table.peak, table.normaliser, table.cut, table.cut_token),
             ],
         )
+
+
+def _row_stride(logits: Tensor) -> np.int64:
+    """Elements from one row of [B, S, V] to the next; with S = 1 the rows are those of the batch."""
+    return np.int64(logits.stride(1 if logits.shape[1] > 1 else 0))
