@@ -30,5 +30,8 @@ class Emulated:
 
 
 def _as_array(tensor: Tensor) -> Any:
-    """The same memory; bfloat16, which numpy lacks, as its bits."""
+    """The same memory, from the first element to the last; bfloat16, which numpy lacks, as its bits."""
+    if not tensor.is_contiguous():
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        tensor = tensor.as_strided((1 + sum((size - 1) * stride for size, stride in sizes),), (1,))
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

@@ -1,0 +1,226 @@
+"""What the kernels are asked and what the reference answers, bit for bit: for the emulator and for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from driftguard_engine.kernels import launches, reference
+from driftguard_engine.kernels.distribution import Laws, Shaping, laws
+from driftguard_engine.kernels.exp2 import fused_exp2
+from driftguard_engine.kernels.launches import Launcher, LawTable, Settings, Workspace
+from driftguard_engine.kernels.reference import Chain, Noise
+from torch import Tensor
+
+# Cycled over the rows; greedy beside stochastic, filtered beside unfiltered.
+TEMPERATURES = [1.0, 0.0, 0.7, 1.3, 1e-3]
+TOP_KS = [0, 3, 0, 50, 0, 1, 0]
+TOP_PS = [1.0, 1.0, 0.9, 1.0, 0.3, 1.0]
+
+ROWS, DRAFTS, SIZE = 10, 3, 4097  # of the special cases: two tiles, the second one with a single token
+
+
+@dataclass(frozen=True)
+class Case:
+    target: Tensor  # [B, K + 1, V]
+    draft: Tensor  # [B, K, V]
+    lengths: Tensor  # [B]
+    shaping: Shaping
+    noise: Noise
+    tokens: Tensor | None = None  # [B, K] offered instead of the drawn ones
+    certain: bool = False  # these tokens were certain, as n-grams are
+    padding: int = 0  # elements between rows in memory
+
+    def rows(self, index: Tensor) -> Case:
+        return replace(
+            self,
+            target=self.target[index],
+            draft=self.draft[index],
+            lengths=self.lengths[index],
+            shaping=self.shaping.rows(index.numpy()),
+            noise=self.noise.rows(index.numpy()),
+            tokens=None if self.tokens is None else self.tokens[index],
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """On the CPU, of the kernels or of the reference."""
+
+    drawn: Tensor  # [B, K] int64
+    tokens: Tensor  # [B, K + 1] int64
+    accepted: Tensor  # [B] int64
+    status: Tensor  # [B] int32
+
+
+def cycle(values: list[float] | list[int], rows: int) -> Tensor:
+    return torch.tensor([values[row % len(values)] for row in range(rows)])
+
+
+def case(
+    rows: int, drafts: int, size: int, dtype: torch.dtype = torch.float32, filtered: bool = True
+) -> Case:
+    random = torch.Generator().manual_seed(1000 * rows + size)
+    target = 2 * torch.randn(rows, drafts + 1, size, generator=random)
+    target[1::4] = target[1::4].round()  # many equal logits
+    draft = target[:, :-1] + 0.5 * torch.randn(rows, drafts, size, generator=random)
+    zero, one = torch.zeros(rows, dtype=torch.int64), torch.ones(rows)
+    shaping = Shaping.of(
+        cycle(TEMPERATURES, rows),
+        cycle(TOP_KS, rows) if filtered else zero,
+        cycle(TOP_PS, rows) if filtered else one,
+    )
+    noise = Noise.of(torch.arange(rows) * 7919 - 5, zero + 9)
+    return Case(target.to(dtype), draft.to(dtype), torch.arange(rows) % (drafts + 1), shaping, noise)
+
+
+def shaped(top_k: list[int], top_p: list[float], temperature: list[float]) -> Case:
+    given = case(ROWS, DRAFTS, SIZE)
+    settings = (cycle(temperature, ROWS), cycle(top_k, ROWS), cycle(top_p, ROWS).double())
+    return replace(given, shaping=Shaping.of(*settings), lengths=torch.full((ROWS,), DRAFTS))
+
+
+def with_tokens_ruled_out() -> Case:
+    """Half of each row at -inf, and rows that leave a single token."""
+    given = case(ROWS, DRAFTS, SIZE)
+    random = torch.Generator().manual_seed(5)
+    for logits in (given.target, given.draft):
+        logits[torch.rand(logits.shape, generator=random) < 0.5] = -torch.inf
+        logits[3] = -torch.inf
+        logits[3, :, 4096] = 1.0
+    return given
+
+
+def all_equal() -> Case:
+    given = case(ROWS, DRAFTS, SIZE)
+    return replace(given, target=torch.full_like(given.target, 0.25), draft=torch.zeros_like(given.draft))
+
+
+def unknown_ids() -> Case:
+    tokens = case(ROWS, DRAFTS, SIZE).target[:, :DRAFTS].argmax(-1)
+    tokens[0::3, 0], tokens[1::3, 1] = -1, SIZE
+    tokens[2::3, 2], tokens[2::6, 0] = 2**40, -(2**33)
+    return replace(case(ROWS, DRAFTS, SIZE), tokens=tokens, lengths=torch.full((ROWS,), DRAFTS))
+
+
+def certain_drafts() -> Case:
+    """Likely tokens, so that some are accepted, and an id that the vocabulary lacks."""
+    given = case(ROWS, DRAFTS, SIZE)
+    tokens = given.target[:, :DRAFTS].topk(2, -1).indices[..., 1]
+    tokens[::2] = given.target[::2, :DRAFTS].argmax(-1)
+    tokens[2, 1] = -1
+    return replace(given, tokens=tokens, certain=True)
+
+
+SPECIAL: dict[str, Callable[[], Case]] = {
+    "tokens ruled out": with_tokens_ruled_out,
+    "all logits equal": all_equal,
+    "ids that the vocabulary lacks": unknown_ids,
+    "certain drafts": certain_drafts,
+    "top-k 1 and V": partial(shaped, [1, SIZE, SIZE - 1], [1.0], [1.0, 0.8]),
+    "top-p tiny and 1": partial(shaped, [0], [1e-30, 0.0, 1.0, 1 - 1e-7], [1.0, 0.8, 0.0]),
+    "top-k and top-p": partial(shaped, [40, 4000], [0.9, 0.99, 0.2], [1.0, 1.4]),
+    "temperatures near 0": partial(shaped, [0], [1.0], [1e-2, 1e-30, 1e-38, 1e-45, 0.0]),
+    "rows apart and unaligned": lambda: replace(case(ROWS, DRAFTS, SIZE), padding=3),
+    "rows apart, in bfloat16": lambda: replace(case(ROWS, DRAFTS, SIZE, torch.bfloat16), padding=5),
+    "no drafts": lambda: case(ROWS, 0, SIZE),
+}
+
+
+def run(launcher: Launcher, given: Case, device: torch.device, blocks_per_row: int = 4) -> Workspace:
+    """Drafts drawn and verified by the kernels; `outcome_of` reads the workspace."""
+    batch, drafts, size = given.draft.shape
+    space = Workspace.empty(batch, drafts, size, device)
+    target, draft = (apart(logits.to(device), given.padding) for logits in (given.target, given.draft))
+    settings = Settings.of(given.shaping, given.noise, size, device)
+    if given.certain:
+        assert given.tokens is not None
+    else:
+        for step in range(drafts):
+            launches.draw_drafts(launcher, draft[:, step], settings, space, step)
+    if given.tokens is not None:
+        space.draft_tokens.copy_(given.tokens)
+    offered = None if given.certain or not drafts else draft
+    lengths = given.lengths.int().to(device)
+    launches.verify(launcher, target, offered, lengths, settings, space, blocks_per_row)
+    assert int(space.row_arrivals.abs().max()) == int(space.arrivals.abs().max()) == 0
+    return space
+
+
+def apart(logits: Tensor, padding: int) -> Tensor:
+    """The same [B, S, V], rows `padding` elements apart, with NaN between them: nobody may read it."""
+    if not padding:
+        return logits.contiguous()
+    batch, steps, size = logits.shape
+    width = size + padding
+    memory = torch.full((batch * steps * width,), torch.nan, dtype=logits.dtype, device=logits.device)
+    spread = memory.as_strided((batch, steps, size), (steps * width, width, 1), 1)
+    return spread.copy_(logits)
+
+
+def outcome_of(space: Workspace) -> Outcome:
+    found = (space.draft_tokens, space.tokens, space.accepted.long(), space.status)
+    return Outcome(*(values.cpu().clone() for values in found))
+
+
+def answer(given: Case) -> Outcome:
+    """The reference's, with the powers of two that the kernels compute."""
+    drawn = given.tokens
+    if drawn is None:
+        drawn = drawn_by_reference(given)
+    draft = given.draft
+    if given.certain:
+        draft = torch.full_like(draft, -torch.inf)
+        known = (drawn >= 0) & (drawn < draft.shape[-1])
+        draft.scatter_(2, drawn.where(known, 0).unsqueeze(2), 0.0)
+    chain = Chain(given.target, draft, drawn, given.lengths, given.shaping, given.noise)
+    tokens, accepted = reference.verify_chain(chain, fused_exp2)
+    return Outcome(drawn, tokens, accepted, torch.zeros(len(tokens), dtype=torch.int32))
+
+
+def drawn_by_reference(given: Case) -> Tensor:
+    words = reference.draft_words(given.noise, given.draft.shape[1])
+    steps = [
+        reference.sample_draft(given.draft[:, step], given.shaping, words[step], fused_exp2)
+        for step in range(given.draft.shape[1])
+    ]
+    return torch.stack(steps, 1) if steps else torch.zeros(len(given.draft), 0, dtype=torch.int64)
+
+
+def assert_equal_to_reference(given: Case, space: Workspace, context: str) -> None:
+    assert_same(outcome_of(space), answer(given), context)
+    drafts = given.draft.shape[1]
+    read = torch.arange(drafts + 1) <= given.lengths.unsqueeze(1)
+    assert_same_laws(space.target, given.target, given.shaping, read, f"target, {context}")
+    if drafts and not given.certain:
+        drawn = torch.ones(given.draft.shape[:2], dtype=torch.bool)
+        assert_same_laws(space.draft, given.draft, given.shaping, drawn, f"draft, {context}")
+
+
+def assert_same(found: Outcome, expected: Outcome, context: str) -> None:
+    for name in ("drawn", "accepted", "tokens", "status"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert torch.equal(one, other), f"{name}: {context}: {one.tolist()}, not {other.tolist()}"
+
+
+def assert_same_laws(table: LawTable, logits: Tensor, shaping: Shaping, read: Tensor, context: str) -> None:
+    """Of the rows that are read (bool [B, S]) and not greedy."""
+    rows = torch.from_numpy(~shaping.greedy).nonzero().squeeze(1)
+    steps = logits.shape[1]
+    expected: Laws = laws(logits[rows].float().numpy(), shaping.rows(rows.numpy()), fused_exp2)
+    chosen = read[rows].flatten().nonzero().squeeze(1)
+    index = (rows.unsqueeze(1) * steps + torch.arange(steps)).flatten()[chosen]
+    wanted: dict[str, Any] = {
+        "peak": expected.peak,
+        "normaliser": expected.normaliser,
+        "cut": expected.cut,
+        "cut_token": expected.cut_token,
+        "tile_masses": expected.tile_mass,
+    }
+    for name, values in wanted.items():
+        found = getattr(table, name).cpu()[index]
+        known = torch.from_numpy(values).flatten(0, 1)[chosen]
+        assert torch.equal(found, known.to(found.dtype)), f"{name}: {context}"
