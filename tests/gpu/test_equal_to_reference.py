@@ -1,0 +1,124 @@
+"""On a device, the kernels give the reference's tokens and laws, bit for bit, and the same in any batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from driftguard_engine.kernels import launches, self_test
+from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.loader import Kernels
+
+from tests.engine.kernels.cases import (
+    SPECIAL,
+    Case,
+    answer,
+    assert_equal_to_reference,
+    assert_same,
+    case,
+    outcome_of,
+    run,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+SMALL = [1, 2, 7, 255, 257, 2048, 4097, 9001]
+LARGE = [32_000, 50_257, 128_256, 151_936, 262_144]
+
+
+@pytest.mark.parametrize("dtype", launches.SUFFIXES, ids=str)
+@pytest.mark.parametrize("size", SMALL)
+def test_small_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dtype) -> None:
+    for filtered in (False, True):
+        given = case(40, 3, size, dtype, filtered)
+        space = run(engine_kernels, given, engine_kernels.device)
+        assert_equal_to_reference(given, space, f"V={size}, {dtype}, filtered={filtered}")
+
+
+@pytest.mark.parametrize("dtype", launches.SUFFIXES, ids=str)
+@pytest.mark.parametrize("size", LARGE)
+def test_large_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dtype) -> None:
+    given = case(6, 2, size, dtype)
+    assert_equal_to_reference(given, run(engine_kernels, given, engine_kernels.device), f"V={size}, {dtype}")
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_cases(engine_kernels: Kernels, name: str) -> None:
+    given = SPECIAL[name]()
+    assert_equal_to_reference(given, run(engine_kernels, given, engine_kernels.device), name)
+
+
+def test_most_drafts(engine_kernels: Kernels) -> None:
+    given = case(4, launches.MOST_DRAFTS, 300)
+    given = replace(given, lengths=torch.tensor([31, 30, 0, 17]))
+    assert_equal_to_reference(given, run(engine_kernels, given, engine_kernels.device), "31 drafts")
+
+
+def test_the_self_test_passes(engine_kernels: Kernels) -> None:
+    self_test.check(engine_kernels, engine_kernels.device)
+
+
+def wide() -> Case:
+    """Every kind of row, over enough tiles for eight blocks to share a row."""
+    given = case(12, 2, 262_144, torch.bfloat16)
+    return replace(given, lengths=torch.arange(12) % 2 + 1)
+
+
+def test_blocks_of_a_row_change_nothing(engine_kernels: Kernels) -> None:
+    given = wide()
+    expected = answer(given)
+    for blocks in range(1, 17):
+        for _ in range(3):
+            found = outcome_of(run(engine_kernels, given, engine_kernels.device, blocks))
+            assert_same(found, expected, f"{blocks} blocks per row")
+
+
+def test_batch_and_place_change_nothing(engine_kernels: Kernels) -> None:
+    given = wide()
+    whole = outcome_of(run(engine_kernels, given, engine_kernels.device))
+    random = torch.Generator().manual_seed(3)
+    many = torch.randint(0, 12, (200,), generator=random)
+    for index in (torch.randperm(12, generator=random), torch.tensor([7]), torch.tensor([4, 2]), many):
+        found = outcome_of(run(engine_kernels, given.rows(index), engine_kernels.device))
+        expected = replace(
+            whole,
+            drawn=whole.drawn[index],
+            tokens=whole.tokens[index],
+            accepted=whole.accepted[index],
+            status=whole.status[index],
+        )
+        assert_same(found, expected, f"rows {index.tolist()[:12]}")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", launches.SUFFIXES, ids=str)
+def test_rows_without_a_law_have_a_status_and_harm_no_other(
+    engine_kernels: Kernels, dtype: torch.dtype, value: float
+) -> None:
+    given = case(8, 2, 5000, dtype)
+    given = replace(given, lengths=torch.tensor([2, 2, 2, 1, 0, 2, 2, 2]))
+    shaping = Shaping(given.shaping.temperature.copy(), given.shaping.top_k, given.shaping.top_p)
+    shaping.temperature[[1, 2, 3]] = 1.0
+    given = replace(given, shaping=shaping)
+    clean = answer(given)
+    harmed = replace(given, target=given.target.clone(), draft=given.draft.clone(), tokens=clean.drawn)
+    for logits, row, step in (
+        (harmed.target, 1, 2),
+        (harmed.draft, 2, 1),
+        (harmed.target, 3, 2),  # past its length: nobody reads it
+    ):
+        if value == -torch.inf:
+            logits[row, step] = value  # everywhere
+        else:
+            logits[row, step, 4567] = value
+    found = outcome_of(run(engine_kernels, harmed, engine_kernels.device))
+    assert found.status.tolist() == [0, 1, 2, 0, 0, 0, 0, 0]
+    assert found.tokens[1:3].tolist() == [[-1] * 3] * 2
+    assert found.accepted[1:3].tolist() == [-1, -1]
+    others = torch.tensor([0, 3, 4, 5, 6, 7])
+    assert torch.equal(found.tokens[others], clean.tokens[others])
+    assert torch.equal(found.accepted[others], clean.accepted[others])
