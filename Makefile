@@ -9,7 +9,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint check bench bench-detection models dashboards dashboard-screenshots openapi metrics clean
+.PHONY: setup demo test lint check bench bench-detection gpu-check models dashboards dashboard-screenshots openapi metrics clean
 
 setup: $(STAMP)
 
@@ -52,6 +52,12 @@ bench: setup
 bench-detection: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m tests.benchmarks.bench_detection --output tests/benchmarks/results/detection.md $(ARGS)
+
+# Installs nothing, so that it also runs on a machine that has torch with its GPU and no network: with .venv's Python
+# where there is one, else with PYTHON. ARGS=--quick takes a minute instead of up to nine.
+gpu-check: CHECKER = $(if $(and $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(BIN)/python,$(PYTHON))
+gpu-check:
+	@PYTHONPATH=.:engine:engine/training $(CHECKER) -m tests.gpu.check $(ARGS)
 
 models: setup
 	$(BIN)/python -m driftguard_training make-models --output engine/driftguard_engine/bundled --seed 0

@@ -1,0 +1,52 @@
+"""Memory and race checks by compute-sanitizer, where it is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+FOUND_SOMETHING = 99
+NOT_AVAILABLE = "not available: compute-sanitizer is not on PATH"
+
+
+def run(seconds_left: Callable[[], float], say: Callable[[str], None]) -> list[tuple[str, str, bool]]:
+    """For each tool its outcome, and whether it is a failure."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        return [(tool, NOT_AVAILABLE, False) for tool in TOOLS]
+    outcomes = []
+    for tool in TOOLS:
+        outcome, failed = _one(program, tool, seconds_left())
+        say(f"{tool}: {outcome}")
+        outcomes.append((tool, outcome, failed))
+    return outcomes
+
+
+def _one(program: str, tool: str, seconds: float) -> tuple[str, bool]:
+    if seconds < 20:
+        return "not run: out of time", False
+    command = [program, "--tool", tool, "--error-exitcode", str(FOUND_SOMETHING), "--report-api-errors", "no"]
+    # One allocation for each tensor: inside torch's large blocks no access is out of bounds.
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    try:
+        done = subprocess.run(
+            [*command, sys.executable, "-m", "tests.gpu.check.sanitized"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=min(seconds, 90),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        return f"not finished in {late.timeout:.0f} s", False
+    if done.returncode == 0:
+        return "nothing found", False
+    tail = " / ".join((done.stdout + done.stderr).strip().splitlines()[-6:])
+    if done.returncode == FOUND_SOMETHING:
+        return f"found something: {tail}", True
+    # The tool refuses some devices and virtual machines; the tests before have run the same kernels.
+    return f"not available: it ended with status {done.returncode}: {tail}", False

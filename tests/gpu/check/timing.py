@@ -1,0 +1,66 @@
+"""Microseconds on a device: CUDA graphs between events, the median of many replays."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+
+REPLAYS = 30
+WARM_UPS = 3
+LEAST_CALLS = 20  # in a graph: its own start, which is not the kernels', is shared out among them
+
+Call = Callable[[], object]
+
+
+def graph_microseconds(calls: Sequence[Call], replays: int = REPLAYS) -> float:
+    """Of one call, captured in turn: give calls on different data, or the same one again and again.
+
+    Raises RuntimeError (a call that cannot be captured).
+    """
+    queued = [calls[index % len(calls)] for index in range(max(LEAST_CALLS, len(calls)))]
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in queued[:WARM_UPS]:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in queued:
+            call()
+    return _median(graph.replay, replays) / len(queued)
+
+
+def eager_microseconds(calls: Sequence[Call], repeats: int = REPLAYS) -> float:
+    """Of one call, for what cannot be captured."""
+    queued = itertools.cycle(calls)
+
+    def call_next() -> object:
+        return next(queued)()
+
+    return _median(call_next, repeats)
+
+
+def copy_bytes_per_second(device: torch.device, size: int = 2**30) -> float:
+    """Of a large copy on the device, bytes read plus bytes written: what memory can do."""
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    sink = torch.empty_like(source)
+    return 2 * size / (graph_microseconds([lambda: sink.copy_(source)], replays=10) * 1e-6)
+
+
+def _median(call: Call, repeats: int) -> float:
+    for _ in range(WARM_UPS):
+        call()
+    times: list[float] = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(1e3 * begin.elapsed_time(end))
+    return statistics.median(times)

@@ -1,0 +1,120 @@
+"""Batches with drafts that the kernels drew: several, so that no cache holds the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from driftguard_engine.kernels import launches
+from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
+from driftguard_engine.kernels.launching import Argument, Size
+from driftguard_engine.kernels.reference import Noise
+from torch import Tensor
+
+VOCABULARY = 128_256
+MOST_SETS = 256
+COLD_BYTES_PER_L2 = 3  # that many times the cache passes before a set is read again
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Of every request of a batch."""
+
+    name: str
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+PLAIN = Sampling("temperature 1")
+SAMPLINGS = (
+    PLAIN,
+    Sampling("greedy", temperature=0.0),
+    Sampling("top-k 50", top_k=50),
+    Sampling("top-p 0.9", top_p=0.9),
+    Sampling("top-k 50, top-p 0.9", top_k=50, top_p=0.9),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    target: Tensor  # [B, K + 1, V] bfloat16
+    draft: Tensor  # [B, K, V] bfloat16
+    lengths: Tensor
+    settings: Settings
+    space: Workspace
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.space.draft_tokens
+
+    def verify(self, launcher: Launcher) -> None:
+        launches.verify(launcher, self.target, self.draft, self.lengths, self.settings, self.space)
+
+    def draw(self, launcher: Launcher) -> None:
+        """The first step of the drafts."""
+        launches.draw_drafts(launcher, self.draft[:, 0], self.settings, self.space, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """A launcher of the kernels whose names begin so: to time one of several."""
+
+    launcher: Launcher
+    prefix: str
+
+    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
+        if kernel.startswith(self.prefix):
+            self.launcher.launch(kernel, grid, block, arguments)
+
+
+def floor_bytes(batch: int, drafts: int, size: int = VOCABULARY, element_bytes: int = 2) -> int:
+    """What a verification must read at least: the target's rows, and the draft's at the first rejection."""
+    return batch * (drafts + 2) * size * element_bytes
+
+
+def draw_floor_bytes(batch: int, size: int = VOCABULARY, element_bytes: int = 2) -> int:
+    return batch * size * element_bytes
+
+
+def batches(
+    launcher: Launcher, device: torch.device, batch: int, drafts: int, sampling: Sampling, l2_bytes: int
+) -> list[Batch]:
+    """As many as it takes to pass through the cache several times over."""
+    wanted = 1 + COLD_BYTES_PER_L2 * l2_bytes // floor_bytes(batch, drafts)
+    random = torch.Generator(device).manual_seed(batch * 100 + drafts)
+    made = []
+    for _ in range(min(MOST_SETS, max(2, wanted))):
+        one = _batch(device, batch, drafts, sampling, random)
+        for step in range(drafts):
+            launches.draw_drafts(launcher, one.draft[:, step], one.settings, one.space, step)
+        one.verify(launcher)
+        made.append(one)
+    return made
+
+
+def mean_accepted(given: Sequence[Batch]) -> float:
+    return float(torch.stack([one.space.accepted.float().mean() for one in given]).mean())
+
+
+def _batch(
+    device: torch.device, batch: int, drafts: int, sampling: Sampling, random: torch.Generator
+) -> Batch:
+    """A draft that is the target with noise: some drafts are rejected, early or late."""
+    target = 3 * torch.randn(batch, drafts + 1, VOCABULARY, generator=random, device=device)
+    draft = target[:, :-1] + 0.5 * torch.randn(batch, drafts, VOCABULARY, generator=random, device=device)
+    one = torch.ones(batch, dtype=torch.float64)
+    shaping = Shaping.of(
+        sampling.temperature * one, torch.full((batch,), sampling.top_k), sampling.top_p * one
+    )
+    seeds = torch.randint(0, 2**62, (batch,), generator=random, device=device)
+    noise = Noise.of(seeds, torch.full((batch,), 100))
+    return Batch(
+        target.bfloat16(),
+        draft.bfloat16(),
+        torch.full((batch,), drafts, dtype=torch.int32, device=device),
+        Settings.of(shaping, noise, VOCABULARY, device),
+        Workspace.empty(batch, drafts, VOCABULARY, device),
+    )
