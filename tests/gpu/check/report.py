@@ -90,9 +90,9 @@ def _verification(measured: Measured) -> str:
     ]
     left_out = [f"{NOT_YET.capitalize()}, out of time: {'; '.join(measured.left_out)}."]
     how = (
-        "bfloat16 logits, V = 128,256, temperature 1, microseconds in a CUDA graph, median. Cold: each call"
-        " reads logits that the cache no longer holds; warm: the same ones again. The floor is the bytes of K + 1"
-        f" target rows and one draft row per request, at the bandwidth of a copy ({copied})."
+        "bfloat16 logits, V = 128,256, temperature 1, microseconds in a CUDA graph, median. Cold: each"
+        " call reads logits that the cache no longer holds; warm: the same ones again. The floor is the bytes"
+        f" of K + 1 target rows and one draft row per request, at the bandwidth of a copy ({copied})."
     )
     return "\n\n".join(
         [
