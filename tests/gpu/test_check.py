@@ -137,6 +137,7 @@ def test_a_document_has_only_numbers_that_were_measured() -> None:
 
 def test_memory_checks_without_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sanitize, "PLACES", [])
     outcomes = sanitize.run(lambda: 100.0, lambda line: None)
     assert [failed for *_, failed in outcomes] == [False] * 4
     assert {outcome for _, outcome, _ in outcomes} == {sanitize.NOT_AVAILABLE}

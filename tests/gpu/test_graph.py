@@ -52,7 +52,7 @@ class Step:
         launches.verify(self.kernels, self.target, offered, self.lengths, self.settings, self.space)
 
     def next_inputs(self, seed: int) -> None:
-        random = torch.Generator("cuda").manual_seed(seed)
+        random = torch.Generator(self.target.device).manual_seed(seed)
         self.target.normal_(0, 2, generator=random)
         self.draft.normal_(0, 0.5, generator=random).add_(self.target[:, :-1].transpose(0, 1))
         self.settings.position.add_(DRAFTS + 1)

@@ -1,6 +1,6 @@
 """Builds, tests and measures the engine's CUDA kernels on the GPU of this machine: `make gpu-check`.
 
-    PYTHONPATH=.:engine:engine/training python -m tests.gpu.check [--quick] [--no-write]
+    PYTHONPATH=.:engine:engine/training python -m tests.gpu.check [--quick] [--only benchmarks] [--no-write]
 
 Needs Python 3.11 or newer with torch, transformers, numpy, scipy, pytest and cuda-bindings; installs nothing.
 Exit status: 0 all tests passed, 1 one failed, 2 nothing could be checked here.
@@ -52,9 +52,11 @@ def main() -> int:
             findings.steps.append(("build", f"FAILED: {problem}"))
             return _finish(findings, found_machine, options, failed=True)
         _report_build(findings, built)
-        failed |= _test(findings, options.quick)
-        failed |= _measure(findings, built, found_machine, options.quick)
-        if not options.quick:
+        if options.only in (None, "tests"):
+            failed |= _test(findings, options.quick)
+        if options.only in (None, "benchmarks"):
+            failed |= _measure(findings, built, found_machine, options.quick)
+        if options.only == "memory" or (options.only is None and not options.quick):
             for tool, outcome, is_failure in sanitize.run(seconds_left, say):
                 findings.steps.append((f"compute-sanitizer {tool}", outcome))
                 failed |= is_failure
@@ -76,6 +78,8 @@ def _report_build(findings: Findings, built: building.Built) -> None:
         f" {built.later_start_seconds:.2f} s from the cache"
     )
     say(f"build: {findings.build}")
+    if not built.resources:
+        say("  the compiler does not tell what the kernels take")
     for one in built.resources:
         say(
             f"  {one.kernel}: {one.registers} registers, {one.stack_bytes} bytes of stack,"
@@ -131,7 +135,7 @@ def _finish(findings: Findings, found: machine.Machine, options: argparse.Namesp
     day = datetime.now(UTC).date()
     text = report.document(findings, f"{found.gpu}, {day.isoformat()}")
     print(f"\n{text}", flush=True)
-    if options.write:
+    if options.write and options.only is None:
         path = report.path_of(day, found.slug)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -147,6 +151,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="fewer draws and batches, no memory checks")
+    parser.add_argument("--only", choices=("tests", "benchmarks", "memory"), help="that alone; keeps no file")
     parser.add_argument("--no-write", dest="write", action="store_false", help="print, and keep no file")
     return parser.parse_args()
 

@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND_SOMETHING = 99
+PLACES = ["/usr/local/cuda/bin"]  # where toolkits are, besides PATH
 NOT_AVAILABLE = "not available: compute-sanitizer is not on PATH"
 
 
 def run(seconds_left: Callable[[], float], say: Callable[[str], None]) -> list[tuple[str, str, bool]]:
     """For each tool its outcome, and whether it is a failure."""
-    program = shutil.which("compute-sanitizer")
+    path = os.pathsep.join([os.environ.get("PATH", ""), *PLACES])
+    program = shutil.which("compute-sanitizer", path=path)
     if program is None:
         return [(tool, NOT_AVAILABLE, False) for tool in TOOLS]
     outcomes = []
