@@ -18,11 +18,12 @@ template <bool FULL, typename Logit>
 __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int size, int tile, float scale) {
     typedef typename Reader<Logit>::Raw Raw;
     constexpr bool KEPT = sizeof(Raw) <= 16;  // 16 runs of float32 would need half of all registers
+    constexpr int UNROLLED = KEPT ? CHUNKS : 4;
     const int first = tile * TILE + static_cast<int>(threadIdx.x % WARP) * RUN;
     const bool whole = FULL || starts_on_16_bytes(row);
     Raw kept[KEPT ? CHUNKS : 1];
     Maximum<Logit> best;
-#pragma unroll
+#pragma unroll UNROLLED
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         const int at = first + chunk * CHUNK;
         if (FULL || at < size) {
@@ -37,7 +38,7 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
 
     const float peak = maximum == -INF ? 0.0f : maximum;
     float sums[RUN] = {};
-#pragma unroll
+#pragma unroll UNROLLED
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         const int at = first + chunk * CHUNK;
         if (FULL || at < size) {
