@@ -1,13 +1,14 @@
 """A known answer, asked of the kernels before they serve: drafts and verification of a small batch.
 
-The answer is the reference's, token by token.
+The answer is the references', token by token.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from driftguard_engine.kernels import launches, reference
+from driftguard_engine.kernels import launches, ngrams, reference
 from driftguard_engine.kernels.compiler import KernelsUnavailable
 from driftguard_engine.kernels.distribution import Shaping
 from driftguard_engine.kernels.exp2 import fused_exp2
@@ -20,6 +21,8 @@ _SEED = 20
 
 def check(launcher: Launcher, device: torch.device) -> None:
     """Raises KernelsUnavailable: which tokens differ, for which logits."""
+    for dtype in ngrams.SUFFIXES:
+        _check_ngrams(launcher, dtype, device)
     for dtype in launches.SUFFIXES:
         asked = _question(dtype)
         given = _on(asked, device)
@@ -30,16 +33,28 @@ def check(launcher: Launcher, device: torch.device) -> None:
         lengths = given.draft_lengths.int()
         launches.verify(launcher, given.target_logits, given.draft_logits, lengths, settings, space)
         tokens, accepted = reference.verify_chain(asked, fused_exp2)
-        for what, found, known in (
-            ("drafts", space.draft_tokens, asked.draft_tokens),
-            ("accepted", space.accepted, accepted),
-            ("tokens", space.tokens, tokens),
-        ):
-            if not torch.equal(found.cpu().long(), known):
-                raise KernelsUnavailable(
-                    f"the kernels fail their self-test: {what} of {dtype} logits are {found.tolist()}, "
-                    f"not {known.tolist()}"
-                )
+        _expect(f"drafts of {dtype} logits", space.draft_tokens, asked.draft_tokens)
+        _expect(f"status of {dtype} logits", space.status, torch.zeros(_BATCH))
+        _expect(f"accepted of {dtype} logits", space.accepted, accepted)
+        _expect(f"tokens of {dtype} logits", space.tokens, tokens)
+
+
+def _check_ngrams(launcher: Launcher, dtype: torch.dtype, device: torch.device) -> None:
+    token_ids = torch.tensor([[1, 2, 9, 1, 2, 8, 1, 2], [1, 2, 3, 9, 2, 4, 1, 2], [1, 2, 3, 4, 5, 6, 7, 8]])
+    lengths = torch.tensor([8, 8, 8], dtype=torch.int32)
+    tokens = torch.empty(3, _DRAFTS, dtype=torch.int64, device=device)
+    counts = torch.empty(3, dtype=torch.int32, device=device)
+    ngrams.look_up(launcher, token_ids.to(device, dtype), lengths.to(device), 1, 3, tokens, counts)
+    known_tokens, known_counts = ngrams.reference(token_ids, lengths, 1, 3, _DRAFTS)
+    _expect(f"n-gram drafts of {dtype} tokens", tokens, known_tokens)
+    _expect(f"n-gram draft lengths of {dtype} tokens", counts, known_counts)
+
+
+def _expect(what: str, found: Tensor, known: Tensor) -> None:
+    if not torch.equal(found.cpu().long(), known.long()):
+        raise KernelsUnavailable(
+            f"the kernels fail their self-test: {what} are {found.tolist()}, not {known.tolist()}"
+        )
 
 
 def _question(dtype: torch.dtype) -> Chain:

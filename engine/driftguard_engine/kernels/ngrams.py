@@ -1,0 +1,79 @@
+"""Drafts without a model, for a batch: what followed the same few tokens earlier in each sequence.
+
+The same rule as `drafters.ngram`, whose index lives on the host: here the sequences lie on the device, and
+nothing comes back. Prompt lookup (Saxena 2023).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from driftguard_engine.kernels.launches import Launcher
+
+SUFFIXES = {torch.int32: "int32", torch.int64: "int64"}
+
+_LOOKUP_THREADS = 512  # as in csrc
+
+
+def look_up(
+    launcher: Launcher,
+    token_ids: Tensor,
+    lengths: Tensor,
+    min_tokens: int,
+    max_tokens: int,
+    draft_tokens: Tensor,
+    draft_lengths: Tensor,
+) -> None:
+    """`reference`, by a kernel, into draft_tokens and draft_lengths: can be captured in a CUDA graph.
+
+    token_ids: [B, N] int32 or int64, each row contiguous. lengths: [B] int32, 0 .. N.
+    draft_tokens: [B, K] int64, contiguous. draft_lengths: [B] int32. 1 <= min_tokens <= max_tokens.
+    """
+    launcher.launch(
+        f"look_up_ngrams_{SUFFIXES[token_ids.dtype]}",
+        (len(token_ids), 1, 1),
+        _LOOKUP_THREADS,
+        [
+            *(token_ids, np.int64(token_ids.stride(0)), lengths, np.int32(min_tokens), np.int32(max_tokens)),
+            *(np.int32(draft_tokens.shape[1]), draft_tokens, draft_lengths),
+        ],
+    )
+
+
+def reference(
+    token_ids: Tensor, lengths: Tensor, min_tokens: int, max_tokens: int, drafts: int
+) -> tuple[Tensor, Tensor]:
+    """Draft tokens, int64 [B, K], and how many of them there are, int32 [B]: K = drafts, or 0 and tokens -1.
+
+    Of each row's last tokens, the longest run (max_tokens at most, min_tokens at least) that also occurs
+    earlier, and its most recent occurrence. A match near the end goes on with what it copied.
+    """
+    found = [
+        _continuation(row[:length], min_tokens, max_tokens, drafts)
+        for row, length in zip(token_ids.cpu().numpy(), lengths.tolist(), strict=True)
+    ]
+    tokens = np.full((len(found), drafts), -1, np.int64)
+    for row, copied in enumerate(found):
+        tokens[row, : len(copied)] = copied
+    counts = torch.tensor([len(copied) for copied in found], dtype=torch.int32)
+    return torch.from_numpy(tokens).to(token_ids.device), counts.to(token_ids.device)
+
+
+def _continuation(ids: NDArray[Any], min_tokens: int, max_tokens: int, count: int) -> NDArray[Any]:
+    """Of one sequence: `count` tokens, or none."""
+    length = len(ids)
+    ends = np.arange(1, length)  # of what may have occurred earlier
+    equal = np.zeros(len(ends), np.int64)  # tokens before each end that equal the sequence's last
+    for back in range(min(max_tokens, len(ends))):
+        equal += (equal == back) & (ends > back) & (ids[ends - 1 - back] == ids[length - 1 - back])
+    most = equal.max(initial=0)
+    if most < min_tokens:
+        return ids[:0]
+    end = ends[equal == most][-1]
+    copied: NDArray[Any] = ids[end + np.arange(count) % (length - end)]
+    return copied

@@ -1,0 +1,90 @@
+"""Drafts from the sequence itself, on the device: those that the index on the host finds."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from driftguard_engine.drafters.ngram import SuffixIndex
+from driftguard_engine.kernels import ngrams
+from torch import Tensor
+
+from tests.engine.kernels.emulated import Emulated
+from tests.engine.simt.emulator import Module
+
+SIZES = [(1, 1), (1, 3), (2, 4), (3, 3), (1, 12)]  # of n-grams, least and most
+
+
+def sequences(seed: int, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+    """Over alphabets so small that tokens recur, of any length; other tokens beyond it."""
+    chance = random.Random(seed)
+    lengths = [chance.choice([0, 1, 2, 3, chance.randint(4, capacity), capacity]) for _ in range(rows)]
+    token_ids = torch.full((rows, capacity), 1)
+    for row, length in enumerate(lengths):
+        alphabet = chance.choice([1, 2, 3, 20, 200_000])
+        token_ids[row, :length] = torch.tensor([chance.randrange(alphabet) for _ in range(length)]).long()
+    return token_ids, torch.tensor(lengths, dtype=torch.int32)
+
+
+def by_index(token_ids: Tensor, lengths: Tensor, least: int, most: int, drafts: int) -> list[list[int]]:
+    rows = (row[:length].tolist() for row, length in zip(token_ids, lengths.tolist(), strict=True))
+    return [SuffixIndex(least, most).continuation(row, drafts) for row in rows]
+
+
+def by_kernel(
+    module: Module, token_ids: Tensor, lengths: Tensor, least: int, most: int, drafts: int, seed: int
+) -> tuple[Tensor, Tensor]:
+    tokens, counts = (
+        torch.full((len(lengths), drafts), 777),
+        torch.full((len(lengths),), 777, dtype=torch.int32),
+    )
+    ngrams.look_up(Emulated(module, seed), token_ids, lengths, least, most, tokens, counts)
+    return tokens, counts
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_drafts_are_those_of_the_index(module: Module, seed: int) -> None:
+    least, most = SIZES[seed % len(SIZES)]
+    drafts = [1, 4, 31][seed % 3]
+    token_ids, lengths = sequences(seed, 8, [4, 60, 700][seed % 3])
+    tokens, counts = ngrams.reference(token_ids, lengths, least, most, drafts)
+    found = [row[:count].tolist() for row, count in zip(tokens, counts.tolist(), strict=True)]
+    assert found == by_index(token_ids, lengths, least, most, drafts), f"seed {seed}"
+    for dtype in (torch.int32, torch.int64):
+        kernel_tokens, kernel_counts = by_kernel(
+            module, token_ids.to(dtype), lengths, least, most, drafts, seed
+        )
+        assert torch.equal(kernel_tokens, tokens), f"seed {seed}, {dtype}"
+        assert torch.equal(kernel_counts, counts), f"seed {seed}, {dtype}"
+
+
+def test_by_hand(module: Module) -> None:
+    rows = [
+        [7, 8, 9, 1, 7, 8, 5, 7, 8],  # the later of two matches
+        [1, 2, 3, 9, 2, 4, 1, 2],  # the longer match before the later one
+        [4, 4, 4, 4, 4, 4, 4, 4],  # overlaps its own end
+        [6, 1, 2, 6, 1, 2, 6, 1],  # goes round
+        [1, 2, 3, 4, 5, 6, 7, 8],  # nothing occurs twice
+    ]
+    token_ids = torch.tensor([[*row, 0][:9] for row in rows])
+    lengths = torch.tensor([9, 8, 8, 8, 8], dtype=torch.int32)
+    tokens, counts = by_kernel(module, token_ids, lengths, 1, 3, 4, 0)
+    assert tokens.tolist() == [
+        [5, 7, 8, 5],
+        [3, 9, 2, 4],
+        [4, 4, 4, 4],
+        [2, 6, 1, 2],
+        [-1, -1, -1, -1],
+    ]
+    assert counts.tolist() == [4, 4, 4, 4, 0]
+
+
+def test_rows_apart_and_a_long_sequence(module: Module) -> None:
+    """More tokens than threads, and a match that only the first of them sees."""
+    token_ids = torch.arange(3 * 2000, dtype=torch.int32).view(3, 2000)[:, :1990]
+    token_ids[1, 1989] = token_ids[1, 0]
+    lengths = torch.tensor([1990, 1990, 1500], dtype=torch.int32)
+    tokens, counts = by_kernel(module, token_ids, lengths, 1, 2, 3, 1)
+    assert counts.tolist() == [0, 3, 0]
+    assert tokens[1].tolist() == [2001, 2002, 2003]

@@ -1,0 +1,53 @@
+"""Kernels that answer as the reference pass the test at start; one that does not is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from driftguard_engine.kernels import self_test
+from driftguard_engine.kernels.compiler import KernelsUnavailable
+from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels.launching import Argument, Size
+from torch import Tensor
+
+from tests.engine.kernels.cases import CPU
+from tests.engine.kernels.emulated import Emulated
+from tests.engine.simt.emulator import Module
+
+
+@dataclass(frozen=True)
+class Broken:
+    """One kernel adds 1 to the last number of one of its outputs."""
+
+    launcher: Launcher
+    kernel: str
+    output: int  # counted from the last argument
+
+    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
+        self.launcher.launch(kernel, grid, block, arguments)
+        if kernel == self.kernel:
+            output = arguments[self.output]
+            assert isinstance(output, Tensor)
+            output.view(-1)[-1] += 1
+
+
+def test_kernels_that_answer_right(module: Module) -> None:
+    self_test.check(Emulated(module), CPU)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "output", "said"),
+    [
+        ("draw_drafts_bf16", -1, r"drafts of torch\.bfloat16 logits"),
+        ("verify_chain_bf16", -1, r"status of torch\.bfloat16 logits"),
+        ("verify_chain_bf16", -2, r"accepted of torch\.bfloat16 logits"),
+        ("verify_chain_bf16", -3, r"tokens of torch\.bfloat16 logits"),
+        ("look_up_ngrams_int32", -1, "n-gram draft lengths"),
+        ("look_up_ngrams_int64", -2, "n-gram drafts"),
+    ],
+)
+def test_a_kernel_that_answers_wrong(module: Module, kernel: str, output: int, said: str) -> None:
+    with pytest.raises(KernelsUnavailable, match=f"fail their self-test: {said}"):
+        self_test.check(Broken(Emulated(module), kernel, output), CPU)
