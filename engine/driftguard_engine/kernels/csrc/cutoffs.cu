@@ -3,9 +3,9 @@
 //
 // K1 left the maximum of every 128 logits (a lane's share of a tile). Of n such maxima, n or more logits are at
 // least as large as the smallest; so the k largest logits lie in the shares whose maximum is among the k largest, and
-// only those are read. The nucleus of top-p is looked for among the likeliest NUCLEUS in the same way. Where that was
-// too few, or more than fit, the row is searched whole, by bits. Both ways find the same cut: weights are added as
-// integers.
+// only those are read. The nucleus of top-p is looked for among the likeliest NUCLEUS in the same way (in a row of fewer
+// shares, among as many as most of them). Where that was too few, or more than fit, the row is searched whole, by bits.
+// Both ways find the same cut: weights are added as integers.
 #include "arithmetic.cuh"
 
 constexpr int CUT_THREADS = 512;
@@ -302,8 +302,9 @@ __device__ __forceinline__ void row_cutoffs(
     };
     bool found = false;
     if (shares <= CANDIDATES) {
-        const float bound = size <= CANDIDATES
-            ? -INF : bound_by_shares(row, shares, asked.limited() ? asked.top_k : NUCLEUS, scratch.entries);
+        // Not by the smallest maxima of all: a short last tile leaves some at -inf.
+        const int rank = asked.limited() ? asked.top_k : min(NUCLEUS, shares - shares / 8);
+        const float bound = size <= CANDIDATES ? -INF : bound_by_shares(row, shares, rank, scratch.entries);
         const u32 filled = gather(row, shares, bound, scratch);
         if (filled <= CANDIDATES) {
             const int count = static_cast<int>(filled), sorted = power_of_two_from(count);
