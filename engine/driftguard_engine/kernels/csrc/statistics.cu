@@ -113,6 +113,7 @@ __device__ __forceinline__ void row_statistics(
     }
     if (__shfl_sync(FULL_WARP, before, 0) != static_cast<u32>(tiles - 1)) return;
     __threadfence();
+    __syncwarp();  // the shuffle does not order the other lanes' reads after lane 0's arrival
     row_law(
         tiles, scale, tile_maxima + law * tiles, tile_sums + law * tiles, peaks + law, normalisers + law,
         tile_masses + law * tiles
