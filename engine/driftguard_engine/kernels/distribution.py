@@ -41,7 +41,8 @@ class Shaping:
 
     @classmethod
     def of(cls, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Shaping:
-        given = (temperature.double(), top_k.long(), top_p.double())
+        # top_p as the kernels read it: in float32, whatever it came in.
+        given = (temperature.double(), top_k.long(), top_p.float().double())
         return cls(*(values.cpu().numpy() for values in given))
 
     @property

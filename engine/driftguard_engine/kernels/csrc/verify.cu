@@ -103,7 +103,7 @@ template <typename Logit> __device__ __forceinline__ void accept(const Chain<Log
     const int step = threadIdx.x;
     const bool drafted = step < chain.length;
     const bool no_target = step <= chain.length && !chain.p.has_law(chain.p_law + step);
-    const bool reads_draft = drafted && chain.scale != 0.0f && chain.draft != nullptr;
+    const bool reads_draft = drafted && chain.scale != 0.0f && chain.draft != nullptr && chain.known(step);
     const bool no_draft = reads_draft && !chain.q.has_law(chain.q_law + step);
     const u32 without_target = __ballot_sync(FULL_WARP, no_target);
     const u32 without_draft = __ballot_sync(FULL_WARP, no_draft);
