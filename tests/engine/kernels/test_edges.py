@@ -181,6 +181,14 @@ def test_a_row_of_many_tiles(module: Module) -> None:
     assert space.accepted.tolist() == [0, 0]
 
 
+def test_the_largest_vocabulary(module: Module) -> None:
+    """More tiles than a warp has lanes; the greedy choice in the last one, the nucleus among 2,048 shares."""
+    given = case(2, 0, 262_144, shaping_of(2, [0.0, 0.5], [0], [1.0, 0.7]))
+    given.target[0, 0, -3:] = 50.0
+    space = check(module, replace(given, draft=None))
+    assert int(space.tokens[0, 0]) == 262_141
+
+
 def test_a_row_alone_is_a_row_in_a_batch(module: Module) -> None:
     rows = 7
     shaping = shaping_of(rows, [1.0, 0.0, 0.7], [0, 0, 0, 0, 9], [1.0, 1.0, 1.0, 0.6])
@@ -267,6 +275,7 @@ FLAT, STEEP = 0.01, 3.0
         (5000, STEEP, 4500, 0.9, "whole, the k being too many"),
         (5000, 0.0, 7, 1.0, "whole, for ties"),
         (5000, 0.0, 7, 0.5, "whole, for ties"),
+        (5000, 0.0, 7, 0.9, "whole, for ties"),
     ],
 )
 def test_cutoffs(module: Module, size: int, spread: float, top_k: int, top_p: float, way: str) -> None:

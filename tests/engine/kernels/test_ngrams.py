@@ -62,22 +62,24 @@ def test_drafts_are_those_of_the_index(module: Module, seed: int) -> None:
 def test_by_hand(module: Module) -> None:
     rows = [
         [7, 8, 9, 1, 7, 8, 5, 7, 8],  # the later of two matches
+        [6, 1, 6, 2, 8, 6],  # what lies before the row, the 8 above, belongs to no match
         [1, 2, 3, 9, 2, 4, 1, 2],  # the longer match before the later one
         [4, 4, 4, 4, 4, 4, 4, 4],  # overlaps its own end
         [6, 1, 2, 6, 1, 2, 6, 1],  # goes round
         [1, 2, 3, 4, 5, 6, 7, 8],  # nothing occurs twice
     ]
-    token_ids = torch.tensor([[*row, 0][:9] for row in rows])
-    lengths = torch.tensor([9, 8, 8, 8, 8], dtype=torch.int32)
+    token_ids = torch.tensor([row + [0] * (9 - len(row)) for row in rows])
+    lengths = torch.tensor([9, 6, 8, 8, 8, 8], dtype=torch.int32)
     tokens, counts = by_kernel(module, token_ids, lengths, 1, 3, 4, 0)
     assert tokens.tolist() == [
         [5, 7, 8, 5],
+        [2, 8, 6, 2],
         [3, 9, 2, 4],
         [4, 4, 4, 4],
         [2, 6, 1, 2],
         [-1, -1, -1, -1],
     ]
-    assert counts.tolist() == [4, 4, 4, 4, 0]
+    assert counts.tolist() == [4, 4, 4, 4, 4, 0]
 
 
 def test_rows_apart_and_a_long_sequence(module: Module) -> None:
