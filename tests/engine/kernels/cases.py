@@ -134,6 +134,7 @@ def run(launcher: Launcher, given: Case, device: torch.device, blocks_per_row: i
     """Drafts drawn and verified by the kernels; `outcome_of` reads the workspace."""
     batch, drafts, size = given.draft.shape
     space = Workspace.empty(batch, drafts, size, device)
+    spoil(space)
     target, draft = (apart(logits.to(device), given.padding) for logits in (given.target, given.draft))
     settings = Settings.of(given.shaping, given.noise, size, device)
     if given.certain:
@@ -148,6 +149,14 @@ def run(launcher: Launcher, given: Case, device: torch.device, blocks_per_row: i
     launches.verify(launcher, target, offered, lengths, settings, space, blocks_per_row)
     assert int(space.row_arrivals.abs().max()) == int(space.arrivals.abs().max()) == 0
     return space
+
+
+def spoil(space: Workspace) -> None:
+    """Nonsense where a kernel must not read before one has written."""
+    of_laws = [getattr(table, name) for table in (space.target, space.draft) for name in LawTable.__slots__]
+    rest = (space.tile_masses, space.draft_tokens, space.tokens, space.accepted, space.status)
+    for values in (*of_laws, *rest):
+        values.fill_(torch.nan if values.is_floating_point() else 7_777_777)
 
 
 def apart(logits: Tensor, padding: int) -> Tensor:

@@ -7,47 +7,54 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from driftguard_engine.kernels import launches, reference
+from driftguard_engine.kernels import launches
 from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.exp2 import fused_exp2
-from driftguard_engine.kernels.launches import Launcher, Workspace
+from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
 from driftguard_engine.kernels.launching import Argument, Size
 from torch import Tensor
 
-from tests.engine.kernels.cases import (
-    CPU,
-    Case,
-    assert_equal_to_reference,
-    noise_of,
-    padded,
-    related_logits,
-    run,
-    shaping_of,
-)
+from tests.engine.kernels import cases
+from tests.engine.kernels.cases import Case, answer, assert_equal_to_reference, cycle
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
 
+CPU = torch.device("cpu")
 INF = torch.inf
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 HUGE = 2**40
 
 
+def shaping_of(
+    rows: int, temperature: Sequence[float], top_k: Sequence[int] = (0,), top_p: Sequence[float] = (1.0,)
+) -> Shaping:
+    """Each cycled over the rows."""
+    of_rows = (cycle(list(values), rows) for values in (temperature, top_k, top_p))
+    return Shaping.of(*of_rows)
+
+
 def case(rows: int, drafts: int, size: int, shaping: Shaping | None = None) -> Case:
-    target, draft = related_logits(rows, drafts, size)
-    shaping = shaping or shaping_of(rows, [1.0], [0], [1.0])
-    return Case(target, draft, torch.full((rows,), drafts), shaping, noise_of(rows))
+    """Logits in float32; every draft is offered."""
+    given = cases.case(rows, drafts, size)
+    shaping = shaping or shaping_of(rows, [1.0])
+    return replace(given, shaping=shaping, lengths=torch.full((rows,), drafts))
 
 
 def in_type(given: Case, dtype: torch.dtype) -> Case:
-    return replace(
-        given, target=given.target.to(dtype), draft=None if given.draft is None else given.draft.to(dtype)
-    )
+    return replace(given, target=given.target.to(dtype), draft=given.draft.to(dtype))
 
 
 def check(module: Module, given: Case, context: str = "", seed: int = 0) -> Workspace:
-    space = run(Emulated(module, seed), given)
+    space = cases.run(Emulated(module, seed), given, CPU)
     assert_equal_to_reference(given, space, context)
     return space
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 4095, 4096, 4097, 12_301])
+def test_rows_that_start_anywhere(module: Module, size: int, dtype: torch.dtype) -> None:
+    padding = {torch.bfloat16: 3, torch.float16: 5, torch.float32: 1}[dtype]
+    given = replace(cases.case(3, 1, size, dtype), padding=padding)
+    check(module, given, f"V={size}, {dtype}", seed=2)
 
 
 @DTYPES
@@ -69,16 +76,32 @@ def test_a_top_p_that_float32_cannot_tell_from_1_is_off() -> None:
     assert shaping.top_p.tolist() == asked.float().tolist()
 
 
-def test_no_drafts_and_rows_apart(module: Module) -> None:
+def single_rows(logits: Tensor) -> Tensor:
+    """[B, 1, V], rows of the batch apart, which the stride of the steps does not say."""
+    rows = torch.full((len(logits), logits.shape[2] + 7), torch.nan)[:, :-7]
+    rows.copy_(logits[:, 0])
+    return rows.unsqueeze(1)
+
+
+@pytest.mark.parametrize("drafts", [0, 1])
+def test_single_rows_apart(module: Module, drafts: int) -> None:
     shaping = shaping_of(5, [1.0, 0.0, 0.6], [0, 0, 0, 4], [1.0, 1.0, 1.0, 1.0, 0.5])
-    given = case(5, 0, 501, shaping)
-    for target in (given.target, padded(given.target, 3), padded(given.target[:, 0], 7).unsqueeze(1)):
-        check(module, replace(given, target=target, draft=None), f"strides {target.stride()}")
+    given = case(5, drafts, 501, shaping)
+    if drafts:
+        given = replace(given, draft=single_rows(given.draft))
+    else:
+        given = replace(given, target=single_rows(given.target))
+    space = Workspace.empty(5, drafts, 501, CPU)
+    cases.spoil(space)
+    settings = Settings.of(shaping, given.noise, 501, CPU)
+    if drafts:
+        launches.draw_drafts(Emulated(module), given.draft[:, 0], settings, space, 0)
+    launches.verify(Emulated(module), given.target, given.draft, given.lengths.int(), settings, space)
+    assert_equal_to_reference(given, space, f"K={drafts}")
 
 
 def test_as_many_drafts_as_there_may_be(module: Module) -> None:
-    given = case(4, launches.MOST_DRAFTS, 40, shaping_of(4, [0.7, 0.0], [0], [1.0]))
-    assert given.draft is not None
+    given = case(4, launches.MOST_DRAFTS, 40, shaping_of(4, [0.7, 0.0]))
     given.target[:2, :-1] = given.draft[:2] = 60 * given.target[:2, :-1]  # nothing is rejected
     space = check(module, replace(given, lengths=torch.tensor([31, 31, 30, 1])))
     assert space.accepted[:2].tolist() == [31, 31]
@@ -88,10 +111,11 @@ def test_as_many_drafts_as_there_may_be(module: Module) -> None:
 
 def test_ids_that_the_vocabulary_lacks(module: Module) -> None:
     size = 77
-    given = case(12, 2, size, shaping_of(12, [1.0, 0.0], [0, 0, 5], [1.0])).drafted()
-    assert given.tokens is not None
+    given = case(12, 2, size, shaping_of(12, [1.0, 0.0], [0, 0, 5]))
+    tokens = given.target[:, :2].argmax(-1)
     bad = [-1, size, HUGE, -(2**40), 2**32, 2**31]
-    given.tokens[torch.arange(12), torch.arange(12) % 2] = torch.tensor(bad * 2)
+    tokens[torch.arange(12), torch.arange(12) % 2] = torch.tensor(bad * 2)
+    given = replace(given, tokens=tokens)
     space = check(module, given)
     assert bool((space.accepted <= torch.arange(12) % 2).all())
     # What is beyond a row's length is not even looked at.
@@ -109,7 +133,7 @@ def test_certain_drafts(module: Module, dtype: torch.dtype) -> None:
     given.target[4, 0, tokens[4, 0]] = 60  # what it is certain of has nearly all mass
     given.target[5, 0] = -INF
     given.target[5, 0, tokens[5, 0]] = 0  # or all of it
-    check(module, replace(given, draft=None, tokens=tokens))
+    check(module, replace(given, certain=True, tokens=tokens))
 
 
 @pytest.mark.parametrize("size", [1, 64, 4500])
@@ -121,29 +145,25 @@ def test_equal_logits_and_a_single_one(module: Module, size: int) -> None:
     given.target[:, 0] = 3.5
     given.target[:, 1] = -INF
     given.target[:, 1, -1] = -2.0
-    assert given.draft is not None
     given.draft[:] = given.target[:, :1]
     check(module, given)
 
 
 def test_both_zeros_are_one_logit(module: Module) -> None:
-    given = case(4, 1, 40, shaping_of(4, [1.0, 0.0], [3, 0], [1.0, 0.5]))
+    given = case(4, 1, 40, shaping_of(4, [1.0, 0.0, 1.0], [3, 0], [1.0, 0.5]))
     given.target[:] = -1.0
     given.target[..., 5:15:2], given.target[..., 4:15:2] = 0.0, -0.0
-    assert given.draft is not None
     given.draft[:] = given.target[:, :1]
     check(module, given)
 
 
 def test_an_empty_residual_leaves_the_target_s_law(module: Module) -> None:
     size = 9001
-    target, _ = related_logits(4, 1, size)
-    target[:, 0, 17] = -INF
-    shaping = shaping_of(4, [1.0, 0.7], [0, 0, 20, 0], [1.0, 1.0, 1.0, 0.9])
-    one, tokens = torch.ones(4, dtype=torch.int64), torch.full((4, 1), 17)
-    given = Case(target, target[:, :1].clone(), one, shaping, noise_of(4), tokens)
+    given = case(4, 1, size, shaping_of(4, [1.0, 0.7], [0, 0, 20, 0], [1.0, 1.0, 1.0, 0.9]))
+    given.target[:, 0, 17] = -INF
+    given = replace(given, draft=given.target[:, :1].clone(), tokens=torch.full((4, 1), 17))
     for seed in (0, 1):
-        space = run(Shared(Emulated(module, seed), 4), given)
+        space = cases.run(Shared(Emulated(module, seed), 4), given, CPU)
         assert_equal_to_reference(given, space, f"order {seed}")
         assert not bool(space.accepted.any())
         assert 17 not in space.tokens[:, 0]
@@ -164,9 +184,9 @@ class Shared:
 
 @pytest.mark.parametrize("blocks", [1, 2, 4, 16])
 def test_blocks_that_share_a_row_change_nothing(module: Module, blocks: int) -> None:
-    given = case(5, 1, 4500, shaping_of(5, [1.0, 1.0, 0.0, 1.0], [0, 10, 0, 0], [1.0]))
+    given = case(5, 1, 4500, shaping_of(5, [1.0, 1.0, 0.0, 1.0], [0, 10, 0, 0]))
     given.target[1:4, 0].neg_()  # the draft is wrong
-    space = run(Shared(Emulated(module, blocks), blocks), given)
+    space = cases.run(Shared(Emulated(module, blocks), blocks), given, CPU)
     assert_equal_to_reference(given, space, f"{blocks} blocks")
     assert space.accepted[1:4].tolist() == [0, 0, 0]
 
@@ -176,7 +196,7 @@ def test_a_row_of_many_tiles(module: Module) -> None:
     given = case(2, 1, 18 * 4096 - 5)
     given.target[:, 0].neg_()
     for blocks in (1, 16):
-        space = run(Emulated(module, blocks), given, blocks_per_row=blocks)
+        space = cases.run(Emulated(module, blocks), given, CPU, blocks_per_row=blocks)
         assert_equal_to_reference(given, space, f"{blocks} blocks")
     assert space.accepted.tolist() == [0, 0]
 
@@ -185,7 +205,7 @@ def test_the_largest_vocabulary(module: Module) -> None:
     """More tiles than a warp has lanes; the greedy choice in the last one, the nucleus among 2,048 shares."""
     given = case(2, 0, 262_144, shaping_of(2, [0.0, 0.5], [0], [1.0, 0.7]))
     given.target[0, 0, -3:] = 50.0
-    space = check(module, replace(given, draft=None))
+    space = check(module, given)
     assert int(space.tokens[0, 0]) == 262_141
 
 
@@ -193,19 +213,17 @@ def test_a_row_alone_is_a_row_in_a_batch(module: Module) -> None:
     rows = 7
     shaping = shaping_of(rows, [1.0, 0.0, 0.7], [0, 0, 0, 0, 9], [1.0, 1.0, 1.0, 0.6])
     given = replace(case(rows, 3, 4200, shaping), lengths=torch.arange(rows) % 4)
-    together = run(Emulated(module), given)
+    together = cases.run(Emulated(module), given, CPU)
     for row in (0, 3, 4, 6):
-        alone = run(Emulated(module, row), given.rows(slice(row, row + 1)))
+        alone = cases.run(Emulated(module, row), given.rows(torch.tensor([row])), CPU)
         for name in ("draft_tokens", "tokens", "accepted"):
             assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row]), f"{name} of row {row}"
 
 
 def with_laws_missing(given: Case) -> tuple[Case, list[int]]:
     """The same with logits that have no law, and the status that each row must get."""
-    target, draft = given.target.clone(), given.draft
-    assert draft is not None
-    assert given.tokens is not None
-    draft, tokens = draft.clone(), given.tokens.clone()
+    target, draft = given.target.clone(), given.draft.clone()
+    tokens = cases.drawn_by_reference(given)
     target[0, 0, -1] = torch.nan
     target[1, 2, 3] = INF  # after the last draft
     target[2, 1] = -INF
@@ -226,75 +244,22 @@ def test_rows_without_a_law_harm_no_other_row(module: Module, size: int, dtype: 
     rows = 10
     shaping = shaping_of(rows, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0], [0, 5, 3], [1.0, 0.9])
     healthy = replace(case(rows, 2, size, shaping), lengths=torch.tensor([2, 2, 2, 2, 2, 1, 2, 2, 2, 2]))
-    given, status = with_laws_missing(in_type(healthy, dtype).drafted())
-    space = run(Emulated(module, 1), given)
+    given, status = with_laws_missing(in_type(healthy, dtype))
+    space = cases.run(Emulated(module, 1), given, CPU)
     assert space.status.tolist() == status
     lawless = space.status > 0
     assert bool((space.tokens[lawless] == -1).all())
     assert bool((space.accepted[lawless] == -1).all())
-    tokens, accepted = reference.verify_chain(given.chain(), fused_exp2)
-    assert torch.equal(space.tokens[~lawless], tokens[~lawless])
-    assert torch.equal(space.accepted[~lawless], accepted[~lawless].int())
+    known = answer(given)
+    assert torch.equal(space.tokens[~lawless], known.tokens[~lawless])
+    assert torch.equal(space.accepted[~lawless], known.accepted[~lawless].int())
 
 
 def test_a_draft_without_a_law_draws_nothing(module: Module) -> None:
-    given = case(4, 1, 50, shaping_of(4, [1.0, 0.0], [0, 0, 3], [1.0]))
+    given = case(4, 1, 50, shaping_of(4, [1.0, 0.0], [0, 0, 3]))
     space, logits = Workspace.empty(4, 1, 50, CPU), given.draft
-    assert logits is not None
+    settings = Settings.of(given.shaping, given.noise, 50, CPU)
     logits[0, 0, 7], logits[1, 0, 8], logits[2, 0] = torch.nan, torch.nan, -INF
-    launches.draw_drafts(Emulated(module), logits[:, 0], given.settings, space, 0)
+    launches.draw_drafts(Emulated(module), logits[:, 0], settings, space, 0)
     assert space.draft_tokens[:3, 0].tolist() == [-1, -1, -1]
     assert int(space.draft_tokens[3, 0]) == int(logits[3, 0].argmax())
-
-
-# --- where top-k and top-p end: three ways to find it ------------------------------------------------------
-
-
-def logits_at_hand(row: Tensor, rank: int) -> int:
-    """How many reach the `rank`-th largest of the maxima of the lanes' shares of tiles."""
-    size = -(-len(row) // 4096) * 4096
-    whole = torch.full((size,), -INF)
-    whole[: len(row)] = row
-    shares = whole.view(-1, 16, 32, 8).amax((1, 3)).flatten()
-    return int((row >= shares.topk(rank).values[-1]).sum()) if rank <= len(shares) else len(row)
-
-
-FITS = 4096
-FLAT, STEEP = 0.01, 3.0
-
-
-@pytest.mark.parametrize(
-    ("size", "spread", "top_k", "top_p", "way"),
-    [
-        (4096, FLAT, 0, 0.95, "all of it"),
-        (4096, STEEP, 4095, 0.5, "all of it"),
-        (9000, STEEP, 40, 1.0, "by shares"),
-        (9000, STEEP, 40, 0.8, "by shares"),
-        (9000, STEEP, 0, 0.5, "by shares"),
-        (9000, FLAT, 0, 0.95, "whole, the nucleus being too large"),
-        (5000, STEEP, 4500, 0.9, "whole, the k being too many"),
-        (5000, 0.0, 7, 1.0, "whole, for ties"),
-        (5000, 0.0, 7, 0.5, "whole, for ties"),
-        (5000, 0.0, 7, 0.9, "whole, for ties"),
-    ],
-)
-def test_cutoffs(module: Module, size: int, spread: float, top_k: int, top_p: float, way: str) -> None:
-    target, _ = related_logits(2, 0, size)
-    given = case(2, 0, size, shaping_of(2, [1.0], [top_k], [top_p]))
-    given = replace(given, target=(target[:1] * spread).expand(2, -1, -1).contiguous(), draft=None)
-    if spread == 0:
-        given.target[:, 0, 4000:4003] = 1.0  # and some above the tie
-    row = given.target[0, 0]
-    probability = (row.double() if not top_k else row.double().topk(top_k).values).softmax(-1)
-    nucleus = int((probability.sort(descending=True).values.cumsum(-1) < top_p).sum()) + 1
-    shares = 32 * -(-size // 4096)
-    at_hand = logits_at_hand(row, top_k or min(512, shares * 7 // 8))
-    expected = {
-        "all of it": size <= FITS,
-        "by shares": size > FITS and at_hand <= FITS and (top_k > 0 or nucleus < at_hand),
-        "whole, the nucleus being too large": size > FITS and at_hand < nucleus,
-        "whole, the k being too many": size > FITS and top_k > FITS,
-        "whole, for ties": size > FITS and at_hand > FITS and top_k == 7,
-    }
-    assert expected[way]
-    check(module, given, way)

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+import torch
 from driftguard_engine.kernels import self_test
 from driftguard_engine.kernels.compiler import KernelsUnavailable
 from driftguard_engine.kernels.launches import Launcher
 from driftguard_engine.kernels.launching import Argument, Size
 from torch import Tensor
 
-from tests.engine.kernels.cases import CPU
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
