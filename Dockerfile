@@ -25,7 +25,7 @@ ARG TORCH_INDEX_URL=""
 RUN if [ -n "$TORCH_INDEX_URL" ]; then \
       /opt/driftguard/bin/pip install --no-cache-dir --index-url "$TORCH_INDEX_URL" 'torch>=2.11'; \
     fi \
- && /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard-*.whl)[proxy,otlp,engine]"
+ && /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard-*.whl)[proxy,otlp,engine,cuda]"
 
 FROM python:3.12-slim-bookworm AS runtime
 # HOME: what the engine keeps while the sidecar is away, and what it takes from a hub, is on the volume too.

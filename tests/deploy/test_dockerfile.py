@@ -89,7 +89,7 @@ def test_the_sidecar_is_the_default_and_has_no_torch() -> None:
     (install,) = [value for _, value in STAGES["sidecar-packages"] if "pip install" in value]
     assert "[proxy,otlp]" in install
     (install,) = [value for _, value in STAGES["engine-packages"] if "pip install" in value]
-    assert "[proxy,otlp,engine]" in install
+    assert "[proxy,otlp,engine,cuda]" in install
 
 
 def test_the_environment_of_the_images_is_taken_as_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,12 +73,15 @@ def test_the_wheel_brings_its_pages_runbooks_and_migrations(sidecar: httpx.Clien
     assert sidecar.get("/api/v1/openapi.json").json() == described
 
 
-def test_the_wheel_brings_the_bundled_pair(installed: Path) -> None:
-    bundled = ROOT / "engine" / "driftguard_engine" / "bundled"
-    brought = installed / "driftguard_engine" / "bundled"
-    committed = {file.relative_to(bundled) for file in bundled.rglob("*") if file.is_file()}
+@pytest.mark.parametrize(
+    ("directory", "one"), [("bundled", "draft/model.safetensors"), ("kernels/csrc", "verify.cu")]
+)
+def test_the_wheel_brings_what_the_engine_reads(installed: Path, directory: str, one: str) -> None:
+    wanted = ROOT / "engine" / "driftguard_engine" / directory
+    brought = installed / "driftguard_engine" / directory
+    committed = {file.relative_to(wanted) for file in wanted.rglob("*") if file.is_file()}
     assert {file.relative_to(brought) for file in brought.rglob("*") if file.is_file()} == committed
-    assert Path("draft/model.safetensors") in committed
+    assert Path(one) in committed
 
 
 def test_the_command_is_the_wheels(installed: Path, tmp_path: Path) -> None:
