@@ -10,6 +10,8 @@ from tests.alerts.committed import ALERTMANAGER, RULES, load, rules
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3_600}
 
+LEAST_GROUP_WAIT = 500  # ms: a busy machine takes that long to take in the alerts of one group
+
 
 def hastened_rules(times: float) -> str:
     """The committed rules with every `for`, `keep_firing_for` and interval of a group divided by `times`.
@@ -29,12 +31,16 @@ def hastened_alertmanager(times: float, receiver: str) -> str:
         for webhook in named.get("webhook_configs", ()):
             webhook["url"] = f"{receiver}/watchdog"
     for route in (document["route"], *document["route"]["routes"]):
-        _hasten(route, ("group_wait", "group_interval", "repeat_interval"), times)
+        _hasten(route, ("group_interval", "repeat_interval"), times)
+        _hasten(route, ("group_wait",), times, least_milliseconds=LEAST_GROUP_WAIT)
     return yaml.safe_dump(document)
 
 
-def _hasten(item: dict[str, Any], keys: tuple[str, ...], times: float) -> None:
+def _hasten(
+    item: dict[str, Any], keys: tuple[str, ...], times: float, *, least_milliseconds: int = 0
+) -> None:
     for key in keys:
         if key in item:
             seconds = int(item[key][:-1]) * _UNIT_SECONDS[item[key][-1]]
-            item[key] = f"{round(1_000 * seconds / times)}ms"
+            hastened = max(round(1_000 * seconds / times), least_milliseconds if seconds else 0)
+            item[key] = f"{hastened}ms"
