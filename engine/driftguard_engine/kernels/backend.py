@@ -30,10 +30,6 @@ class Backend:
     launcher: Launcher | None
     fallback: str | None = None
 
-    @property
-    def name(self) -> str:
-        return "reference" if self.launcher is None else "cuda"
-
 
 @cache
 def backend_of(device: torch.device) -> Backend:

@@ -96,12 +96,6 @@ class Laws:
     def first(self, steps: int) -> Laws:
         return Laws(self.scale, *(values[:, :steps] for values in self._of_steps()))
 
-    def probabilities(self, logits: Singles, exp2: Exp2 = numpy_exp2) -> Singles:
-        """[B, S, V] of the logits that the laws were made of."""
-        tokens = np.arange(logits.shape[-1])
-        reciprocal = (1 / self.normaliser).astype(np.float32)
-        return self.weigh(logits, tokens, exp2) * reciprocal[..., np.newaxis]
-
     def _of_steps(self) -> tuple[NDArray[Any], ...]:
         return self.peak, self.normaliser, self.cut, self.cut_token, self.tile_mass
 

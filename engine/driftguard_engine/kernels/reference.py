@@ -108,10 +108,8 @@ class _Arrays:
 
     @classmethod
     def of(cls, chain: Chain) -> _Arrays:
-        tokens, lengths = chain.draft_tokens.cpu().numpy(), chain.draft_lengths.cpu().numpy()
-        known = (tokens >= 0) & (tokens < chain.target_logits.shape[-1])
-        proposed = known & (np.arange(tokens.shape[1]) < lengths[:, np.newaxis])
         target, draft = _singles(chain.target_logits), _singles(chain.draft_logits)
+        tokens, proposed = chain.draft_tokens.cpu().numpy(), chain.proposed.cpu().numpy()
         return cls(target, draft, tokens, proposed, chain.shaping, chain.noise)
 
     def rows(self, index: Index) -> _Arrays:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from driftguard_engine.kernels.distribution import Shaping, laws
 from driftguard_engine.kernels.inverse_cdf import pick
 from driftguard_engine.kernels.philox import RandomWords
 from driftguard_engine.kernels.tiles import TILE
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from tests.engine.verify.engine_laws import probabilities
 from tests.engine.verify.laws import law_of
 
 # Few distinct values, so that ties are the rule; some tokens ruled out.
@@ -26,11 +26,7 @@ TOP_P = st.sampled_from([0.0, 1e-9, 0.0613, 0.3217, 0.6841, 0.8899, 0.99713, 1.0
 
 
 def law(logits: Tensor, temperature: float, top_k: int, top_p: float) -> list[float]:
-    shaping = Shaping.of(
-        torch.tensor([temperature]), torch.tensor([top_k]), torch.tensor([top_p], dtype=torch.float64)
-    )
-    row = logits.reshape(1, 1, -1)
-    found: list[float] = laws(row.numpy(), shaping).probabilities(row.numpy())[0, 0].tolist()
+    found: list[float] = probabilities(logits.unsqueeze(0), temperature, top_k, top_p)[0].tolist()
     return found
 
 
@@ -91,8 +87,7 @@ def test_rare_tokens_keep_their_probability() -> None:
     size, rows = 150_000, 1_000
     logits = torch.full((1, 1, size), float(torch.log(torch.tensor(0.1 / (size - 1)))))
     logits[0, 0, 70_000] = torch.log(torch.tensor(0.9))
-    shaping = Shaping.of(torch.ones(1), torch.zeros(1, dtype=torch.int64), torch.ones(1))
-    p = laws(logits.numpy(), shaping).probabilities(logits.numpy())[0, 0].astype(np.float64)
+    p = probabilities(logits[0], temperature=1.0)[0].double()
     assert float(p[70_000]) == pytest.approx(0.9, rel=1e-6)
     assert float(p.sum()) == pytest.approx(1, abs=1e-6)
     drawn = drawn_from(logits[0, 0], rows)

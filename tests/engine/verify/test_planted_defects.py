@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 import torch
-from driftguard_engine.kernels.distribution import Shaping, laws
 from driftguard_engine.verify import sample_draft, verify_chain
 from torch import Tensor
 
 from tests.engine.verify.broken import Mistake, PlainVerifier, argmax_sampler, gumbel_sampler
+from tests.engine.verify.engine_laws import probabilities
 from tests.engine.verify.laws import Sampler, Scenario, assert_lossless, assert_precise, draw, scenario
 
 ROWS = 200_000
@@ -57,18 +57,10 @@ def test_checker_catches_a_greedy_draft_with_a_soft_q() -> None:
 
 
 def test_probabilities_in_bfloat16_are_caught_and_the_engines_are_exact() -> None:
-    def engine(logits: Tensor, temperature: float) -> Tensor:
-        rows = len(logits)
-        shaping = Shaping.of(
-            torch.full((rows,), temperature), torch.zeros(rows, dtype=torch.long), torch.ones(rows)
-        )
-        steps = logits.unsqueeze(1).numpy()
-        return torch.from_numpy(laws(steps, shaping).probabilities(steps)).squeeze(1)
-
     def rounded(logits: Tensor, temperature: float) -> Tensor:
-        return engine(logits, temperature).bfloat16()
+        return probabilities(logits, temperature).bfloat16()
 
-    assert_precise(engine, seed=SEED)
+    assert_precise(probabilities, seed=SEED)
     with pytest.raises(AssertionError, match="relative error"):
         assert_precise(rounded, seed=SEED)
 

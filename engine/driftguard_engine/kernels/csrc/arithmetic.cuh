@@ -18,7 +18,7 @@ constexpr int TILE = CHUNKS * CHUNK;  // elements summed together, in an order t
 
 constexpr float INF = __builtin_bit_cast(float, 0x7f800000u);
 constexpr float LEAST_POWER = -125.0f;
-constexpr int FIXED_BITS = 40;  // behind the point of a weight, where weights are added as integers
+constexpr float FIXED_ONE = 0x1p40f;  // a weight of 1, where weights are added as integers
 constexpr int MASS_BITS = 44;   // of the largest mass among those that an index is picked from
 
 // Logits as they lie in memory, by the bits that hold them.
@@ -140,21 +140,13 @@ __device__ __forceinline__ float weight_of(float logit, float peak, float scale)
 }
 
 __device__ __forceinline__ u64 fixed_weight(float weight) {
-    return __float2ull_rz(__fmul_rn(weight, 0x1p40f));  // FIXED_BITS
+    return __float2ull_rz(__fmul_rn(weight, FIXED_ONE));
 }
 
 // Sum over the warp, by halves: lane i and lane i + 16, then + 8, ... The same bits in every lane.
 template <typename Number> __device__ __forceinline__ Number sum_by_halves(Number value) {
 #pragma unroll
     for (int other = WARP / 2; other > 0; other /= 2) value += __shfl_xor_sync(FULL_WARP, value, other);
-    return value;
-}
-
-__device__ __forceinline__ float warp_max(float value) {
-#pragma unroll
-    for (int other = WARP / 2; other > 0; other /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, other));
-    }
     return value;
 }
 

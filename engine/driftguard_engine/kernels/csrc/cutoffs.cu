@@ -33,7 +33,7 @@ struct Asked {
 struct Cut {
     float logit;
     int token;
-    u64 kept;  // sum of the weights that stay, FIXED_BITS behind the point
+    u64 kept;  // sum of the weights that stay, in units of 1 / FIXED_ONE
 };
 
 template <typename Logit> struct Row {
@@ -171,7 +171,7 @@ __device__ __forceinline__ bool cut_among(const Row<Logit>& row, const Asked& as
     __syncthreads();
     int count = limit;
     if (asked.top_p < 1.0) {
-        const double total = asked.limited() ? static_cast<double>(scratch.total) : __dmul_rn(row.normaliser, 0x1p40);
+        const double total = asked.limited() ? static_cast<double>(scratch.total) : __dmul_rn(row.normaliser, FIXED_ONE);
         const double goal = __dmul_rn(asked.top_p, total);
         int below = 0;
 #pragma unroll
@@ -257,7 +257,7 @@ template <typename Logit> __device__ __forceinline__ void cut_by_search(const Ro
     u32 staying = limit - higher.count;
     if (asked.top_p < 1.0) {
         const double total = asked.limited() ? static_cast<double>(higher.mass + staying * row.weight(key))
-                                             : __dmul_rn(row.normaliser, 0x1p40);
+                                             : __dmul_rn(row.normaliser, FIXED_ONE);
         const double goal = __dmul_rn(asked.top_p, total);
         // The likeliest token always stays, also where its weight is not asked for.
         const u32 last = search(
@@ -316,7 +316,7 @@ __device__ __forceinline__ void row_cutoffs(
     if (!found) cut_by_search(row, asked, scratch);
     if (threadIdx.x == 0) {
         cuts[law] = scratch.cut.logit, cut_tokens[law] = scratch.cut.token;
-        normalisers[law] = __dmul_rn(static_cast<double>(scratch.cut.kept), 0x1p-40);
+        normalisers[law] = __dmul_rn(static_cast<double>(scratch.cut.kept), 1.0 / FIXED_ONE);
     }
 }
 

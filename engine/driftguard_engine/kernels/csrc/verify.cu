@@ -171,8 +171,9 @@ __device__ __forceinline__ bool add_own_token(
     const Chain<Logit>& chain, float* tile_masses, u32* arrivals, Scratch& scratch, int& own
 ) {
     const int step = scratch.accepted, tiles = (chain.size + TILE - 1) / TILE;
+    const float* summed = chain.p.tile_masses + (chain.p_law + step) * tiles;  // of p, by statistics.cu
     Masses<Logit> masses = own_masses(chain, step);
-    TileMasses of_tiles = {chain.p.tile_masses + (chain.p_law + step) * tiles, tile_masses};
+    TileMasses of_tiles = {summed, tile_masses};
     int first = static_cast<int>(blockIdx.y) * DRAW_WARPS, apart = static_cast<int>(gridDim.y) * DRAW_WARPS;
     if (!masses.residual && !masses.target.is_cut() && blockIdx.y != 0) return false;
 #pragma unroll 1  // twice only where p = q up to rounding leaves the residual empty: then p is the law to draw from
@@ -185,7 +186,7 @@ __device__ __forceinline__ bool add_own_token(
         for (int tile = threadIdx.x; tile < tiles; tile += DRAW_THREADS) some = some || of_tiles.anew[tile] > 0.0f;
         if (__syncthreads_or(some)) break;
         masses.residual = false;
-        of_tiles.summed = chain.p.tile_masses + (chain.p_law + step) * tiles;
+        of_tiles.summed = summed;
         first = 0, apart = DRAW_WARPS;  // by this block alone
     }
     const RandomWords words = random_words(chain.seed, chain.position + step, RESIDUAL);

@@ -1,0 +1,21 @@
+"""The laws by which the engine draws and verifies, as probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from driftguard_engine.kernels.distribution import Shaping, laws
+from driftguard_engine.kernels.exp2 import numpy_exp2
+from torch import Tensor
+
+
+def probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Of logits [N, V], float32 [N, V]."""
+    rows, size = logits.shape
+    shaping = Shaping.of(
+        torch.full((rows,), temperature), torch.full((rows,), top_k), torch.full((rows,), top_p)
+    )
+    steps = logits.numpy()[:, np.newaxis]
+    law = laws(steps, shaping)
+    weights = law.weigh(steps, np.arange(size), numpy_exp2)
+    return torch.from_numpy(weights / law.normaliser[..., np.newaxis].astype(np.float32)).squeeze(1)
