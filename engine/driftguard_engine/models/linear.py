@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+from driftguard_engine.kernels import layers
 
 MINIMUM_ROWS = 2
 _PACKING_ROWS_HINT = 16
@@ -42,6 +45,12 @@ class Linear(Protocol):
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
         """y + other, other [N, out]."""
         ...
+
+
+class Gated(Protocol):
+    """SwiGLU (Shazeer 2020): silu(x Wg^T + bg) * (x Wu^T + bu) for x [N, in], [N, I]."""
+
+    def apply(self, x: Tensor) -> Tensor: ...
 
 
 class PackedLinear:
@@ -99,6 +108,34 @@ class RowwiseLinear(PlainLinear):
     def silu(self, x: Tensor) -> Tensor:
         # Row by row again: the vector and the scalar exponential differ in the last bit.
         return torch.cat([F.silu(row.clone()) for row in torch.split(self.apply(x), 1)])
+
+
+@dataclass(frozen=True, slots=True)
+class GatedPair:
+    """A layer for each factor."""
+
+    gate: Linear
+    up: Linear
+
+    def apply(self, x: Tensor) -> Tensor:
+        return self.up.times(x, self.gate.silu(x))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedProduct:
+    """One matrix product for both factors: half as many kernels to launch."""
+
+    linear: Linear  # [2 I, in]
+
+    def apply(self, x: Tensor) -> Tensor:
+        return layers.gate(self.linear.apply(x))
+
+
+def choose_gated(gate: nn.Linear, up: nn.Linear) -> Gated:
+    if gate.weight.device.type == "cpu":
+        return GatedPair(choose(gate.weight, gate.bias), choose(up.weight, up.bias))
+    bias = None if gate.bias is None else torch.cat([gate.bias, up.bias])
+    return GatedProduct(choose(torch.cat([gate.weight, up.weight]), bias))
 
 
 def choose(weight: Tensor, bias: Tensor | None) -> Linear:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.models import directory as directories
-from driftguard_engine.models import generic, llama
+from driftguard_engine.models import generic, llama, llama_weights
 from driftguard_engine.models.base import TokenModel
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id")
@@ -52,7 +52,7 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
     context = getattr(config.get_text_config(), "max_position_embeddings", None) or placement.max_length
     max_length = min(placement.max_length, context)
     model: TokenModel
-    if placement.lean and llama.supports(config, max_length):
+    if placement.lean and llama_weights.supports(config, max_length):
         model = llama.LeanModel(module, placement.slots, max_length)
     elif generic.supports(config.get_text_config()):
         model = generic.GenericModel(module, placement.slots, max_length)

@@ -10,7 +10,8 @@ from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.generic import supports as generic_supports
-from driftguard_engine.models.llama import LeanModel, supports
+from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama_weights import supports
 from transformers import AutoConfig
 
 from tests.engine.core.tiny import new_module
@@ -65,6 +66,28 @@ def test_the_lean_path_gives_the_logits_of_transformers(kind: str, changes: dict
     module = new_module(kind, seed=1, vocabulary=VOCABULARY, **changes)
     assert supports(module.config, 64)
     torch.testing.assert_close(in_pieces(LeanModel(module, 3, 64)), expected(module), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "changes"), LEAN)
+def test_the_lean_path_on_tensors_gives_the_logits_of_transformers(
+    kind: str, changes: dict[str, Any]
+) -> None:
+    """Prefilled by spans, then decoded in a batch of two slots, a rejected run and beyond the context."""
+    module = new_module(kind, seed=1, vocabulary=VOCABULARY, **changes)
+    model, ids = LeanModel(module, 3, 40, spare=4), SEQUENCE[0].tolist()
+    model.prefill([*ids[:20], *ids[:9]], [Span(2, 0, 20), Span(0, 0, 9)])
+
+    def decode(run: list[list[int]], starts: list[int], slots: list[int]) -> torch.Tensor:
+        return model.decode(torch.tensor(run), torch.tensor(starts), torch.tensor(slots))
+
+    decode([[ids[20], 1, 2, 3], [4, 3, 2, 1]], [20, 9], [2, 0])
+    runs = [
+        decode([ids[9 + at : 13 + at], ids[21 + at : 25 + at]], [9 + at, 21 + at], [0, 2]) for at in (0, 4)
+    ]
+    last = decode([[*ids[29:], 7, 7], ids[17:30]], [29, 17], [2, 0])
+    logits = torch.cat([runs[0][1], runs[1][1], last[0, :11]])
+    torch.testing.assert_close(logits, expected(module), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(last[1, 4:], expected(module)[:9], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "qwen2", "llama"])
