@@ -171,7 +171,7 @@ __device__ __forceinline__ bool add_own_token(
     const Chain<Logit>& chain, float* tile_masses, u32* arrivals, Scratch& scratch, int& own
 ) {
     const int step = scratch.accepted, tiles = (chain.size + TILE - 1) / TILE;
-    const float* summed = chain.p.tile_masses + (chain.p_law + step) * tiles;  // of p, by statistics.cu
+    const double* summed = chain.p.tile_masses + (chain.p_law + step) * tiles;  // of p, by statistics.cu
     Masses<Logit> masses = own_masses(chain, step);
     TileMasses of_tiles = {summed, tile_masses};
     int first = static_cast<int>(blockIdx.y) * DRAW_WARPS, apart = static_cast<int>(gridDim.y) * DRAW_WARPS;
