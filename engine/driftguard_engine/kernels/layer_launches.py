@@ -1,0 +1,90 @@
+"""The functions of `layers` by kernels, into memory that the caller brings: can be captured in a CUDA graph.
+
+Tensors are contiguous, start on 16 bytes and are of one dtype out of `launches.SUFFIXES`, `Rows` apart.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from driftguard_engine.kernels.launches import SUFFIXES, Launcher
+from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
+from driftguard_engine.kernels.tiles import CHUNK, LANES, RUN
+
+_MOST_THREADS, _TURN_THREADS, _GATE_THREADS = 1024, 128, 256  # as in csrc
+
+
+def norm(launcher: Launcher, x: Tensor, by: Norm, normed: Tensor) -> None:
+    """x, normed: [N, hidden], hidden a multiple of 8. Raises ValueError (another hidden)."""
+    _add_and_norm(launcher, x, None, by, None, normed)
+
+
+def add_and_norm(
+    launcher: Launcher, x: Tensor, added: Tensor, by: Norm, total: Tensor, normed: Tensor
+) -> None:
+    """All [N, hidden], hidden a multiple of 8; total may be x. Raises ValueError (another hidden)."""
+    _add_and_norm(launcher, x, added, by, total, normed)
+
+
+def _add_and_norm(
+    launcher: Launcher, x: Tensor, added: Tensor | None, by: Norm, total: Tensor | None, normed: Tensor
+) -> None:
+    rows, hidden = x.shape
+    _expect_multiple("hidden", hidden, RUN)
+    threads = min(_MOST_THREADS, -(-hidden // CHUNK) * LANES)  # a run each, in whole warps
+    launcher.launch(
+        f"add_and_norm_{SUFFIXES[x.dtype]}",
+        (rows, 1, 1),
+        threads,
+        [x, added, by.weight, np.float32(by.epsilon), np.int32(hidden), total, normed],
+    )
+
+
+def turn_and_store(
+    launcher: Launcher,
+    qkv: Tensor,  # [B * T, (H + 2 Hkv) * D]
+    heads: int,
+    head_norm: Norm | None,
+    rows: Rows,
+    cache: KeysValues,
+    queries: Tensor,  # [B, T, H, D]
+) -> None:
+    """What `layers.turn_and_store` returns goes to queries. A token past its slot's end is not stored.
+
+    Raises ValueError (D is no multiple of 16).
+    """
+    _, kv_heads, dim = cache.keys.shape
+    _expect_multiple("the head dimension", dim, 2 * RUN)
+    tokens, all_heads = qkv.shape[0] // len(rows.slots), heads + 2 * kv_heads
+    lanes_per_head = 1 << (dim // (2 * RUN) - 1).bit_length()
+    launcher.launch(
+        f"turn_and_store_{SUFFIXES[qkv.dtype]}",
+        (qkv.shape[0], -(-all_heads * lanes_per_head // _TURN_THREADS), 1),
+        _TURN_THREADS,
+        [
+            *(qkv, np.int32(tokens), np.int32(heads), np.int32(kv_heads), np.int32(dim)),
+            np.int32(lanes_per_head),
+            None if head_norm is None else head_norm.weight,
+            np.float32(0 if head_norm is None else head_norm.epsilon),
+            *(rows.slots, rows.starts, rows.cos, rows.sin, np.int32(len(rows.cos)), np.int32(cache.length)),
+            *(cache.keys, cache.values, queries),
+        ],
+    )
+
+
+def gate(launcher: Launcher, gate_up: Tensor, gated: Tensor) -> None:
+    """gate_up [N, 2 I], gated [N, I], I a multiple of 8. Raises ValueError (another I)."""
+    rows, size = gated.shape
+    _expect_multiple("the size of the gate", size, RUN)
+    launcher.launch(
+        f"gate_{SUFFIXES[gate_up.dtype]}",
+        (-(-rows * size // (RUN * _GATE_THREADS)), 1, 1),
+        _GATE_THREADS,
+        [gate_up, np.int32(rows), np.int32(size), gated],
+    )
+
+
+def _expect_multiple(what: str, size: int, of: int) -> None:
+    if size % of:
+        raise ValueError(f"the kernels need {what} to be a multiple of {of}, not {size}")
