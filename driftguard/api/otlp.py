@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from driftguard.api import examples, otlp_metrics, otlp_spans
+from driftguard.api import examples
 from driftguard.api.auth import require_key
 from driftguard.api.body import read_body
 from driftguard.api.context import Context, get_context
 from driftguard.api.ingest import ParsedBatch, parse_batch
-from driftguard.api.otlp_status import JSON, PROTOBUF, OtlpRoute, media_type, refusals
+from driftguard.api.otlp_encoding import JSON, PROTOBUF
+from driftguard.api.otlp_metrics import METRICS
+from driftguard.api.otlp_spans import TRACES, record_line
+from driftguard.api.otlp_status import OtlpRoute, media_type, refusals
 from driftguard.api.problems import UnsupportedContent
 from driftguard.settings import Settings
 from driftguard.store.partitions import oldest_kept
@@ -46,7 +48,7 @@ def _answers(things: str, rejected: dict[str, str]) -> dict[int | str, dict[str,
     dependencies=[Depends(require_key)],
     response_class=Response,
     responses=_answers("spans", {"rejectedSpans": "1", "errorMessage": "span 1: steps: missing"}),
-    openapi_extra=_body("ExportTraceServiceRequest", examples.SPANS),
+    openapi_extra=_body(TRACES.request, examples.SPANS),
 )
 async def export_traces(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
     """OTLP/HTTP receiver: spans with `driftguard.drafted_tokens` become records, all others are ignored.
@@ -55,16 +57,15 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
     stored; exporting one again is harmless.
     """
     kind, body = await _read(request, context.settings)
-    batch, ignored = await run_in_threadpool(_parse, body, kind == JSON, context.settings, datetime.now(UTC))
+    batch, ignored = await run_in_threadpool(_parse, kind, body, context.settings, datetime.now(UTC))
     context.metrics.otlp_ignored_spans.inc(ignored)
     counted = context.metrics.ingest_records.labels
     counted("refused").inc(len(batch.errors))
     result = await asyncio.wrap_future(context.ingest.submit(batch.records))
     counted("accepted").inc(result.accepted)
     counted("duplicate").inc(result.duplicates)
-    answer = otlp_spans.answer_json if kind == JSON else otlp_spans.answer_protobuf
     told = "; ".join(str(error).replace("line", "span", 1) for error in batch.errors[:REASONS])
-    return Response(answer(len(batch.errors), told), media_type=kind)
+    return Response(TRACES.answer(kind, len(batch.errors), told), media_type=kind)
 
 
 @router.post(
@@ -75,7 +76,7 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
         "data points",
         {"rejectedDataPoints": "3", "errorMessage": "tgi-1: TGI does not tell how many tokens it drafts"},
     ),
-    openapi_extra=_body("ExportMetricsServiceRequest", examples.METRICS),
+    openapi_extra=_body(METRICS.request, examples.METRICS),
 )
 async def export_metrics(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
     """OTLP/HTTP receiver: what an engine's counters gained since its last export becomes a window.
@@ -84,14 +85,13 @@ async def export_metrics(request: Request, context: Annotated[Context, Depends(g
     of other metrics are ignored; exporting the same again is harmless.
     """
     kind, body = await _read(request, context.settings)
-    read: Callable[[bytes], Any] = otlp_metrics.from_json if kind == JSON else otlp_metrics.from_protobuf
-    exports = await run_in_threadpool(read, body)
+    exports = await run_in_threadpool(METRICS.read, kind, body)
     now = datetime.now(UTC)
     receipt = await context.pushed.take(exports, now, oldest_kept(now, context.settings.retention))
     context.metrics.otlp_ignored_points.inc(receipt.ignored)
     context.metrics.otlp_rejected_points.inc(receipt.rejected)
-    answer = otlp_metrics.answer_json if kind == JSON else otlp_metrics.answer_protobuf
-    return Response(answer(receipt.rejected, "; ".join(receipt.reasons[:REASONS])), media_type=kind)
+    told = "; ".join(receipt.reasons[:REASONS])
+    return Response(METRICS.answer(kind, receipt.rejected, told), media_type=kind)
 
 
 async def _read(request: Request, settings: Settings) -> tuple[str, bytes]:
@@ -102,10 +102,10 @@ async def _read(request: Request, settings: Settings) -> tuple[str, bytes]:
     return kind, await read_body(request, max_bytes=settings.ingest.max_batch_bytes)
 
 
-def _parse(body: bytes, is_json: bool, settings: Settings, now: datetime) -> tuple[ParsedBatch, int]:
+def _parse(kind: str, body: bytes, settings: Settings, now: datetime) -> tuple[ParsedBatch, int]:
     """The records, and how many spans hold none. Raises MalformedBody, MissingExtra, TooLarge."""
-    spans = list(otlp_spans.from_json(body) if is_json else otlp_spans.from_protobuf(body))
-    lines = [otlp_spans.record_line(span) for span in spans if span.is_ours]
+    spans = TRACES.read(kind, body)
+    lines = [record_line(span) for span in spans if span.is_ours]
     if not lines:
         return ParsedBatch([], []), len(spans)
     batch = parse_batch(b"\n".join(lines), "application/x-ndjson", settings, now)

@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 
-from driftguard.api.problems import MissingExtra
-
 
 class _Value(msgspec.Struct, rename="camel"):
     string_value: str | None = None
@@ -55,12 +53,4 @@ def _plain_value(value: Any) -> Any:
         return [_plain_value(item) for item in value.array_value.values]
     return (
         getattr(value, kind) if kind in ("string_value", "bool_value", "int_value", "double_value") else None
-    )
-
-
-def missing_extra(signal: str) -> MissingExtra:
-    """`signal`: as in the variables of exporters, TRACES or METRICS."""
-    return MissingExtra(
-        "protobuf needs opentelemetry-proto; pip install 'driftguard[otlp]' beside the sidecar, "
-        f"or export JSON (OTEL_EXPORTER_OTLP_{signal}_PROTOCOL=http/json)"
     )

@@ -1,25 +1,15 @@
-"""Metrics of OTLP/HTTP (metrics, v1) as data points; docs/otlp.md lists the metrics that are of use.
-
-JSON is read here; the protobuf encoding needs the classes of the `otlp` extra. Both have the same names, so
-that one function reads either.
-"""
+"""Metrics of OTLP/HTTP (metrics, v1) as data points; docs/otlp.md lists the metrics that are of use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from driftguard.adapters.otlp_points import Point, Temporality
-from driftguard.api.otlp_attributes import (
-    Attribute,
-    Resource,
-    json_attributes,
-    missing_extra,
-    plain_attributes,
-)
-from driftguard.api.problems import MalformedBody
+from driftguard.api.otlp_attributes import Attribute, Resource
+from driftguard.api.otlp_encoding import Attributes, Signal
 from driftguard.scraping.pushed import Export
 
 _TEMPORALITY: Final[dict[int, Temporality]] = {1: "delta", 2: "cumulative"}
@@ -28,31 +18,7 @@ _NUMBERS: Final = ("gauge", "sum")
 _DISTRIBUTIONS: Final = ("histogram", "exponential_histogram", "summary")
 
 
-def from_protobuf(body: bytes) -> list[Export]:
-    """Raises MalformedBody, MissingExtra."""
-    try:
-        from google.protobuf.message import DecodeError
-        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-    except ImportError:
-        raise missing_extra("METRICS") from None
-    try:
-        request = ExportMetricsServiceRequest.FromString(body)
-    except DecodeError as error:
-        raise MalformedBody(f"the body is not an ExportMetricsServiceRequest ({error})") from None
-    return _exports(request, plain_attributes, lambda metric: metric.WhichOneof("data"))
-
-
-def from_json(body: bytes) -> list[Export]:
-    """Raises MalformedBody."""
-    try:
-        return _exports(_decode(body), json_attributes, _Metric.kind)
-    except (ValueError, OverflowError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise MalformedBody(f"the body is not an ExportMetricsServiceRequest in JSON ({error})") from None
-
-
-def _exports(
-    request: Any, plain: Callable[[Any], dict[str, Any]], kind_of: Callable[[Any], str | None]
-) -> list[Export]:
+def _exports(request: Any, plain: Attributes) -> list[Export]:
     return [
         Export(
             plain(group.resource.attributes),
@@ -60,14 +26,15 @@ def _exports(
                 point
                 for scope in group.scope_metrics
                 for metric in scope.metrics
-                for point in _points(metric, kind_of(metric), plain)
+                for point in _points(metric, plain)
             ],
         )
         for group in request.resource_metrics
     ]
 
 
-def _points(metric: Any, kind: str | None, plain: Callable[[Any], dict[str, Any]]) -> Iterator[Point]:
+def _points(metric: Any, plain: Attributes) -> Iterator[Point]:
+    kind = metric.kind() if isinstance(metric, _Metric) else metric.WhichOneof("data")
     if kind is None:
         return
     data = getattr(metric, kind)
@@ -98,23 +65,6 @@ def _number(point: Any) -> float:
 
 def _sum_and_count(point: Any) -> tuple[tuple[str, float], ...]:
     return ("_sum", float(point.sum or 0.0)), ("_count", float(point.count))
-
-
-def answer_protobuf(rejected: int, message: str) -> bytes:
-    """An ExportMetricsServiceResponse."""
-    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
-
-    answer = ExportMetricsServiceResponse()
-    if rejected:
-        answer.partial_success.rejected_data_points = rejected
-        answer.partial_success.error_message = message
-    return bytes(answer.SerializeToString())
-
-
-def answer_json(rejected: int, message: str) -> bytes:
-    """An ExportMetricsServiceResponse."""
-    partial = {"rejectedDataPoints": str(rejected), "errorMessage": message}
-    return msgspec.json.encode({"partialSuccess": partial} if rejected else {})
 
 
 class _Point(msgspec.Struct, rename="camel"):
@@ -161,4 +111,20 @@ class _Request(msgspec.Struct, rename="camel"):
     resource_metrics: list[_ResourceMetrics] = []
 
 
-_decode = msgspec.json.Decoder(_Request).decode
+def _classes() -> tuple[Any, Any]:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+        ExportMetricsServiceRequest,
+        ExportMetricsServiceResponse,
+    )
+
+    return ExportMetricsServiceRequest, ExportMetricsServiceResponse
+
+
+METRICS: Final = Signal(
+    variable="METRICS",
+    request="ExportMetricsServiceRequest",
+    classes=_classes,
+    decode=msgspec.json.Decoder(_Request).decode,
+    items=_exports,
+    rejected="rejected_data_points",
+)

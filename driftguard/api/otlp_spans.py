@@ -1,11 +1,7 @@
-"""Spans of OTLP/HTTP (traces, v1) and the record that one of them holds; docs/otlp.md lists the attributes.
-
-JSON is read here; the protobuf encoding needs the classes of the `otlp` extra.
-"""
+"""Spans of OTLP/HTTP (traces, v1) and the record that one of them holds; docs/otlp.md lists attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -13,14 +9,8 @@ from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
-from driftguard.api.otlp_attributes import (
-    Attribute,
-    Resource,
-    json_attributes,
-    missing_extra,
-    plain_attributes,
-)
-from driftguard.api.problems import MalformedBody
+from driftguard.api.otlp_attributes import Attribute, Resource
+from driftguard.api.otlp_encoding import Attributes, Signal
 from driftguard.records import DEFAULT_SEGMENT
 
 OURS: Final = "driftguard."
@@ -97,39 +87,26 @@ def _time(nanoseconds: int) -> str | datetime:
         return str(nanoseconds)  # which no time is, so that the check refuses it by name
 
 
-def from_protobuf(body: bytes) -> Iterator[Span]:
-    """Raises MalformedBody, MissingExtra."""
-    try:
-        from google.protobuf.message import DecodeError
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-    except ImportError:
-        raise missing_extra("TRACES") from None
-    try:
-        request = ExportTraceServiceRequest.FromString(body)
-    except DecodeError as error:
-        raise MalformedBody(f"the body is not an ExportTraceServiceRequest ({error})") from None
+def _spans(request: Any, plain: Attributes) -> list[Span]:
+    found = []
     for group in request.resource_spans:
-        shared = plain_attributes(group.resource.attributes)
-        for scope in group.scope_spans:
-            for span in scope.spans:
-                yield Span(
-                    span.trace_id.hex(),
-                    span.span_id.hex(),
-                    span.start_time_unix_nano,
-                    span.end_time_unix_nano,
-                    shared | plain_attributes(span.attributes),
-                )
+        shared = plain(group.resource.attributes)
+        found += [
+            Span(
+                _hexadecimal(span.trace_id),
+                _hexadecimal(span.span_id),
+                int(span.start_time_unix_nano),
+                int(span.end_time_unix_nano),
+                shared | plain(span.attributes),
+            )
+            for scope in group.scope_spans
+            for span in scope.spans
+        ]
+    return found
 
 
-def answer_protobuf(rejected: int, message: str) -> bytes:
-    """An ExportTraceServiceResponse."""
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-
-    answer = ExportTraceServiceResponse()
-    if rejected:
-        answer.partial_success.rejected_spans = rejected
-        answer.partial_success.error_message = message
-    return bytes(answer.SerializeToString())
+def _hexadecimal(span_id: str | bytes) -> str:
+    return span_id if isinstance(span_id, str) else span_id.hex()
 
 
 class _Span(msgspec.Struct, rename="camel"):
@@ -153,29 +130,20 @@ class _Request(msgspec.Struct, rename="camel"):
     resource_spans: list[_ResourceSpans] = []
 
 
-_decode = msgspec.json.Decoder(_Request).decode
+def _classes() -> tuple[Any, Any]:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+        ExportTraceServiceRequest,
+        ExportTraceServiceResponse,
+    )
+
+    return ExportTraceServiceRequest, ExportTraceServiceResponse
 
 
-def from_json(body: bytes) -> Iterator[Span]:
-    """Raises MalformedBody."""
-    try:
-        request = _decode(body)
-        for group in request.resource_spans:
-            shared = json_attributes(group.resource.attributes)
-            for scope in group.scope_spans:
-                for span in scope.spans:
-                    yield Span(
-                        span.trace_id,
-                        span.span_id,
-                        int(span.start_time_unix_nano),
-                        int(span.end_time_unix_nano),
-                        shared | json_attributes(span.attributes),
-                    )
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise MalformedBody(f"the body is not an ExportTraceServiceRequest in JSON ({error})") from None
-
-
-def answer_json(rejected: int, message: str) -> bytes:
-    """An ExportTraceServiceResponse."""
-    partial = {"rejectedSpans": str(rejected), "errorMessage": message}
-    return msgspec.json.encode({"partialSuccess": partial} if rejected else {})
+TRACES: Final = Signal(
+    variable="TRACES",
+    request="ExportTraceServiceRequest",
+    classes=_classes,
+    decode=msgspec.json.Decoder(_Request).decode,
+    items=_spans,
+    rejected="rejected_spans",
+)

@@ -15,6 +15,7 @@ import structlog
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from driftguard.api.otlp_encoding import JSON, PROTOBUF
 from driftguard.api.problems import MalformedBody, MissingExtra, UnsupportedContent
 from driftguard.errors import (
     BadInput,
@@ -25,8 +26,6 @@ from driftguard.errors import (
     Unauthorized,
 )
 
-PROTOBUF: Final = "application/x-protobuf"
-JSON: Final = "application/json"
 RETRY_AFTER_SECONDS: Final = 5  # while the database is away
 _BAD_REQUEST: Final = "type.googleapis.com/google.rpc.BadRequest"
 # google.rpc.Code
@@ -68,7 +67,7 @@ def refusals() -> dict[int | str, dict[str, Any]]:
     """`responses` of an operation with these errors."""
     found: dict[int | str, dict[str, Any]] = {}
     for error, detail in _EXAMPLES.items():
-        status = json.loads(status_json(_CODES[error.status], detail, is_bad=error.status == 400))
+        status = json.loads(_status_json(_CODES[error.status], detail, is_bad=error.status == 400))
         content = {
             PROTOBUF: {"schema": {"type": "string", "format": "binary"}},
             JSON: {"schema": {"$ref": "#/components/schemas/RpcStatus"}, "example": status},
@@ -98,13 +97,13 @@ def _told(request: Request, error: DriftGuardError) -> Response:
 def _status(request: Request, status: int, message: str, headers: dict[str, str]) -> Response:
     code = _CODES.get(status, _INTERNAL)
     is_bad = status == HTTPStatus.BAD_REQUEST
-    body = status_protobuf(code, message, is_bad=is_bad) if media_type(request) == PROTOBUF else None
+    body = _status_protobuf(code, message, is_bad=is_bad) if media_type(request) == PROTOBUF else None
     if body is not None:
         return Response(body, status, headers, media_type=PROTOBUF)
-    return Response(status_json(code, message, is_bad=is_bad), status, headers, media_type=JSON)
+    return Response(_status_json(code, message, is_bad=is_bad), status, headers, media_type=JSON)
 
 
-def status_protobuf(code: int, message: str, *, is_bad: bool) -> bytes | None:
+def _status_protobuf(code: int, message: str, *, is_bad: bool) -> bytes | None:
     """`is_bad`: the data is, and a BadRequest says so. None: without the `otlp` extra."""
     try:
         from google.rpc.error_details_pb2 import BadRequest
@@ -118,7 +117,7 @@ def status_protobuf(code: int, message: str, *, is_bad: bool) -> bytes | None:
     return bytes(status.SerializeToString())
 
 
-def status_json(code: int, message: str, *, is_bad: bool) -> bytes:
+def _status_json(code: int, message: str, *, is_bad: bool) -> bytes:
     status: dict[str, Any] = {"code": code, "message": message}
     if is_bad:
         violation = {"field": "body", "description": message}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_OID, uuid5
 
 import httpx
 import pytest
@@ -20,10 +23,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from driftguard.api import examples, otlp_spans
 from driftguard.store.database import Database
+from tests.api.otlp_answers import JSON, PROTOBUF, answered
 from tests.pipeline.sidecar import running_sidecar
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "otlp.md"
-PROTOBUF = "application/x-protobuf"
 ATTRIBUTES: dict[str, Any] = {
     "gen_ai.request.model": "Qwen3-32B",
     "gen_ai.conversation.id": "c-1",
@@ -40,10 +43,17 @@ ATTRIBUTES: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def client(database: Database, tmp_path: Path) -> Iterator[httpx.Client]:
-    with running_sidecar(database, tmp_path) as client:
+@pytest.fixture(scope="module")
+def client(module_database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """One sidecar for the file: every test has spans of a service of its own."""
+    database = Database.open(module_database_url)
+    with closing(database), running_sidecar(database, tmp_path_factory.mktemp("data")) as client:
         yield client
+
+
+@pytest.fixture
+def service(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
 
 
 def value_of(value: Any) -> dict[str, Any]:
@@ -58,12 +68,12 @@ def attributes_of(values: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"key": key, "value": value_of(value)} for key, value in values.items()]
 
 
-def as_json(*spans: dict[str, Any]) -> bytes:
-    """Each span by its attributes; they ended just now, in a service named chat-1."""
+def as_json(service: str, *spans: dict[str, Any]) -> bytes:
+    """Each span by its attributes; they ended just now."""
     now = time.time_ns()
     made = [
         {
-            "traceId": f"{number:032x}",
+            "traceId": uuid5(NAMESPACE_OID, f"{service} {number}").hex,
             "spanId": "eee19b7ec3c1b174",
             "name": "chat",
             "startTimeUnixNano": str(now - 10**9),
@@ -72,7 +82,7 @@ def as_json(*spans: dict[str, Any]) -> bytes:
         }
         for number, values in enumerate(spans, start=1)
     ]
-    resource = {"attributes": attributes_of({"service.name": "chat-1"})}
+    resource = {"attributes": attributes_of({"service.name": service})}
     return json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": made}]}]}).encode()
 
 
@@ -111,28 +121,27 @@ def put(into: Any, value: dict[str, Any]) -> None:
 def send(client: httpx.Client, body: bytes, media_type: str, **headers: str) -> tuple[int, str]:
     """(rejected spans, why) of the answer."""
     answer = client.post("/v1/traces", content=body, headers={"Content-Type": media_type, **headers})
-    assert (answer.status_code, answer.headers["content-type"]) == (200, media_type), answer.text
-    if media_type == PROTOBUF:
-        partial = ExportTraceServiceResponse.FromString(answer.content).partial_success
-        return partial.rejected_spans, partial.error_message
-    told = answer.json().get("partialSuccess", {"rejectedSpans": "0", "errorMessage": ""})
-    return int(told["rejectedSpans"]), told["errorMessage"]
+    partial = answered(answer, media_type, ExportTraceServiceResponse).partial_success
+    return partial.rejected_spans, partial.error_message
 
 
-def records(client: httpx.Client) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = client.get("/api/v1/records").json()["records"]
+def records(client: httpx.Client, service: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get("/api/v1/records", params={"server": service}).json()["records"]
     return found
 
 
-@pytest.mark.parametrize("media_type", [PROTOBUF, "application/json"])
-def test_a_span_becomes_a_record_and_others_are_ignored(client: httpx.Client, media_type: str) -> None:
-    body = as_json(ATTRIBUTES, {"http.request.method": "GET"})
+@pytest.mark.parametrize("media_type", [PROTOBUF, JSON])
+def test_a_span_becomes_a_record_and_others_are_ignored(
+    client: httpx.Client, service: str, media_type: str
+) -> None:
+    body = as_json(service, ATTRIBUTES, {"http.request.method": "GET"})
     encoded = as_protobuf(body) if media_type == PROTOBUF else body
+    before = ignored(client)
     assert send(client, encoded, media_type) == (0, "")
     assert send(client, gzip.compress(encoded), media_type, **{"Content-Encoding": "gzip"}) == (0, "")
-    (record,) = records(client)
+    (record,) = records(client, service)
     given = {
-        "server": "chat-1",
+        "server": service,
         "target": "Qwen3-32B",
         "draft_version": "v1",
         "segment": "default",
@@ -145,17 +154,23 @@ def test_a_span_becomes_a_record_and_others_are_ignored(client: httpx.Client, me
         "temperature": None,
     }
     assert {name: record[name] for name in given} == given
-    assert "driftguard_otlp_ignored_spans_total 2.0" in client.get("/metrics").text
+    assert ignored(client) == before + 2
 
 
-def test_both_encodings_of_a_span_are_the_same_record(client: httpx.Client) -> None:
-    body = as_json(ATTRIBUTES)
-    send(client, body, "application/json")
+def ignored(client: httpx.Client) -> float:
+    text = client.get("/metrics").text
+    (count,) = re.findall(r"^driftguard_otlp_ignored_spans_total (\S+)$", text, re.MULTILINE)
+    return float(count)
+
+
+def test_both_encodings_of_a_span_are_the_same_record(client: httpx.Client, service: str) -> None:
+    body = as_json(service, ATTRIBUTES)
+    send(client, body, JSON)
     send(client, as_protobuf(body), PROTOBUF)
-    assert len(records(client)) == 1
+    assert len(records(client, service)) == 1
 
 
-@pytest.mark.parametrize("media_type", [PROTOBUF, "application/json"])
+@pytest.mark.parametrize("media_type", [PROTOBUF, JSON])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -165,20 +180,20 @@ def test_both_encodings_of_a_span_are_the_same_record(client: httpx.Client) -> N
     ],
 )
 def test_a_span_that_makes_no_record_is_rejected_by_name_and_the_others_are_stored(
-    client: httpx.Client, media_type: str, change: dict[str, Any], words: str
+    client: httpx.Client, service: str, media_type: str, change: dict[str, Any], words: str
 ) -> None:
-    body = as_json(ATTRIBUTES, ATTRIBUTES | change)
+    body = as_json(service, ATTRIBUTES, ATTRIBUTES | change)
     rejected, why = send(client, as_protobuf(body) if media_type == PROTOBUF else body, media_type)
     assert rejected == 1
     assert words in why
-    assert len(records(client)) == 1
+    assert len(records(client, service)) == 1
 
 
 @pytest.mark.parametrize(
     ("content", "media_type", "status", "words"),
     [
-        (b"{oops", "application/json", 400, "ExportTraceServiceRequest"),
-        (b'{"resourceSpans": [{"scopeSpans": 1}]}', "application/json", 400, "scopeSpans"),
+        (b"{oops", JSON, 400, "ExportTraceServiceRequest"),
+        (b'{"resourceSpans": [{"scopeSpans": 1}]}', JSON, 400, "scopeSpans"),
         (b"\xff\xff", PROTOBUF, 400, "ExportTraceServiceRequest"),
         (b"", "text/plain", 415, "text/plain"),
     ],
@@ -187,26 +202,26 @@ def test_what_is_no_export_is_refused(
     client: httpx.Client, content: bytes, media_type: str, status: int, words: str
 ) -> None:
     answer = client.post("/v1/traces", content=content, headers={"Content-Type": media_type})
-    told = PROTOBUF if media_type == PROTOBUF else "application/json"
+    told = PROTOBUF if media_type == PROTOBUF else JSON
     assert (answer.status_code, answer.headers["content-type"]) == (status, told)
     message = Status.FromString(answer.content).message if told == PROTOBUF else answer.json()["message"]
     assert words in message
 
 
 def test_without_the_extra_json_is_taken_and_protobuf_names_it(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (ExportTraceServiceRequest.__module__, Status.__module__):
         monkeypatch.setitem(sys.modules, module, None)
-    body = as_json(ATTRIBUTES)
+    body = as_json(service, ATTRIBUTES)
     answer = client.post("/v1/traces", content=as_protobuf(body), headers={"Content-Type": PROTOBUF})
     assert answer.status_code == 501
     assert "pip install 'driftguard[otlp]'" in answer.json()["message"]
-    assert send(client, body, "application/json") == (0, "")
+    assert send(client, body, JSON) == (0, "")
 
 
 def test_the_documented_example_is_a_record() -> None:
-    (span,) = otlp_spans.from_json(json.dumps(examples.SPANS).encode())
+    (span,) = otlp_spans.TRACES.read(JSON, json.dumps(examples.SPANS).encode())
     assert json.loads(otlp_spans.record_line(span))["accepted"] == 148
 
 

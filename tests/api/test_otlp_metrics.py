@@ -34,9 +34,9 @@ from driftguard.store.database import Database
 from tests.adapters.fake_engines import FakeTgi, FakeVllm, K
 from tests.adapters.otlp_exports import as_json, exported
 from tests.api.ingest_server import kill_held_up, serving, writers_held_up
+from tests.api.otlp_answers import JSON, PROTOBUF, answered
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "otlp.md"
-PROTOBUF, JSON = "application/x-protobuf", "application/json"
 encodings = pytest.mark.parametrize("media_type", [PROTOBUF, JSON])
 
 
@@ -71,12 +71,8 @@ def send(
     """(rejected data points, why) of the answer."""
     body = as_json(request) if media_type == JSON else request.SerializeToString()
     answer = post(client, gzip.compress(body), media_type, **{"Content-Encoding": "gzip"})
-    assert (answer.status_code, answer.headers["content-type"]) == (200, media_type), answer.text
-    if media_type == PROTOBUF:
-        partial = ExportMetricsServiceResponse.FromString(answer.content).partial_success
-        return partial.rejected_data_points, partial.error_message
-    told = answer.json().get("partialSuccess", {"rejectedDataPoints": "0", "errorMessage": ""})
-    return int(told["rejectedDataPoints"]), told["errorMessage"]
+    partial = answered(answer, media_type, ExportMetricsServiceResponse).partial_success
+    return partial.rejected_data_points, partial.error_message
 
 
 def windows(client: httpx.Client, server: str) -> list[dict[str, Any]]:
@@ -345,7 +341,7 @@ def test_an_empty_export_is_taken(client: httpx.Client) -> None:
 
 
 def test_the_documented_example_is_one_of_vllm() -> None:
-    (export,) = otlp_metrics.from_json(msgspec.json.encode(examples.METRICS))
+    (export,) = otlp_metrics.METRICS.read(JSON, msgspec.json.encode(examples.METRICS))
     assert export.points[0].name == "vllm:spec_decode_num_drafts_total"
 
 

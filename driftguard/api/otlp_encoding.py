@@ -1,0 +1,79 @@
+"""Requests and answers of OTLP/HTTP in their two encodings, for each signal (traces, metrics).
+
+JSON is read here; the protobuf encoding needs the classes of the `otlp` extra. Both have the same names, so
+that one function reads what came in either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypeVar
+
+import msgspec
+
+from driftguard.api.otlp_attributes import json_attributes, plain_attributes
+from driftguard.api.problems import MalformedBody, MissingExtra
+
+PROTOBUF: Final = "application/x-protobuf"
+JSON: Final = "application/json"
+
+Attributes = Callable[[Any], dict[str, Any]]  # of a message, in its encoding -> name: value
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Signal(Generic[Item]):
+    """`variable`: its name in the variables of exporters. `request`: the name of its message; `classes`: of
+    that and of the answer, in protobuf; `decode`: the request out of JSON. `items`: what a request holds.
+    `rejected`: of how many, the field of a partial success."""
+
+    variable: Literal["TRACES", "METRICS"]
+    request: str
+    classes: Callable[[], tuple[Any, Any]]
+    decode: Callable[[bytes], Any]
+    items: Callable[[Any, Attributes], list[Item]]
+    rejected: str
+
+    def read(self, media_type: str, body: bytes) -> list[Item]:
+        """`media_type`: JSON or PROTOBUF. Raises MalformedBody, MissingExtra."""
+        return self._read_json(body) if media_type == JSON else self._read_protobuf(body)
+
+    def answer(self, media_type: str, rejected: int, message: str) -> bytes:
+        """`message`: why so many were rejected."""
+        if media_type == JSON:
+            partial = {_camel(self.rejected): str(rejected), "errorMessage": message}
+            return msgspec.json.encode({"partialSuccess": partial} if rejected else {})
+        answer = self.classes()[1]()
+        if rejected:
+            setattr(answer.partial_success, self.rejected, rejected)
+            answer.partial_success.error_message = message
+        return bytes(answer.SerializeToString())
+
+    def _read_json(self, body: bytes) -> list[Item]:
+        try:
+            return self.items(self.decode(body), json_attributes)
+        except (ValueError, OverflowError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            raise MalformedBody(f"the body is not an {self.request} in JSON ({error})") from None
+
+    def _read_protobuf(self, body: bytes) -> list[Item]:
+        try:
+            from google.protobuf.message import DecodeError
+
+            message, _ = self.classes()
+        except ImportError:
+            raise MissingExtra(
+                "protobuf needs opentelemetry-proto; pip install 'driftguard[otlp]' beside the sidecar, "
+                f"or export JSON (OTEL_EXPORTER_OTLP_{self.variable}_PROTOCOL=http/json)"
+            ) from None
+        try:
+            request = message.FromString(body)
+        except DecodeError as error:
+            raise MalformedBody(f"the body is not an {self.request} ({error})") from None
+        return self.items(request, plain_attributes)
+
+
+def _camel(field: str) -> str:
+    """As protobuf's JSON calls it."""
+    first, *others = field.split("_")
+    return first + "".join(map(str.capitalize, others))
