@@ -37,7 +37,8 @@ SEVERITIES: Final = ("critical", "warning", "info")
 DIRECTIONS: Final = ("down", "up")
 RUN_OUTCOMES: Final = ("promoted", "nothing_to_do", "rejected", "failed", "rolled_back")
 
-STREAM = ("server", "target", "draft_version", "method")
+PLACE = ("server", "target")
+STREAM = (*PLACE, "draft_version", "method")
 INCIDENT = (*STREAM, "direction", "severity")
 TRAFFIC = (*STREAM, "segment", "kind")
 SOURCE = ("source", "kind")
@@ -77,42 +78,46 @@ class Metrics:
         self._declare_streams()
         self._declare_drafts()
 
-    def _declare_traffic(self) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"driftguard_{name}", text, TRAFFIC, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
 
-        self.records = counter("records", "Acceptance records folded by the detector.")
-        self.steps = counter("steps", "Verification steps in the folded records.")
-        self.draft_tokens = counter("draft_tokens", "Draft tokens offered to the target.")
-        self.accepted_tokens = counter("accepted_tokens", "Draft tokens that the target accepted.")
-        self.emitted_tokens = counter("emitted_tokens", "Tokens emitted: accepted plus bonus tokens.")
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+    def _declare_traffic(self) -> None:
+        self.records = self._counter(
+            "driftguard_records", "Acceptance records folded by the detector.", *TRAFFIC
+        )
+        self.steps = self._counter("driftguard_steps", "Verification steps in the folded records.", *TRAFFIC)
+        self.draft_tokens = self._counter(
+            "driftguard_draft_tokens", "Draft tokens offered to the target.", *TRAFFIC
+        )
+        self.accepted_tokens = self._counter(
+            "driftguard_accepted_tokens", "Draft tokens that the target accepted.", *TRAFFIC
+        )
+        self.emitted_tokens = self._counter(
+            "driftguard_emitted_tokens", "Tokens emitted: accepted plus bonus tokens.", *TRAFFIC
+        )
 
     def _declare_ingest(self) -> None:
-        self.ingest_records = Counter(
+        self.ingest_records = self._counter(
             "driftguard_ingest_records",
             "Records that arrived over HTTP, by what became of them.",
-            ["outcome"],  # accepted | duplicate | refused | rejected_queue_full
-            registry=self.registry,
+            "outcome",  # accepted | duplicate | refused | rejected_queue_full
         )
-        self.otlp_ignored_spans = Counter(
+        self.otlp_ignored_spans = self._counter(
             "driftguard_otlp_ignored_spans",
             "Spans that arrived over OTLP without counts of speculative decoding.",
-            registry=self.registry,
         )
-        self.otlp_ignored_points = Counter(
-            "driftguard_otlp_ignored_points",
-            "Data points that arrived over OTLP and are of no use here.",
-            registry=self.registry,
+        self.otlp_ignored_points = self._counter(
+            "driftguard_otlp_ignored_points", "Data points that arrived over OTLP and are of no use here."
         )
-        self.otlp_rejected_points = Counter(
+        self.otlp_rejected_points = self._counter(
             "driftguard_otlp_rejected_points",
             "Data points that arrived over OTLP and were rejected; the answer told why.",
-            registry=self.registry,
         )
-        self.ingest_queued_records = Gauge(
-            "driftguard_ingest_queued_records",
-            "Records waiting for the database.",
-            registry=self.registry,
+        self.ingest_queued_records = self._gauge(
+            "driftguard_ingest_queued_records", "Records waiting for the database."
         )
         self.ingest_commit_seconds = Histogram(
             "driftguard_ingest_commit_seconds",
@@ -120,131 +125,111 @@ class Metrics:
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
             registry=self.registry,
         )
-        self.captures = Counter(
-            "driftguard_captures",
-            "Captured requests by what became of them.",
-            ["outcome"],
-            registry=self.registry,
+        self.captures = self._counter(
+            "driftguard_captures", "Captured requests by what became of them.", "outcome"
         )
-        self.database_up = Gauge(
-            "driftguard_database_up", "1 if the last use of the database worked.", registry=self.registry
-        )
+        self.database_up = self._gauge("driftguard_database_up", "1 if the last use of the database worked.")
 
     def _declare_detection(self) -> None:
-        self.fold_lag_records = Gauge(
-            "driftguard_fold_lag_records", "Stored records not yet folded.", registry=self.registry
+        self.fold_lag_records = self._gauge("driftguard_fold_lag_records", "Stored records not yet folded.")
+        self.fold_failures = self._counter(
+            "driftguard_fold_failures", "Batches whose fold failed and was rolled back."
         )
-        self.fold_failures = Counter(
-            "driftguard_fold_failures",
-            "Batches whose fold failed and was rolled back.",
-            registry=self.registry,
-        )
-        self.detector_states_lost = Counter(
+        self.detector_states_lost = self._counter(
             "driftguard_detector_states_lost",
             "Stored detector states that were damaged, so that their streams began anew.",
-            registry=self.registry,
         )
-        self.detector_states_of_other_version = Counter(
+        self.detector_states_of_other_version = self._counter(
             "driftguard_detector_states_of_other_version",
             "Stored detector states of another version of DriftGuard, so that their streams began anew.",
-            registry=self.registry,
         )
-        self.detector_last_round = Gauge(
+        self.detector_last_round = self._gauge(
             "driftguard_detector_last_round_timestamp_seconds",
             "When the detector last looked around; with it, every gauge of a stream, an incident or a "
             "retraining was set.",
-            registry=self.registry,
         )
-        self.stream_last_arrival = Gauge(
+        self.stream_last_arrival = self._gauge(
             "driftguard_stream_last_arrival_timestamp_seconds",
             "When the stream's newest record arrived that was no canary probe.",
-            STREAM,
-            registry=self.registry,
+            *STREAM,
         )
-        self.speculation_speedup = Gauge(
+        self.speculation_speedup = self._gauge(
             "driftguard_speculation_speedup_ratio",
             "Tokens per second with the stream's present speculation, as a multiple of those without; with a "
             "95% interval. Only where requests without speculation were timed.",
-            [*STREAM, "bound"],  # estimate | low | high
-            registry=self.registry,
+            *STREAM,
+            "bound",  # estimate | low | high
         )
-        self.stream_verdict = Gauge(
+        self.stream_verdict = self._gauge(
             "driftguard_stream_verdict",
             "1 for the stream's present verdict, 0 for every other.",
-            [*STREAM, "verdict"],
-            registry=self.registry,
+            *STREAM,
+            "verdict",
         )
-        self.verdict_since = Gauge(
+        self.verdict_since = self._gauge(
             "driftguard_stream_verdict_since_timestamp_seconds",
             "Since when the stream's present verdict holds, where that is known: the change point of an "
             "incident, the last arrival of a stale source.",
-            STREAM,
-            registry=self.registry,
+            *STREAM,
         )
-        self.baseline_ratio = Gauge(
+        self.baseline_ratio = self._gauge(
             "driftguard_acceptance_baseline_ratio",
             "Acceptance rate of the segment while it was in control.",
-            [*STREAM, "segment"],
-            registry=self.registry,
+            *STREAM,
+            "segment",
         )
 
     def _declare_incidents(self) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"driftguard_{name}", text, labels, registry=self.registry)
-
-        self.incidents_open = gauge(
-            "incidents_open", "Incidents that are not resolved.", "severity", "direction"
+        self.incidents_open = self._gauge(
+            "driftguard_incidents_open", "Incidents that are not resolved.", "severity", "direction"
         )
-        self.incident_info = gauge(
-            "incident_info",
+        self.incident_info = self._gauge(
+            "driftguard_incident_info",
             "1 for each incident that is not resolved, with its id and likely cause.",
             *INCIDENT,
             "incident",
             "cause",
             "confidence",
         )
-        self.incident_change_point = gauge(
-            "incident_change_point_timestamp_seconds",
+        self.incident_change_point = self._gauge(
+            "driftguard_incident_change_point_timestamp_seconds",
             "When the acceptance of an incident that is not resolved changed.",
             *INCIDENT,
         )
-        self.incident_slowdown = gauge(
-            "incident_slowdown_ratio",
+        self.incident_slowdown = self._gauge(
+            "driftguard_incident_slowdown_ratio",
             "Part of the tokens per second that an incident that is not resolved costs, measured where that "
             "is sure, else by formula; negative is a gain. Only where it is known.",
             *INCIDENT,
         )
-        self.incident_before = gauge(
-            "incident_acceptance_before_ratio",
+        self.incident_before = self._gauge(
+            "driftguard_incident_acceptance_before_ratio",
             "Acceptance rate of a segment before the change of an incident that is not resolved.",
             *INCIDENT,
             "segment",
         )
-        self.incident_after = gauge(
-            "incident_acceptance_after_ratio",
+        self.incident_after = self._gauge(
+            "driftguard_incident_acceptance_after_ratio",
             "Acceptance rate of a segment after the change of an incident that is not resolved.",
             *INCIDENT,
             "segment",
         )
 
     def _declare_chores(self) -> None:
-        self.chore_failures = Counter(
+        self.chore_failures = self._counter(
             "driftguard_chore_failures",
             "Failures of a recurring chore, those for want of the database left out.",
-            ["chore"],
-            registry=self.registry,
+            "chore",
         )
-        self.chore_last_success = Gauge(
+        self.chore_last_success = self._gauge(
             "driftguard_chore_last_success_timestamp_seconds",
             "When a recurring chore last succeeded, or the sidecar started.",
-            ["chore"],
-            registry=self.registry,
+            "chore",
         )
-        self.loop_failures = Counter(
+        self.loop_failures = self._counter(
             "driftguard_loop_failures",
             "Unexpected failures in a loop that goes on, those for want of the database left out.",
-            ["loop"],
-            registry=self.registry,
+            "loop",
         )
         for chore in CHORES:
             self.chore_failures.labels(chore)
@@ -252,138 +237,134 @@ class Metrics:
             self.loop_failures.labels(loop)
 
     def _declare_notifications(self) -> None:
-        self.notifications = Counter(
+        self.notifications = self._counter(
             "driftguard_notifications",
             "Attempts to deliver a notification, by kind of destination and outcome.",
-            [
-                "destination",
-                "event",
-                "outcome",
-            ],  # alertmanager | webhook; firing | resolved; delivered | failed
-            registry=self.registry,
+            "destination",  # alertmanager | webhook
+            "event",  # firing | resolved
+            "outcome",  # delivered | failed
         )
-        self.notifications_undelivered = Gauge(
-            "driftguard_notifications_undelivered",
-            "Notifications that their destination has not taken yet.",
-            registry=self.registry,
+        self.notifications_undelivered = self._gauge(
+            "driftguard_notifications_undelivered", "Notifications that their destination has not taken yet."
         )
 
     def _declare_retraining(self) -> None:
-        self.retrain_runs = Counter(
-            "driftguard_retrain_runs",
-            "Ended retraining runs by outcome.",
-            ["server", "target", "outcome"],
-            registry=self.registry,
+        self.retrain_runs = self._counter(
+            "driftguard_retrain_runs", "Ended retraining runs by outcome.", *PLACE, "outcome"
         )
-        self.retrain_last_outcome = Gauge(
+        self.retrain_last_outcome = self._gauge(
             "driftguard_retrain_last_run_outcome",
             "1 for the outcome of the newest retraining run, 0 for the others; 0 for all while its draft is "
             "still watched on live traffic.",
-            ["server", "target", "outcome"],
-            registry=self.registry,
+            *PLACE,
+            "outcome",
         )
-        self.retrain_last_run = Gauge(
+        self.retrain_last_run = self._gauge(
             "driftguard_retrain_last_run_timestamp_seconds",
             "When a retraining run last ended, however it did, by what had started it.",
-            ["server", "target", "trigger"],  # incident | nightly | manual
-            registry=self.registry,
+            *PLACE,
+            "trigger",  # incident | nightly | manual
         )
-        self.retrain_rejected_in_a_row = Gauge(
+        self.retrain_rejected_in_a_row = self._gauge(
             "driftguard_retrain_rejected_in_a_row",
             "Candidates that the gate rejected since a draft was last put into service.",
-            ["server", "target"],
-            registry=self.registry,
+            *PLACE,
         )
-        self.retrain_last_success = Gauge(
+        self.retrain_last_success = self._gauge(
             "driftguard_retrain_last_success_timestamp_seconds",
             "When a retraining last ended as it should: promoted, or nothing to do.",
-            ["server", "target"],
-            registry=self.registry,
+            *PLACE,
         )
 
     def _declare_sources(self) -> None:
-        self.source_up = Gauge(
+        self.source_up = self._gauge(
             "driftguard_source_up",
             "1 if the newest scrape of this server, or export of its metrics, could be read; 0 too if its "
             "exports have stopped.",
-            SOURCE,
-            registry=self.registry,
+            *SOURCE,
         )
-        self.source_condition = Gauge(
+        self.source_condition = self._gauge(
             "driftguard_source_condition",
             "1 for the condition of this server at its newest scrape or export, 0 for the others.",
-            [*SOURCE, "condition"],
-            registry=self.registry,
+            *SOURCE,
+            "condition",
         )
-        self.source_last_success = Gauge(
+        self.source_last_success = self._gauge(
             "driftguard_source_last_success_timestamp_seconds",
             "When the metrics of this server were last scraped or pushed, and could be read.",
-            SOURCE,
-            registry=self.registry,
+            *SOURCE,
         )
-        self.source_scrapes = Counter(
+        self.source_scrapes = self._counter(
             "driftguard_source_scrapes",
             "Scrapes of this server, or exports of its metrics, by what came of them: a condition of "
             "driftguard_source_condition.",
-            [*SOURCE, "condition"],
-            registry=self.registry,
+            *SOURCE,
+            "condition",
         )
-
-        self.scraping_active = Gauge(
+        self.scraping_active = self._gauge(
             "driftguard_scraping_active",
             "1 if this sidecar scrapes the server, 0 if another sidecar on its database does or the database "
             "is away.",
-            ["source"],
-            registry=self.registry,
+            "source",
         )
 
     def _declare_streams(self) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"driftguard_stream_{name}", text, [*STREAM, *labels], registry=self.registry)
-
-        self.stream_speed = gauge(
-            "tokens_per_second",
+        self.stream_speed = self._gauge(
+            "driftguard_stream_tokens_per_second",
             "Decoding speed of one request, 1 / mean time per output token: in the last five minutes (now), "
             "and in the two hours before them or before the open incident (before).",
+            *STREAM,
             "period",  # now | before
         )
-        self.stream_k = gauge("num_speculative_tokens", "K of most steps in the newest measured requests.")
-        self.stream_best_k = gauge(
-            "best_num_speculative_tokens", "K that would be fastest now; 0 is without speculation."
+        self.stream_k = self._gauge(
+            "driftguard_stream_num_speculative_tokens",
+            "K of most steps in the newest measured requests.",
+            *STREAM,
         )
-        self.stream_break_even = gauge(
-            "break_even_acceptance_ratio",
+        self.stream_best_k = self._gauge(
+            "driftguard_stream_best_num_speculative_tokens",
+            "K that would be fastest now; 0 is without speculation.",
+            *STREAM,
+        )
+        self.stream_break_even = self._gauge(
+            "driftguard_stream_break_even_acceptance_ratio",
             "Acceptance rate at which the K in use is as fast as no speculation; above 1: none would do.",
+            *STREAM,
         )
 
     def _declare_drafts(self) -> None:
-        place = ("server", "target")
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"driftguard_{name}", text, [*place, *labels], registry=self.registry)
-
-        self.drafts = gauge("drafts", "Known drafts by state.", "state")
-        self.draft_in_service_since = gauge(
-            "draft_in_service_since_timestamp_seconds",
+        self.drafts = self._gauge("driftguard_drafts", "Known drafts by state.", *PLACE, "state")
+        self.draft_in_service_since = self._gauge(
+            "driftguard_draft_in_service_since_timestamp_seconds",
             "When the draft that is in service was put into service.",
+            *PLACE,
             "draft_version",
         )
-        self.retrain_stage = gauge(
-            "retrain_stage", "1 for the stage that a retraining is in, 0 for the others.", "stage"
+        self.retrain_stage = self._gauge(
+            "driftguard_retrain_stage",
+            "1 for the stage that a retraining is in, 0 for the others.",
+            *PLACE,
+            "stage",
         )
-        self.gate_acceptance = gauge(
-            "gate_acceptance_ratio",
+        self.gate_acceptance = self._gauge(
+            "driftguard_gate_acceptance_ratio",
             "Acceptance on held-out requests of the changed traffic, when the gate last decided.",
+            *PLACE,
             "draft",  # in_service | candidate
         )
-        self.gate_gain_lower = gauge(
-            "gate_gain_lower_ratio", "Lower 95% bound of the candidate's gain on the changed traffic."
+        self.gate_gain_lower = self._gauge(
+            "driftguard_gate_gain_lower_ratio",
+            "Lower 95% bound of the candidate's gain on the changed traffic.",
+            *PLACE,
         )
-        self.gate_loss_upper = gauge(
-            "gate_loss_upper_ratio",
+        self.gate_loss_upper = self._gauge(
+            "driftguard_gate_loss_upper_ratio",
             "Upper 95% bound of the candidate's loss in the tested group of the traffic where it is largest.",
+            *PLACE,
         )
-        self.gate_passed = gauge("gate_passed", "1 if the gate let the last candidate through.")
+        self.gate_passed = self._gauge(
+            "driftguard_gate_passed", "1 if the gate let the last candidate through.", *PLACE
+        )
 
     def set_source(self, source: str, kind: str, condition: Condition, at: datetime) -> None:
         """After a scrape or an export, at `at`. `source`: the server's name as its records carry it."""
