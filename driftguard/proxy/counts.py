@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import mmap
-from typing import Final
+from typing import Final, Literal, get_args
 
 from driftguard.proxy.recording import REASONS
 
 RECORDED: Final = "recorded"
-OUTCOMES: Final = (
+Outcome = Literal[
     "answered",  # whatever the status
     "client_gone",
     "unreachable",
     "timeout",
     "broken_off",  # the upstream ended the connection before the end of its answer
     "refused",  # what this proxy does not pass on: WebSocket, CONNECT
-)
+]
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 RECORDS: Final = (RECORDED, *REASONS)
 ADDED_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)  # seconds
 

@@ -16,10 +16,11 @@ from yarl import URL
 
 from driftguard.proxy import headers
 from driftguard.proxy.backlog import Backlog
+from driftguard.proxy.counts import Outcome
 from driftguard.proxy.delivery import ClientGone, Delivery
 from driftguard.proxy.events import Heard
 from driftguard.proxy.intake import Intake, take_in, target_of
-from driftguard.proxy.metrics import Outcome, ProxyMetrics
+from driftguard.proxy.metrics import ProxyMetrics
 from driftguard.proxy.recording import NotRecorded, Passage, Recorder
 from driftguard.proxy.upstream import Upstream
 from driftguard.records import AcceptanceRecord

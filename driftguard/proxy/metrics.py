@@ -7,7 +7,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Final, Literal
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -18,12 +18,11 @@ from prometheus_client.utils import floatToGoString
 
 from driftguard.client import Counts
 from driftguard.proxy import counts as at
-from driftguard.proxy.counts import ADDED_BUCKETS, OUTCOMES, RECORDED, RECORDS, SharedCounts
+from driftguard.proxy.counts import ADDED_BUCKETS, OUTCOMES, RECORDED, RECORDS, Outcome, SharedCounts
 from driftguard.proxy.recording import Reason
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 UPDATE_SECONDS: Final = 0.5
-Outcome = Literal["answered", "client_gone", "unreachable", "timeout", "broken_off", "refused"]
 _PLACES: Final = {
     (outcome, record): at.REQUESTS + place
     for place, (outcome, record) in enumerate((o, r) for o in OUTCOMES for r in RECORDS)
