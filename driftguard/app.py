@@ -248,13 +248,13 @@ def create_app(sidecar: Sidecar) -> FastAPI:
 
     app = http_application(lifespan)
     app.state.context = Context(
-        sidecar.settings,
-        sidecar.database,
-        sidecar.ingest,
-        sidecar.metrics,
-        sidecar.pushed,
-        sidecar.scraping.overdue,
-        sidecar.scraping.waiting,
+        settings=sidecar.settings,
+        database=sidecar.database,
+        ingest=sidecar.ingest,
+        metrics=sidecar.metrics,
+        pushed=sidecar.pushed,
+        overdue_sources=sidecar.scraping.overdue,
+        sources_elsewhere=sidecar.scraping.waiting,
     )
     app.state.request_retraining = sidecar.request_retraining
     return app

@@ -15,14 +15,6 @@ from driftguard.settings import Settings
 from driftguard.store.database import Database
 
 
-def _none(_: datetime) -> list[str]:
-    return []
-
-
-def _no_servers() -> Sequence[str]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
     """The parts of a running sidecar that requests need."""
@@ -32,10 +24,9 @@ class Context:
     ingest: IngestQueue
     metrics: Metrics
     pushed: PushedSources
-    overdue_sources: Callable[[datetime], list[str]] = (
-        _none  # servers that nobody tried to scrape for too long
-    )
-    sources_elsewhere: Callable[[], Sequence[str]] = _no_servers  # that another sidecar scrapes
+    # Servers that nobody tried to scrape for too long, and those that another sidecar scrapes.
+    overdue_sources: Callable[[datetime], Sequence[str]] = lambda _: ()
+    sources_elsewhere: Callable[[], Sequence[str]] = lambda: ()
 
 
 def get_context(request: Request) -> Context:

@@ -89,7 +89,8 @@ def quiet_servers(known: Sequence[Source], now: datetime) -> set[str]:
         source.server
         for source in known
         if source.condition in quiet
-        and now - source.scraped_at <= max(3 * timedelta(seconds=source.interval_seconds), LATELY)
+        and now - source.scraped_at
+        <= max(STALE_INTERVALS * timedelta(seconds=source.interval_seconds), LATELY)
     }
 
 
