@@ -32,7 +32,7 @@ class _TryAgainError(Exception):
 def post(
     url: str, key: SecretStr | None, order: Order, timeout_seconds: float, should_stop: Callable[[], bool]
 ) -> Reply:
-    """Accepted by any 2xx. Tried again: no answer, 408, 425, 429 and 5xx; any other answer refuses.
+    """Accepted by any 2xx. Tried again: no answer that can be read, 408, 425, 429 and 5xx; any other refuses.
 
     Every attempt has the same Idempotency-Key. Raises PromotionStopped.
     """
@@ -71,7 +71,7 @@ def post(
 def _attempt(client: httpx.Client, url: str, order: Order) -> Reply:
     try:
         answer = client.post(url, json=order.members)
-    except httpx.TransportError as error:
+    except httpx.HTTPError as error:
         raise _TryAgainError(f"{type(error).__name__}: {error}") from None
     text = answer.text[:_ANSWER_CHARACTERS].replace("\0", "")
     if answer.is_success:

@@ -26,10 +26,12 @@ class Received:
 
 @dataclass(slots=True)
 class Receiver:
-    """`status` is what it answers from now on."""
+    """`status` is what it answers from now on, without a body unless `garbled`: then with one that is not
+    what its header says."""
 
     url: str
     status: int = 200
+    garbled: bool = False
     received: list[Received] = field(default_factory=list)
 
     def taken(self) -> list[Received]:
@@ -44,8 +46,12 @@ def http_receiver(port: int = 0) -> Iterator[Receiver]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             receiver.received.append(Received(self.path, dict(self.headers), body, receiver.status))
             self.send_response(receiver.status)
-            self.send_header("content-length", "0")
+            answer = b"oops" if receiver.garbled else b""
+            if receiver.garbled:
+                self.send_header("content-encoding", "gzip")
+            self.send_header("content-length", str(len(answer)))
             self.end_headers()
+            self.wfile.write(answer)
 
         def log_message(self, *args: object) -> None:
             pass

@@ -21,7 +21,7 @@ from driftguard.retraining.jobs import RetrainingJobs
 from driftguard.retraining.outcome import RetrainOutcome
 from driftguard.retraining.rollback import roll_back
 from driftguard.retraining.settle import settle
-from driftguard.settings import Settings
+from driftguard.settings import ORDER_VARIABLES, Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
@@ -137,6 +137,7 @@ def test_the_command_is_told_and_the_records_decide(
             "DRIFTGUARD_PREVIOUS_VERSION": OLD,
         }
     ]
+    assert set(restarts.calls()[0]) == ORDER_VARIABLES  # which no setting is taken for
     rolling = restarts.run(made.id)
     assert rolling.numbers is not None
     assert rolling.numbers["rollout"]["output"] == "restarting all; of them\n"  # no shell took it apart
@@ -222,12 +223,17 @@ def test_the_webhook_is_told_until_it_accepts(
 
 
 @pytest.mark.parametrize(
-    ("status", "reason"), [(400, "refused with HTTP 400"), (503, "not accept within 0.3 s")]
+    ("status", "garbled", "reason"),
+    [
+        (400, False, "refused with HTTP 400"),
+        (503, False, "not accept within 0.3 s: HTTP 503"),
+        (200, True, "not accept within 0.3 s: DecodingError"),
+    ],
 )
 def test_a_webhook_that_does_not_accept_fails_the_run(
-    restarts: Restarts, receiver: Receiver, status: int, reason: str
+    restarts: Restarts, receiver: Receiver, status: int, garbled: bool, reason: str
 ) -> None:
-    receiver.status = status
+    receiver.status, receiver.garbled = status, garbled
     settings = restarts.settings(
         promote_command=[], promote_webhook=receiver.url, promote_timeout_seconds=0.3
     )
