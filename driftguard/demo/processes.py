@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import httpx
 
 from driftguard.errors import DriftGuardError
 
+SERVER = "demo"
 STOP_SECONDS = 15.0
 
 
@@ -32,14 +33,13 @@ class Process:
     log: Path
 
     @classmethod
-    def start(cls, name: str, arguments: list[str], log: Path, variables: Mapping[str, str]) -> Process:
+    def start(cls, name: str, arguments: list[str], log: Path) -> Process:
         with log.open("ab") as out:
             popen = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **variables},
                 start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops them in order
             )
         return cls(name, popen, log)
@@ -72,6 +72,59 @@ class Process:
     def log_tail(self, lines: int = 15) -> str:
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
+
+
+def sidecar_config(
+    directory: Path, engine_url: str, sidecar_url: str, webhooks: Sequence[str], alertmanagers: Sequence[str]
+) -> str:
+    """The demo's own choices, in TOML: a short reference period, capture on, and a short training."""
+    return f"""
+data_dir = "{directory / "data"}"
+[[engines]]
+server = "{SERVER}"
+admin_url = "{engine_url}"
+[capture]
+enabled = true
+[detection]
+minimum_drop = 0.1
+[retraining]
+aim_requests = 128
+wait_seconds = 300
+steps = 80
+threads = 1
+[alerting]
+external_url = "{sidecar_url}"
+webhook_urls = {list(webhooks)}
+alertmanager_urls = {list(alertmanagers)}
+"""
+
+
+def start_sidecar(directory: Path, url: str, config: str) -> Process:
+    """`config`: in TOML. All files are in `directory`."""
+    file = directory / "driftguard.toml"
+    file.write_text(config, encoding="utf-8")
+    arguments = ["driftguard", "serve", "--config", str(file), "--port", _port(url)]
+    return Process.start("sidecar", arguments, directory / "sidecar.log")
+
+
+def start_engine(directory: Path, url: str, sidecar_url: str) -> Process:
+    """With the bundled models. All files are in `directory`."""
+    arguments = [
+        *("driftguard_engine", "--port", _port(url), "--server-name", SERVER),
+        *("--num-speculative-tokens", "3", "--threads", "1"),
+        *("--sidecar", sidecar_url, "--spool-dir", str(directory / "spool")),
+        *("--state-dir", str(directory / "engine"), "--capture-fraction", "1.0"),
+    ]
+    return Process.start("engine", arguments, directory / "engine.log")
+
+
+def _port(url: str) -> str:
+    return url.rsplit(":", 1)[1]
+
+
+def free_url() -> str:
+    """Of a server on this machine, on a port that was free a moment ago."""
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def free_port() -> int:

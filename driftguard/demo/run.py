@@ -14,7 +14,7 @@ import httpx
 from rich.console import Console
 
 from driftguard.demo import stages
-from driftguard.demo.processes import DemoFailed, Process, free_port
+from driftguard.demo.processes import DemoFailed, free_url, sidecar_config, start_engine, start_sidecar
 from driftguard.demo.receiver import Receiver
 from driftguard.demo.report import summary_table, write_json
 from driftguard.demo.sidecar_client import SidecarClient
@@ -22,7 +22,6 @@ from driftguard.demo.stages import Facts, Loop
 from driftguard.demo.traffic import Load, Traffic
 from driftguard.demo.view import Screen, Stage
 
-SERVER = "demo"
 START_SECONDS = 90.0
 
 STORY: tuple[tuple[str, str, Callable[[Loop, Stage], dict[str, Any]]], ...] = (
@@ -97,12 +96,14 @@ def _start(options: DemoOptions, screen: Screen, facts: Facts, directory: Path, 
     receiver = None if options.alertmanager_url else Receiver()
     if receiver is not None:
         stack.callback(receiver.close)
-    engine_url = f"http://127.0.0.1:{free_port()}"
-    sidecar_url = f"http://127.0.0.1:{free_port()}"
+    engine_url, sidecar_url = free_url(), free_url()
     traffic = Traffic(engine_url, Load(stages.EVEN_MIX, stages.KNOWN), options.seed)
-    sidecar = _start_sidecar(options, receiver, engine_url, sidecar_url, directory)
+    webhooks = [receiver.url] if receiver else []
+    alertmanagers = [options.alertmanager_url] if options.alertmanager_url else []
+    config = sidecar_config(directory, engine_url, sidecar_url, webhooks, alertmanagers)
+    sidecar = start_sidecar(directory, sidecar_url, config)
     stack.callback(sidecar.stop)
-    engine = _start_engine(engine_url, sidecar_url, directory)
+    engine = start_engine(directory, engine_url, sidecar_url)
     stack.callback(engine.stop)
     traffic.prepare(("python", "prose", "headers"))
     stack.callback(traffic.stop)
@@ -111,49 +112,6 @@ def _start(options: DemoOptions, screen: Screen, facts: Facts, directory: Path, 
     screen.traffic = traffic
     screen.state = "running"
     return Loop(screen, traffic, SidecarClient(sidecar_url), receiver, options.alertmanager_url, facts)
-
-
-def _start_sidecar(
-    options: DemoOptions, receiver: Receiver | None, engine_url: str, sidecar_url: str, directory: Path
-) -> Process:
-    """The demo's own choices: a short reference period, capture on, and a short training."""
-    config = directory / "driftguard.toml"
-    alertmanagers = [options.alertmanager_url] if options.alertmanager_url else []
-    config.write_text(
-        f"""
-data_dir = "{directory / "data"}"
-[[engines]]
-server = "{SERVER}"
-admin_url = "{engine_url}"
-[capture]
-enabled = true
-[detection]
-minimum_drop = 0.1
-[retraining]
-aim_requests = 128
-wait_seconds = 300
-steps = 80
-threads = 1
-[alerting]
-external_url = "{sidecar_url}"
-webhook_urls = {[receiver.url] if receiver else []}
-alertmanager_urls = {alertmanagers}
-""",
-        encoding="utf-8",
-    )
-    port = sidecar_url.rsplit(":", 1)[1]
-    arguments = ["driftguard", "serve", "--config", str(config), "--port", port]
-    return Process.start("sidecar", arguments, directory / "sidecar.log", {})
-
-
-def _start_engine(engine_url: str, sidecar_url: str, directory: Path) -> Process:
-    arguments = [
-        *("driftguard_engine", "--port", engine_url.rsplit(":", 1)[1], "--server-name", SERVER),
-        *("--num-speculative-tokens", "3", "--threads", "1"),
-        *("--sidecar", sidecar_url, "--spool-dir", str(directory / "spool")),
-        *("--state-dir", str(directory / "engine"), "--capture-fraction", "1.0"),
-    ]
-    return Process.start("engine", arguments, directory / "engine.log", {})
 
 
 def _stay(console: Console, loop: Loop) -> None:

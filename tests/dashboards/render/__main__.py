@@ -10,13 +10,13 @@ from typing import Final
 
 import httpx
 
+from driftguard.demo.processes import SERVER
 from tests.dashboards.committed import DASHBOARDS
 from tests.dashboards.render.scene import Recording, record
 from tests.dashboards.render.shoot import shoot
 from tests.integration.servers import running_prometheus
 
 PICTURES: Final = Path(__file__).parents[3] / "docs" / "screenshots"
-SHOWN: Final = "demo"  # the server that the dashboard of one stream shows
 
 
 def main() -> None:
@@ -30,14 +30,14 @@ def main() -> None:
         known = directory / "recording.json"
         recording = Recording(**json.loads(known.read_text())) if known.exists() else record(directory)
         with running_prometheus(directory / "prometheus", []) as prometheus:
-            values = {"driftguard-stream": {"server": SHOWN, "target": _target(prometheus.url, recording)}}
+            values = {"driftguard-stream": {"server": SERVER, "target": _target(prometheus.url, recording)}}
             shoot(DASHBOARDS, values, prometheus.url, recording, arguments.output)
 
 
 def _target(url: str, recording: Recording) -> str:
     """Of the server that is shown."""
     parameters = {
-        "match[]": f'driftguard_stream_verdict{{server="{SHOWN}"}}',
+        "match[]": f'driftguard_stream_verdict{{server="{SERVER}"}}',
         "start": str(recording.start),
         "end": str(recording.end),
     }

@@ -19,9 +19,9 @@ import numpy as np
 from rich.console import Console
 
 from driftguard.demo import stages
-from driftguard.demo.processes import Process, free_port
+from driftguard.demo.processes import free_url, sidecar_config, start_engine, start_sidecar
 from driftguard.demo.receiver import Receiver
-from driftguard.demo.run import STORY
+from driftguard.demo.run import START_SECONDS, STORY
 from driftguard.demo.sidecar_client import SidecarClient
 from driftguard.demo.stages import Facts, Loop
 from driftguard.demo.traffic import Load, Traffic
@@ -34,12 +34,24 @@ from tests.pipeline.sidecar import post
 from tests.scraping.served import ok, served
 
 SEED: Final = 7
-START_SECONDS: Final = 90.0
 SETTLE_SECONDS: Final = 20.0  # at the end, so that the last of it is folded, scraped and rated
 KNOWN: Final = Server(a=0.020, b=0.003, accepts=(0.88, 0.86, 0.84, 0.82))
 FALLEN: Final = Server(a=0.020, b=0.003, accepts=(0.55, 0.45, 0.4, 0.4))
 SEGMENTS: Final = ("code", "english", "german")
-AWAY: Final = "http://127.0.0.1:9/metrics"  # of a server that does not answer
+# One with metrics of vLLM's form, and one that does not answer.
+SOURCES: Final = """
+[[sources]]
+server = "chat-us-1"
+url = "{vllm_url}"
+draft_version = "v1"
+method = "eagle3"
+[[sources]]
+server = "batch-2"
+kind = "vllm"
+url = "http://127.0.0.1:9/metrics"
+[scraping]
+interval_seconds = 2
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +68,12 @@ def record(directory: Path) -> Recording:
     with ExitStack() as stack:
         vllm = FakeVllm()
         page = stack.enter_context(served({"/metrics": ok(vllm.text)}))
-        receiver, engine_url, sidecar_url = Receiver(), _free_url(), _free_url()
+        receiver, engine_url, sidecar_url = Receiver(), free_url(), free_url()
         stack.callback(receiver.close)
-        config = _config(directory, engine_url, sidecar_url, receiver.url, page.url)
-        sidecar = _sidecar(directory, config, sidecar_url)
+        config = sidecar_config(directory, engine_url, sidecar_url, [receiver.url], [])
+        sidecar = start_sidecar(directory, sidecar_url, config + SOURCES.format(vllm_url=page.url))
         stack.callback(sidecar.stop)
-        engine = _engine(directory, engine_url, sidecar_url)
+        engine = start_engine(directory, engine_url, sidecar_url)
         stack.callback(engine.stop)
         engine.wait_ready(f"{engine_url}/health", START_SECONDS)
         sidecar.wait_ready(f"{sidecar_url}/readyz", START_SECONDS)
@@ -147,66 +159,6 @@ class Others:
             fidelity="request",
             **values,
         )
-
-
-def _config(directory: Path, engine_url: str, sidecar_url: str, pager_url: str, vllm_url: str) -> Path:
-    """As the demo's, and two scraped servers."""
-    config = directory / "driftguard.toml"
-    config.write_text(
-        f"""
-data_dir = "{directory / "data"}"
-[[engines]]
-server = "demo"
-admin_url = "{engine_url}"
-[[sources]]
-server = "chat-us-1"
-url = "{vllm_url}"
-draft_version = "v1"
-method = "eagle3"
-[[sources]]
-server = "batch-2"
-kind = "vllm"
-url = "{AWAY}"
-[scraping]
-interval_seconds = 2
-[capture]
-enabled = true
-[detection]
-minimum_drop = 0.1
-[retraining]
-aim_requests = 128
-wait_seconds = 300
-steps = 80
-threads = 1
-[alerting]
-external_url = "{sidecar_url}"
-webhook_urls = ["{pager_url}"]
-"""
-    )
-    return config
-
-
-def _sidecar(directory: Path, config: Path, url: str) -> Process:
-    arguments = ["driftguard", "serve", "--config", str(config), "--port", _port(url)]
-    return Process.start("sidecar", arguments, directory / "sidecar.log", {})
-
-
-def _engine(directory: Path, url: str, sidecar_url: str) -> Process:
-    arguments = [
-        *("driftguard_engine", "--port", _port(url), "--server-name", "demo"),
-        *("--num-speculative-tokens", "3", "--threads", "1", "--capture-fraction", "1.0"),
-        *("--sidecar", sidecar_url, "--spool-dir", str(directory / "spool")),
-        *("--state-dir", str(directory / "engine")),
-    ]
-    return Process.start("engine", arguments, directory / "engine.log", {})
-
-
-def _free_url() -> str:
-    return f"http://127.0.0.1:{free_port()}"
-
-
-def _port(url: str) -> str:
-    return url.rsplit(":", 1)[1]
 
 
 def _moment(seconds: float) -> datetime:
