@@ -24,13 +24,14 @@ from typing import Final
 
 import httpx
 
+from driftguard.demo.processes import free_port
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.alerts.committed import ALERTMANAGER, RULES, load
 from tests.benchmarks.bench_memory import wait_ready
 from tests.deploy.committed import DEPLOY
 from tests.integration import servers
 from tests.integration.committed_config import hastened_alertmanager, hastened_rules
-from tests.integration.servers import free_port, running_alertmanager, running_prometheus
+from tests.integration.servers import running_alertmanager, running_prometheus
 from tests.pipeline.sidecar import post
 from tests.pipeline.traffic import Traffic
 

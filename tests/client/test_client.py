@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from starlette.routing import Route
 
 from driftguard.app import Sidecar, create_app
 from driftguard.client import RefusedRecords, SidecarUnavailable
+from driftguard.demo.processes import free_port
 from driftguard.errors import BadInput, NotFound, Unauthorized
 from driftguard.records import AcceptanceRecord
 from driftguard.settings import IngestSettings, Settings
@@ -55,12 +55,6 @@ def stored(database: Database) -> set[str]:
 
 def ids(records: list[AcceptanceRecord]) -> set[str]:
     return {str(record.record_id) for record in records}
-
-
-def free_port() -> int:
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        return int(chosen.getsockname()[1])
 
 
 def test_what_is_sent_arrives_once_however_often_it_is_sent(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import httpx
 import pytest
 import yaml
 
+from driftguard.demo.processes import free_port
 from tests.alerting.http_receiver import wait_until
 
 PROMETHEUS = shutil.which("prometheus")
@@ -130,12 +130,6 @@ def running(command: Sequence[str], log: Path, ready: str) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _places(urls: Sequence[str]) -> list[str]:

@@ -12,11 +12,12 @@ import httpx
 import yaml
 
 from driftguard.alerting.alertmanager import AlertmanagerSink, destinations
+from driftguard.demo.processes import free_port
 from driftguard.metrics import Metrics
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.alerting.incident_rows import add_incident, add_stream, resolve
-from tests.integration.servers import free_port, needs_alertmanager, running_alertmanager
+from tests.integration.servers import needs_alertmanager, running_alertmanager
 
 
 @contextmanager

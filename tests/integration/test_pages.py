@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from driftguard import pipeline
+from driftguard.demo.processes import free_port
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.integration.committed_config import hastened_alertmanager, hastened_rules
 from tests.integration.servers import (
-    free_port,
     needs_alertmanager,
     needs_prometheus,
     running_alertmanager,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import psutil
 import pytest
 
 from driftguard.cli import main
+from driftguard.demo.processes import free_port
 from driftguard.store.database import Database
 from tests.pipeline.sidecar import running_sidecar
 from tests.probes.servers import stub_server
@@ -62,11 +62,6 @@ def test_requests_become_a_stream_of_the_sidecar_though_a_worker_is_killed(
         (stream,) = streams
         names_of = ("server", "target", "draft_version", "method")
         assert [stream[name] for name in names_of] == ["chat", "big/model", "v7", "eagle3"]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def until(admin_port: int, expected: dict[str, float]) -> None:
