@@ -6,21 +6,20 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from driftguard.retraining import restart
 from driftguard.retraining.engines import connect
-from driftguard.retraining.incident_notes import begin_mitigation
 from driftguard.retraining.job import Job
 from driftguard.retraining.outcome import RetrainOutcome
 from driftguard.retraining.restarted_engine import RestartedEngine
 from driftguard.retraining.settle import settle
 from driftguard.settings import CaptureSettings, EngineSettings, RetrainingSettings, Settings
-from driftguard.store import drafts, retrain_runs
+from driftguard.store import retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
 from tests.retraining import world
-from tests.retraining.world import drift, record, store
+from tests.retraining.world import drift, record, store, trained
 
 OLD, NEW = "v1", "v2"
 SERVER = "engine-1"
@@ -54,36 +53,10 @@ def serves(database: Database, version: str, count: int = 1) -> None:
 
 def passed_the_gate(database: Database, settings: Settings) -> RetrainRun:
     """OLD fell, and NEW was trained from it."""
-    now = datetime.now(UTC)
-    incident_id = drift(database, OLD, now - timedelta(minutes=5))
+    incident_id = drift(database, OLD, datetime.now(UTC) - timedelta(minutes=5))
     settle(database, settings, SERVER)
-    run = RetrainRun(
-        id=uuid4(),
-        server=SERVER,
-        target="target",
-        incident_id=incident_id,
-        trigger="incident",
-        state="evaluating",
-        started_at=now,
-        parent_version=OLD,
-        candidate_version=NEW,
-        numbers={"gate": {"reason": "better"}},
-    )
-    with database.session() as session:
-        retrain_runs.begin(session, run)
-        directory = str(settings.data_directory / "drafts" / NEW)
-        drafts.add_candidate(
-            session,
-            server=SERVER,
-            target="target",
-            version=NEW,
-            directory=directory,
-            parent_version=OLD,
-            run_id=run.id,
-            at=now,
-        )
-        begin_mitigation(session, incident_id, "retraining", now)
-    return run
+    directory = str(settings.data_directory / "drafts" / NEW)
+    return trained(database, incident_id, OLD, NEW, directory, "evaluating")
 
 
 def promote(database: Database, settings: Settings, run_id: UUID, incident_id: UUID | None) -> RetrainOutcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
@@ -14,11 +14,11 @@ from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineR
 from driftguard.retraining.promotion import finish_promotion, put_in_service
 from driftguard.retraining.rollback import roll_back
 from driftguard.settings import Settings
-from driftguard.store import drafts, incidents, retrain_runs
+from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
 from tests.retraining.engine_stub import EngineStub, running
-from tests.retraining.world import drift, incident_states, make_settings
+from tests.retraining.world import drift, incident_states, make_settings, trained
 
 OLD, NEW = "v1", "v2"
 
@@ -41,33 +41,12 @@ def promoted(database: Database, settings: Settings, directory: str | None = "/d
     """OLD fell, NEW was trained from it and is in service and watched."""
     now = datetime.now(UTC)
     incident_id = drift(database, OLD, now)
-    run = RetrainRun(
-        id=uuid4(),
-        server="engine-1",
-        target="target",
-        incident_id=incident_id,
-        trigger="incident",
-        state="promoting",
-        started_at=now,
-        parent_version=OLD,
-        candidate_version=NEW,
-    )
     before = EngineDraft(OLD, OLD, "draft_model", directory)
     info = EngineAdmin(settings.engines[0].admin_url or "", None).info()
     with database.session() as session:
         put_in_service(session, "engine-1", "target", before, now, former="retired")
-        retrain_runs.begin(session, run)
-        drafts.add_candidate(
-            session,
-            server="engine-1",
-            target="target",
-            version=NEW,
-            directory="/drafts/v2",
-            parent_version=OLD,
-            run_id=run.id,
-            at=now,
-        )
-        incidents.move(session, incident_id, "mitigating", "retraining", now)
+    run = trained(database, incident_id, OLD, NEW, "/drafts/v2", "promoting")
+    with database.session() as session:
         finish_promotion(session, run, info.draft, 0.05, now)
     return run
 

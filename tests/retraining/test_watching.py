@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
@@ -22,7 +22,7 @@ from driftguard.store.incidents import move
 from driftguard.store.tables import RetrainRun
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
-from tests.retraining.world import NEW, OLD, incident_of, incident_states, rates, record, store
+from tests.retraining.world import NEW, OLD, incident_of, incident_states, rates, record, store, trained
 
 CANDIDATE = "c4nd1d4te000"
 
@@ -33,20 +33,7 @@ def promoted(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> UUID:
     now = datetime.now(UTC)
     directory = str(tmp_path / "data" / "drafts" / CANDIDATE)
     draft = EngineDraft("draft", CANDIDATE, "draft_model", directory)
-    run = RetrainRun(
-        id=uuid4(),
-        server="engine-1",
-        target="target",
-        incident_id=drifted.incident_id,
-        trigger="incident",
-        state="promoting",
-        started_at=now,
-        parent_version=drifted.parent,
-        candidate_version=CANDIDATE,
-        numbers={"gate": {"reason": "better"}},
-    )
     with drifted.database.session() as session:
-        retrain_runs.begin(session, run)
         drafts.put_in_service(
             session,
             server="engine-1",
@@ -57,17 +44,8 @@ def promoted(drifted: Drifted, engine: EngineStub, tmp_path: Path) -> UUID:
             directory=engine.serving["directory"],
             at=now - timedelta(hours=1),
         )
-        drafts.add_candidate(
-            session,
-            server="engine-1",
-            target="target",
-            version=CANDIDATE,
-            directory=directory,
-            parent_version=drifted.parent,
-            run_id=run.id,
-            at=now,
-        )
-        begin_mitigation(session, drifted.incident_id, "retraining", now)
+    run = trained(drifted.database, drifted.incident_id, drifted.parent, CANDIDATE, directory, "promoting")
+    with drifted.database.session() as session:
         finish_promotion(session, run, draft, 0.02, now)
     engine.serving = {
         "name": "draft",

@@ -10,13 +10,15 @@ from pathlib import Path
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from driftguard.records import AcceptanceRecord
+from driftguard.retraining.incident_notes import begin_mitigation
 from driftguard.settings import CaptureSettings, EngineSettings, RetrainingSettings, Settings
+from driftguard.store import drafts, retrain_runs
 from driftguard.store.captures import CapturedRequest, insert_captures
 from driftguard.store.database import Database
 from driftguard.store.incidents import find, open_incident, transitions
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry, all_streams
-from driftguard.store.tables import Incident
+from driftguard.store.tables import Incident, RetrainRun
 
 NEW, OLD = "german", "code"
 BEFORE, AFTER = 0.77, 0.41
@@ -139,6 +141,39 @@ def drift(database: Database, version: str, changed_at: datetime) -> UUID:
         )
         open_incident(session, incident, "acceptance fell")
         return incident.id
+
+
+def trained(
+    database: Database, incident_id: UUID, parent: str, candidate: str, directory: str, state: str
+) -> RetrainRun:
+    """A run that the incident called for, and that it is mitigated by: it made `candidate` from `parent`."""
+    now = datetime.now(UTC)
+    run = RetrainRun(
+        id=uuid4(),
+        server="engine-1",
+        target="target",
+        incident_id=incident_id,
+        trigger="incident",
+        state=state,
+        started_at=now,
+        parent_version=parent,
+        candidate_version=candidate,
+        numbers={"gate": {"reason": "better"}},
+    )
+    with database.session() as session:
+        retrain_runs.begin(session, run)
+        drafts.add_candidate(
+            session,
+            server="engine-1",
+            target="target",
+            version=candidate,
+            directory=directory,
+            parent_version=parent,
+            run_id=run.id,
+            at=now,
+        )
+        begin_mitigation(session, incident_id, "retraining", now)
+    return run
 
 
 def incident_states(database: Database, incident_id: UUID) -> list[str]:
