@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 from google.protobuf.json_format import Parse
-from google.protobuf.message import Message
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 
-Answer = TypeVar("Answer", bound=Message)
 
-
-def answered(answer: httpx.Response, media_type: str, kind: type[Answer]) -> Answer:
+def answered(answer: httpx.Response, media_type: str, kind: Callable[[], Any]) -> Any:
     """`kind`: the message that an answer is; that it is one, and no error, is checked."""
     assert (answer.status_code, answer.headers["content-type"]) == (200, media_type), answer.text
     message = kind()
