@@ -5,14 +5,22 @@ Tensors are contiguous, start on 16 bytes and are of one dtype out of `launches.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
+import torch
 from torch import Tensor
 
 from driftguard_engine.kernels.launches import SUFFIXES, Launcher
+from driftguard_engine.kernels.launching import Argument
 from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
 from driftguard_engine.kernels.tiles import CHUNK, LANES, RUN
 
-_MOST_THREADS, _TURN_THREADS, _GATE_THREADS = 1024, 128, 256  # as in csrc
+_MOST_THREADS, _TURN_THREADS, _GATE_THREADS, _ATTEND_THREADS = 1024, 128, 256, 128  # as in csrc
+_SPLIT, _ROW_TILE, _MOST_DIM = 256, 16, 256  # likewise
+_TENSOR_CORE_DIMS = (64, 128)
+_BLOCKS_PER_PROCESSOR = 4  # two or three run at a time
 
 
 def norm(launcher: Launcher, x: Tensor, by: Norm, normed: Tensor) -> None:
@@ -83,6 +91,79 @@ def gate(launcher: Launcher, gate_up: Tensor, gated: Tensor) -> None:
         _GATE_THREADS,
         [gate_up, np.int32(rows), np.int32(size), gated],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionScratch:
+    """What the splits of long sequences leave, for one `attend` at a time."""
+
+    values: Tensor  # float32
+    maxima: Tensor  # float32
+    sums: Tensor  # float32
+    blocks: int  # at most at a time; it changes no result
+
+    @classmethod
+    def empty(cls, tokens: int, heads: int, dim: int, length: int, device: torch.device) -> AttentionScratch:
+        """For up to `tokens` = B * T of `heads` query heads in a cache of `length`."""
+        count = tokens * heads * -(-length // _SPLIT)
+        values, maxima, sums = (torch.empty(count * each, device=device) for each in (dim, 1, 1))
+        processors = 1
+        if device.type == "cuda":
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+        return cls(values, maxima, sums, processors * _BLOCKS_PER_PROCESSOR)
+
+
+def attend(
+    launcher: Launcher,
+    queries: Tensor,
+    rows: Rows,
+    cache: KeysValues,
+    scratch: AttentionScratch,
+    mixed: Tensor,
+) -> None:
+    """queries [B, T, H, D], mixed [B * T, H * D]. A sequence ends where its slot does.
+
+    A sequence's bits depend on T, H and Hkv, not on the batch. Raises ValueError (D is no multiple of 16 up
+    to 256, too small a scratch).
+    """
+    (batch, tokens, heads, dim), kv_heads = queries.shape, cache.keys.shape[1]
+    _expect_multiple("the head dimension", dim, 2 * RUN)
+    splits, suffix = -(-cache.length // _SPLIT), SUFFIXES[queries.dtype]
+    if dim > _MOST_DIM:
+        raise ValueError(f"the kernels attend with head dimensions up to {_MOST_DIM}, not {dim}")
+    if scratch.values.numel() < queries.numel() * splits:
+        raise ValueError(f"the scratch of attention is too small for {batch} x {tokens} tokens")
+    scale = np.float32(math.log2(math.e) / math.sqrt(dim))
+    by_tensor_cores = dim in _TENSOR_CORE_DIMS and queries.dtype != torch.float32
+    counts = [np.int32(count) for count in (batch, tokens, heads, kv_heads)]
+    folded = tokens * heads // kv_heads
+    tiles = 1 if folded <= _ROW_TILE else 2 if folded <= 2 * _ROW_TILE else 4  # of a block
+    partial = [scratch.values, scratch.maxima, scratch.sums]
+    shape: list[Argument] = [*counts, np.int32(dim), np.int32(cache.length)]
+    launcher.launch(
+        f"attend_{dim}_{suffix}" if by_tensor_cores else f"attend_by_fma_{suffix}",
+        (min(batch * kv_heads * splits, scratch.blocks), 1, 1),
+        _ATTEND_THREADS,
+        [
+            queries,
+            cache.keys,
+            cache.values,
+            rows.slots,
+            rows.starts,
+            *shape,
+            np.int32(tiles),
+            scale,
+            *partial,
+            mixed,
+        ],
+    )
+    if splits > 1:
+        launcher.launch(
+            f"combine_splits_{suffix}",
+            (tokens * heads, batch, 1),
+            _ATTEND_THREADS,
+            [rows.starts, *shape, *partial, mixed],
+        )
 
 
 def _expect_multiple(what: str, size: int, of: int) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from driftguard_engine.kernels import layer_launches, layers
 from driftguard_engine.kernels.launches import SUFFIXES, Launcher
+from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
 from torch import Tensor
 
@@ -88,3 +91,70 @@ def check_turn_and_store(
         slack = 4 * torch.finfo(dtype).eps * qkv.abs().max() * weight.abs().max()
         assert bool(((queries - known).abs() <= slack).all()), f"queries {what}"
         assert bool(((cache.keys - known_cache.keys).abs() <= slack).all()), f"keys {what}"
+
+
+@dataclass(frozen=True)
+class Attending:
+    """Sequences in slots out of order; NaN wherever a slot holds nothing yet, as anything may lie there."""
+
+    queries: Tensor
+    rows: Rows
+    cache: KeysValues
+
+    @classmethod
+    def make(
+        cls,
+        shape: tuple[int, int, int, int],  # T, H, Hkv, D
+        starts: list[int],
+        length: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Attending:
+        tokens, heads, kv_heads, dim = shape
+        rows = rows_at(starts, dim, dtype, device, length)
+        keys, values = (
+            normal(seed, dtype, len(starts) + 1, length, kv_heads, dim).to(device) for seed in (8, 9)
+        )
+        for cached in (keys, values):
+            cached[-1] = torch.nan
+            for slot, start in zip(rows.slots, starts, strict=True):
+                cached[slot, start + tokens :] = torch.nan
+        cache = KeysValues(keys.flatten(0, 1), values.flatten(0, 1), length)
+        return cls(normal(10, dtype, len(starts), tokens, heads, dim).to(device), rows, cache)
+
+    def of(self, row: int) -> Attending:
+        rows = replace(
+            self.rows, slots=self.rows.slots[row : row + 1], starts=self.rows.starts[row : row + 1]
+        )
+        return replace(self, queries=self.queries[row : row + 1].contiguous(), rows=rows)
+
+    def by_kernels(self, launcher: Launcher, blocks: int) -> Tensor:
+        batch, tokens, heads, dim = self.queries.shape
+        device = self.queries.device
+        scratch = AttentionScratch.empty(batch * tokens, heads, dim, self.cache.length, device)
+        mixed = torch.full((batch * tokens, heads * dim), torch.nan, dtype=self.queries.dtype, device=device)
+        layer_launches.attend(
+            launcher, self.queries, self.rows, self.cache, replace(scratch, blocks=blocks), mixed
+        )
+        return mixed
+
+    def known(self) -> tuple[Tensor, Tensor]:
+        """Exactly, and what it would be of the values' sizes."""
+        keys, values = (each.double().nan_to_num() for each in (self.cache.keys, self.cache.values))
+        both = (KeysValues(keys, each, self.cache.length) for each in (values, values.abs()))
+        exact, sizes = (layers.attend(self.queries.double(), self.rows, cache) for cache in both)
+        return exact, sizes
+
+
+def check_attend(launcher: Launcher, given: Attending, blocks: int = 5) -> None:
+    """Against the exact answer: weights are rounded, so is their sum, and so is what comes out; scores are
+    float32."""
+    batch, tokens, heads, dim = given.queries.shape
+    found = given.by_kernels(launcher, blocks)
+    what = f"starts {given.rows.starts.tolist()}, {heads} heads of {dim}, {found.dtype}"
+    exact, sizes = given.known()
+    bound = (1.5 * torch.finfo(found.dtype).eps + 2.0**-20) * sizes
+    off = (found.double() - exact).abs() / bound
+    assert bool((off <= 1).all()), f"{what}: {off.max():.2f} times what rounding explains"
+    alone = given.of(batch - 1).by_kernels(launcher, 1)
+    assert torch.equal(alone, found[-tokens:]), f"{what}: the last row depends on the others or on the grid"
