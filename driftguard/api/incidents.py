@@ -15,7 +15,7 @@ from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import IncidentQuery, refuse_repeated, wanted
-from driftguard.api.models import ExampleModel, IncidentDetail, IncidentModel, IncidentPage
+from driftguard.api.incident_models import ExampleModel, IncidentDetail, IncidentModel, IncidentPage
 from driftguard.api.openapi import example, problem
 from driftguard.errors import NotFound
 from driftguard.incidents import IllegalTransition, State

@@ -19,11 +19,12 @@ from driftguard.api.auth import is_loopback
 from driftguard.api.context import Context, get_context
 from driftguard.api.drafts import DraftModel
 from driftguard.api.filters import StreamId
+from driftguard.api.incident_models import IncidentModel
 from driftguard.api.incidents import detail
-from driftguard.api.models import IncidentModel, Rate, StreamStatusModel
 from driftguard.api.rendering import render
 from driftguard.api.retraining import RunModel, get_retrain_run
 from driftguard.api.status import source_models, stream_models
+from driftguard.api.status_models import Rate, StreamStatusModel
 from driftguard.cost import advice
 from driftguard.errors import NotFound
 from driftguard.store import detector_states, drafts, incidents, retrain_runs, series, sources, streams

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 from driftguard import fleet
 from driftguard.api.context import Context, get_context
 from driftguard.api.filters import StreamId
-from driftguard.api.models import (
+from driftguard.api.openapi import example, problem
+from driftguard.api.status_models import (
     FalseAlarms,
     FleetModel,
     LastRetrain,
@@ -28,7 +29,6 @@ from driftguard.api.models import (
     StreamStatusModel,
     TokensPerSecond,
 )
-from driftguard.api.openapi import example, problem
 from driftguard.errors import NotFound
 from driftguard.status import StreamStatus, gather
 from driftguard.store import detector_states, incidents, scraping_turns, series, sources, status, streams

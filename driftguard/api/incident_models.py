@@ -1,0 +1,161 @@
+"""Shapes of the answers about incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from driftguard.alerting.message import cost_of, cost_percent, summary
+from driftguard.api.status_models import FrozenModel, StreamInfo
+from driftguard.cost import Cost
+from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
+from driftguard.store.tables import Incident, IncidentTransition, Notification, Stream
+
+
+class FactModel(FrozenModel):
+    about: str = Field(description="probes, configuration, mix, queries, quality or target.")
+    text: str
+    numbers: dict[str, float | int | str | None]
+
+
+class ExampleModel(FrozenModel):
+    """A captured request that is typical of what is new; there is one only while captures are kept."""
+
+    record_id: UUID
+    prompt_token_ids: list[int]
+
+
+class DiagnosisModel(FrozenModel):
+    cause: Cause
+    confidence: Confidence
+    confidence_means: str = Field(examples=[CONFIDENCE_MEANS["high"]])
+    summary: str = Field(examples=["the traffic moved (new topic)"])
+    reason: str
+    facts: list[FactModel] = Field(description="The evidence, each piece in words and numbers.")
+    missing: list[str] = Field(description="Evidence that was not there, and how to have it the next time.")
+    recommended_action: str
+    retrain: bool = Field(description="The cause calls for a new draft.")
+    awaits_probes: bool = Field(description="The canary probes have yet to be replayed since the change.")
+    diagnosed_at: datetime
+    examples: list[ExampleModel] = Field(description="Of one incident only; empty in a list of incidents.")
+
+    @classmethod
+    def of(cls, incident: Incident, examples: Sequence[ExampleModel] = ()) -> DiagnosisModel | None:
+        if incident.diagnosis is None:
+            return None
+        known = {**incident.diagnosis, "examples": examples}
+        means = CONFIDENCE_MEANS[known["confidence"]]
+        return cls.model_validate({**known, "confidence_means": means})
+
+
+class IncidentModel(FrozenModel):
+    id: UUID
+    stream: StreamInfo
+    state: Literal["open", "acknowledged", "mitigating", "resolved"]
+    direction: Literal["down", "up"]
+    severity: Literal["critical", "warning", "info"]
+    summary: str
+    opened_at: datetime
+    since: datetime = Field(description="When acceptance changed, by the change point's record.")
+    since_interval: tuple[datetime, datetime]
+    change_point_record: int = Field(description="Running number of the first record after the change.")
+    opened_record: int = Field(description="Running number of the record at which the detector was sure.")
+    acceptance_before: float = Field(description="Of the changed segments.", examples=[0.74])
+    acceptance_after: float = Field(examples=[0.58])
+    tokens_per_second_before: float | None
+    tokens_per_second_after: float | None
+    cost_percent: float | None
+    cost: Cost | None = Field(description="In tokens per second, and the best K, as the incident opened.")
+    segments: list[dict[str, Any]] = Field(description="Changed segments, strongest evidence first.")
+    evidence: dict[str, Any]
+    diagnosis: DiagnosisModel | None = Field(description="Why; null for incidents of older versions.")
+    resolved_at: datetime | None
+    resolution: str | None
+    level_accepted: bool = Field(description="It was resolved because the new level is normal.")
+
+    @classmethod
+    def of(cls, incident: Incident, stream: Stream) -> IncidentModel:
+        return cls.model_validate(_facts(incident, stream))
+
+
+class TransitionModel(FrozenModel):
+    from_state: str | None
+    to_state: str = Field(description="As from_state where only the severity was raised.")
+    severity: str | None = Field(description="From then on: of an opening, or raised; else null.")
+    reason: str
+    at: datetime
+
+
+class NotificationModel(FrozenModel):
+    destination: str
+    event: str
+    severity: str
+    created_at: datetime
+    delivered_at: datetime | None
+    attempts: int
+    last_error: str | None
+
+    @classmethod
+    def of(cls, row: Notification) -> NotificationModel:
+        kind, _, url = row.destination.partition(":")
+        return cls(
+            destination=f"{kind}:{_without_secrets(url)}",
+            event=row.event,
+            severity=row.severity,
+            created_at=row.created_at,
+            delivered_at=row.delivered_at,
+            attempts=row.attempts,
+            last_error=row.last_error.replace(url, _without_secrets(url)) if row.last_error else None,
+        )
+
+
+class IncidentDetail(IncidentModel):
+    transitions: list[TransitionModel]
+    notifications: list[NotificationModel]
+
+    @classmethod
+    def with_history(
+        cls,
+        incident: Incident,
+        stream: Stream,
+        transitions: list[IncidentTransition],
+        notifications: list[Notification],
+        examples: Sequence[ExampleModel] = (),
+    ) -> IncidentDetail:
+        return cls(
+            **{**_facts(incident, stream), "diagnosis": DiagnosisModel.of(incident, examples)},
+            transitions=[TransitionModel.model_validate(item) for item in transitions],
+            notifications=[NotificationModel.of(item) for item in notifications],
+        )
+
+
+class IncidentPage(FrozenModel):
+    incidents: list[IncidentModel]
+    next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
+
+
+def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
+    names = ("id", "state", "direction", "severity", "opened_at", "acceptance_before", "acceptance_after")
+    more = ("tokens_per_second_before", "tokens_per_second_after", "segments", "evidence", "resolved_at")
+    return {
+        **{name: getattr(incident, name) for name in (*names, *more, "resolution", "level_accepted")},
+        "stream": StreamInfo.model_validate(stream),
+        "summary": summary(incident, stream),
+        "since": incident.change_point_at,
+        "since_interval": (incident.interval_start_at, incident.interval_end_at),
+        "change_point_record": incident.change_point_seq,
+        "opened_record": incident.opened_seq,
+        "cost_percent": cost_percent(incident),
+        "cost": cost_of(incident),
+        "diagnosis": DiagnosisModel.of(incident),
+    }
+
+
+def _without_secrets(url: str) -> str:
+    """Scheme and host: the path of a webhook is often its password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.split('/', 1)[0].rsplit('@', 1)[-1]}"
