@@ -12,7 +12,7 @@ import typer
 
 from driftguard.adapters import ReplayFormat
 from driftguard.errors import BadInput, DriftGuardError
-from driftguard.settings import SettingsError, describe_settings, load_settings
+from driftguard.settings_loading import describe_settings, load_settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -367,7 +367,7 @@ def main() -> NoReturn:
     """Runs the command; a refusal is one line on standard error and an exit code."""
     try:
         app(standalone_mode=True)
-    except (DriftGuardError, SettingsError) as error:
+    except DriftGuardError as error:
         print(f"driftguard: {error}", file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", 2))
+        sys.exit(error.exit_code)
     sys.exit(0)

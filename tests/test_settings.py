@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from driftguard.settings import (
-    CONFIG_VARIABLE,
-    ORDER_VARIABLES,
-    SettingsError,
-    describe_settings,
-    load_settings,
-)
+from driftguard.errors import BadSettings
+from driftguard.settings import ORDER_VARIABLES
+from driftguard.settings_loading import CONFIG_VARIABLE, describe_settings, load_settings
 
 RESTARTED = """
 [[engines]]
@@ -72,20 +68,20 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, toml: str, words: str) -> None:
-    with pytest.raises(SettingsError) as refusal:
+    with pytest.raises(BadSettings) as refusal:
         load_settings(write(tmp_path / "d.toml", toml))
     assert words in str(refusal.value)
     assert "hunter2" not in str(refusal.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="cannot be read"):
+    with pytest.raises(BadSettings, match="cannot be read"):
         load_settings(tmp_path / "none.toml")
 
 
 def test_an_unknown_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRIFTGUARD_CAPTRUE__ENABLED", "true")
-    with pytest.raises(SettingsError, match="DRIFTGUARD_CAPTRUE__ENABLED: no such setting"):
+    with pytest.raises(BadSettings, match="DRIFTGUARD_CAPTRUE__ENABLED: no such setting"):
         load_settings()
 
 

@@ -13,7 +13,8 @@ import kubernetes_validate
 import pytest
 
 from deploy.prometheus_rule import PROMETHEUS_RULE, prometheus_rule
-from driftguard.settings import Settings, load_settings
+from driftguard.settings import Settings
+from driftguard.settings_loading import load_settings
 from tests.alerts.committed import RULES, load
 from tests.deploy.committed import (
     KUBERNETES,

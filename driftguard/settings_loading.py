@@ -1,0 +1,83 @@
+"""Reads the settings: from the environment and one TOML file.
+
+Environment: `DRIFTGUARD_` + the name in capitals, with `__` between levels, for example
+`DRIFTGUARD_CAPTURE__ENABLED=true`.
+The file: the path in `DRIFTGUARD_CONFIG`, or `--config`. The environment wins over the file.
+Unknown keys are refused by name, in both.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import SettingsConfigDict
+
+from driftguard.errors import BadSettings
+from driftguard.settings import ORDER_VARIABLES, PREFIX, Settings
+
+CONFIG_VARIABLE = "DRIFTGUARD_CONFIG"
+RESERVED_VARIABLES = ORDER_VARIABLES | {CONFIG_VARIABLE, "DRIFTGUARD_API_KEY", "DRIFTGUARD_CACHE_DIR"}
+
+
+def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
+    """Reads overrides (command line), then the environment, then the TOML file; the first that says wins.
+
+    Raises BadSettings: an unreadable file, an unknown key, or a value that does not fit; each by name.
+    """
+    config = config or (Path(named) if (named := os.environ.get(CONFIG_VARIABLE)) else None)
+    if config is not None:
+        _check_file(config)
+    unknown = sorted(_unknown_variables())
+    if unknown:
+        raise BadSettings(f"{', '.join(unknown)}: no such setting; `driftguard settings` lists them all")
+
+    class FromFile(Settings):
+        model_config = SettingsConfigDict(toml_file=config)
+
+    try:
+        return FromFile(**{key: value for key, value in overrides.items() if value is not None})
+    except ValidationError as error:
+        raise BadSettings("; ".join(_readable(item) for item in error.errors())) from None
+
+
+def _check_file(path: Path) -> None:
+    try:
+        tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadSettings(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadSettings(f"{path}: not valid TOML ({error})") from None
+
+
+def _unknown_variables() -> Iterator[str]:
+    for name in os.environ:
+        if name.startswith(PREFIX) and name not in RESERVED_VARIABLES:
+            top = name.removeprefix(PREFIX).split("__")[0].lower()
+            if top not in Settings.model_fields:
+                yield name
+
+
+def _readable(error: Any) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"{key}: no such setting; `driftguard settings` lists them all"
+    if error["type"] == "value_error":  # of a whole group: its input would show keys
+        return ": ".join(part for part in (key, str(error["ctx"]["error"])) if part)
+    return f"{key}: {error['msg'][:1].lower()}{error['msg'][1:]}, not {error['input']!r}"
+
+
+def describe_settings(
+    group: type[BaseModel] = Settings, prefix: str = ""
+) -> Iterator[tuple[str, object, str]]:
+    """Yields (dotted name, default, meaning) of every setting."""
+    for name, field in group.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from describe_settings(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field.get_default(call_default_factory=True), field.description or ""
