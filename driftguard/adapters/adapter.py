@@ -69,5 +69,6 @@ class Adapter(Protocol):
         ...
 
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
-        """One per target; none where the server has no series of speculation. Raises Incomplete, LeftOut."""
+        """One per target, or per stream and segment where the metrics tell them; none where the server has
+        no series of speculation. Raises Incomplete, LeftOut."""
         ...

@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from driftguard.adapters.adapter import Kind
+from driftguard.adapters.otlp_identity import PREFIX, TARGET
 from driftguard.adapters.reading import Increase, Labels, Reading, sums_and_counts
 from driftguard.adapters.window import Identity, Window
 from driftguard.records import Fidelity
 
-PREFIX = "driftguard."
 POSITION = "driftguard.position"
 TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 (the name of an attribute)
-TARGET = ("driftguard.target", "gen_ai.response.model", "gen_ai.request.model")
 
 # Field of the record -> metric.
 METRICS: Mapping[str, str] = {

@@ -8,13 +8,14 @@ from typing import Any, Final
 from driftguard.adapters.window import Identity
 from driftguard.records import DEFAULT_SEGMENT
 
-PREFIX: Final = "driftguard."
+PREFIX: Final = "driftguard."  # of names that are our own
 ADDRESS: Final = ("server.address", "server.port")
+TARGET: Final = ("driftguard.target", "gen_ai.response.model", "gen_ai.request.model")
 
 # The first attribute that is there.
 SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
     "server": ("driftguard.server", "service.instance.id", ADDRESS[0], "service.name"),
-    "target": ("driftguard.target", "gen_ai.response.model", "gen_ai.request.model"),
+    "target": TARGET,
     "draft": ("driftguard.draft",),
     "draft_version": ("driftguard.draft_version",),
     "method": ("driftguard.method",),

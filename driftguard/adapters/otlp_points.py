@@ -75,4 +75,5 @@ def _nanoseconds(at: datetime) -> int:
 
 
 def moment(nanoseconds: int) -> datetime:
+    """Since 1970. Raises OverflowError: after the year 9999."""
     return _EPOCH + timedelta(microseconds=nanoseconds // 1_000)

@@ -90,8 +90,6 @@ BATCH_COUNTS: Final = {
     },
 }
 _PROBLEMS: Final = (Problem, BadInputProblem, RefusedLinesProblem, RpcStatus)
-_OTLP: Final = ("/v1/traces", "/v1/metrics")
-
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -184,7 +182,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
     answers = operation["responses"]
-    if path in _OTLP:  # whose errors are of another form
+    if operation["tags"] == ["otlp"]:  # whose errors are of another form
         operation["responses"] = dict(sorted(answers.items()))
         return
     if "application/json" in answers.get("422", {}).get("content", {}):

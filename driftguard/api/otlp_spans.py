@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
+from driftguard.adapters.otlp_identity import PREFIX, TARGET
+from driftguard.adapters.otlp_points import moment
 from driftguard.api.otlp_attributes import Attribute, Resource
 from driftguard.api.otlp_encoding import Attributes, Signal
 from driftguard.records import DEFAULT_SEGMENT
 
-OURS: Final = "driftguard."
 MARK: Final = "driftguard.drafted_tokens"  # a span without it is somebody else's
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 # Where a record's field comes from: the first attribute that is there, of the span or of its resource.
 _SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "server": ("driftguard.server", "service.name"),
-    "target": ("driftguard.target", "gen_ai.response.model", "gen_ai.request.model"),
+    "target": TARGET,
     "draft": ("driftguard.draft",),
     "draft_version": ("driftguard.draft_version",),
     "method": ("driftguard.method",),
@@ -41,7 +41,7 @@ _SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "time_per_output_token_seconds": ("driftguard.time_per_output_token_seconds",),
     "concurrency": ("driftguard.concurrency",),
 }
-_KNOWN: Final = {name for names in _SOURCES.values() for name in names if name.startswith(OURS)}
+_KNOWN: Final = {name for names in _SOURCES.values() for name in names if name.startswith(PREFIX)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ def record_line(span: Span) -> bytes:
         found = next((span.attributes[name] for name in names if name in span.attributes), None)
         if found is not None:
             values[field] = found
-    unknown = {name: 0 for name in span.attributes if name.startswith(OURS) and name not in _KNOWN}
+    unknown = {name: 0 for name in span.attributes if name.startswith(PREFIX) and name not in _KNOWN}
     return msgspec.json.encode(values | unknown)
 
 
 def _time(nanoseconds: int) -> str | datetime:
     try:
-        return _EPOCH + timedelta(microseconds=nanoseconds // 1_000)
+        return moment(nanoseconds)
     except OverflowError:
         return str(nanoseconds)  # which no time is, so that the check refuses it by name
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Connection, Text, bindparam, delete, select, text
@@ -18,9 +17,9 @@ from sqlalchemy.orm import Session
 
 from driftguard.errors import DatabaseUnavailable
 from driftguard.store.database import Database
+from driftguard.store.sources import FORGOTTEN_AFTER
 from driftguard.store.tables import ScrapingTurn, Source
 
-FORGOTTEN_AFTER: Final = timedelta(days=1)  # a server that nobody scrapes any more
 _SERVERS = bindparam("servers", type_=ARRAY(Text))
 _TRY_LOCK = text(
     """

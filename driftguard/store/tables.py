@@ -333,9 +333,8 @@ class RetrainRun(Base):
     parent_version: Mapped[str | None]
     candidate_version: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]  # {"step", "steps", "loss", "acceptance"} while training
-    numbers: Mapped[
-        dict[str, Any] | None
-    ]  # the gate's decision with what it was made on; the watch's numbers; the rollout
+    # The gate's decision with what it was made on; the watch's numbers; the rollout.
+    numbers: Mapped[dict[str, Any] | None]
 
 
 class ProbePrompt(Base):
