@@ -9,6 +9,7 @@ from typing import Literal
 Drafter = Literal["draft_model", "ngram", "none"]
 ModelPath = Literal["auto", "generic"]
 Device = Literal["cpu", "cuda"]
+Loop = Literal["auto", "host", "device"]
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -26,6 +27,8 @@ class EngineConfig:
     num_speculative_tokens: K where a request does not say; max_speculative_tokens: the most it may ask for.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
     model_path: "generic" runs every model through transformers' own forward; "auto" only where it must.
+    loop: "device" keeps the state of decoding on the device, one step ahead of the host; "host" hands tokens
+    to and fro in every step; "auto" is "device" on CUDA where models and kernels allow it.
     threads: torch's CPU threads; None leaves torch's own choice.
     state_dir: where the draft in service is remembered over restarts; None forgets it.
     """
@@ -44,6 +47,7 @@ class EngineConfig:
     ngram_min_tokens: int = 2
     ngram_max_tokens: int = 4
     model_path: ModelPath = "auto"
+    loop: Loop = "auto"
     threads: int | None = None
     speculation: bool = True
     state_dir: Path | None = None
@@ -63,6 +67,8 @@ class EngineConfig:
             raise InvalidConfig(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.device not in ("cpu", "cuda"):
             raise InvalidConfig(f"device: {self.device!r} is not one of cpu, cuda")
+        if self.loop not in ("auto", "host", "device"):
+            raise InvalidConfig(f"loop: {self.loop!r} is not one of auto, host, device")
         if self.drafter not in ("draft_model", "ngram", "none"):
             raise InvalidConfig(f"drafter: {self.drafter!r} is not one of draft_model, ngram, none")
         if self.drafter == "draft_model" and not self.draft:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +28,36 @@ class RowOutcome:
     error: str | None = None
 
 
+class StepDecoder(Protocol):
+    """Runs one verification per step for each of any rows."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Is there an outcome that nobody has been told yet?"""
+        ...
+
+    def admit(self, row: RunningSequence) -> None:
+        """The row's prompt is about to be read; it will be decoded."""
+        ...
+
+    def forget(self, row: RunningSequence) -> None:
+        """The row has left."""
+        ...
+
+    def reset(self) -> None:
+        """After a failure: outcomes that nobody has been told are given up."""
+        ...
+
+    def step(self, rows: Sequence[RunningSequence]) -> list[tuple[RunningSequence, RowOutcome]]:
+        """Decodes these rows. Returns what has become known of rows that have not left: of this step or the
+        one before."""
+        ...
+
+
 class Decoder:
-    """Runs verifications on the target, for sequences of any lengths and K without padding."""
+    """See `StepDecoder`: sequences of any lengths and K without padding, outcomes at once."""
+
+    in_flight = False
 
     def __init__(self, target: TokenModel, device: torch.device) -> None:
         self._target = target
@@ -36,7 +65,16 @@ class Decoder:
         self._sampling_of: tuple[tuple[str, ...], Sampling] | None = None
         self._no_proposal = Proposal([], torch.empty(0, target.vocabulary, device=device))
 
-    def step(self, rows: Sequence[RunningSequence]) -> list[RowOutcome]:
+    def admit(self, row: RunningSequence) -> None:
+        """Nothing is kept of it."""
+
+    def forget(self, row: RunningSequence) -> None:
+        """Nothing is kept of it."""
+
+    def reset(self) -> None:
+        """Nothing is in flight."""
+
+    def step(self, rows: Sequence[RunningSequence]) -> list[tuple[RunningSequence, RowOutcome]]:
         """One outcome per row."""
         sampling = self._sampling(rows)
         proposals = self._propose(rows, sampling)
@@ -46,7 +84,8 @@ class Decoder:
             spans.append(row.step_span(len(proposal.token_ids)))
         logits = self._target.forward(token_ids, spans)  # [N, V]
         positions = [len(row.token_ids) for row in rows]
-        return _assemble(logits, proposals, positions, sampling).outcomes()
+        outcomes = _assemble(logits, proposals, positions, sampling).outcomes()
+        return list(zip(rows, outcomes, strict=True))
 
     def _sampling(self, rows: Sequence[RunningSequence]) -> Sampling:
         """Kept while the batch stays the same."""

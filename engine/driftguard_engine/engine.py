@@ -8,19 +8,22 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Literal
 
 import torch
 
 from driftguard_engine.admission import check_request
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import DraftInfo, EngineBusy, InvalidRequest, Request, RequestOutput
-from driftguard_engine.decoding import Decoder
+from driftguard_engine.device_loop.choice import open_decoder, placement_of
+from driftguard_engine.device_loop.decoder import DeviceDecoder, lean
 from driftguard_engine.drafters.base import Drafter
+from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.opening import configured_draft, first_draft, open_draft
 from driftguard_engine.drafters.remembered import RememberedDraft, remember
 from driftguard_engine.kv_cache import Span
-from driftguard_engine.models.loading import Placement, load
+from driftguard_engine.models.loading import load
 from driftguard_engine.scheduler import PrefillChunk, Scheduler
 from driftguard_engine.sequence import Moment, RunningSequence
 from driftguard_engine.verify import active_backend, backend_fallback
@@ -46,24 +49,21 @@ class Engine:
             torch.set_num_threads(config.threads)
         if config.device == "cuda" and not torch.cuda.is_available():
             raise InvalidConfig("device: 'cuda' was asked for, but torch sees no CUDA device")
-        self._placement = Placement(
-            getattr(torch, config.dtype),
-            torch.device(config.device),
-            config.max_batch,
-            config.max_length,
-            lean=config.model_path == "auto",
-        )
+        self._placement = placement_of(config)
         self._target = load(config.target, self._placement, field="target")
         self.tokenizer = self._target.tokenizer
         self.target_name = self._target.name
         self.target_directory = str(self._target.directory)
         self.max_length = self._target.model.max_length
         self._drafts = Drafts(first_draft(config, self._target, self._placement))
-        self._decoder = Decoder(self._target.model, self._placement.device)
+        self._decoder = open_decoder(
+            config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
+        )
         self._scheduler = Scheduler(config.max_batch, config.prefill_chunk_tokens)
         self._sequences: dict[str, RunningSequence] = {}
         self._queued: dict[str, tuple[Request, Moment]] = {}
         self._speculation = config.speculation
+        self._lost: str | None = None
         self._swapping = threading.Lock()
         self._changed = threading.Condition()  # guards the next three
         self._inbox: deque[tuple[Request, Moment]] = deque()
@@ -72,7 +72,10 @@ class Engine:
 
     def load_draft(self, directory: str, version: str | None = None) -> DraftInfo:
         """Loads a draft, not yet in service. Raises InvalidModel."""
-        return self._drafts.add(open_draft(directory, version, self._target, self._placement))
+        draft = open_draft(directory, version, self._target, self._placement)
+        if self.loop == "device" and isinstance(draft.drafter, DraftModelDrafter):
+            lean(draft.drafter)
+        return self._drafts.add(draft)
 
     def swap_draft(self, version: str) -> DraftInfo:
         """Puts a loaded draft into service for requests that start from now on. Raises UnknownDraft.
@@ -155,6 +158,16 @@ class Engine:
         return sum(len(sequence.token_ids) for sequence in running)
 
     @property
+    def loop(self) -> Literal["host", "device"]:
+        """Where the state of decoding is kept."""
+        return "device" if isinstance(self._decoder, DeviceDecoder) else "host"
+
+    @property
+    def lost(self) -> str | None:
+        """Why the device can do nothing more for this process: only a new one can mend that."""
+        return self._lost
+
+    @property
     def backend(self) -> str:
         """The verify backend in use: reference or cuda."""
         return active_backend(self._placement.device)
@@ -176,14 +189,15 @@ class Engine:
         try:
             if plan.prefill:
                 self._prefill(plan.prefill)
-            if plan.decode:
+            if plan.decode or self._decoder.in_flight:
                 self._decode([self._sequences[name] for name in plan.decode], outputs)
         except Exception as error:  # every kind of failure ends here, so that no request ever hangs
             logger.exception("a step failed; %d running requests end with an error", len(self._sequences))
             reason = f"{type(error).__name__}: {error}"
             outputs.extend(self._fail(sequence, reason) for sequence in list(self._sequences.values()))
+            self._decoder.reset()
             if self._placement.device.type == "cuda":
-                torch.cuda.empty_cache()
+                self._lost = lost_device(self._placement.device)
         return outputs
 
     def _take_inbox(self) -> list[RequestOutput]:
@@ -212,7 +226,9 @@ class Engine:
             request, moment = self._queued.pop(admission.request_id)
             wanted = request.params.num_speculative_tokens
             draft = _OFF if wanted == 0 or not self._speculation else self._drafts.acquire()
-            self._sequences[request.request_id] = self._sequence(request, moment, admission.slot, draft)
+            sequence = self._sequence(request, moment, admission.slot, draft)
+            self._sequences[request.request_id] = sequence
+            self._decoder.admit(sequence)
 
     def _sequence(self, request: Request, moment: Moment, slot: int, draft: LoadedDraft) -> RunningSequence:
         wanted = request.params.num_speculative_tokens
@@ -231,6 +247,7 @@ class Engine:
     def _leave(self, sequence: RunningSequence) -> None:
         request_id = sequence.request.request_id
         self._scheduler.remove(request_id)
+        self._decoder.forget(sequence)
         if self._sequences.pop(request_id, None) is not None and sequence.draft is not _OFF:
             if sequence.draft.drafter is not None:
                 sequence.draft.drafter.forget(request_id)
@@ -263,14 +280,24 @@ class Engine:
     def _decode(self, rows: list[RunningSequence], outputs: list[RequestOutput]) -> None:
         """Appends to outputs row by row: a failure on the way must not lose what other rows have received."""
         outcomes, now = self._decoder.step(rows), _now()
-        for row, outcome in zip(rows, outcomes, strict=True):
+        for row, outcome in outcomes:
             if outcome.error is not None:
                 outputs.append(self._fail(row, outcome.error))
                 continue
-            output = row.commit(outcome.emitted, outcome.drafted, outcome.accepted, len(rows), now)
+            output = row.commit(outcome.emitted, outcome.drafted, outcome.accepted, len(outcomes), now)
             outputs.append(output)
             if output.finished is not None:
                 self._leave(row)
+
+
+def lost_device(device: torch.device) -> str | None:
+    """What is wrong with a CUDA device that fails whatever is asked of it; None: it goes on."""
+    torch.cuda.empty_cache()
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def _now() -> Moment:

@@ -31,7 +31,7 @@ class EngineUnavailable(EngineError):
 
 
 class EngineBroken(Exception):
-    """Requests fail one after another (a lost device, for example): only a new process can mend that."""
+    """The device is lost, or requests fail one after another: only a new process can mend that."""
 
 
 class Submission:
@@ -166,6 +166,8 @@ class EngineRunner:
                 self._on_finished(output.finished)
         if outputs:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
+        if self._engine.lost is not None:
+            raise EngineBroken(f"the device is lost: {self._engine.lost}")
         if self._failed_in_a_row >= MOST_FAILED_IN_A_ROW:
             raise EngineBroken(f"the last {self._failed_in_a_row} requests all ended with an error")
 

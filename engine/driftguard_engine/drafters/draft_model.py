@@ -19,8 +19,8 @@ class DraftModelDrafter:
 
     def __init__(self, model: TokenModel, vocabulary: int) -> None:
         """vocabulary: the target's V; the draft's logits are cut or filled with -inf to it."""
-        self._model = model
-        self._vocabulary = vocabulary
+        self.model = model
+        self.vocabulary = vocabulary
         self._fed: dict[str, tuple[int, list[int]]] = {}
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
@@ -29,16 +29,16 @@ class DraftModelDrafter:
         kept_spans: list[Span] = []
         first = 0
         for span in spans:
-            count = min(span.count, self._model.max_length - span.start)
+            count = min(span.count, self.model.max_length - span.start)
             if count > 0:
                 kept_ids.extend(token_ids[first : first + count])
                 kept_spans.append(Span(span.slot, span.start, count))
             first += span.count
         if kept_spans:
-            self._model.prefill(self._known(kept_ids), kept_spans)
+            self.model.prefill(self._known(kept_ids), kept_spans)
 
     def propose(self, rows: Sequence[DraftRow], sampling: Sampling) -> list[Proposal]:
-        counts = [max(0, min(row.count, self._model.max_length - len(row.token_ids) + 1)) for row in rows]
+        counts = [min(row.count, self.most_drafts(len(row.token_ids))) for row in rows]
         drawn: list[list[int]] = [[] for _ in rows]
         logits: list[list[Tensor]] = [[] for _ in rows]
         steps = max(counts, default=0)
@@ -59,6 +59,10 @@ class DraftModelDrafter:
             for tokens, each in zip(drawn, logits, strict=True)
         ]
 
+    def most_drafts(self, length: int) -> int:
+        """How many tokens its context allows behind a sequence of this length."""
+        return max(0, self.model.max_length - length + 1)
+
     def forget(self, request_id: str) -> None:
         self._fed.pop(request_id, None)
 
@@ -73,7 +77,7 @@ class DraftModelDrafter:
             ids.extend(fed)
             spans.append(Span(row.slot, length - len(fed), len(fed)))
             lasts.append(len(ids) - 1)
-        logits = self._model.forward(self._known(ids), spans)
+        logits = self.model.forward(self._known(ids), spans)
         last = logits if len(lasts) == len(ids) else logits[lasts]
         return self._fit(last)
 
@@ -98,16 +102,16 @@ class DraftModelDrafter:
 
     def _fit(self, logits: Tensor) -> Tensor:
         """[R, V of the draft] to [R, V of the target]: models may pad the same vocabulary differently."""
-        missing = self._vocabulary - self._model.vocabulary
+        missing = self.vocabulary - self.model.vocabulary
         if missing == 0:
             return logits
         return F.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits[:, :missing]
 
     def _known(self, token_ids: list[int]) -> list[int]:
         """A padding id that only the target has becomes 0: the guess may be poor, never an error."""
-        if self._model.vocabulary >= self._vocabulary:
+        if self.model.vocabulary >= self.vocabulary:
             return token_ids
-        return [token if token < self._model.vocabulary else 0 for token in token_ids]
+        return [token if token < self.model.vocabulary else 0 for token in token_ids]
 
     def _nothing(self) -> Tensor:
-        return torch.empty(0, self._vocabulary)
+        return torch.empty(0, self.vocabulary)

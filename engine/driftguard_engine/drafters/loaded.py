@@ -42,6 +42,12 @@ class Drafts:
             return self._serving.info
 
     @property
+    def drafter(self) -> Drafter | None:
+        """Of the draft in service."""
+        with self._lock:
+            return self._serving.drafter
+
+    @property
     def loaded(self) -> list[DraftInfo]:
         with self._lock:
             return [draft.info for draft in self._loaded.values()]

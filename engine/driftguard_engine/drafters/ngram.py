@@ -49,8 +49,8 @@ class NgramDrafter:
     """See `Drafter`."""
 
     def __init__(self, min_tokens: int, max_tokens: int, vocabulary: int, device: torch.device) -> None:
-        self._min_tokens = min_tokens
-        self._max_tokens = max_tokens
+        self.min_tokens = min_tokens
+        self.max_tokens = max_tokens
         self._vocabulary = vocabulary
         self._device = device
         self._indexes: dict[str, SuffixIndex] = {}
@@ -68,7 +68,7 @@ class NgramDrafter:
     def _propose(self, row: DraftRow) -> Proposal:
         index = self._indexes.get(row.request_id)
         if index is None:
-            index = self._indexes[row.request_id] = SuffixIndex(self._min_tokens, self._max_tokens)
+            index = self._indexes[row.request_id] = SuffixIndex(self.min_tokens, self.max_tokens)
         token_ids = index.continuation(row.token_ids, row.count)
         return Proposal(token_ids, self._point_mass(token_ids))
 

@@ -110,8 +110,11 @@ class Workspace:
 
     @classmethod
     def empty(cls, batch: int, drafts: int, size: int, device: torch.device) -> Workspace:
-        def integers(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
-            return torch.zeros(shape, dtype=kind, device=device)
+        def room(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(shape, dtype=kind, device=device)
+
+        def arrivals(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=device)
 
         if not 0 <= drafts <= MOST_DRAFTS:
             raise ValueError(f"the kernels verify 0 to {MOST_DRAFTS} drafts at a time, not {drafts}")
@@ -121,12 +124,12 @@ class Workspace:
             LawTable.empty(batch * (drafts + 1), size, device),
             LawTable.empty(max(batch * drafts, 1), size, device),
             torch.empty(batch, tiles_of(size), device=device),
-            integers(batch * (drafts + 1)),
-            integers(batch),
-            integers(batch, drafts, kind=torch.int64),
-            integers(batch, drafts + 1, kind=torch.int64),
-            integers(batch),
-            integers(batch),
+            arrivals(batch * (drafts + 1)),
+            arrivals(batch),
+            room(batch, drafts, kind=torch.int64),
+            room(batch, drafts + 1, kind=torch.int64),
+            room(batch),
+            room(batch),
         )
 
 

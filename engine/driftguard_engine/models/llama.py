@@ -21,6 +21,7 @@ from driftguard_engine.kernels import layers
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.linear import MINIMUM_ROWS, choose
 from driftguard_engine.models.llama_weights import Layer, heads_of, layer_of, norm_of, rotation
+from driftguard_engine.uploading import upload
 
 _ALIGNMENT_BYTES = 64
 
@@ -43,13 +44,13 @@ class LeanModel:
         self._layers = [layer_of(layer, self._heads) for layer in module.model.layers]
         self._final_norm = norm_of(module.model.norm)
         self._head = choose(module.lm_head.weight, getattr(module.lm_head, "bias", None))
-        self._device, self._dtype = self._embedding.device, self._embedding.dtype
+        self._device, self.dtype = self._embedding.device, self._embedding.dtype
         room, dim = max_length + spare, self._heads.dim  # positions of a slot
         self._cos, self._sin = rotation(module.model.rotary_emb, room, dim, self._embedding)
-        self._cache = SlotCache(slots, room, self._device, self._dtype)
+        self._cache = SlotCache(slots, room, self._device, self.dtype)
         for _ in self._layers:
             self._cache.add_layer(self._heads.keys, dim, dim)
-        row_bytes = (self._heads.queries + self._heads.keys) * dim * self._dtype.itemsize
+        row_bytes = (self._heads.queries + self._heads.keys) * dim * self.dtype.itemsize
         self._rows_are_aligned = row_bytes % _ALIGNMENT_BYTES == 0
 
     @torch.inference_mode()
@@ -86,12 +87,12 @@ class LeanModel:
     def _hidden(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
         count = len(token_ids)
         padding = [0] * max(0, MINIMUM_ROWS - count)
-        places = torch.tensor(self._cache.places(spans), device=self._device)  # [N]
+        places = upload(self._cache.places(spans), self._device)  # [N]
         positions = [position for span in spans for position in range(span.start, span.end)]
-        at = torch.tensor(positions + padding, device=self._device)  # [rows], rows = max(N, MINIMUM_ROWS)
+        at = upload(positions + padding, self._device)  # [rows], rows = max(N, MINIMUM_ROWS)
         cos, sin = self._cos[at, None], self._sin[at, None]  # [rows, 1, D]
         masks = [self._mask(span) for span in spans]
-        hidden = self._embedding[torch.tensor([*token_ids, *padding], device=self._device)]  # [rows, hidden]
+        hidden = self._embedding[upload([*token_ids, *padding], self._device)]  # [rows, hidden]
         for index, layer in enumerate(self._layers):
             qkv = layer.qkv.apply(layer.attention_norm.apply(hidden))
             mixed = self._attend(index, layer, qkv, cos, sin, places, spans, masks)
@@ -151,6 +152,6 @@ class LeanModel:
         """Additive [G * T, end]: token t of the span sees positions up to start + t."""
         if span.count == 1:
             return None
-        mask = torch.full((span.count, span.end), float("-inf"), dtype=self._dtype, device=self._device)
+        mask = torch.full((span.count, span.end), float("-inf"), dtype=self.dtype, device=self._device)
         mask.triu_(span.start + 1)
         return mask.repeat(self._heads.queries // self._heads.keys, 1)

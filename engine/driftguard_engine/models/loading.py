@@ -23,13 +23,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How a model is loaded. max_length: tokens per slot at most; lean: False forces the generic path."""
+    """How a model is loaded.
+
+    max_length: tokens per slot at most; spare: positions behind them that drafts may write to; lean: False
+    forces the generic path.
+    """
 
     dtype: torch.dtype
     device: torch.device
     slots: int
     max_length: int
     lean: bool = True
+    spare: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
     max_length = min(placement.max_length, context)
     model: TokenModel
     if placement.lean and llama_weights.supports(config, max_length):
-        model = llama.LeanModel(module, placement.slots, max_length)
+        model = llama.LeanModel(module, placement.slots, max_length, placement.spare)
     elif generic.supports(config.get_text_config()):
         model = generic.GenericModel(module, placement.slots, max_length)
     else:

@@ -127,7 +127,7 @@ def test_a_draft_without_usable_logits_costs_speed_only_and_says_so(
     expected = tokens(engine, request())["r"]
     drafter = engine._drafts._serving.drafter
     assert isinstance(drafter, DraftModelDrafter)
-    model = drafter._model
+    model = drafter.model
     original = model.forward
     monkeypatch.setattr(model, "forward", lambda *arguments: original(*arguments) * float("nan"))
     with caplog.at_level(logging.ERROR):

@@ -1,0 +1,1 @@
+"""Decoding whose state lies on the device: the host queues steps and reads them one step behind."""

@@ -1,0 +1,71 @@
+"""Which loop decodes: the one whose state is on the device, or the host's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import torch
+
+from driftguard_engine.config import EngineConfig, InvalidConfig
+from driftguard_engine.core import InvalidModel
+from driftguard_engine.decoding import Decoder, StepDecoder
+from driftguard_engine.device_loop.decoder import DeviceDecoder, lean
+from driftguard_engine.drafters.base import Drafter
+from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.kernels.backend import backend_of
+from driftguard_engine.kernels.launches import MOST_DRAFTS
+from driftguard_engine.models.base import TokenModel
+from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.loading import Placement
+
+logger = logging.getLogger(__name__)
+
+
+def placement_of(config: EngineConfig) -> Placement:
+    """With a slot more and room behind the others where the device's loop may decode."""
+    own = int(_is_wanted(config))
+    return Placement(
+        getattr(torch, config.dtype),
+        torch.device(config.device),
+        config.max_batch + own,
+        config.max_length,
+        lean=config.model_path == "auto",
+        spare=MOST_DRAFTS * own,
+    )
+
+
+def open_decoder(
+    config: EngineConfig, target: TokenModel, eos_token_ids: Collection[int], drafter: Drafter | None
+) -> StepDecoder:
+    """Raises InvalidConfig where the device's loop was asked for and cannot be had."""
+    device = torch.device(config.device)
+    if not _is_wanted(config):
+        return Decoder(target, device)
+    obstacle = _obstacle(target, drafter, device)
+    if obstacle is not None or not isinstance(target, LeanModel):
+        if config.loop == "device":
+            raise InvalidConfig(f"loop: 'device' is not possible: {obstacle}")
+        logger.error("the host's loop decodes, slowly, instead of the device's: %s", obstacle)
+        return Decoder(target, device)
+    decoder = DeviceDecoder(target, eos_token_ids, config.max_batch, device, backend_of(device).launcher)
+    if device.type == "cuda":
+        decoder.prepare(None, 0)
+        if drafter is not None:
+            decoder.prepare(drafter, config.num_speculative_tokens)
+    return decoder
+
+
+def _is_wanted(config: EngineConfig) -> bool:
+    return config.loop == "device" or (config.loop == "auto" and config.device == "cuda")
+
+
+def _obstacle(target: TokenModel, drafter: Drafter | None, device: torch.device) -> str | None:
+    if not isinstance(target, LeanModel):
+        return f"the target runs on the {target.path} path"
+    if isinstance(drafter, DraftModelDrafter):
+        try:
+            lean(drafter)
+        except InvalidModel as error:
+            return error.detail
+    return backend_of(device).fallback

@@ -1,0 +1,189 @@
+"""Decoding on the device, one step ahead of the host."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+
+from driftguard_engine.core import InvalidModel
+from driftguard_engine.decoding import RowOutcome
+from driftguard_engine.device_loop.drafting import Drafting, LookupDrafting, ModelDrafting
+from driftguard_engine.device_loop.running import Readback, Runners, RunStep
+from driftguard_engine.device_loop.slots import SlotTable
+from driftguard_engine.device_loop.step import Step
+from driftguard_engine.device_loop.verification import (
+    KernelVerification,
+    ReferenceVerification,
+    Shape,
+    Verification,
+)
+from driftguard_engine.drafters.base import Drafter
+from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.drafters.ngram import NgramDrafter
+from driftguard_engine.kernels.launches import MOST_DRAFTS, Launcher
+from driftguard_engine.kv_cache import Span
+from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.sequence import RunningSequence
+
+logger = logging.getLogger(__name__)
+
+DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, MOST_DRAFTS)  # of a step; a request may be given fewer
+_TOLD = 4  # columns of a step's outputs before the tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    rows: list[RunningSequence | None]  # None: it has left
+    counts: Sequence[int]  # drafts that each was given at most
+    outputs: Readback
+
+
+class DeviceDecoder:
+    """Runs the steps of any rows, and tells what they gave when the next one is on its way.
+
+    A request that has ended in the meantime runs one step more, which changes nothing.
+    """
+
+    def __init__(
+        self,
+        target: LeanModel,
+        eos_token_ids: Collection[int],
+        slots: int,
+        device: torch.device,
+        launcher: Launcher | None,
+    ) -> None:
+        """launcher: of the kernels; None: the reference, on the CPU only."""
+        self._target, self._slots, self._device, self._launcher = target, slots, device, launcher
+        self._table = SlotTable(slots, max(target.max_length, MOST_DRAFTS + 1), eos_token_ids, device)
+        self._batches = [*(1 << power for power in range((slots - 1).bit_length())), slots]
+        self._runners = Runners(device)
+        self._plain: dict[Shape, RunStep] = {}
+        self._drafted: WeakKeyDictionary[Drafter, dict[Shape, RunStep]] = WeakKeyDictionary()
+        self._launched: deque[_Launched] = deque()
+        self._unread: dict[str, int] = {}  # by request: tokens that its draft model has read, where it lags
+
+    @property
+    def capture_failure(self) -> str | None:
+        """Why steps of some shape are launched one kernel at a time."""
+        return self._runners.capture_failure
+
+    @property
+    def in_flight(self) -> bool:
+        """Has a step been launched whose outcome nobody knows?"""
+        return bool(self._launched)
+
+    def prepare(self, drafter: Drafter | None, drafts: int) -> None:
+        """Captures the steps of every batch with this many drafts, so that no request waits for that."""
+        for batch in self._batches:
+            self._step(drafter, Shape(batch, _at_least(DRAFTS, drafts), narrows=False))
+
+    def admit(self, row: RunningSequence) -> None:
+        """The row will be decoded; what its slot held before is over."""
+        params = row.request.params
+        limit = min(len(row.token_ids) + params.max_tokens, row.max_length)
+        self._table.admit(row.slot, row.token_ids, limit, params)
+
+    def forget(self, row: RunningSequence) -> None:
+        """The row has left: nothing of it is kept, its draft's memory least of all."""
+        for launched in self._launched:
+            launched.rows[:] = [None if each is row else each for each in launched.rows]
+        self._unread.pop(row.request.request_id, None)
+
+    def reset(self) -> None:
+        """After a failure: nothing that was launched is waited for."""
+        self._launched.clear()
+
+    def step(self, rows: Sequence[RunningSequence]) -> list[tuple[RunningSequence, RowOutcome]]:
+        """Launches a step of these rows. Returns what the step before gave its rows."""
+        earlier = len(self._launched)
+        by_drafter: dict[Drafter | None, list[RunningSequence]] = {}
+        for row in rows:
+            by_drafter.setdefault(row.draft.drafter, []).append(row)
+        for drafter, together in by_drafter.items():
+            self._launch(drafter, together)
+        return [outcome for _ in range(earlier) for outcome in _outcomes(self._launched.popleft())]
+
+    def _launch(self, drafter: Drafter | None, rows: Sequence[RunningSequence]) -> None:
+        counts = [row.draft_count if drafter is not None else 0 for row in rows]
+        drafts = _at_least(DRAFTS, max(counts))
+        narrows = any(row.request.params.top_k > 0 or row.request.params.top_p < 1 for row in rows)
+        shape = Shape(_at_least(self._batches, len(rows)), drafts, narrows)
+        if isinstance(drafter, DraftModelDrafter):
+            self._catch_up(drafter, rows, drafts > 0)
+        filling = shape.batch - len(rows)
+        slots = [*(row.slot for row in rows), *[self._table.spare] * filling]
+        run = self._step(drafter if drafts else None, shape)
+        outputs = run([*slots, *counts, *[0] * filling])
+        self._launched.append(_Launched([*rows], counts, Readback(outputs)))
+
+    def _catch_up(self, drafter: DraftModelDrafter, rows: Sequence[RunningSequence], drafts: bool) -> None:
+        """Steps without drafts leave the draft model behind: it reads what it has missed before it drafts."""
+        for row in rows:
+            name, known = row.request.request_id, len(row.token_ids)
+            if not drafts:
+                self._unread.setdefault(name, max(0, known - 2))
+            elif (first := self._unread.pop(name, None)) is not None and first < known:
+                drafter.prefill(row.token_ids[first:], [Span(row.slot, first, known - first)])
+
+    def _step(self, drafter: Drafter | None, shape: Shape) -> RunStep:
+        known = self._plain if drafter is None else self._drafted.setdefault(drafter, {})
+        if shape not in known:
+            drafting = self._drafting(drafter)
+            step = Step(self._target, self._table, drafting, lambda: self._verification(shape))
+            known[shape] = self._runners.runner(step, shape.batch)
+        return known[shape]
+
+    def _drafting(self, drafter: Drafter | None) -> Drafting | None:
+        if isinstance(drafter, NgramDrafter):
+            return LookupDrafting(drafter.min_tokens, drafter.max_tokens, self._launcher)
+        if isinstance(drafter, DraftModelDrafter):
+            return ModelDrafting(lean(drafter), self._target.vocabulary)
+        return None
+
+    def _verification(self, shape: Shape) -> Verification:
+        if self._launcher is None:
+            return ReferenceVerification(shape, self._target.vocabulary)
+        return KernelVerification(
+            self._launcher, shape, self._target.vocabulary, self._target.dtype, self._device
+        )
+
+
+def _at_least(sizes: Sequence[int], least: int) -> int:
+    """The smallest of the ascending sizes that will do."""
+    return sizes[bisect_left(sizes, least)]
+
+
+def _outcomes(launched: _Launched) -> list[tuple[RunningSequence, RowOutcome]]:
+    told = launched.outputs.wait()
+    given = zip(launched.rows, launched.counts, told, strict=False)  # the rows told behind these only fill up
+    return [(row, _outcome(row, count, each)) for row, count, each in given if row is not None]
+
+
+def _outcome(row: RunningSequence, count: int, told: Sequence[int]) -> RowOutcome:
+    status, drafted, accepted, emitted = told[:_TOLD]
+    if status:
+        return RowOutcome([], 0, 0, "the model gave no usable logits: NaN, +inf, or nothing above -inf")
+    drafter = row.draft.drafter
+    if emitted and isinstance(drafter, DraftModelDrafter):
+        expected = min(count, row.draft_count, drafter.most_drafts(len(row.token_ids)))
+        if drafted < expected:
+            # The target needs no draft: the request goes on with what is usable.
+            logger.error("the draft gives no usable logits: %d of %d drafts", drafted, expected)
+    return RowOutcome(list(told[_TOLD : _TOLD + emitted]), drafted, accepted)
+
+
+def lean(drafter: DraftModelDrafter) -> LeanModel:
+    """Its model. Raises InvalidModel where that is none of the lean path."""
+    if not isinstance(drafter.model, LeanModel):
+        raise InvalidModel(
+            f"draft: its shape runs on the {drafter.model.path} path only, which the device loop cannot use; "
+            "start the engine with loop = 'host' to serve it",
+            field="draft",
+        )
+    return drafter.model

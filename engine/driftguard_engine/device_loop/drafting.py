@@ -1,0 +1,86 @@
+"""How the drafts of a step come about on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from driftguard_engine.device_loop.slots import RowState, SlotTable
+from driftguard_engine.device_loop.verification import Verification
+from driftguard_engine.kernels import ngrams
+from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.models.llama import LeanModel
+
+
+class Drafting(Protocol):
+    """certain: see `Verification.verify`."""
+
+    certain: bool
+
+    def draft(self, rows: RowState, table: SlotTable, verification: Verification) -> Tensor:
+        """Into verification.draft_tokens; how many of each row's are a guess, [B] int64, at most K."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDrafting:
+    """K passes of a small model.
+
+    The first reads the sequence's last two tokens: where all drafts of the step before were accepted, the
+    last of them is new to the model, and where they were not, reading one twice changes nothing.
+    """
+
+    model: LeanModel
+    vocabulary: int  # the target's V; the draft's logits are cut or filled with -inf to it
+    certain = False
+
+    def draft(self, rows: RowState, table: SlotTable, verification: Verification) -> Tensor:
+        tokens = verification.draft_tokens
+        starts = (rows.lengths - 2).clamp(0, self.model.max_length - 2)
+        logits = self.model.decode(self._known(table.tokens_at(rows, starts, 2)), starts, rows.slots)
+        newest = (rows.lengths - 1 - starts).clamp(max=1)
+        self._draw(
+            rows, logits.gather(1, newest[:, None, None].expand(-1, 1, logits.shape[-1])), verification, 0
+        )
+        for step in range(1, tokens.shape[1]):
+            place = (rows.lengths + step - 1).clamp(max=self.model.max_length - 1)
+            fed = self._known(tokens[:, step - 1 : step].clamp(min=0))
+            self._draw(rows, self.model.decode(fed, place, rows.slots), verification, step)
+        usable = (tokens >= 0).long().cumprod(1).sum(1)
+        return usable.minimum((self.model.max_length - rows.lengths + 1).clamp(min=0))
+
+    def _draw(self, rows: RowState, logits: Tensor, verification: Verification, step: int) -> None:
+        missing = self.vocabulary - self.model.vocabulary
+        fitting = F.pad(logits[:, 0], (0, missing), value=-torch.inf) if missing else logits[:, 0]
+        verification.draw(rows, fitting, step)
+
+    def _known(self, token_ids: Tensor) -> Tensor:
+        """A padding id that only the target has becomes 0: the guess may be poor, never an error."""
+        return torch.where(token_ids < self.model.vocabulary, token_ids, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupDrafting:
+    """What followed the same few tokens earlier in the sequence: `kernels.ngrams`."""
+
+    min_tokens: int
+    max_tokens: int
+    launcher: Launcher | None  # None: the reference
+    certain = True
+
+    def draft(self, rows: RowState, table: SlotTable, verification: Verification) -> Tensor:
+        sequences, tokens = table.token_ids[rows.slots], verification.draft_tokens
+        lengths = rows.lengths.int()
+        if self.launcher is None:
+            found, counts = ngrams.reference(
+                sequences, lengths, self.min_tokens, self.max_tokens, tokens.shape[1]
+            )
+            tokens.copy_(found)
+            return counts.long()
+        counts = torch.empty_like(lengths)
+        ngrams.look_up(self.launcher, sequences, lengths, self.min_tokens, self.max_tokens, tokens, counts)
+        return counts.long()

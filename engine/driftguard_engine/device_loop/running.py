@@ -1,0 +1,86 @@
+"""Steps as they are run: captured in a CUDA graph once per shape and replayed, or called on the CPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from driftguard_engine.device_loop.step import Step
+from driftguard_engine.uploading import upload
+
+logger = logging.getLogger(__name__)
+
+_WARM_UP_STEPS = 2  # libraries choose kernels and take memory at the first calls, which no graph may hold
+
+RunStep = Callable[[Sequence[int]], Tensor]  # slots, then drafts: `queued` of `Step.run`, flat
+
+
+class Runners:
+    """capture_failure: why steps of some shape are launched one kernel at a time, which is slower."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.capture_failure: str | None = None
+
+    def runner(self, step: Step, batch: int) -> RunStep:
+        """On CUDA waits for the device, and runs the step on the slot that is nobody's."""
+
+        def eager(queued: Sequence[int]) -> Tensor:
+            return step.run(upload(queued, self._device).view(2, batch))
+
+        if self._pool is None:
+            return eager
+        idle = [step.table.spare] * batch + [0] * batch
+        try:
+            return self._captured(step, batch, idle)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # what a kernel or library may not do while a graph is captured
+            self.capture_failure = f"{type(error).__name__}: {error}"
+            logger.error("a step of %d rows cannot be captured in a CUDA graph: %s", batch, error)
+            return eager
+
+    def _captured(self, step: Step, batch: int, idle: Sequence[int]) -> RunStep:
+        queued = upload(idle, self._device).view(2, batch)
+        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP_STEPS):
+                step.run(queued)
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Steps run one after another, so that all graphs can use the same memory.
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = step.run(queued)
+
+        def replay(now: Sequence[int]) -> Tensor:
+            queued.copy_(upload(now, self._device).view(2, batch), non_blocking=True)
+            graph.replay()
+            return outputs
+
+        return replay
+
+
+class Readback:
+    """A tensor on its way to the host."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._event = None
+        if values.device.type == "cuda":
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(values.device))
+        else:
+            self._values = values
+
+    def wait(self) -> list[list[int]]:
+        """Until the tensor has come; what was queued behind it goes on."""
+        if self._event is not None:
+            self._event.synchronize()
+        rows: list[list[int]] = self._values.tolist()
+        return rows

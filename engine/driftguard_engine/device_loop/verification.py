@@ -1,0 +1,116 @@
+"""Drawing and verifying inside a step: by the kernels, or by the reference where the device is the CPU.
+
+Both read the same laws and the same noise as `driftguard_engine.verify`, and check nothing: a row without a
+law (its logits have no finite maximum) draws -1, and is told by its status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from driftguard_engine.device_loop.slots import RowState
+from driftguard_engine.kernels import launches, reference
+from driftguard_engine.kernels.backend import Verified
+from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
+from driftguard_engine.kernels.reference import Chain, Noise
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the shapes of a step follow from. narrows: whether any row may ask for top-k or top-p."""
+
+    batch: int
+    drafts: int
+    narrows: bool
+
+
+class Verification(Protocol):
+    """For steps of one shape: B rows, K drafts, V tokens."""
+
+    draft_tokens: Tensor  # [B, K] int64: what is to be verified
+
+    def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
+        """Step `step` of every row's drafts, from the draft's logits [B, V], into draft_tokens."""
+        ...
+
+    def verify(self, rows: RowState, target_logits: Tensor, lengths: Tensor, *, certain: bool) -> Verified:
+        """The first lengths[b] of draft_tokens by target_logits [B, K + 1, V].
+
+        lengths [B] int64. certain: the drafts were not drawn but are a guess (n-grams).
+        """
+        ...
+
+
+class KernelVerification:
+    """See `Verification`."""
+
+    def __init__(
+        self, launcher: Launcher, shape: Shape, vocabulary: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._launcher, self._narrows = launcher, shape.narrows
+        self._space = Workspace.empty(shape.batch, shape.drafts, vocabulary, device)
+        self._draft_logits = torch.empty(shape.batch, shape.drafts, vocabulary, dtype=dtype, device=device)
+        self.draft_tokens = self._space.draft_tokens
+
+    def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
+        kept = self._draft_logits[:, step]
+        kept.copy_(logits)
+        launches.draw_drafts(self._launcher, kept, self._settings(rows), self._space, step)
+
+    def verify(self, rows: RowState, target_logits: Tensor, lengths: Tensor, *, certain: bool) -> Verified:
+        draft_logits = None if certain or not self._space.drafts else self._draft_logits
+        settings = self._settings(rows)
+        launches.verify(self._launcher, target_logits, draft_logits, lengths.int(), settings, self._space)
+        return Verified(self._space.tokens, self._space.accepted.long(), self._space.status)
+
+    def _settings(self, rows: RowState) -> Settings:
+        return Settings(rows.scales, rows.top_ks, rows.top_ps, rows.seeds, rows.lengths, self._narrows)
+
+
+class ReferenceVerification:
+    """See `Verification`."""
+
+    def __init__(self, shape: Shape, vocabulary: int) -> None:
+        self.draft_tokens = torch.zeros(shape.batch, shape.drafts, dtype=torch.int64)
+        self._draft_logits = torch.zeros(shape.batch, shape.drafts, vocabulary)
+
+    def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
+        lawful, kept = _lawful(logits.float())
+        words = reference.draft_words(Noise.of(rows.seeds, rows.lengths + step), 1)[0]
+        drawn = reference.sample_draft(kept, _shaping(rows), words)
+        self.draft_tokens[:, step] = torch.where(lawful, drawn, -1)
+        self._draft_logits[:, step] = kept
+
+    def verify(self, rows: RowState, target_logits: Tensor, lengths: Tensor, *, certain: bool) -> Verified:
+        lawful, kept = _lawful(target_logits.float())
+        chain = Chain(
+            kept,
+            _point_masses(self.draft_tokens, kept.shape[-1]) if certain else self._draft_logits,
+            self.draft_tokens,
+            lengths,
+            _shaping(rows),
+            Noise.of(rows.seeds, rows.lengths),
+        )
+        tokens, accepted = reference.verify_chain(chain)
+        return Verified(tokens, accepted, (chain.read & ~lawful).any(-1).int())
+
+
+def _shaping(rows: RowState) -> Shaping:
+    return Shaping.of(rows.temperatures, rows.top_ks, rows.top_ps)
+
+
+def _lawful(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows of [..., V] have a law, and the logits with another law where they have none."""
+    lawful = logits.amax(-1).isfinite()
+    return lawful, torch.where(lawful[..., None], logits, 0.0)
+
+
+def _point_masses(tokens: Tensor, size: int) -> Tensor:
+    """[B, K, V]: logit 0 at the token, -inf elsewhere."""
+    logits = torch.full((*tokens.shape, size), -torch.inf)
+    return logits.scatter_(-1, tokens.clamp(0, size - 1)[..., None], 0.0)

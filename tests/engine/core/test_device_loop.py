@@ -1,0 +1,209 @@
+"""Decoding whose state is on the device gives what the host's loop gives, one step later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from driftguard_engine.config import InvalidConfig
+from driftguard_engine.core import FinishedRequest, InvalidModel, Request
+from driftguard_engine.device_loop.decoder import DeviceDecoder
+from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.engine import Engine
+from driftguard_engine.models.llama import LeanModel
+
+from tests.engine.core.test_losslessness import plain_greedy
+from tests.engine.core.tiny import drain, finished, request, save, serve, tokens
+
+SEED = 20281
+
+
+def traffic() -> list[Request]:
+    """Every way to sample and to end, prompts from one token to several chunks, more than there are slots."""
+    prompts = [(7,), (1, 2, 3, 4) * 5, tuple(range(30, 60)), (9, 9, 9, 9, 9), (200, 100), tuple(range(150))]
+    ways: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.8},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 1.3, "top_p": 0.7, "num_speculative_tokens": 7},
+        {"temperature": 1.0, "ignore_eos": False, "max_tokens": 120},
+        {"num_speculative_tokens": 0},
+        {"num_speculative_tokens": 1, "max_tokens": 1},
+        {"temperature": 1.0, "stop": ("e", "1", "\x05"), "max_tokens": 100},
+    ]
+    return [
+        request(f"{index}", prompts[index % len(prompts)], seed=SEED + index, **way)
+        for index, way in enumerate(ways * 2)
+    ]
+
+
+def told(done: FinishedRequest) -> tuple[object, ...]:
+    return (done.output_token_ids, done.text, done.finish_reason, done.counts, done.num_speculative_tokens)
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "none"])
+def test_requests_of_all_kinds_get_what_they_get_from_the_hosts_loop(
+    new_engine: Callable[..., Engine], drafter: str
+) -> None:
+    expected = serve(new_engine(drafter=drafter), *traffic())
+    engine = new_engine(drafter=drafter, loop="device")
+    assert engine.loop == "device"
+    done = serve(engine, *traffic())
+    assert {name: told(each) for name, each in done.items()} == {
+        name: told(each) for name, each in expected.items()
+    }
+    assert {each.finish_reason for each in done.values()} == {"length", "stop"}
+
+
+@pytest.mark.parametrize("kind", ["llama", "odd_llama"])
+def test_greedy_text_is_plain_greedy_decoding(new_engine: Callable[..., Engine], kind: str) -> None:
+    prompts = {"a": (7,), "b": (1, 2, 3, 4) * 5}
+    done = tokens(
+        new_engine(kind, loop="device"), *(request(name, prompt, 40) for name, prompt in prompts.items())
+    )
+    assert done == {name: plain_greedy(kind, prompt, 40) for name, prompt in prompts.items()}
+
+
+def test_the_host_reads_one_step_behind(new_engine: Callable[..., Engine]) -> None:
+    engine = new_engine(loop="device", drafter="none")
+    engine.submit(request(max_tokens=3))
+    emitted = [[len(output.token_ids) for output in engine.step()] for _ in range(4)]
+    assert emitted == [[], [1], [1], [1]]
+    assert not engine.has_work()
+
+
+def test_what_a_request_leaves_behind_reaches_nobody(new_engine: Callable[..., Engine]) -> None:
+    """Aborted with a step in flight: the next in its slot begins with its own tokens."""
+    expected = tokens(new_engine(), request("b", (8, 8, 8)))["b"]
+    engine = new_engine(loop="device", max_batch=1)
+    engine.submit(request("a", max_tokens=50))
+    engine.submit(request("b", (8, 8, 8)))
+    for _ in range(3):
+        engine.step()
+    engine.abort("a")
+    done = finished(drain(engine))
+    assert done["a"].finish_reason == "abort"
+    assert done["b"].output_token_ids == expected
+
+
+def test_a_draft_model_reads_what_was_decoded_without_it(new_engine: Callable[..., Engine]) -> None:
+    """Five steps drafted, five not, and so on: drafts are accepted as if it had never been away."""
+    always, engine = new_engine(loop="device"), new_engine(loop="device")
+    expected = serve(always, request(max_tokens=100))["r"]
+    engine.submit(request(max_tokens=100))
+    outputs = engine.step()
+    [row] = engine._sequences.values()
+    for step in range(1000):
+        row.num_speculative_tokens = 4 if step // 5 % 2 else 0
+        if not engine.has_work():
+            break
+        outputs += engine.step()
+    done = finished(outputs)["r"]
+    assert done.output_token_ids == expected.output_token_ids
+    rate, usual = (each.counts.accepted / each.counts.drafted for each in (done, expected))
+    assert 30 < done.counts.drafted < expected.counts.drafted
+    assert rate == pytest.approx(usual, abs=0.15)
+
+
+def patch_decode(
+    monkeypatch: pytest.MonkeyPatch, model: LeanModel, slot: int | None, change: Callable[[torch.Tensor], Any]
+) -> None:
+    """change: of a row's logits [T, V], in place or by an error, from position 6 on; slot None: all."""
+    original = model.decode
+
+    def decode(token_ids: torch.Tensor, starts: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        logits = original(token_ids, starts, slots)
+        for row, (start, own) in enumerate(zip(starts.tolist(), slots.tolist(), strict=True)):
+            if start >= 6 and own in (slot, own if slot is None else slot):
+                change(logits[row])
+        return logits
+
+    monkeypatch.setattr(model, "decode", decode)
+
+
+def test_only_the_request_without_usable_logits_ends(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(loop="device")
+    asked = [request(name, [5, 6, place]) for place, name in enumerate("abc")]
+    expected = tokens(engine, *asked)
+    assert isinstance(engine._target.model, LeanModel)
+    patch_decode(monkeypatch, engine._target.model, 1, lambda logits: logits.fill_(torch.nan))
+    done = serve(engine, *asked)
+    assert done["b"].finish_reason == "error"
+    assert "no usable logits" in (done["b"].error or "")
+    assert {name: done[name].output_token_ids for name in "ac"} == {name: expected[name] for name in "ac"}
+
+
+def test_a_draft_without_usable_logits_costs_speed_only_and_says_so(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = new_engine(loop="device")
+    asked = request(prompt=range(10))
+    expected = tokens(engine, asked)["r"]
+    drafter = engine._drafts.drafter
+    assert isinstance(drafter, DraftModelDrafter)
+    assert isinstance(drafter.model, LeanModel)
+    patch_decode(monkeypatch, drafter.model, None, lambda logits: logits.fill_(torch.nan))
+    with caplog.at_level(logging.ERROR):
+        done = serve(engine, asked)["r"]
+    assert (done.output_token_ids, done.counts.drafted, done.counts.steps) == (expected, 0, 12)
+    assert "no usable logits" in caplog.text
+
+
+def test_a_failed_step_ends_its_requests_with_the_reason_and_the_engine_goes_on(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(loop="device", max_batch=1)
+    asked = [request("a", range(3)), request("b", range(4))]
+    expected = tokens(engine, *asked)
+    assert isinstance(engine._target.model, LeanModel)
+
+    def fail(logits: torch.Tensor) -> None:
+        monkeypatch.undo()
+        raise torch.OutOfMemoryError("no memory left")
+
+    patch_decode(monkeypatch, engine._target.model, 0, fail)
+    done = serve(engine, *asked)
+    assert (done["a"].finish_reason, done["a"].error) == ("error", "OutOfMemoryError: no memory left")
+    assert done["a"].output_token_ids == expected["a"][: len(done["a"].output_token_ids)]
+    assert done["b"].output_token_ids == expected["b"]
+
+
+def test_models_that_the_device_cannot_decode_are_refused(
+    new_engine: Callable[..., Engine], models: Path
+) -> None:
+    with pytest.raises(InvalidConfig, match="loop: 'device' is not possible: the target runs on the generic"):
+        new_engine("gpt2", loop="device")
+    with pytest.raises(InvalidConfig, match="loop: 'sideways' is not one of auto, host, device"):
+        new_engine(loop="sideways")
+    engine = new_engine(loop="device")
+    with pytest.raises(InvalidModel, match="generic path only"):
+        engine.load_draft(str(models / "gpt2_draft"))
+
+
+def test_a_draft_with_another_shape_of_vocabulary_and_context_still_drafts(
+    new_engine: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """Both sides of the vocabulary, and a draft that stops drafting where its own context ends."""
+    asked = traffic()[:5]
+    for vocabulary in (257 - 1, 300):
+        draft = save(tmp_path / str(vocabulary), seed=3, vocab_size=vocabulary, max_position_embeddings=40)
+        host, device = (serve(new_engine(draft=draft, loop=loop), *asked) for loop in ("host", "device"))
+        assert {name: told(each) for name, each in device.items()} == {
+            name: told(each) for name, each in host.items()
+        }
+        assert sum(each.counts.drafted for each in device.values()) > 0
+
+
+def test_steps_of_a_draft_that_is_gone_are_gone(new_engine: Callable[..., Engine], models: Path) -> None:
+    engine = new_engine(loop="device")
+    serve(engine, request())
+    assert isinstance(engine._decoder, DeviceDecoder)
+    engine.load_draft(str(models / "odd_llama_draft"), "v2")
+    engine.swap_draft("v2")
+    assert len(engine._decoder._drafted) == 0
