@@ -36,6 +36,12 @@ class DeviceName(StrEnum):
     CUDA = "cuda"
 
 
+class LoopName(StrEnum):
+    AUTO = "auto"
+    HOST = "host"
+    DEVICE = "device"
+
+
 class LogLevel(StrEnum):
     DEBUG = "debug"
     INFO = "info"
@@ -70,6 +76,14 @@ def main(
     ] = None,
     dtype: Annotated[DtypeName, _option("Number format of both models.", MODELS)] = DtypeName.FLOAT32,
     device: Annotated[DeviceName, _option("Where both models run.", MODELS)] = DeviceName.CPU,
+    loop: Annotated[
+        LoopName,
+        _option(
+            "Where the state of decoding is kept: on the device, so that no step waits for the host, or on "
+            "the host. Default: the device's on CUDA where models and kernels allow it.",
+            MODELS,
+        ),
+    ] = LoopName.AUTO,
     threads: Annotated[int | None, _option("CPU threads of torch; without it torch chooses.", MODELS)] = None,
     speculation: Annotated[
         bool, _option("Speculate at all. POST /admin/speculation changes it later.", MODELS)
@@ -158,6 +172,7 @@ def main(
             num_speculative_tokens=num_speculative_tokens,
             max_speculative_tokens=max_speculative_tokens,
             max_waiting=max_waiting,
+            loop=loop.value,
             threads=threads,
             speculation=speculation,
             state_dir=state_dir,

@@ -56,7 +56,7 @@ class Engine:
         self.target_directory = str(self._target.directory)
         self.max_length = self._target.model.max_length
         self._drafts = Drafts(first_draft(config, self._target, self._placement))
-        self._decoder = open_decoder(
+        self._decoder, self._obstacle = open_decoder(
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
         )
         self._scheduler = Scheduler(config.max_batch, config.prefill_chunk_tokens)
@@ -161,6 +161,11 @@ class Engine:
     def loop(self) -> Literal["host", "device"]:
         """Where the state of decoding is kept."""
         return "device" if isinstance(self._decoder, DeviceDecoder) else "host"
+
+    @property
+    def loop_fallback(self) -> str | None:
+        """Why the host takes part in steps that are meant for the device alone."""
+        return self._decoder.capture_failure if isinstance(self._decoder, DeviceDecoder) else self._obstacle
 
     @property
     def lost(self) -> str | None:

@@ -124,7 +124,9 @@ class _EngineState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         engine, draft = self._engine, self._engine.draft
-        info = InfoMetricFamily(PREFIX, "What serves, on what: target, draft in service, verify backend.")
+        info = InfoMetricFamily(
+            PREFIX, "What serves, on what: target, draft in service, verify backend, decoding loop."
+        )
         info.add_metric(
             [],
             {
@@ -134,6 +136,7 @@ class _EngineState(Collector):
                 "draft_version": draft.version,
                 "method": draft.method,
                 "verify_backend": engine.backend,
+                "loop": engine.loop,
                 "device": engine.config.device,
                 "dtype": engine.config.dtype,
             },
@@ -148,6 +151,11 @@ class _EngineState(Collector):
                 "verify_fallback",
                 "1 where the reference verifies on a device that the CUDA kernels are meant for.",
                 int(engine.backend_fallback is not None),
+            ),
+            (
+                "loop_fallback",
+                "1 where the host takes part in steps that are meant for the device alone.",
+                int(engine.loop_fallback is not None),
             ),
             ("speculation_enabled", "1 while requests may speculate.", int(engine.speculation)),
             (

@@ -37,23 +37,26 @@ def placement_of(config: EngineConfig) -> Placement:
 
 def open_decoder(
     config: EngineConfig, target: TokenModel, eos_token_ids: Collection[int], drafter: Drafter | None
-) -> StepDecoder:
-    """Raises InvalidConfig where the device's loop was asked for and cannot be had."""
+) -> tuple[StepDecoder, str | None]:
+    """And why it is the host's where the device's was meant.
+
+    Raises InvalidConfig where the device's loop was asked for and cannot be had.
+    """
     device = torch.device(config.device)
     if not _is_wanted(config):
-        return Decoder(target, device)
+        return Decoder(target, device), None
     obstacle = _obstacle(target, drafter, device)
     if obstacle is not None or not isinstance(target, LeanModel):
         if config.loop == "device":
             raise InvalidConfig(f"loop: 'device' is not possible: {obstacle}")
         logger.error("the host's loop decodes, slowly, instead of the device's: %s", obstacle)
-        return Decoder(target, device)
+        return Decoder(target, device), obstacle
     decoder = DeviceDecoder(target, eos_token_ids, config.max_batch, device, backend_of(device).launcher)
     if device.type == "cuda":
         decoder.prepare(None, 0)
         if drafter is not None:
             decoder.prepare(drafter, config.num_speculative_tokens)
-    return decoder
+    return decoder, None
 
 
 def _is_wanted(config: EngineConfig) -> bool:

@@ -134,5 +134,17 @@ class FakeEngine(Engine):
         return "reference"
 
     @property
+    def loop(self) -> str:
+        return "host"
+
+    @property
+    def loop_fallback(self) -> str | None:
+        return None
+
+    @property
+    def lost(self) -> str | None:
+        return None
+
+    @property
     def backend_fallback(self) -> str | None:
         return None

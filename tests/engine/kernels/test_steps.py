@@ -1,0 +1,59 @@
+"""Whole steps of the loop on the device, by the kernels: what the reference gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from driftguard_engine.core import SamplingParams
+from driftguard_engine.device_loop.drafting import Drafting, LookupDrafting, ModelDrafting
+from driftguard_engine.device_loop.slots import SlotTable
+from driftguard_engine.device_loop.step import Step
+from driftguard_engine.device_loop.verification import (
+    KernelVerification,
+    ReferenceVerification,
+    Shape,
+    Verification,
+)
+from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.models.llama import LeanModel
+
+from tests.engine.core.tiny import new_module
+from tests.engine.kernels.emulated import Emulated
+from tests.engine.simt.emulator import Module
+
+VOCABULARY, LENGTH, STEPS = 97, 64, 8
+CPU = torch.device("cpu")
+SHAPE = Shape(batch=4, drafts=3, narrows=True)
+ROWS = [  # of slots 2, 0, 1; the fourth row of the batch is nobody's
+    SamplingParams(max_tokens=20, temperature=1.0, seed=11),
+    SamplingParams(max_tokens=20, temperature=0.0, seed=12, ignore_eos=True),
+    SamplingParams(max_tokens=6, temperature=1.2, top_k=9, top_p=0.9, seed=13),
+]
+
+
+def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
+    """What STEPS steps tell of their rows, and the tokens of every slot behind them."""
+    module = new_module("llama", seed=1, vocabulary=VOCABULARY)
+    draft = LeanModel(new_module("llama", seed=1, vocabulary=VOCABULARY + 3), 4, LENGTH)
+    drafting: dict[str, Drafting] = {
+        "draft_model": ModelDrafting(draft, VOCABULARY),
+        "ngram": LookupDrafting(1, 3, launcher),
+    }
+
+    def new_verification() -> Verification:
+        if launcher is None:
+            return ReferenceVerification(SHAPE, VOCABULARY)
+        return KernelVerification(launcher, SHAPE, VOCABULARY, torch.float32, CPU)
+
+    table = SlotTable(3, LENGTH, {0}, CPU)
+    step = Step(LeanModel(module, 4, LENGTH, spare=3), table, drafting[drafter], new_verification)
+    slots = [2, 0, 1]
+    for slot, params in zip(slots, ROWS, strict=True):
+        table.admit(slot, [5 + slot, 6], 2 + params.max_tokens, params)
+    told = [step.run(torch.tensor([[*slots, table.spare], [3, 2, 3, 0]])) for _ in range(STEPS)]
+    return [*torch.cat(told)[:, :4].tolist(), *table.token_ids[:3].tolist()]
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram"])
+def test_steps_by_kernels_are_those_of_the_reference(module: Module, drafter: str) -> None:
+    assert sequences(drafter, Emulated(module, seed=3)) == sequences(drafter, None)
