@@ -24,7 +24,6 @@ LEGAL: Final[Mapping[str, tuple[State, ...]]] = {
     "mitigating": ("open", "acknowledged", "resolved"),
     "resolved": (),
 }
-STATES: Final[tuple[State, ...]] = ("open", "acknowledged", "mitigating", "resolved")
 CRITICAL_SLOWDOWN: Final = 0.20  # one fifth fewer tokens per second
 PAGE_SLOWDOWN: Final = 0.02
 RAISED: Final = "raised_because"  # in an incident's evidence: why it became graver

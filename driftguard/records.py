@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 from uuid import UUID
@@ -92,7 +91,6 @@ class StreamKey(msgspec.Struct, frozen=True, order=True):
 
 
 _decode = msgspec.json.Decoder(AcceptanceRecord).decode
-_decode_raw_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 _UNKNOWN = re.compile(r"unknown field `([^`]+)`")
 _MISSING = re.compile(r"missing required field `([^`]+)`")
@@ -114,36 +112,6 @@ def decode_record(text: bytes | str, *, line: int | None = None) -> AcceptanceRe
 def encode_record(record: AcceptanceRecord) -> bytes:
     """One line of JSON without the newline."""
     return _encode(record)
-
-
-def decode_json_lines(text: bytes) -> Iterator[AcceptanceRecord | RecordError]:
-    """Yields, in order, each line's record or the RecordError that says why it is refused.
-
-    Blank lines are skipped and counted in the line numbers, which start at 1.
-    """
-    for number, line in enumerate(text.split(b"\n"), start=1):
-        if line.strip():
-            yield _record_or_error(line, number)
-
-
-def decode_json_array(text: bytes) -> Iterator[AcceptanceRecord | RecordError]:
-    """Like decode_json_lines for a JSON array; `line` is then the 1-based place in the array.
-
-    Raises RecordError when the text is not a JSON array at all.
-    """
-    try:
-        items = _decode_raw_array(text)
-    except msgspec.DecodeError as error:
-        raise RecordError(f"not a valid JSON array of records ({error})") from None
-    for number, item in enumerate(items, start=1):
-        yield _record_or_error(bytes(item), number)
-
-
-def _record_or_error(text: bytes, number: int) -> AcceptanceRecord | RecordError:
-    try:
-        return decode_record(text, line=number)
-    except RecordError as error:
-        return error
 
 
 def check_record(record: AcceptanceRecord, *, line: int | None = None) -> None:

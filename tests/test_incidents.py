@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from itertools import product
+from typing import get_args
 
 import pytest
 
 from driftguard.errors import BadInput
 from driftguard.incidents import (
-    STATES,
     IllegalTransition,
     State,
     formula_slowdown,
@@ -19,6 +19,7 @@ from driftguard.incidents import (
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+STATES: tuple[State, ...] = get_args(State)
 LEGAL_PAIRS = {
     ("open", "acknowledged"),
     ("open", "mitigating"),

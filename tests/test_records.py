@@ -12,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftguard.records import (
-    AcceptanceRecord,
     RecordError,
     check_clock,
-    decode_json_array,
-    decode_json_lines,
     decode_record,
     encode_record,
 )
@@ -102,25 +99,6 @@ def test_numbers_that_are_not_finite_are_refused(value: str) -> None:
         decode_record(text(temperature=0.123).replace("0.123", value))
 
 
-def test_lines_are_judged_one_by_one() -> None:
-    body = "\n".join([text(), "", "{broken", text(accepted=99)]).encode()
-    results = list(decode_json_lines(body))
-    assert isinstance(results[0], AcceptanceRecord)
-    assert [(r.line, r.field) for r in results[1:] if isinstance(r, RecordError)] == [
-        (3, None),
-        (4, "accepted"),
-    ]
-
-
-def test_an_array_is_judged_item_by_item() -> None:
-    results = list(decode_json_array(f"[{text()},{text(steps=-1)}]".encode()))
-    assert isinstance(results[0], AcceptanceRecord)
-    assert isinstance(results[1], RecordError)
-    assert results[1].line == 2
-    with pytest.raises(RecordError, match="array"):
-        list(decode_json_array(b'{"not": "an array"}'))
-
-
 def test_a_clock_that_runs_ahead_is_refused_beyond_the_tolerance() -> None:
     record = decode_record(text())
     check_clock(record, record.ended_at - timedelta(seconds=59))
@@ -133,8 +111,11 @@ def test_a_clock_that_runs_ahead_is_refused_beyond_the_tolerance() -> None:
     st.sampled_from(sorted(VALID)),
 )
 def test_any_value_in_any_field_is_a_record_or_a_record_error(value: Any, field: str) -> None:
-    [result] = decode_json_lines(json.dumps({**VALID, field: value}).encode())
-    if isinstance(result, AcceptanceRecord):
-        assert decode_record(encode_record(result)) == result
+    given = json.dumps({**VALID, field: value})
+    try:
+        record = decode_record(given, line=1)
+    except RecordError:
+        with pytest.raises(RecordError, match=r"^line 1: "):
+            decode_record(given, line=1)
     else:
-        assert str(result).startswith("line 1: ")
+        assert decode_record(encode_record(record)) == record

@@ -79,11 +79,6 @@ class IngestQueue:
         if self._thread.is_alive():
             self._thread.join()
 
-    @property
-    def unacknowledged(self) -> int:
-        """Records that wait or are being written."""
-        return self._unacknowledged
-
     def submit(self, records: Sequence[AcceptanceRecord]) -> Future[BatchResult]:
         """Queues a batch; the future ends after the commit.
 

@@ -96,9 +96,3 @@ def all_streams(session: Session) -> list[Stream]:
 
 def get_stream(session: Session, stream_id: int) -> Stream | None:
     return session.get(Stream, stream_id)
-
-
-def segments_of(session: Session, stream_id: int) -> list[str]:
-    """The stream's named segments, in alphabetical order; 'other' is not among them."""
-    chosen = select(Segment.segment).where(Segment.stream_id == stream_id).order_by(Segment.segment)
-    return list(session.scalars(chosen))

@@ -29,7 +29,6 @@ from tests.deploy.test_dockerfile import last
 
 KUBERNETES_VERSION = "1.31"
 PORTS = {"driftguard-sidecar": 8200, "driftguard-engine": 8100}
-SECRET_KEYS = {"database-url", "api-key"}
 OBJECTS = list(manifests())
 NATIVE = [(file, found) for file, found in OBJECTS if "monitoring.coreos.com" not in found["apiVersion"]]
 

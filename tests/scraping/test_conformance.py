@@ -40,7 +40,6 @@ from tests.scraping.served import ok, served
 SEED = 20261122
 BEFORE, AFTER = 30, 15  # windows
 STEPS = 200  # of a window
-FIDELITY = {"tgi": "gauge"}  # of the others: counter
 
 
 def history() -> list[list[int]]:
