@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftguard.adapters.adapter import Kind
-from driftguard.adapters.reading import Increase, Reading, sums_and_counts
+from driftguard.adapters.reading import Increase, Reading, sums_and_counts, value_of
 from driftguard.adapters.window import Identity, Window
 from driftguard.records import Fidelity
 
@@ -48,7 +48,7 @@ class BuiltInEngine:
 
 def _drafts(reading: Reading) -> dict[str, dict[str, str]]:
     """Version -> labels of the info series."""
-    return {dict(labels)["draft_version"]: dict(labels) for labels in reading.of(_INFO)}
+    return {value_of(_INFO, labels, "draft_version"): dict(labels) for labels in reading.of(_INFO)}
 
 
 def _window(version: str, serving: bool, info: dict[str, str], increase: Increase, after: Reading) -> Window:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from driftguard.adapters.adapter import Kind
 from driftguard.adapters.otlp_identity import PREFIX, TARGET
-from driftguard.adapters.reading import Increase, Labels, Reading, sums_and_counts
+from driftguard.adapters.reading import Increase, Labels, Reading, by_position, sums_and_counts
 from driftguard.adapters.window import Identity, Window
 from driftguard.records import Fidelity
 
@@ -118,11 +118,9 @@ def _count(samples: Reading, field: str, stream: _Stream) -> int:
 
 
 def _by_position(increase: Increase, field: str, stream: _Stream) -> list[int] | None:
-    found: Counter[int] = Counter()
-    for labels, value in increase.samples.of(METRICS[field]).items():
-        if _Stream.of(labels) == stream:
-            found[int(dict(labels)[POSITION])] += round(value)
-    return [found[place] for place in range(max(found) + 1)] if found else None
+    found = increase.samples.of(METRICS[field]).items()
+    own = {labels: value for labels, value in found if _Stream.of(labels) == stream}
+    return by_position(METRICS[field], own, POSITION)
 
 
 def _of_target(increase: Increase, name: str, stream: _Stream, **labels: str) -> float | None:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
-from driftguard.adapters.reading import POSITION_LABELS, START_TIME, Labels
+from driftguard.adapters.reading import MAX_POSITION, POSITION_LABELS, START_TIME, Labels, is_position
 from driftguard.records import FUTURE_TOLERANCE
 
-MAX_POSITION: Final = 1023
 MAX_COUNT: Final = 2.0**53  # what a float counts exactly
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -64,8 +63,7 @@ def refusal(point: Point, now: datetime, oldest: datetime) -> str | None:
         if not math.isfinite(value) or abs(value) > MAX_COUNT or (point.is_monotonic and value < 0):
             return f"{point.name}{suffix}: {value!r} is no count"
     for label, text in point.labels:
-        is_place = text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= MAX_POSITION
-        if label in POSITION_LABELS and not is_place:
+        if label in POSITION_LABELS and not is_position(text):
             return f"{point.name}: {label} {text[:20]!r} is no position from 0 to {MAX_POSITION}"
     return None
 

@@ -21,11 +21,14 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from driftguard.adapters.window import Incomplete
+
 Labels = frozenset[tuple[str, str]]
 
 START_TIME = "process_start_time_seconds"
 SAME_START_SECONDS = 1.0
 POSITION_LABELS = frozenset({"position", "token_position", "driftguard.position"})
+MAX_POSITION: Final = 1_023
 
 _SERIES_KEPT: Final = 4_096  # 200 servers of 20 series each, at most some 4 MB
 _LONGEST_KEPT: Final = 1_000  # characters of a line
@@ -167,11 +170,31 @@ class Increase:
         return total / count if total is not None and count else None
 
     def per_position(self, name: str, label: str, **labels: str) -> list[int] | None:
-        """Counts by position, from 0 without a gap; None where there is none."""
-        found: dict[int, float] = defaultdict(float)
-        for key, value in self.samples.of(name, **labels).items():
-            found[int(dict(key)[label])] += value
-        return [round(found[place]) for place in range(max(found) + 1)] if found else None
+        """See by_position."""
+        return by_position(name, self.samples.of(name, **labels), label)
+
+
+def by_position(name: str, series: Mapping[Labels, float], label: str) -> list[int] | None:
+    """Counts of a metric by position, from 0 without a gap; None where there is none. Raises Incomplete."""
+    found: dict[int, float] = defaultdict(float)
+    for labels, value in series.items():
+        place = value_of(name, labels, label)
+        if not is_position(place):
+            raise Incomplete(f"{name}: {label} {place[:20]!r} is no position from 0 to {MAX_POSITION}")
+        found[int(place)] += value
+    return [round(found[place]) for place in range(max(found) + 1)] if found else None
+
+
+def value_of(name: str, labels: Labels, label: str) -> str:
+    """Of one label of a series of the metric `name`. Raises Incomplete: it lacks the label."""
+    value = dict(labels).get(label)
+    if value is None:
+        raise Incomplete(f"{name}: a series lacks the label {label}")
+    return value
+
+
+def is_position(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 4 and int(text) <= MAX_POSITION
 
 
 def _restarted_at(before: Reading, after: Reading) -> datetime | None:

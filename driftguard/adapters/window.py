@@ -12,7 +12,7 @@ from driftguard.records import AcceptanceRecord, Fidelity, check_record
 
 
 class Incomplete(ValueError):
-    """{what is missing}: a setting that the metrics do not replace, named in the message"""
+    """{what is missing}: a label, or a setting that the metrics do not replace, named in the message"""
 
 
 class LeftOut(ValueError):

@@ -67,8 +67,8 @@ class PushedSource:
             if self.before and self.before.reading.at < oldest:
                 self.before = None
             await self._store(self.readings.take(present), now, submit)
-        except (Incomplete, RecordError, TooManySeries, KeyError) as error:
-            told = f"a point lacks the attribute {error}" if isinstance(error, KeyError) else str(error)
+        except (Incomplete, RecordError, TooManySeries) as error:
+            told = str(error)
             return Outcome("incomplete", told, ignored, len(reasons) + len(present), (*reasons, told))
         detail = self.judged.detail or next(iter(reasons), "")
         return Outcome(self.judged.condition, detail, ignored, len(reasons), reasons)
@@ -116,7 +116,7 @@ class PushedSource:
         self.before = taken
 
     def _records(self, taken: Taken, now: datetime) -> list[AcceptanceRecord]:
-        """Of the windows that end with a reading. Raises Incomplete, RecordError, KeyError."""
+        """Of the windows that end with a reading. Raises Incomplete, RecordError."""
         if self.before and taken.place == self.before.place:
             return []
         if self.before and taken.left_out:

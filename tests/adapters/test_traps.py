@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -249,6 +250,17 @@ def test_a_value_is_told_from_what_stands_around_it(line: str, labels: str) -> N
     for _ in range(2):  # as a series that is new, and as one that is known
         reading = Reading.parse(line % (name + labels) + "\n", ADAPTERS["llamacpp"].names, AFTER)
         assert reading.total(name) == 7.0
+
+
+@pytest.mark.parametrize("label", ["", ',position=""', ',position="one"', ',position="1000000000"'])
+def test_a_place_that_is_none_is_refused_by_the_metric_that_has_it(label: str) -> None:
+    engine = FakeVllm()
+    before = engine.text()
+    engine.serve(STEPS)
+    after = re.sub(r',position="2"', label, engine.text())
+    assert after != engine.text()
+    with pytest.raises(Incomplete, match=r"^vllm:spec_decode_num_accepted_tokens_per_pos_total: .*position"):
+        window("vllm", before, after)
 
 
 def test_what_is_no_exposition_is_refused() -> None:
