@@ -135,11 +135,12 @@ def attend(
         raise ValueError(f"the scratch of attention is too small for {batch} x {tokens} tokens")
     scale = np.float32(math.log2(math.e) / math.sqrt(dim))
     by_tensor_cores = dim in _TENSOR_CORE_DIMS and queries.dtype != torch.float32
-    counts = [np.int32(count) for count in (batch, tokens, heads, kv_heads)]
-    folded = tokens * heads // kv_heads
+    group = heads // kv_heads
+    folded = tokens * group
     tiles = 1 if folded <= _ROW_TILE else 2 if folded <= 2 * _ROW_TILE else 4  # of a block
     partial = [scratch.values, scratch.maxima, scratch.sums]
-    shape: list[Argument] = [*counts, np.int32(dim), np.int32(cache.length)]
+    counts = (batch, tokens, group, kv_heads, dim, cache.length)
+    shape: list[Argument] = [np.int32(count) for count in counts]
     launcher.launch(
         f"attend_{dim}_{suffix}" if by_tensor_cores else f"attend_by_fma_{suffix}",
         (min(batch * kv_heads * splits, scratch.blocks), 1, 1),

@@ -43,11 +43,13 @@ def test_more_sequences_than_a_warp_has_lanes(module: Module) -> None:
 
 
 def test_a_sequence_ends_where_its_slot_does(module: Module) -> None:
-    given = Attending.make((2, 1, 1, 64), [29], 30, BF16, CPU)
-    given.cache.keys[30:] = torch.nan
-    last, past = given.by_kernels(Emulated(module), 1)
-    assert torch.isfinite(last).all()
-    assert torch.isfinite(past).all()
+    """The same question by the slot's last token and by the one after it: both see the whole slot, once."""
+    for dtype in (BF16, FP32):
+        given = Attending.make((2, 1, 1, 64), [29], 30, dtype, CPU)
+        given.queries[0, 1] = given.queries[0, 0]
+        last, past = given.by_kernels(Emulated(module), 1)
+        assert torch.isfinite(last).all()
+        assert torch.equal(last, past)
 
 
 def test_what_the_kernels_cannot_attend_with(module: Module) -> None:

@@ -104,10 +104,7 @@ template <typename Number, int DIM> struct Attention {
             for (int column = 0; column < 2; ++column) {
                 float weight[2];
 #pragma unroll
-                for (int at = 0; at < 2; ++at) {
-                    const float own = scores[column][row * 2 + at];
-                    weight[at] = own == -INF ? 0.0f : weight_against(own, largest);
-                }
+                for (int at = 0; at < 2; ++at) weight[at] = weight_against(scores[column][row * 2 + at], largest);
                 const u32 pair = Rounding<Number>::pair(weight[0], weight[1]);
                 weights[column * 2 + row] = pair;
                 sum[row] = __fadd_rn(sum[row], __fadd_rn(Rounding<Number>::low(pair), Rounding<Number>::high(pair)));
@@ -200,7 +197,7 @@ __device__ __forceinline__ void attend(
     const Number* __restrict__ queries, const Number* __restrict__ keys, const Number* __restrict__ values,
     const Sequences& of, int tiles, float scale, const Partial& partial, Number* mixed
 ) {
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = of.group();
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     Piece piece;
 #pragma unroll 1
     for (int index = blockIdx.x; find_piece(of, index, piece); index += gridDim.x) {
@@ -218,7 +215,7 @@ __device__ __forceinline__ void attend(
                 const int folded = first_row + warp % tiles * ROW_TILE + which * 8 + lane / 4;
                 const bool real = folded < of.rows();
                 own.read_query(which, real ? mixed_at(of, piece, folded, queries) : nullptr);
-                const i64 last = start + (real ? folded / group : 0) - first;
+                const i64 last = start + (real ? folded / of.group : 0) - first;
                 own.limit[which] = static_cast<int>(min(last, static_cast<i64>(own.count - 1)));
             }
             own.run(warp / tiles, ATTEND_WARPS / tiles, scale);
@@ -235,10 +232,10 @@ __device__ __forceinline__ void attend(
 #define ATTEND(DIM, SUFFIX, NUMBER)                                                                               \
     extern "C" __global__ void __launch_bounds__(ATTEND_THREADS, 2) attend_##DIM##_##SUFFIX(                      \
         const NUMBER* queries, const NUMBER* keys, const NUMBER* values, const i64* slots, const i64* starts,     \
-        int batch, int tokens, int heads, int kv_heads, int, int length, int tiles, float scale,                  \
+        int batch, int tokens, int group, int kv_heads, int, int length, int tiles, float scale,                  \
         float* partial_values, float* partial_maxima, float* partial_sums, NUMBER* mixed                          \
     ) {                                                                                                           \
-        const Sequences of = {slots, starts, batch, tokens, heads, kv_heads, DIM, length};                        \
+        const Sequences of = {slots, starts, batch, tokens, group, kv_heads, DIM, length};                        \
         const Partial partial = {partial_values, partial_maxima, partial_sums};                                   \
         attend<NUMBER, DIM>(queries, keys, values, of, tiles, scale, partial, mixed);                             \
     }

@@ -118,7 +118,7 @@ __device__ __forceinline__ void attend_by_fma(
             __syncthreads();
             score(keys + place, apart, of.dim, count, scale);
             __syncthreads();
-            weigh(first_row, of.group(), of.starts[piece.row] + 1 - first, count);
+            weigh(first_row, of.group, of.starts[piece.row] + 1 - first, count);
             __syncthreads();
             mix(values + place, apart, of.dim, count, parts);
             __syncthreads();
@@ -131,10 +131,10 @@ __device__ __forceinline__ void attend_by_fma(
 #define ATTEND_BY_FMA(SUFFIX, NUMBER)                                                                             \
     extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) attend_by_fma_##SUFFIX(                          \
         const NUMBER* queries, const NUMBER* keys, const NUMBER* values, const i64* slots, const i64* starts,     \
-        int batch, int tokens, int heads, int kv_heads, int dim, int length, int, float scale,                    \
+        int batch, int tokens, int group, int kv_heads, int dim, int length, int, float scale,                    \
         float* partial_values, float* partial_maxima, float* partial_sums, NUMBER* mixed                          \
     ) {                                                                                                           \
-        const Sequences of = {slots, starts, batch, tokens, heads, kv_heads, dim, length};                        \
+        const Sequences of = {slots, starts, batch, tokens, group, kv_heads, dim, length};                        \
         const Partial partial = {partial_values, partial_maxima, partial_sums};                                   \
         attend_by_fma(queries, keys, values, of, scale, partial, mixed);                                          \
     }

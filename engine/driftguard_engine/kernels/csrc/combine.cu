@@ -1,4 +1,4 @@
-// What the splits of a sequence left, added up in their order: a block per token and head.
+// What the splits of a sequence left, added up in their order: a block per key head and folded row.
 #include "splits.cuh"
 
 __device__ __forceinline__ float block_maximum(float value) {
@@ -12,14 +12,13 @@ __device__ __forceinline__ float block_maximum(float value) {
     return value;
 }
 
-// Grid: (tokens x heads, batch). Groups of dim / 4 threads take every so many splits, and are then added up.
+// Grid: (key heads x folded rows, batch). Groups of dim / 4 threads take every so many splits, and are then added up.
 template <typename Number>
 __device__ __forceinline__ void combine_splits(const Sequences& of, const Partial& partial, Number* mixed) {
-    const int row = static_cast<int>(blockIdx.y), token = static_cast<int>(blockIdx.x) / of.heads;
-    const int head = static_cast<int>(blockIdx.x) % of.heads, splits = of.splits(row);
+    const int row = static_cast<int>(blockIdx.y), splits = of.splits(row);
     if (splits <= 1) return;
-    const Piece piece = {row, head / of.group(), 0};
-    const int folded = token * of.group() + head % of.group();
+    const int folded = static_cast<int>(blockIdx.x) % of.rows();
+    const Piece piece = {row, static_cast<int>(blockIdx.x) / of.rows(), 0};
     const i64 first =
         (static_cast<i64>(row) * of.kv_heads + piece.kv_head) * of.most_splits() * of.rows() + folded;
     float maximum = -INF;
@@ -52,10 +51,10 @@ __device__ __forceinline__ void combine_splits(const Sequences& of, const Partia
 
 #define COMBINE_SPLITS(SUFFIX, NUMBER)                                                                            \
     extern "C" __global__ void __launch_bounds__(ATTEND_THREADS) combine_splits_##SUFFIX(                         \
-        const i64* starts, int batch, int tokens, int heads, int kv_heads, int dim, int length,                   \
+        const i64* starts, int batch, int tokens, int group, int kv_heads, int dim, int length,                   \
         float* partial_values, float* partial_maxima, float* partial_sums, NUMBER* mixed                          \
     ) {                                                                                                           \
-        const Sequences of = {nullptr, starts, batch, tokens, heads, kv_heads, dim, length};                      \
+        const Sequences of = {nullptr, starts, batch, tokens, group, kv_heads, dim, length};                      \
         combine_splits(of, {partial_values, partial_maxima, partial_sums}, mixed);                                \
     }
 

@@ -14,10 +14,9 @@ constexpr int ROOM = ATTEND_WARPS * ROW_TILE * 132;  // floats of a block's shar
 struct Sequences {
     const i64* slots;   // [batch]
     const i64* starts;  // [batch]
-    int batch, tokens, heads, kv_heads, dim, length;
+    int batch, tokens, group, kv_heads, dim, length;  // group: query heads of a key head
 
-    __device__ __forceinline__ int group() const { return heads / kv_heads; }
-    __device__ __forceinline__ int rows() const { return tokens * group(); }
+    __device__ __forceinline__ int rows() const { return tokens * group; }
     __device__ __forceinline__ int most_splits() const { return (length + SPLIT - 1) / SPLIT; }
     __device__ __forceinline__ int positions(int row) const {
         const i64 end = starts[row] + tokens;
@@ -59,9 +58,21 @@ __device__ __forceinline__ bool find_piece(const Sequences& of, int index, Piece
     return false;
 }
 
+#ifdef DRIFTGUARD_SIMT
+__device__ __forceinline__ float fast_power_of_two(float power) {
+    return power != power ? power : power < LEAST_POWER ? 0.0f : power_of_two(power);
+}
+#else
+__device__ __forceinline__ float fast_power_of_two(float power) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(power));
+    return result;
+}
+#endif
+
+// 0 for a score of -inf; `maximum` is no less than the score.
 __device__ __forceinline__ float weight_against(float score, float maximum) {
-    const float power = __fsub_rn(score, maximum == -INF ? 0.0f : maximum);
-    return power != power ? power : power_of_two(fmaxf(power, LEAST_POWER));
+    return fast_power_of_two(__fsub_rn(score, maximum == -INF ? 0.0f : maximum));
 }
 
 // Shared by every kernel of a program, each of which uses it alone.
@@ -94,8 +105,8 @@ __device__ __forceinline__ float4 divide(float4 quad, float by) {
 
 template <typename Number>
 __device__ __forceinline__ Number* mixed_at(const Sequences& of, const Piece& piece, int folded, Number* mixed) {
-    const int group = of.group(), token = folded / group, head = piece.kv_head * group + folded % group;
-    return mixed + ((static_cast<i64>(piece.row) * of.tokens + token) * of.heads + head) * of.dim;
+    const int token = folded / of.group, head = piece.kv_head * of.group + folded % of.group;
+    return mixed + ((static_cast<i64>(piece.row) * of.tokens + token) * of.group * of.kv_heads + head) * of.dim;
 }
 
 // Adds up what `parts` parts of the split's positions left in the room for `tiles` tiles of folded rows from
