@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from driftguard_engine.kernels import self_test
+from driftguard_engine.kernels import layer_self_test, self_test
 from driftguard_engine.kernels.compiler import KernelsUnavailable
 from driftguard_engine.kernels.launches import Launcher
 from driftguard_engine.kernels.launching import Argument, Size
@@ -53,3 +53,31 @@ def test_kernels_that_answer_right(module: Module) -> None:
 def test_a_kernel_that_answers_wrong(module: Module, kernel: str, output: int, said: str) -> None:
     with pytest.raises(KernelsUnavailable, match=f"fail their self-test: {said}"):
         self_test.check(Broken(Emulated(module), kernel, output), CPU)
+
+
+def test_kernels_of_a_layer_that_answer_right(module: Module) -> None:
+    for dtype, group, dim in (
+        (torch.bfloat16, 4, 128),
+        (torch.float16, 7, 64),
+        (torch.float32, 1, 64),
+        (torch.bfloat16, 2, 96),
+    ):
+        layer_self_test.check(Emulated(module), dtype, group, dim, CPU)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "output", "said"),
+    [
+        ("turn_and_store_fp32", -1, "turned queries"),
+        ("turn_and_store_fp32", -2, "stored values"),
+        ("turn_and_store_fp32", -3, "stored keys"),
+        ("attend_by_fma_fp32", -1, "attention"),
+        ("combine_splits_fp32", -1, "attention"),
+        ("add_and_norm_fp32", -2, "sum"),
+        ("add_and_norm_fp32", -1, "norm"),
+        ("gate_fp32", -1, "gate"),
+    ],
+)
+def test_a_kernel_of_a_layer_that_answers_wrong(module: Module, kernel: str, output: int, said: str) -> None:
+    with pytest.raises(KernelsUnavailable, match=f"fail their self-test: {said} in torch.float32 is off"):
+        layer_self_test.check(Broken(Emulated(module), kernel, output), torch.float32, 1, 16, CPU)

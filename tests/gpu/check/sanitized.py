@@ -6,9 +6,11 @@ compute-sanitizer python -m tests.gpu.check.sanitized
 from __future__ import annotations
 
 import torch
-from driftguard_engine.kernels import launches, loader
+from driftguard_engine.kernels import launches, layer_launches, loader
+from driftguard_engine.kernels.layers import Norm
 
 from tests.engine.kernels.cases import case, certain_drafts, outcome_of, run
+from tests.engine.kernels.layer_cases import Attending, normal
 
 
 def main() -> None:
@@ -16,8 +18,17 @@ def main() -> None:
     for dtype in launches.SUFFIXES:
         for size in (257, 9001):
             outcome_of(run(kernels, case(7, 2, size, dtype), kernels.device))
+        run_layer(kernels, dtype)
     outcome_of(run(kernels, certain_drafts(), kernels.device))
     torch.cuda.synchronize()
+
+
+def run_layer(kernels: loader.Kernels, dtype: torch.dtype) -> None:
+    """What has shared memory, a block at work on one thing after another."""
+    x = normal(1, dtype, 3, 1000).to(kernels.device)
+    layer_launches.norm(kernels, x, Norm(x[0].clone(), 1e-5), torch.empty_like(x))
+    for dim in (64, 96, 128):
+        Attending.make((5, 8, 2, dim), [600, 0, 251], 700, dtype, kernels.device).by_kernels(kernels, 3)
 
 
 if __name__ == "__main__":

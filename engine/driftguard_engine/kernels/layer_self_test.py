@@ -1,0 +1,73 @@
+"""A known answer, asked of the kernels of a layer before they decode: every function once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from driftguard_engine.kernels import layer_launches, layers
+from driftguard_engine.kernels.compiler import KernelsUnavailable
+from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels.layer_launches import AttentionScratch
+from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
+
+_TOKENS, _LENGTH, _SEED = 3, 300, 21
+_STARTS = [254, 0]  # over the end of a split, and the beginning of a sequence
+
+
+def check(launcher: Launcher, dtype: torch.dtype, group: int, dim: int, device: torch.device) -> None:
+    """For a model of this type, of heads of `dim`, `group` query heads to a key head.
+
+    Raises KernelsUnavailable: which function differs from torch's, and by how much; ValueError: the kernels
+    do not take such heads.
+    """
+    random = torch.Generator().manual_seed(_SEED)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random).to(dtype)
+
+    count = len(_STARTS) * _TOKENS
+    qkv, cos, sin = normal(count, (group + 2) * dim), normal(_LENGTH, dim), normal(_LENGTH, dim)
+    rows = Rows(torch.tensor([1, 0]), torch.tensor(_STARTS), cos, sin)
+    cache = KeysValues(
+        normal(len(_STARTS) * _LENGTH, 1, dim), normal(len(_STARTS) * _LENGTH, 1, dim), _LENGTH
+    )
+    norm = Norm(normal(dim), 1e-5)
+    x, added = normal(count, dim), normal(count, dim)
+
+    def there(tensor: Tensor) -> Tensor:
+        return tensor.to(device, copy=True)
+
+    def room(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    their_rows = Rows(there(rows.slots), there(rows.starts), there(cos), there(sin))
+    theirs = KeysValues(there(cache.keys), there(cache.values), _LENGTH)
+    queries, mixed = room(len(_STARTS), _TOKENS, group, dim), room(count, group * dim)
+    total, normed, gated = room(count, dim), room(count, dim), room(count, dim // 2)
+    scratch = AttentionScratch.empty(count, group, dim, _LENGTH, device)
+    layer_launches.turn_and_store(launcher, there(qkv), group, None, their_rows, theirs, queries)
+    layer_launches.attend(launcher, queries, their_rows, theirs, scratch, mixed)
+    their_norm = Norm(there(norm.weight), norm.epsilon)
+    layer_launches.add_and_norm(launcher, there(x), there(added), their_norm, total, normed)
+    layer_launches.gate(launcher, total, gated)
+
+    known_queries = layers.turn_and_store(qkv, group, None, rows, cache)
+    known_total, known_normed = layers.add_and_norm(x, added, norm)
+    exact = KeysValues(cache.keys.double(), cache.values.double(), _LENGTH)
+    _expect("turned queries", queries, known_queries)
+    _expect("stored keys", theirs.keys, cache.keys)
+    _expect("stored values", theirs.values, cache.values)
+    _expect("attention", mixed, layers.attend(known_queries.double(), rows, exact))
+    _expect("sum", total, known_total)
+    _expect("norm", normed, known_normed)
+    _expect("gate", gated, layers.gate(known_total))
+
+
+def _expect(what: str, found: Tensor, known: Tensor) -> None:
+    off = (found.cpu().double() - known.double()).abs()
+    allowed = 4 * torch.finfo(found.dtype).eps * (1 + known.double().abs())
+    if not bool((off <= allowed).all()):
+        raise KernelsUnavailable(
+            f"the kernels fail their self-test: {what} in {found.dtype} is off by {off.max().item():.3g}"
+        )
