@@ -63,7 +63,7 @@ class Engine:
         self._sequences: dict[str, RunningSequence] = {}
         self._queued: dict[str, tuple[Request, Moment]] = {}
         self._speculation = config.speculation
-        self._lost: str | None = None
+        self.lost: str | None = None  # why the device can do nothing more for this process
         self._swapping = threading.Lock()
         self._changed = threading.Condition()  # guards the next three
         self._inbox: deque[tuple[Request, Moment]] = deque()
@@ -168,11 +168,6 @@ class Engine:
         return self._decoder.capture_failure if isinstance(self._decoder, DeviceDecoder) else self._obstacle
 
     @property
-    def lost(self) -> str | None:
-        """Why the device can do nothing more for this process: only a new one can mend that."""
-        return self._lost
-
-    @property
     def backend(self) -> str:
         """The verify backend in use: reference or cuda."""
         return active_backend(self._placement.device)
@@ -202,7 +197,7 @@ class Engine:
             outputs.extend(self._fail(sequence, reason) for sequence in list(self._sequences.values()))
             self._decoder.reset()
             if self._placement.device.type == "cuda":
-                self._lost = lost_device(self._placement.device)
+                self.lost = lost_device(self._placement.device)
         return outputs
 
     def _take_inbox(self) -> list[RequestOutput]:

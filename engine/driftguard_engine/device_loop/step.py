@@ -49,7 +49,8 @@ class Step:
         failed, tokens = verified.status != 0, verified.tokens
         counts = (verified.accepted + 1) * ~(rows.ended | failed)
         column = torch.arange(tokens.shape[1], device=tokens.device)
-        ends = torch.isin(tokens, self.table.eos_token_ids) & rows.heeds_ends[:, None]
+        # Not torch.isin, which for many values sorts them, and then waits for how many there are.
+        ends = (tokens[..., None] == self.table.eos_token_ids).any(-1) & rows.heeds_ends[:, None]
         ends &= column < counts[:, None]
         first_end = torch.where(ends, column, tokens.shape[1]).amin(1)
         counts = counts.minimum(first_end + 1)

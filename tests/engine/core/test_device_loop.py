@@ -13,7 +13,7 @@ from driftguard_engine.config import InvalidConfig
 from driftguard_engine.core import FinishedRequest, InvalidModel, Request
 from driftguard_engine.device_loop.decoder import DeviceDecoder
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
-from driftguard_engine.engine import Engine
+from driftguard_engine.engine import Engine, lost_device
 from driftguard_engine.models.llama import LeanModel
 
 from tests.engine.core.test_losslessness import plain_greedy
@@ -172,6 +172,21 @@ def test_a_failed_step_ends_its_requests_with_the_reason_and_the_engine_goes_on(
     assert (done["a"].finish_reason, done["a"].error) == ("error", "OutOfMemoryError: no memory left")
     assert done["a"].output_token_ids == expected["a"][: len(done["a"].output_token_ids)]
     assert done["b"].output_token_ids == expected["b"]
+
+
+def test_a_device_that_fails_at_everything_is_told_as_lost(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failing device is played: nothing here can lose one."""
+
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert lost_device(torch.device("cuda", 0)) is None
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    assert lost_device(torch.device("cuda", 0)) == "CUDA error: unspecified launch failure"
 
 
 def test_models_that_the_device_cannot_decode_are_refused(

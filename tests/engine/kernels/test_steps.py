@@ -34,7 +34,11 @@ ROWS = [  # of slots 2, 0, 1; the fourth row of the batch is nobody's
 def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
     """What STEPS steps tell of their rows, and the tokens of every slot behind them."""
     module = new_module("llama", seed=1, vocabulary=VOCABULARY)
-    draft = LeanModel(new_module("llama", seed=1, vocabulary=VOCABULARY + 3), 4, LENGTH)
+    disturbed = new_module("llama", seed=1, vocabulary=VOCABULARY)
+    with torch.no_grad():
+        for parameter in disturbed.parameters():
+            parameter += 0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
+    draft = LeanModel(disturbed, 4, LENGTH)
     drafting: dict[str, Drafting] = {
         "draft_model": ModelDrafting(draft, VOCABULARY),
         "ngram": LookupDrafting(1, 3, launcher),

@@ -35,6 +35,7 @@ class FakeEngine(Engine):
         self.max_length = 64
         self.paused = threading.Event()
         self.step_error: BaseException | None = None
+        self.lost: str | None = None
         self.request_error: str | None = None
         self.aborted: list[str] = []
         self.seen: list[Request] = []
@@ -139,10 +140,6 @@ class FakeEngine(Engine):
 
     @property
     def loop_fallback(self) -> str | None:
-        return None
-
-    @property
-    def lost(self) -> str | None:
         return None
 
     @property

@@ -86,6 +86,16 @@ def test_an_engine_that_fails_every_request_is_dead(fake: FakeEngine) -> None:
         wait_until(lambda: client.get("/health").status_code == 503, "the engine is given up")
 
 
+def test_a_lost_device_ends_the_process_after_its_requests_have_their_answer(fake: FakeEngine) -> None:
+    with served(fake) as client:
+        fake.request_error = fake.lost = "CUDA error: an illegal memory access was encountered"
+        answer = client.post("/v1/completions", json={"prompt": "a"})
+        assert answer.status_code == 500
+        assert "illegal memory access" in answer.json()["error"]["message"]
+        wait_until(lambda: client.get("/health").status_code == 503, "the engine is given up")
+        assert "the device is lost" in client.get("/health").json()["detail"]
+
+
 def test_shutdown_lets_running_requests_finish(fake: FakeEngine) -> None:
     fake.paused.set()
     with ThreadPoolExecutor(1) as pool:
