@@ -26,7 +26,7 @@ from driftguard.store import detector_states
 
 STATES_IN_MEMORY = 10_000  # a state is 0.1 to 0.2 MB, and at most 1.4 MB (hundreds of configurations)
 LOADED_AT_ONCE = 200
-DESCRIBED_PER_BATCH = 20  # each takes some 5 ms
+DESCRIBED_PER_BATCH = 5  # each takes some 1 to 5 ms
 
 
 class KeptStates:

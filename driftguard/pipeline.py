@@ -53,7 +53,7 @@ BATCH_RECORDS = 5_000
 RECORDS_PER_STREAM = 5
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
 LOOK_SECONDS = 5.0
-PAUSE_SECONDS = 0.25  # shortest, unless a batch was full: bounds how often a state is written
+PAUSE_SECONDS = 0.5  # shortest, unless a batch was full: bounds how often a state is written
 MAX_BACKOFF_SECONDS = 10.0
 
 _PAGING = (DriftOpened, DriftClosed)
@@ -169,7 +169,8 @@ class Pipeline:
             known: dict[int, Stream] = {}
             changed: dict[int, Folded] = {}
             if records:
-                known = {stream.id: stream for stream in streams.all_streams(session)}
+                concerned = {record.stream_id for record in records}
+                known = {stream.id: stream for stream in streams.streams_of(session, concerned)}
                 changed = self._fold_streams(session, records, known)
                 position = records[-1].seq
                 detector_states.set_position(session, position)
@@ -192,7 +193,7 @@ class Pipeline:
             stream_id: incident_decisions.applied(session, stream_id, self._states[stream_id])
             for stream_id in sorted(by_stream)
         }
-        changed = self._folded(session, known, states, records)
+        changed = self._folded(session, states, records)
         for stream_id, folded in changed.items():
             stream = known[stream_id]
             for finding in folded.findings:
@@ -204,7 +205,6 @@ class Pipeline:
     def _folded(
         self,
         session: Session,
-        known: Mapping[int, Stream],
         states: Mapping[int, StreamState],
         records: Sequence[StoredRecord],
     ) -> dict[int, Folded]:
@@ -213,7 +213,8 @@ class Pipeline:
         none = _observations([])
         batches = {stream_id: by_stream.get(stream_id, none) for stream_id in states}
         if self._scope == "fleet":
-            return fold_fleet(self._config, fleet.gather(session, list(known.values())), states, batches)
+            others = fleet.gather(session, streams.all_streams(session))
+            return fold_fleet(self._config, others, states, batches)
         folded = fold_many(self._config, list(states.values()), list(batches.values()))
         return {stream_id: Folded(*each, 1.0) for stream_id, each in zip(states, folded, strict=True)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -92,6 +92,10 @@ def forget_beginning(session: Session, stream_id: int) -> None:
 
 def all_streams(session: Session) -> list[Stream]:
     return list(session.scalars(select(Stream).order_by(Stream.id)))
+
+
+def streams_of(session: Session, stream_ids: Collection[int]) -> list[Stream]:
+    return list(session.scalars(select(Stream).where(Stream.id.in_(stream_ids)).order_by(Stream.id)))
 
 
 def get_stream(session: Session, stream_id: int) -> Stream | None:
