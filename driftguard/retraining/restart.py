@@ -12,7 +12,7 @@ in service is known to be worse. The lock is held while an order is given, not w
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, cast
 from uuid import UUID
 
 import msgspec
@@ -91,12 +91,12 @@ def roll_back_by_hand(
             run = retrain_runs.find(session, made.retrain_run_id) if made and made.retrain_run_id else None
         if run is None:
             raise Conflict(f"the run that promoted draft {info.draft.version} is not known any more")
-        state, ended_at, numbers = run.state, run.ended_at, run.numbers
+        state, ended_at, numbers = cast("retrain_runs.RunState", run.state), run.ended_at, run.numbers
         order = _order_back(run, info.draft, parent)
     reply = _give(database, engine, order, "rolling_back", reason)
     if reply.refusal is not None:
         with database.session() as session:
-            retrain_runs.advance(session, run.id, state, ended_at=ended_at, numbers=numbers)  # type: ignore[arg-type]
+            retrain_runs.advance(session, run.id, state, ended_at=ended_at, numbers=numbers)
         raise EngineRefused(reply.refusal)
     return EngineDraft(parent.name, parent.version, parent.method, parent.directory)
 
