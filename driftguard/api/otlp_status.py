@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from driftguard.api.otlp_encoding import JSON, PROTOBUF
-from driftguard.api.problems import MalformedBody, MissingExtra, UnsupportedContent
+from driftguard.api.problems import MalformedBody, MissingExtra, UnsupportedContent, headers_of
 from driftguard.errors import (
     BadInput,
     Busy,
@@ -85,12 +85,9 @@ def _told(request: Request, error: DriftGuardError) -> Response:
     status = HTTPStatus.BAD_REQUEST if isinstance(error, BadInput) else error.status
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", title=error.title, detail=error.detail)
-    headers = {}
-    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-        seconds = error.retry_after_seconds if isinstance(error, Busy) else RETRY_AFTER_SECONDS
-        headers["Retry-After"] = str(seconds)
-    if isinstance(error, Unauthorized):
-        headers["WWW-Authenticate"] = 'Bearer realm="driftguard"'
+    headers = headers_of(error)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     return _status(request, status, error.detail, headers)
 
 

@@ -71,6 +71,13 @@ def record_errors(errors: list[RecordError], *, listed: int = 100) -> dict[str, 
     return {"errors": shown, "errors_total": len(errors)}
 
 
+def headers_of(error: DriftGuardError) -> dict[str, str]:
+    """Of the answer that tells it, whatever its form."""
+    if isinstance(error, Busy):
+        return {"Retry-After": str(error.retry_after_seconds)}
+    return {"WWW-Authenticate": 'Bearer realm="driftguard"'} if isinstance(error, Unauthorized) else {}
+
+
 def install_problem_handlers(app: FastAPI) -> None:
     """Makes every error of `app` a problem document."""
     app.add_exception_handler(DriftGuardError, _known)
@@ -81,11 +88,7 @@ def install_problem_handlers(app: FastAPI) -> None:
 
 async def _known(_request: Request, error: Exception) -> Response:
     assert isinstance(error, DriftGuardError)  # noqa: S101 (registered for this class only)
-    headers = None
-    if isinstance(error, Busy):
-        headers = {"Retry-After": str(error.retry_after_seconds)}
-    if isinstance(error, Unauthorized):
-        headers = {"WWW-Authenticate": 'Bearer realm="driftguard"'}
+    headers = headers_of(error)
     if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("request_failed", title=error.title, detail=error.detail)
     return problem_response(error.status, error.detail, title=error.title, headers=headers, **error.members)
