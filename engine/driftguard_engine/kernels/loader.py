@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,11 +105,10 @@ def _load(device: torch.device) -> Kernels:
         driver, driver.cuDevicePrimaryCtxRetain(_check(driver, driver.cuDeviceGet(device.index)))
     )
     directory = cache_directory()
-    modules = []
-    for source in read_sources():
-        code = cubin(source, target, version, directory)
-        with _current(driver, context):
-            modules.append(_check(driver, driver.cuModuleLoadData(code)))
+    with ThreadPoolExecutor() as pool:  # the compiler needs seconds for a source, and no lock of Python's
+        codes = list(pool.map(lambda source: cubin(source, target, version, directory), read_sources()))
+    with _current(driver, context):
+        modules = [_check(driver, driver.cuModuleLoadData(code)) for code in codes]
     logger.info("CUDA kernels for %s loaded on %s", target, device)
     return Kernels(device, target, context, modules)
 
