@@ -165,7 +165,8 @@ class Engine:
     @property
     def loop_fallback(self) -> str | None:
         """Why the host takes part in steps that are meant for the device alone."""
-        return self._decoder.capture_failure if isinstance(self._decoder, DeviceDecoder) else self._obstacle
+        captured = self._decoder.capture_failure if isinstance(self._decoder, DeviceDecoder) else None
+        return captured or self._obstacle
 
     @property
     def backend(self) -> str:

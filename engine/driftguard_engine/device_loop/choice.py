@@ -24,21 +24,22 @@ logger = logging.getLogger(__name__)
 
 def placement_of(config: EngineConfig) -> Placement:
     """With a slot more and room behind the others where the device's loop may decode."""
-    own = int(_is_wanted(config))
+    own, device = int(_is_wanted(config)), torch.device(config.device)
     return Placement(
         getattr(torch, config.dtype),
-        torch.device(config.device),
+        device,
         config.max_batch + own,
         config.max_length,
         lean=config.model_path == "auto",
         spare=MOST_DRAFTS * own,
+        launcher=backend_of(device).launcher if own else None,
     )
 
 
 def open_decoder(
     config: EngineConfig, target: TokenModel, eos_token_ids: Collection[int], drafter: Drafter | None
 ) -> tuple[StepDecoder, str | None]:
-    """And why it is the host's where the device's was meant.
+    """And why it is the host's where the device's was meant, or slower than it could be.
 
     Raises InvalidConfig where the device's loop was asked for and cannot be had.
     """
@@ -56,7 +57,18 @@ def open_decoder(
         decoder.prepare(None, 0)
         if drafter is not None:
             decoder.prepare(drafter, config.num_speculative_tokens)
-    return decoder, None
+    return decoder, slow_layers(target, drafter) if device.type == "cuda" else None
+
+
+def slow_layers(target: LeanModel, drafter: Drafter | None) -> str | None:
+    """Why torch computes what the kernels of a layer are meant for; told in the log, too."""
+    models = {"target": target}
+    if isinstance(drafter, DraftModelDrafter):
+        models["draft"] = lean(drafter)
+    told = [f"{name}: {model.kernels_obstacle}" for name, model in models.items() if model.kernels_obstacle]
+    for obstacle in told:
+        logger.error("torch computes the layers of the %s", obstacle)
+    return "; ".join(told) or None
 
 
 def _is_wanted(config: EngineConfig) -> bool:

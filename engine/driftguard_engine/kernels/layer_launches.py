@@ -18,7 +18,8 @@ from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
 from driftguard_engine.kernels.tiles import CHUNK, LANES, RUN
 
 _MOST_THREADS, _TURN_THREADS, _GATE_THREADS, _ATTEND_THREADS = 1024, 128, 256, 128  # as in csrc
-_SPLIT, _ROW_TILE, _MOST_DIM = 256, 16, 256  # likewise
+_SPLIT, _ROW_TILE = 256, 16  # likewise
+MOST_DIM = 256  # of a head
 _TENSOR_CORE_DIMS = (64, 128)
 _BLOCKS_PER_PROCESSOR = 4  # two or three run at a time
 
@@ -129,8 +130,8 @@ def attend(
     (batch, tokens, heads, dim), kv_heads = queries.shape, cache.keys.shape[1]
     _expect_multiple("the head dimension", dim, 2 * RUN)
     splits, suffix = -(-cache.length // _SPLIT), SUFFIXES[queries.dtype]
-    if dim > _MOST_DIM:
-        raise ValueError(f"the kernels attend with head dimensions up to {_MOST_DIM}, not {dim}")
+    if dim > MOST_DIM:
+        raise ValueError(f"the kernels attend with head dimensions up to {MOST_DIM}, not {dim}")
     if scratch.values.numel() < queries.numel() * splits:
         raise ValueError(f"the scratch of attention is too small for {batch} x {tokens} tokens")
     scale = np.float32(math.log2(math.e) / math.sqrt(dim))

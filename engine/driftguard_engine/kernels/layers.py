@@ -43,10 +43,15 @@ class KeysValues:
     length: int
 
 
-def add_and_norm(x: Tensor, added: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+def norm(x: Tensor, by: Norm) -> Tensor:
+    """x [N, hidden], normalised."""
+    return by.apply(x)
+
+
+def add_and_norm(x: Tensor, added: Tensor, by: Norm) -> tuple[Tensor, Tensor]:
     """x + added, and that normalised: all [N, hidden]."""
     total = x + added
-    return total, norm.apply(total)
+    return total, by.apply(total)
 
 
 def turn_and_store(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from driftguard_engine.kernels import layers
+from driftguard_engine.kernels.layer_kernels import LayerOps
 
 MINIMUM_ROWS = 2
 _PACKING_ROWS_HINT = 16
@@ -126,16 +126,17 @@ class GatedProduct:
     """One matrix product for both factors: half as many kernels to launch."""
 
     linear: Linear  # [2 I, in]
+    ops: LayerOps
 
     def apply(self, x: Tensor) -> Tensor:
-        return layers.gate(self.linear.apply(x))
+        return self.ops.gate(self.linear.apply(x))
 
 
-def choose_gated(gate: nn.Linear, up: nn.Linear) -> Gated:
+def choose_gated(gate: nn.Linear, up: nn.Linear, ops: LayerOps) -> Gated:
     if gate.weight.device.type == "cpu":
         return GatedPair(choose(gate.weight, gate.bias), choose(up.weight, up.bias))
     bias = None if gate.bias is None else torch.cat([gate.bias, up.bias])
-    return GatedProduct(choose(torch.cat([gate.weight, up.weight]), bias))
+    return GatedProduct(choose(torch.cat([gate.weight, up.weight]), bias), ops)
 
 
 def choose(weight: Tensor, bias: Tensor | None) -> Linear:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from driftguard_engine.kernels import layers
+from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels.layer_kernels import LayerKernels, LayerOps, obstacle
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.linear import MINIMUM_ROWS, choose
 from driftguard_engine.models.llama_weights import Layer, heads_of, layer_of, norm_of, rotation
@@ -31,17 +33,26 @@ class LeanModel:
 
     path: Literal["lean", "generic"] = "lean"
 
-    def __init__(self, module: Any, slots: int, max_length: int, spare: int = 0) -> None:
+    def __init__(
+        self, module: Any, slots: int, max_length: int, spare: int = 0, launcher: Launcher | None = None
+    ) -> None:
         """module: the loaded transformers model; its weights are copied, so it can be dropped afterwards.
 
-        spare: positions of a slot behind max_length, which drafts beyond it may write to.
+        spare: positions of a slot behind max_length, which drafts beyond it may write to. launcher: of the
+        kernels by which `decode` computes; None, or a shape that they cannot compute: torch's.
         """
         config = module.config
         self.vocabulary: int = config.vocab_size
         self.max_length = max_length
         self._heads = heads_of(config)
         self._embedding: Tensor = module.model.embed_tokens.weight.detach()
-        self._layers = [layer_of(layer, self._heads) for layer in module.model.layers]
+        self.kernels_obstacle = obstacle(
+            self._embedding.dtype, config.hidden_size, config.intermediate_size, self._heads.dim
+        )
+        self._ops: LayerOps = layers
+        if launcher is not None and self.kernels_obstacle is None:
+            self._ops = LayerKernels(launcher)
+        self._layers = [layer_of(layer, self._heads, self._ops) for layer in module.model.layers]
         self._final_norm = norm_of(module.model.norm)
         self._head = choose(module.lm_head.weight, getattr(module.lm_head, "bias", None))
         self._device, self.dtype = self._embedding.device, self._embedding.dtype
@@ -62,17 +73,17 @@ class LeanModel:
         """
         rows = layers.Rows(slots, starts, self._cos, self._sin)
         hidden = self._embedding[token_ids.flatten()]  # [B * T, hidden]
-        normed = self._layers[0].attention_norm.apply(hidden)
+        normed = self._ops.norm(hidden, self._layers[0].attention_norm)
         next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             cache = layers.KeysValues(self._cache.keys[index], self._cache.values[index], self._cache.length)
-            queries = layers.turn_and_store(
+            queries = self._ops.turn_and_store(
                 layer.qkv.apply(normed), self._heads.queries, layer.head_norm, rows, cache
             )
-            mixed = layer.output.apply(layers.attend(queries, rows, cache))
-            hidden, normed = layers.add_and_norm(hidden, mixed, layer.mlp_norm)
+            mixed = layer.output.apply(self._ops.attend(queries, rows, cache))
+            hidden, normed = self._ops.add_and_norm(hidden, mixed, layer.mlp_norm)
             widened = layer.down.apply(layer.gated.apply(normed))
-            hidden, normed = layers.add_and_norm(hidden, widened, next_norm)
+            hidden, normed = self._ops.add_and_norm(hidden, widened, next_norm)
         return self._head.apply(normed).view(*token_ids.shape, -1)
 
     @torch.inference_mode()

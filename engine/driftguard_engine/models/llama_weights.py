@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from driftguard_engine.kernels.layer_kernels import LayerOps
 from driftguard_engine.kernels.layers import Norm
 from driftguard_engine.models.linear import Gated, Linear, choose, choose_gated
 
@@ -56,7 +57,7 @@ def heads_of(config: Any) -> Heads:
     return Heads(queries, config.num_key_value_heads, dim)
 
 
-def layer_of(module: Any, heads: Heads) -> Layer:
+def layer_of(module: Any, heads: Heads, ops: LayerOps) -> Layer:
     """module: a decoder layer of transformers."""
     attention, mlp = module.self_attn, module.mlp
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -72,7 +73,7 @@ def layer_of(module: Any, heads: Heads) -> Layer:
         head_norm=head_norm,
         output=choose(attention.o_proj.weight, attention.o_proj.bias),
         mlp_norm=norm_of(module.post_attention_layernorm),
-        gated=choose_gated(mlp.gate_proj, mlp.up_proj),
+        gated=choose_gated(mlp.gate_proj, mlp.up_proj, ops),
         down=choose(mlp.down_proj.weight, mlp.down_proj.bias),
     )
 

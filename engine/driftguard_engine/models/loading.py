@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from driftguard_engine.core import InvalidModel
+from driftguard_engine.kernels.launches import Launcher
 from driftguard_engine.models import directory as directories
 from driftguard_engine.models import generic, llama, llama_weights
 from driftguard_engine.models.base import TokenModel
@@ -26,7 +27,7 @@ class Placement:
     """How a model is loaded.
 
     max_length: tokens per slot at most; spare: positions behind them that drafts may write to; lean: False
-    forces the generic path.
+    forces the generic path; launcher: see `LeanModel`.
     """
 
     dtype: torch.dtype
@@ -35,6 +36,7 @@ class Placement:
     max_length: int
     lean: bool = True
     spare: int = 0
+    launcher: Launcher | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
     max_length = min(placement.max_length, context)
     model: TokenModel
     if placement.lean and llama_weights.supports(config, max_length):
-        model = llama.LeanModel(module, placement.slots, max_length, placement.spare)
+        model = llama.LeanModel(module, placement.slots, max_length, placement.spare, placement.launcher)
     elif generic.supports(config.get_text_config()):
         model = generic.GenericModel(module, placement.slots, max_length)
     else:

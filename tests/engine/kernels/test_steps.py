@@ -33,12 +33,11 @@ ROWS = [  # of slots 2, 0, 1; the fourth row of the batch is nobody's
 
 def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
     """What STEPS steps tell of their rows, and the tokens of every slot behind them."""
-    module = new_module("llama", seed=1, vocabulary=VOCABULARY)
-    disturbed = new_module("llama", seed=1, vocabulary=VOCABULARY)
+    module, disturbed = (new_module("llama", seed=1, vocabulary=VOCABULARY, head_dim=16) for _ in range(2))
     with torch.no_grad():
         for parameter in disturbed.parameters():
             parameter += 0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
-    draft = LeanModel(disturbed, 4, LENGTH)
+    draft = LeanModel(disturbed, 4, LENGTH, launcher=launcher)
     drafting: dict[str, Drafting] = {
         "draft_model": ModelDrafting(draft, VOCABULARY),
         "ngram": LookupDrafting(1, 3, launcher),
@@ -50,7 +49,9 @@ def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
         return KernelVerification(launcher, SHAPE, VOCABULARY, torch.float32, CPU)
 
     table = SlotTable(3, LENGTH, {0}, CPU)
-    step = Step(LeanModel(module, 4, LENGTH, spare=3), table, drafting[drafter], new_verification)
+    step = Step(
+        LeanModel(module, 4, LENGTH, spare=3, launcher=launcher), table, drafting[drafter], new_verification
+    )
     slots = [2, 0, 1]
     for slot, params in zip(slots, ROWS, strict=True):
         table.admit(slot, [5 + slot, 6], 2 + params.max_tokens, params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import (
@@ -135,7 +135,7 @@ class FakeEngine(Engine):
         return "reference"
 
     @property
-    def loop(self) -> str:
+    def loop(self) -> Literal["host"]:
         return "host"
 
     @property

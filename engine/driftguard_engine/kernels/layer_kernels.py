@@ -1,0 +1,76 @@
+"""The functions of `layers` by kernels, to stand in for the module: each result has memory of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from driftguard_engine.kernels import layer_launches
+from driftguard_engine.kernels.launches import SUFFIXES, Launcher
+from driftguard_engine.kernels.layer_launches import AttentionScratch
+from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
+
+
+class LayerOps(Protocol):
+    """The functions of `layers`."""
+
+    def norm(self, x: Tensor, by: Norm, /) -> Tensor: ...
+    def add_and_norm(self, x: Tensor, added: Tensor, by: Norm, /) -> tuple[Tensor, Tensor]: ...
+    def turn_and_store(
+        self, qkv: Tensor, heads: int, head_norm: Norm | None, rows: Rows, cache: KeysValues, /
+    ) -> Tensor: ...
+    def attend(self, queries: Tensor, rows: Rows, cache: KeysValues, /) -> Tensor: ...
+    def gate(self, gate_up: Tensor, /) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKernels:
+    """See `LayerOps`, for shapes without an `obstacle`."""
+
+    launcher: Launcher
+
+    def norm(self, x: Tensor, by: Norm) -> Tensor:
+        normed = torch.empty_like(x)
+        layer_launches.norm(self.launcher, x, by, normed)
+        return normed
+
+    def add_and_norm(self, x: Tensor, added: Tensor, by: Norm) -> tuple[Tensor, Tensor]:
+        total, normed = torch.empty_like(x), torch.empty_like(x)
+        layer_launches.add_and_norm(self.launcher, x, added, by, total, normed)
+        return total, normed
+
+    def turn_and_store(
+        self, qkv: Tensor, heads: int, head_norm: Norm | None, rows: Rows, cache: KeysValues
+    ) -> Tensor:
+        batch, dim = len(rows.slots), cache.keys.shape[-1]
+        queries = qkv.new_empty(batch, qkv.shape[0] // batch, heads, dim)
+        layer_launches.turn_and_store(self.launcher, qkv, heads, head_norm, rows, cache, queries)
+        return queries
+
+    def attend(self, queries: Tensor, rows: Rows, cache: KeysValues) -> Tensor:
+        batch, tokens, heads, dim = queries.shape
+        scratch = AttentionScratch.empty(batch * tokens, heads, dim, cache.length, queries.device)
+        mixed = queries.new_empty(batch * tokens, heads * dim)
+        layer_launches.attend(self.launcher, queries, rows, cache, scratch, mixed)
+        return mixed
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        gated = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+        layer_launches.gate(self.launcher, gate_up, gated)
+        return gated
+
+
+def obstacle(dtype: torch.dtype, hidden: int, intermediate: int, head_dim: int) -> str | None:
+    """Why the kernels cannot compute layers of this shape."""
+    if dtype not in SUFFIXES:
+        return f"the kernels of a layer do not read {dtype}"
+    if hidden % 8 or intermediate % 8:
+        return f"the kernels of a layer need sizes that 8 divides, not {hidden} and {intermediate}"
+    if head_dim % 16 or head_dim > layer_launches.MOST_DIM:
+        return (
+            f"the kernels attend with head dimensions 16, 32, ... {layer_launches.MOST_DIM}, not {head_dim}"
+        )
+    return None
