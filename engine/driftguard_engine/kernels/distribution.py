@@ -28,6 +28,7 @@ Exp2 = Callable[[Singles], Singles]  # of powers in [LEAST_POWER, 0], which it m
 
 GREEDY_BELOW = float(torch.finfo(torch.float32).tiny)  # temperatures that float32 cannot divide by are 0
 LEAST_POWER = np.float32(-125)  # of two: what is less likely weighs as much, so that no weight is subnormal
+LIKELIEST = 256  # tokens among which a cut is looked for first
 FIXED_BITS = 40  # behind the point of a weight, where top-p adds weights as integers
 
 
@@ -134,27 +135,44 @@ def _weights(logits: Singles, peak: Singles, scale: Singles, exp2: Exp2) -> Sing
 
 
 def _cut(
-    logits: Singles, normaliser: Doubles, shaping: Shaping, exp2: Exp2
+    logits: Singles, normaliser: Doubles, shaping: Shaping, exp2: Exp2, likeliest: int = LIKELIEST
 ) -> tuple[Singles, Integers, Doubles]:
     """Cut, its token and the normaliser of logits [B, S, V], all [B, S]: where the last token stays.
 
     top-p keeps a token while the likelier ones hold less than top_p of what top-k left; so one always stays.
     Among equal logits the lower token id stays. Weights are added as integers: the order cannot matter.
+    Only the `likeliest` tokens are put in order, and all of them where the cut is not among those.
     """
     size = logits.shape[-1]
-    ordered = np.sort(logits, axis=-1)[..., ::-1]
-    weights = _weights(ordered, ordered[..., :1], shaping.scale, exp2)
-    held = np.ldexp(weights.astype(np.float64), FIXED_BITS).astype(np.int64).cumsum(-1)
-    possible = np.maximum((ordered > -np.inf).sum(-1, keepdims=True), 1)  # also in a row without a law
     top_k, top_p = shaping.top_k.reshape(-1, 1, 1), shaping.top_p.reshape(-1, 1, 1)
     limited = (top_k > 0) & (top_k < size)
+    first = size - min(size, max(likeliest, int(np.where(limited, top_k, 0).max())))
+    chosen = logits if first == 0 else np.partition(logits, first, axis=-1)[..., first:]
+    ordered = np.sort(chosen, axis=-1)[..., ::-1]
+    weights = _weights(ordered, ordered[..., :1], shaping.scale, exp2)
+    held = np.ldexp(weights.astype(np.float64), FIXED_BITS).astype(np.int64).cumsum(-1)
+    possible = np.maximum((logits > -np.inf).sum(-1, keepdims=True), 1)  # also in a row without a law
     count = np.where(limited, np.minimum(top_k, possible), possible)
     if (shaping.top_p < 1).any():
         of_all = np.ldexp(normaliser, FIXED_BITS)[..., np.newaxis]
-        total = np.where(limited, np.take_along_axis(held, count - 1, 2).astype(np.float64), of_all)
+        last = np.minimum(count, size - first) - 1
+        total = np.where(limited, np.take_along_axis(held, last, 2).astype(np.float64), of_all)
         nucleus = 1 + (held.astype(np.float64) < top_p * total).sum(-1, keepdims=True)
         count = np.where(top_p < 1, np.minimum(count, nucleus), count)
+    beyond = (count > size - first).any((1, 2))  # rows [B]
+    cut, token, kept = _cut_at(logits, ordered, held, np.minimum(count, size - first))
+    if beyond.any():
+        rows = beyond.nonzero()[0]
+        cut[rows], token[rows], kept[rows] = _cut(
+            logits[rows], normaliser[rows], shaping.rows(rows), exp2, size
+        )
+    return cut, token, kept
 
+
+def _cut_at(
+    logits: Singles, ordered: Singles, held: Integers, count: Integers
+) -> tuple[Singles, Integers, Doubles]:
+    """What `_cut` tells where count [B, S, 1] tokens stay. held: weights of as many of the ordered ones."""
     cut = np.take_along_axis(ordered, count - 1, 2)
     staying = count - (logits > cut).sum(-1, keepdims=True)
     token = ((logits == cut).cumsum(-1) < staying).sum(-1)

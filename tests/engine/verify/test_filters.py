@@ -82,6 +82,20 @@ def test_drawing_over_tiles(size: int) -> None:
     assert stats.kstest((drawn + 0.5) / size, "uniform").pvalue > 1e-4
 
 
+@pytest.mark.parametrize("top_k", [0, 1, 300, 1_000])
+def test_a_cut_far_from_the_likeliest_tokens_is_found(top_k: int) -> None:
+    """Of 1,000 tokens more than those that are put in order first stay, equal ones among them."""
+    generator = torch.Generator().manual_seed(20282)
+    for spread in (0.0, 0.1, 1.0):
+        logits = (torch.randn(1_000, generator=generator) * spread * 4).round() / 4
+        for top_p in (0.5, 0.9, 0.9999):
+            expected = law_of(logits, 1.0, top_k, top_p)
+            assert law(logits, 1.0, top_k, top_p) == pytest.approx(expected, rel=1e-5, abs=1e-9), (
+                spread,
+                top_p,
+            )
+
+
 def test_rare_tokens_keep_their_probability() -> None:
     """A tail of 150,000 tokens holds .1 together, beside one that holds .9: no mass is lost on the way."""
     size, rows = 150_000, 1_000
