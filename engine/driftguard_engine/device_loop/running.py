@@ -53,8 +53,9 @@ class Runners:
                 step.run(queued)
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Steps run one after another, so that all graphs can use the same memory.
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Steps run one after another, so that all graphs can use the same memory. Other threads go on: one
+        # may be loading a draft.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = step.run(queued)
 
         def replay(now: Sequence[int]) -> Tensor:

@@ -34,12 +34,20 @@ class LeanModel:
     path: Literal["lean", "generic"] = "lean"
 
     def __init__(
-        self, module: Any, slots: int, max_length: int, spare: int = 0, launcher: Launcher | None = None
+        self,
+        module: Any,
+        slots: int,
+        max_length: int,
+        spare: int = 0,
+        launcher: Launcher | None = None,
+        *,
+        emptied: bool = False,
     ) -> None:
-        """module: the loaded transformers model; its weights are copied, so it can be dropped afterwards.
+        """module: the loaded transformers model, which is not needed afterwards.
 
         spare: positions of a slot behind max_length, which drafts beyond it may write to. launcher: of the
-        kernels by which `decode` computes; None, or a shape that they cannot compute: torch's.
+        kernels by which `decode` computes; None, or a shape that they cannot compute: torch's. emptied: the
+        module gives up each layer when it has been read, so that its weights are never in memory twice.
         """
         config = module.config
         self.vocabulary: int = config.vocab_size
@@ -52,7 +60,11 @@ class LeanModel:
         self._ops: LayerOps = layers
         if launcher is not None and self.kernels_obstacle is None:
             self._ops = LayerKernels(launcher)
-        self._layers = [layer_of(layer, self._heads, self._ops) for layer in module.model.layers]
+        self._layers = []
+        for layer in module.model.layers:
+            self._layers.append(layer_of(layer, self._heads, self._ops))
+            if emptied:
+                layer.to("meta")
         self._final_norm = norm_of(module.model.norm)
         self._head = choose(module.lm_head.weight, getattr(module.lm_head, "bias", None))
         self._device, self.dtype = self._embedding.device, self._embedding.dtype

@@ -60,7 +60,9 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
     max_length = min(placement.max_length, context)
     model: TokenModel
     if placement.lean and llama_weights.supports(config, max_length):
-        model = llama.LeanModel(module, placement.slots, max_length, placement.spare, placement.launcher)
+        model = llama.LeanModel(
+            module, placement.slots, max_length, placement.spare, placement.launcher, emptied=True
+        )
     elif generic.supports(config.get_text_config()):
         model = generic.GenericModel(module, placement.slots, max_length)
     else:
