@@ -8,11 +8,21 @@ from torch import Tensor
 from driftguard_engine.kernels import layer_launches, layers
 from driftguard_engine.kernels.compiler import KernelsUnavailable
 from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels.launching import LaunchFailed
 from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
 
 _TOKENS, _LENGTH, _SEED = 3, 300, 21
 _STARTS = [254, 0]  # over the end of a split, and the beginning of a sequence
+
+
+def failure(launcher: Launcher, dtype: torch.dtype, group: int, dim: int, device: torch.device) -> str | None:
+    """What `check` or a launch in it says, if anything."""
+    try:
+        check(launcher, dtype, group, dim, device)
+    except (KernelsUnavailable, LaunchFailed) as problem:
+        return str(problem)
+    return None
 
 
 def check(launcher: Launcher, dtype: torch.dtype, group: int, dim: int, device: torch.device) -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from driftguard_engine.kernels import layers
 from driftguard_engine.kernels.launches import Launcher
 from driftguard_engine.kernels.layer_kernels import LayerKernels, LayerOps, obstacle
+from driftguard_engine.kernels.layer_self_test import failure
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.linear import MINIMUM_ROWS, choose
 from driftguard_engine.models.llama_weights import Layer, heads_of, layer_of, norm_of, rotation
@@ -46,7 +47,7 @@ class LeanModel:
         """module: the loaded transformers model, which is not needed afterwards.
 
         spare: positions of a slot behind max_length, which drafts beyond it may write to. launcher: of the
-        kernels by which `decode` computes; None, or a shape that they cannot compute: torch's. emptied: the
+        kernels by which `decode` computes; None, or a `kernels_obstacle` to them: torch's. emptied: the
         module gives up each layer when it has been read, so that its weights are never in memory twice.
         """
         config = module.config
@@ -54,10 +55,14 @@ class LeanModel:
         self.max_length = max_length
         self._heads = heads_of(config)
         self._embedding: Tensor = module.model.embed_tokens.weight.detach()
+        self._device, self.dtype = self._embedding.device, self._embedding.dtype
         self.kernels_obstacle = obstacle(
-            self._embedding.dtype, config.hidden_size, config.intermediate_size, self._heads.dim
+            self.dtype, config.hidden_size, config.intermediate_size, self._heads.dim
         )
         self._ops: LayerOps = layers
+        if launcher is not None and self.kernels_obstacle is None:
+            group = self._heads.queries // self._heads.keys
+            self.kernels_obstacle = failure(launcher, self.dtype, group, self._heads.dim, self._device)
         if launcher is not None and self.kernels_obstacle is None:
             self._ops = LayerKernels(launcher)
         self._layers = []
@@ -67,7 +72,6 @@ class LeanModel:
                 layer.to("meta")
         self._final_norm = norm_of(module.model.norm)
         self._head = choose(module.lm_head.weight, getattr(module.lm_head, "bias", None))
-        self._device, self.dtype = self._embedding.device, self._embedding.dtype
         room, dim = max_length + spare, self._heads.dim  # positions of a slot
         self._cos, self._sin = rotation(module.model.rotary_emb, room, dim, self._embedding)
         self._cache = SlotCache(slots, room, self._device, self.dtype)

@@ -11,8 +11,10 @@ from driftguard_engine.kernels import layer_self_test, self_test
 from driftguard_engine.kernels.compiler import KernelsUnavailable
 from driftguard_engine.kernels.launches import Launcher
 from driftguard_engine.kernels.launching import Argument, Size
+from driftguard_engine.models.llama import LeanModel
 from torch import Tensor
 
+from tests.engine.core.tiny import new_module
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
 
@@ -81,3 +83,12 @@ def test_kernels_of_a_layer_that_answer_right(module: Module) -> None:
 def test_a_kernel_of_a_layer_that_answers_wrong(module: Module, kernel: str, output: int, said: str) -> None:
     with pytest.raises(KernelsUnavailable, match=f"fail their self-test: {said} in torch.float32 is off"):
         layer_self_test.check(Broken(Emulated(module), kernel, output), torch.float32, 1, 16, CPU)
+
+
+def test_torch_computes_the_layers_that_the_kernels_compute_wrong(module: Module) -> None:
+    llama = new_module("llama", seed=1, vocabulary=97, head_dim=16)
+    assert LeanModel(llama, 1, 8, launcher=Emulated(module)).kernels_obstacle is None
+    model = LeanModel(llama, 1, 8, launcher=Broken(Emulated(module), "attend_by_fma_fp32", -1))
+    assert "fail their self-test: attention" in str(model.kernels_obstacle)
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.isfinite(model.decode(ids, torch.tensor([0]), torch.tensor([0]))).all()

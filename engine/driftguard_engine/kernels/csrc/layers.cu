@@ -104,7 +104,7 @@ __device__ __forceinline__ void turn_run(
 //
 // qkv [batch x tokens, (heads + 2 kv_heads) x dim]; head_weight [heads + kv_heads, dim] or null; slots, starts [batch];
 // cos, sin [positions, dim]; keys, values [slots x length, kv_heads, dim]; queries [batch x tokens, heads, dim].
-// What would lie past a slot's end, or past the tables, is not stored.
+// What would lie outside of its slot, or past the tables, is not stored.
 template <typename Number>
 __device__ __forceinline__ void turn_and_store(
     const Number* __restrict__ qkv, int tokens, int heads, int kv_heads, int dim, int lanes_per_head,
@@ -118,7 +118,7 @@ __device__ __forceinline__ void turn_and_store(
     const bool mine = head < all && at < half;
     const int token = static_cast<int>(blockIdx.x), row = token / tokens;
     const i64 position = starts[row] + token % tokens;
-    const bool stored = position < length && position < positions;
+    const bool stored = position >= 0 && position < length && position < positions;
     float low[RUN] = {}, high[RUN] = {};
     if (mine) {
         const Number* from = qkv + (static_cast<i64>(token) * all + head) * dim + at;

@@ -20,7 +20,7 @@ struct Sequences {
     __device__ __forceinline__ int most_splits() const { return (length + SPLIT - 1) / SPLIT; }
     __device__ __forceinline__ int positions(int row) const {
         const i64 end = starts[row] + tokens;
-        return static_cast<int>(end < length ? end : length);
+        return static_cast<int>(end < 0 ? 0 : end < length ? end : length);
     }
     __device__ __forceinline__ int splits(int row) const { return (positions(row) + SPLIT - 1) / SPLIT; }
 };
