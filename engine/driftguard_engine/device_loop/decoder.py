@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 from weakref import WeakKeyDictionary
 
 import torch
@@ -80,8 +81,8 @@ class DeviceDecoder:
 
     def prepare(self, drafter: Drafter | None, drafts: int) -> None:
         """Captures the steps of every batch with this many drafts, so that no request waits for that."""
-        for batch in self._batches:
-            self._step(drafter, Shape(batch, _at_least(DRAFTS, drafts), narrows=False))
+        for batch, narrows in product(self._batches, (False, True)):
+            self._step(drafter, Shape(batch, _at_least(DRAFTS, drafts), narrows))
 
     def admit(self, row: RunningSequence) -> None:
         """The row will be decoded; what its slot held before is over."""
