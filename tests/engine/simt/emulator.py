@@ -12,6 +12,7 @@ that waits for another one fails), inline PTX, approximate functions such as `__
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import re
 import shutil
@@ -78,10 +79,12 @@ def compile_kernels(paths: Sequence[Path], directory: Path) -> Module:
     headers = b"".join((HERE / name).read_bytes() for name in ("runtime.hpp", "cuda.hpp"))
     key = hashlib.sha256(headers + " ".join(_OPTIONS).encode() + source.encode()).hexdigest()[:24]
     library = directory / f"{key}.so"
-    if not library.exists():
-        with tempfile.NamedTemporaryFile(dir=directory, suffix=".so", delete=False) as file:
-            _compile([*_OPTIONS, f"-I{HERE}", "-x", "c++", "-", "-o", file.name], source, paths)
-        Path(file.name).replace(library)  # another process may have been faster
+    with (directory / f"{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be compiling the same
+        if not library.exists():
+            with tempfile.NamedTemporaryFile(dir=directory, suffix=".so", delete=False) as file:
+                _compile([*_OPTIONS, f"-I{HERE}", "-x", "c++", "-", "-o", file.name], source, paths)
+            Path(file.name).replace(library)
     return Module(library)
 
 
