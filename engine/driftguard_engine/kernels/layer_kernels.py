@@ -8,10 +8,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels import layer_launches
+from driftguard_engine.kernels import layer_launches, layers, linear_launches
 from driftguard_engine.kernels.launches import SUFFIXES, Launcher
 from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
+
+MOST_TOKENS_BY_KERNEL = 16  # where a larger product is left to the library: not yet measured
 
 
 class LayerOps(Protocol):
@@ -24,6 +26,8 @@ class LayerOps(Protocol):
     ) -> Tensor: ...
     def attend(self, queries: Tensor, rows: Rows, cache: KeysValues, /) -> Tensor: ...
     def gate(self, gate_up: Tensor, /) -> Tensor: ...
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, /) -> Tensor: ...
+    def linear_gated(self, x: Tensor, weight: Tensor, bias: Tensor | None, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,25 @@ class LayerKernels:
         gated = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
         layer_launches.gate(self.launcher, gate_up, gated)
         return gated
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not _reads_weights_once(x, weight):
+            return layers.linear(x, weight, bias)
+        y = x.new_empty(len(x), len(weight))
+        linear_launches.linear(self.launcher, x.contiguous(), weight, bias, y)
+        return y
+
+    def linear_gated(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if not _reads_weights_once(x, weight):
+            return self.gate(layers.linear(x, weight, bias))
+        gated = x.new_empty(len(x), len(weight) // 2)
+        linear_launches.linear_gated(self.launcher, x.contiguous(), weight, bias, gated)
+        return gated
+
+
+def _reads_weights_once(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is one for `linear_launches`; torch's library takes the others."""
+    return len(x) <= MOST_TOKENS_BY_KERNEL and linear_launches.obstacle(weight) is None
 
 
 def obstacle(dtype: torch.dtype, hidden: int, intermediate: int, head_dim: int) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels import layer_launches, layers
+from driftguard_engine.kernels import layer_launches, layers, linear_launches
 from driftguard_engine.kernels.compiler import KernelsUnavailable
 from driftguard_engine.kernels.launches import Launcher
 from driftguard_engine.kernels.launching import LaunchFailed
@@ -14,6 +14,7 @@ from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
 
 _TOKENS, _LENGTH, _SEED = 3, 300, 21
 _STARTS = [254, 0]  # over the end of a split, and the beginning of a sequence
+_OUT, _IN = 40, 1160  # of a linear layer
 
 
 def failure(launcher: Launcher, dtype: torch.dtype, group: int, dim: int, device: torch.device) -> str | None:
@@ -72,6 +73,23 @@ def check(launcher: Launcher, dtype: torch.dtype, group: int, dim: int, device: 
     _expect("sum", total, known_total)
     _expect("norm", normed, known_normed)
     _expect("gate", gated, layers.gate(known_total))
+    if dtype in linear_launches.DTYPES:
+        _check_linear(launcher, dtype, device)
+
+
+def _check_linear(launcher: Launcher, dtype: torch.dtype, device: torch.device) -> None:
+    """Features, k and, of the last one, tokens that fill no tile; every number of tokens' kernel."""
+    random = torch.Generator().manual_seed(_SEED)
+    weight, bias = (torch.randn(*of, generator=random).to(dtype) for of in ((_OUT, _IN), (_OUT,)))
+    theirs = (weight.to(device), bias.to(device))
+    for tokens in (1, 16, 27):
+        x = torch.randn(tokens, _IN, generator=random).to(dtype)
+        y, gated = (torch.empty(tokens, size, dtype=dtype, device=device) for size in (_OUT, _OUT // 2))
+        linear_launches.linear(launcher, x.to(device), *theirs, y)
+        linear_launches.linear_gated(launcher, x.to(device), *theirs, gated)
+        exact = (x.double(), weight.double(), bias.double())
+        _expect("linear layer", y, layers.linear(*exact))
+        _expect("gated linear layer", gated, layers.linear_gated(*exact))
 
 
 def _expect(what: str, found: Tensor, known: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What surrounds the matrix products of a Llama layer, for B rows of T tokens, in torch.
+"""The functions of a Llama layer, for B rows of T tokens, in torch.
 
 Shapes follow from the batch alone; where a row is, and how long, is read from tensors. So nothing here asks
 the device for a value, and all of it can be captured in a CUDA graph.
@@ -93,6 +93,16 @@ def attend(queries: Tensor, rows: Rows, cache: KeysValues) -> Tensor:
         queries.transpose(1, 2), keys, values, attn_mask=seen, enable_gqa=heads != keys.shape[1]
     )
     return mixed.transpose(1, 2).reshape(batch * tokens, heads * dim)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b: [N, in] by [out, in] -> [N, out]."""
+    return F.linear(x, weight, bias)
+
+
+def linear_gated(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The gate of `linear`: [N, in] by [2 I, in] -> [N, I]."""
+    return gate(F.linear(x, weight, bias))
 
 
 def gate(gate_up: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from driftguard_engine.kernels import layers
 from driftguard_engine.kernels.layer_kernels import LayerOps
 
 MINIMUM_ROWS = 2
@@ -80,14 +81,15 @@ class PackedLinear:
 
 
 class PlainLinear:
-    """torch's own kernel for all rows at once: for devices where bits may depend on the batch."""
+    """All rows at once, by the functions of a layer: for devices where bits may depend on the batch."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, ops: LayerOps = layers) -> None:
         self._weight = weight
         self._bias = bias
+        self._ops = ops
 
     def apply(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+        return self._ops.linear(x, self._weight, self._bias)
 
     def silu(self, x: Tensor) -> Tensor:
         return F.silu(self.apply(x))
@@ -125,26 +127,27 @@ class GatedPair:
 class GatedProduct:
     """One matrix product for both factors: half as many kernels to launch."""
 
-    linear: Linear  # [2 I, in]
+    weight: Tensor  # [2 I, in]
+    bias: Tensor | None  # [2 I]
     ops: LayerOps
 
     def apply(self, x: Tensor) -> Tensor:
-        return self.ops.gate(self.linear.apply(x))
+        return self.ops.linear_gated(x, self.weight, self.bias)
 
 
 def choose_gated(gate: nn.Linear, up: nn.Linear, ops: LayerOps) -> Gated:
     if gate.weight.device.type == "cpu":
-        return GatedPair(choose(gate.weight, gate.bias), choose(up.weight, up.bias))
-    bias = None if gate.bias is None else torch.cat([gate.bias, up.bias])
-    return GatedProduct(choose(torch.cat([gate.weight, up.weight]), bias), ops)
+        return GatedPair(choose(gate.weight, gate.bias, ops), choose(up.weight, up.bias, ops))
+    bias = None if gate.bias is None else torch.cat([gate.bias, up.bias]).detach()
+    return GatedProduct(torch.cat([gate.weight, up.weight]).detach(), bias, ops)
 
 
-def choose(weight: Tensor, bias: Tensor | None) -> Linear:
-    """The fastest layer for weight [out, in] that keeps rows independent (on CUDA: the plain one)."""
+def choose(weight: Tensor, bias: Tensor | None, ops: LayerOps = layers) -> Linear:
+    """The fastest layer for weight [out, in]; on the CPU one that keeps rows independent, else by `ops`."""
     weight = weight.detach().contiguous()
     bias = None if bias is None else bias.detach().contiguous()
     if weight.device.type != "cpu":
-        return PlainLinear(weight, bias)
+        return PlainLinear(weight, bias, ops)
     shape = (*weight.shape, weight.dtype, bias is None, torch.get_num_threads())
     if shape not in _checked_shapes:
         _checked_shapes[shape] = _packed_is_independent(weight, bias)

@@ -71,7 +71,7 @@ class LeanModel:
             if emptied:
                 layer.to("meta")
         self._final_norm = norm_of(module.model.norm)
-        self._head = choose(module.lm_head.weight, getattr(module.lm_head, "bias", None))
+        self._head = choose(module.lm_head.weight, getattr(module.lm_head, "bias", None), self._ops)
         room, dim = max_length + spare, self._heads.dim  # positions of a slot
         self._cos, self._sin = rotation(module.model.rotary_emb, room, dim, self._embedding)
         self._cache = SlotCache(slots, room, self._device, self.dtype)

@@ -69,12 +69,12 @@ def layer_of(module: Any, heads: Heads, ops: LayerOps) -> Layer:
         head_norm = Norm(weight.contiguous(), attention.q_norm.variance_epsilon)
     return Layer(
         attention_norm=norm_of(module.input_layernorm),
-        qkv=choose(torch.cat([part.weight for part in parts]), bias),
+        qkv=choose(torch.cat([part.weight for part in parts]), bias, ops),
         head_norm=head_norm,
-        output=choose(attention.o_proj.weight, attention.o_proj.bias),
+        output=choose(attention.o_proj.weight, attention.o_proj.bias, ops),
         mlp_norm=norm_of(module.post_attention_layernorm),
         gated=choose_gated(mlp.gate_proj, mlp.up_proj, ops),
-        down=choose(mlp.down_proj.weight, mlp.down_proj.bias),
+        down=choose(mlp.down_proj.weight, mlp.down_proj.bias, ops),
     )
 
 

@@ -92,3 +92,12 @@ def test_torch_computes_the_layers_that_the_kernels_compute_wrong(module: Module
     assert "fail their self-test: attention" in str(model.kernels_obstacle)
     ids = torch.tensor([[1, 2, 3]])
     assert torch.isfinite(model.decode(ids, torch.tensor([0]), torch.tensor([0]))).all()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [("linear_1_fp16", "linear layer"), ("linear_4_fp16", "linear layer"), ("linear_gated_2_fp16", "gated")],
+)
+def test_a_linear_layer_that_answers_wrong(module: Module, kernel: str, said: str) -> None:
+    with pytest.raises(KernelsUnavailable, match=f"fail their self-test: {said}.* in torch.float16 is off"):
+        layer_self_test.check(Broken(Emulated(module), kernel, -1), torch.float16, 1, 64, CPU)

@@ -1,9 +1,9 @@
 // What surrounds the matrix products of a layer: ../layers.py, rounded where torch rounds. Rows of activations follow
 // one another without gaps, start on 16 bytes and are a multiple of 8 numbers long.
 #include "numbers.cuh"
+#include "silu.cuh"
 
 constexpr int GATE_THREADS = 256;
-constexpr float LOG2_E = 0x1.715476p0f;
 
 // 1 / root of (sum of squares / size + epsilon).
 __device__ __forceinline__ float root_mean_square_reciprocal(float squares, int size, float epsilon) {
@@ -155,12 +155,6 @@ __device__ __forceinline__ void turn_and_store(
                               : keys + (place + head - heads) * dim + at;
     write_run(to, turned_low);
     write_run(to + half, turned_high);
-}
-
-__device__ __forceinline__ float silu(float value) {
-    const float negative = value < 0.0f ? value : -value;
-    const float power = power_of_two(fmaxf(__fmul_rn(negative, LOG2_E), LEAST_POWER));
-    return __fdiv_rn(value < 0.0f ? __fmul_rn(value, power) : value, __fadd_rn(1.0f, power));
 }
 
 // gate_up [rows, 2 x size] -> gated [rows, size]; a thread for eight numbers.

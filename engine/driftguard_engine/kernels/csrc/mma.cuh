@@ -7,7 +7,7 @@
 #include "numbers.cuh"
 
 #ifdef DRIFTGUARD_SIMT
-constexpr int MMA_WARPS = 4;
+constexpr int MMA_WARPS = 8;  // of a block, at most
 
 template <typename Number> __device__ __forceinline__ float half_of(u32 pair, int which) {
     return which == 0 ? Rounding<Number>::low(pair) : Rounding<Number>::high(pair);
