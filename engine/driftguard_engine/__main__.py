@@ -95,6 +95,14 @@ def main(
     max_batch: Annotated[int, _option("Requests that run at once.", LIMITS)] = 8,
     max_length: Annotated[int, _option("Tokens per request, prompt and output together.", LIMITS)] = 2048,
     max_waiting: Annotated[int, _option("Requests that may wait; more are refused with 429.", LIMITS)] = 1024,
+    prefix_reuse: Annotated[
+        bool,
+        _option(
+            "Do not read the beginning of a prompt again that a slot still holds from another request. "
+            "Whoever may send requests can learn from their times which beginnings others have sent.",
+            LIMITS,
+        ),
+    ] = True,
     host: Annotated[
         str,
         _option(
@@ -172,6 +180,7 @@ def main(
             num_speculative_tokens=num_speculative_tokens,
             max_speculative_tokens=max_speculative_tokens,
             max_waiting=max_waiting,
+            prefix_reuse=prefix_reuse,
             loop=loop.value,
             threads=threads,
             speculation=speculation,

@@ -27,6 +27,8 @@ class EngineConfig:
     num_speculative_tokens: K where a request does not say; max_speculative_tokens: the most it may ask for.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
     model_path: "generic" runs every model through transformers' own forward; "auto" only where it must.
+    prefix_reuse: a prompt that begins like an earlier one is not read again as far as whole chunks of
+    prefill_chunk_tokens agree and a slot still holds them.
     loop: "device" keeps the state of decoding on the device, one step ahead of the host; "host" hands tokens
     to and fro in every step; "auto" is "device" on CUDA where models and kernels allow it.
     threads: torch's CPU threads; None leaves torch's own choice.
@@ -44,6 +46,7 @@ class EngineConfig:
     max_speculative_tokens: int = 16
     max_waiting: int = 1024
     prefill_chunk_tokens: int = 128
+    prefix_reuse: bool = True
     ngram_min_tokens: int = 2
     ngram_max_tokens: int = 4
     model_path: ModelPath = "auto"

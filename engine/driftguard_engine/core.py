@@ -138,6 +138,7 @@ class FinishedRequest:
     time_per_output_token_seconds: float | None
     concurrency: int
     error: str | None = None
+    reused_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

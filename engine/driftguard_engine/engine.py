@@ -24,7 +24,8 @@ from driftguard_engine.drafters.opening import configured_draft, first_draft, op
 from driftguard_engine.drafters.remembered import RememberedDraft, remember
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.loading import load
-from driftguard_engine.scheduler import PrefillChunk, Scheduler
+from driftguard_engine.prefixes import blocks_of
+from driftguard_engine.scheduler import PrefillChunk, ReusedPrefix, Scheduler
 from driftguard_engine.sequence import Moment, RunningSequence
 from driftguard_engine.verify import active_backend, backend_fallback
 
@@ -188,6 +189,8 @@ class Engine:
         self._admit()
         plan = self._scheduler.plan()
         try:
+            for reused in plan.reused:
+                self._reuse(reused)
             if plan.prefill:
                 self._prefill(plan.prefill)
             if plan.decode or self._decoder.in_flight:
@@ -207,7 +210,9 @@ class Engine:
             aborts, self._aborts = self._aborts, set()
         for request, moment in arrived:
             self._queued[request.request_id] = (request, moment)
-            self._scheduler.enqueue(request.request_id, len(request.prompt_token_ids) - 1)
+            prompt, chunk = request.prompt_token_ids, self.config.prefill_chunk_tokens
+            blocks = blocks_of(prompt, chunk) if self.config.prefix_reuse else ()
+            self._scheduler.enqueue(request.request_id, len(prompt) - 1, blocks)
         return [self._abort(request_id) for request_id in sorted(aborts) if self._holds(request_id)]
 
     def _holds(self, request_id: str) -> bool:
@@ -229,6 +234,7 @@ class Engine:
             draft = _OFF if wanted == 0 or not self._speculation else self._drafts.acquire()
             sequence = self._sequence(request, moment, admission.slot, draft)
             self._sequences[request.request_id] = sequence
+            self._scheduler.begin(request.request_id, None if draft.drafter is None else draft.prefixes)
             self._decoder.admit(sequence)
 
     def _sequence(self, request: Request, moment: Moment, slot: int, draft: LoadedDraft) -> RunningSequence:
@@ -260,7 +266,19 @@ class Engine:
     def _fail(self, sequence: RunningSequence, reason: str) -> RequestOutput:
         output = sequence.end("error", _now(), reason)
         self._leave(sequence)
+        for cache in (self._scheduler.kept, sequence.draft.prefixes):
+            cache.clear()  # what was written last may be wrong, or not be there
         return output
+
+    def _reuse(self, reused: ReusedPrefix) -> None:
+        sequence = self._sequences[reused.request_id]
+        sequence.reused_prompt_tokens += reused.count
+        if reused.source == sequence.slot:
+            return
+        span = Span(sequence.slot, reused.start, reused.count)
+        self._target.model.copy(reused.source, span)
+        if sequence.draft.drafter is not None:
+            sequence.draft.drafter.copy(reused.source, span)
 
     def _prefill(self, chunks: Sequence[PrefillChunk]) -> None:
         token_ids: list[int] = []

@@ -51,6 +51,16 @@ class SlotCache:
             for row in range(span.slot * self.length + span.start, span.slot * self.length + span.end)
         ]
 
+    @torch.inference_mode()
+    def copy(self, source: int, span: Span) -> None:
+        """What slot `source` holds at the span's positions, to the same positions of the span's slot; beyond
+        the slot's length there is nothing to copy."""
+        count = min(span.end, self.length) - span.start
+        if count > 0:
+            read, written = (slot * self.length + span.start for slot in (source, span.slot))
+            for kept in (*self.keys, *self.values):
+                kept[written : written + count].copy_(kept[read : read + count])
+
     def read(self, layer: int, span: Span) -> tuple[Tensor, Tensor]:
         """Keys and values of the sequence up to the span's end, as views [end, heads, dim]."""
         first = span.slot * self.length

@@ -63,6 +63,11 @@ class Metrics:
             "Prompt tokens of requests that left the engine.",
             registry=self._registry,
         )
+        self._reused_prompt_tokens = Counter(
+            f"{PREFIX}_reused_prompt_tokens",
+            "Those of the prompt tokens that were not read again: a slot held them from another request.",
+            registry=self._registry,
+        )
         self._output_tokens = Counter(
             f"{PREFIX}_output_tokens",
             "Output tokens of requests that left the engine.",
@@ -89,6 +94,7 @@ class Metrics:
         counts, version = finished.counts, finished.draft.version
         self._requests.labels(finished.finish_reason).inc()
         self._prompt_tokens.inc(len(finished.request.prompt_token_ids))
+        self._reused_prompt_tokens.inc(finished.reused_prompt_tokens)
         self._output_tokens.inc(len(finished.output_token_ids))
         self._draft_tokens.labels(version).inc(counts.drafted)
         self._accepted_tokens.labels(version).inc(counts.accepted)

@@ -72,7 +72,19 @@ def usage_of(prompt_lengths: Sequence[int], finished: Sequence[FinishedRequest])
     """A prompt counts once, however many choices it has."""
     prompt = sum(prompt_lengths)
     output = sum(len(one.output_token_ids) for one in finished)
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    choices = len(finished) // len(prompt_lengths)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {
+            # Of a prompt with several choices: what none of them has computed.
+            "cached_tokens": sum(
+                min(one.reused_prompt_tokens for one in finished[first : first + choices])
+                for first in range(0, len(finished), choices)
+            )
+        },
+    }
 
 
 def response_metrics(finished: Sequence[FinishedRequest]) -> Json:

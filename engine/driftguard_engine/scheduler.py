@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+
+from driftguard_engine.prefixes import Prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,21 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One step: prefill these chunks, then one verification for each request in `decode`."""
+class ReusedPrefix:
+    """Prompt tokens start .. start + count - 1 of a request are in slot `source`, perhaps its own."""
 
+    request_id: str
+    source: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: copy these prefixes in order, prefill these chunks, then one verification for each request in
+    `decode`."""
+
+    reused: tuple[ReusedPrefix, ...]
     prefill: tuple[PrefillChunk, ...]
     decode: tuple[str, ...]
 
@@ -36,6 +51,8 @@ class StepPlan:
 class _Running:
     slot: int
     prefill_tokens: int
+    blocks: Sequence[bytes]
+    caches: Sequence[Prefixes] = ()
     prefilled: int = 0
 
 
@@ -44,12 +61,15 @@ class Scheduler:
 
     A prompt is read in chunks of `chunk_tokens`, so its shapes depend on its own length alone. One step reads
     at most `chunk_tokens` prompt tokens, of one or several requests: long prompts do not stall decoding.
+
+    Chunks that a slot holds from a request that runs, or from one that has ended, are not read again.
     """
 
     def __init__(self, slots: int, chunk_tokens: int) -> None:
-        self._free = list(range(slots))
+        self.kept = Prefixes()  # of the target's cache
+        self._free = list(range(slots))  # in the order in which they were used last
         self._chunk_tokens = chunk_tokens
-        self._waiting: deque[tuple[str, int]] = deque()
+        self._waiting: deque[tuple[str, int, Sequence[bytes]]] = deque()
         self._running: dict[str, _Running] = {}  # in order of admission
 
     @property
@@ -60,25 +80,51 @@ class Scheduler:
     def running(self) -> int:
         return len(self._running)
 
-    def enqueue(self, request_id: str, prefill_tokens: int) -> None:
-        """prefill_tokens: how much of the prompt is read before decoding starts."""
-        self._waiting.append((request_id, prefill_tokens))
+    def enqueue(self, request_id: str, prefill_tokens: int, blocks: Sequence[bytes] = ()) -> None:
+        """prefill_tokens: how much of the prompt is read before decoding starts. blocks: of `chunk_tokens`
+        each, as `blocks_of` names them; none: nothing is reused for it, nor of it."""
+        self._waiting.append((request_id, prefill_tokens, blocks))
 
     def admit(self) -> list[Admission]:
-        """Moves waiting requests into free slots, the lowest slot first."""
+        """Moves waiting requests into free slots; `begin` must follow for each."""
         admitted = []
         while self._waiting and self._free:
-            request_id, prefill_tokens = self._waiting.popleft()
-            slot = heapq.heappop(self._free)
-            self._running[request_id] = _Running(slot, prefill_tokens)
+            request_id, prefill_tokens, blocks = self._waiting.popleft()
+            slot = self._choose(blocks)
+            self._free.remove(slot)
+            self._running[request_id] = _Running(slot, prefill_tokens, blocks)
             admitted.append(Admission(request_id, slot))
         return admitted
+
+    def _choose(self, blocks: Sequence[bytes]) -> int:
+        """The slot whose prompt this one goes on with; else the lowest empty one; else the least recently used.
+
+        One that shares only a part keeps what it holds: that part is cheap to copy, the rest dear to compute.
+        """
+
+        def worth(slot: int) -> tuple[int, int]:
+            held = self.kept.held(slot)
+            if not held:
+                return 0, -slot
+            goes_on = len(held) <= len(blocks) and held[-1] == blocks[len(held) - 1]
+            return (len(held) if goes_on else -1), 0
+
+        return max(self._free, key=worth)
+
+    def begin(self, request_id: str, draft: Prefixes | None) -> None:
+        """draft: of the cache that the request's drafter reads its prompt into."""
+        running = self._running[request_id]
+        running.caches = [self.kept] if draft is None else [self.kept, draft]
+        for cache in running.caches:
+            cache.begin(running.slot, running.blocks)
 
     def plan(self) -> StepPlan:
         """What this step does. Its chunks count as read: a request whose last chunk is here decodes too."""
         chunks: list[PrefillChunk] = []
+        reused: list[ReusedPrefix] = []
         budget = self._chunk_tokens
         for request_id, running in self._running.items():
+            reused.extend(self._reuse(request_id, running))
             count = min(self._chunk_tokens, running.prefill_tokens - running.prefilled)
             if count == 0:
                 continue
@@ -87,13 +133,36 @@ class Scheduler:
             chunks.append(PrefillChunk(request_id, running.prefilled, count))
             running.prefilled += count
             budget -= count
+        for chunk in chunks:  # only now: what this step reads cannot be copied before
+            self._hold(self._running[chunk.request_id], chunk.start // self._chunk_tokens)
         decode = tuple(name for name, each in self._running.items() if each.prefilled == each.prefill_tokens)
-        return StepPlan(tuple(chunks), decode)
+        return StepPlan(tuple(reused), tuple(chunks), decode)
+
+    def _reuse(self, request_id: str, running: _Running) -> Iterator[ReusedPrefix]:
+        """The next blocks of its prompt, as far as some slot holds them in all its caches."""
+        sources: list[int] = []
+        for block in running.blocks[running.prefilled // self._chunk_tokens :]:
+            slots = frozenset.intersection(*(cache.slots(block) for cache in running.caches))
+            if not slots:
+                break
+            sources.append(running.slot if running.slot in slots else min(slots))
+        for source, together in groupby(sources):
+            start = running.prefilled
+            for _ in together:
+                self._hold(running, running.prefilled // self._chunk_tokens)
+                running.prefilled += self._chunk_tokens
+            yield ReusedPrefix(request_id, source, start, running.prefilled - start)
+
+    @staticmethod
+    def _hold(running: _Running, index: int) -> None:
+        if index < len(running.blocks):
+            for cache in running.caches:
+                cache.hold(running.slot, index, running.blocks[index])
 
     def remove(self, request_id: str) -> None:
         """The request has ended or was aborted, running or waiting; its slot is free again."""
         running = self._running.pop(request_id, None)
         if running is not None:
-            heapq.heappush(self._free, running.slot)
+            self._free.append(running.slot)
             return
         self._waiting = deque(entry for entry in self._waiting if entry[0] != request_id)

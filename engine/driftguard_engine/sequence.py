@@ -41,6 +41,7 @@ class RunningSequence:
     arrived: Moment
     token_ids: list[int] = field(init=False)
     counts: SpeculationCounts = field(init=False, default_factory=SpeculationCounts)
+    reused_prompt_tokens: int = field(init=False, default=0)
     _detokenizer: Detokenizer = field(init=False)
     _stop: StopFilter = field(init=False)
     _text: list[str] = field(init=False, default_factory=list)
@@ -143,4 +144,5 @@ class RunningSequence:
             time_per_output_token_seconds=per_token,
             concurrency=round(self._concurrency_sum / steps) if steps else 1,
             error=error,
+            reused_prompt_tokens=self.reused_prompt_tokens,
         )

@@ -59,6 +59,10 @@ class Drafter(Protocol):
         """Reads prompt tokens (not each prompt's last one), as `TokenModel.prefill`."""
         ...
 
+    def copy(self, source: int, span: Span) -> None:
+        """As `TokenModel.copy`."""
+        ...
+
     def propose(self, rows: Sequence[DraftRow], sampling: Sampling) -> list[Proposal]:
         """At most row.count tokens for every row, in order; fewer or none where it has no guess."""
         ...

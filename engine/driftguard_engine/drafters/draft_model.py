@@ -37,6 +37,9 @@ class DraftModelDrafter:
         if kept_spans:
             self.model.prefill(self._known(kept_ids), kept_spans)
 
+    def copy(self, source: int, span: Span) -> None:
+        self.model.copy(source, span)
+
     def propose(self, rows: Sequence[DraftRow], sampling: Sampling) -> list[Proposal]:
         counts = [min(row.count, self.most_drafts(len(row.token_ids))) for row in rows]
         drawn: list[list[int]] = [[] for _ in rows]

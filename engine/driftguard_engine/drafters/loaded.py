@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from driftguard_engine.core import DraftInfo, InvalidModel, UnknownDraft
 from driftguard_engine.drafters.base import Drafter
+from driftguard_engine.prefixes import Prefixes
 
 logger = logging.getLogger(__name__)
 
@@ -16,11 +17,13 @@ NO_DRAFT = DraftInfo("none", "none", "none")
 
 @dataclass(slots=True, eq=False)
 class LoadedDraft:
-    """A draft with its drafter (None: no speculation) and the number of requests that it serves."""
+    """A draft with its drafter (None: no speculation), the number of requests that it serves, and what its
+    cache holds."""
 
     info: DraftInfo
     drafter: Drafter | None
     users: int = field(default=0)
+    prefixes: Prefixes = field(default_factory=Prefixes)
 
 
 class Drafts:

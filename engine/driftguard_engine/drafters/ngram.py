@@ -58,6 +58,9 @@ class NgramDrafter:
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
         """Nothing to read: the index is built from the sequence itself at the first proposal."""
 
+    def copy(self, source: int, span: Span) -> None:
+        """Nothing was read."""
+
     def propose(self, rows: Sequence[DraftRow], sampling: Sampling) -> list[Proposal]:
         del sampling
         return [self._propose(row) for row in rows]

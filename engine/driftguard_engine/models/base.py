@@ -32,3 +32,7 @@ class TokenModel(Protocol):
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
         """The same without logits."""
         ...
+
+    def copy(self, source: int, span: Span) -> None:
+        """Fills the span's positions from slot `source`, which holds the same tokens up to its end."""
+        ...

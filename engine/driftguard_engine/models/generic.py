@@ -80,9 +80,9 @@ class GenericModel:
         self.vocabulary: int = module.get_output_embeddings().weight.shape[0]
         self.max_length = max_length
         self._device = module.device
-        store = SlotCache(slots, max_length, module.device, module.dtype)
+        self._store = SlotCache(slots, max_length, module.device, module.dtype)
         layers = module.config.get_text_config().num_hidden_layers
-        self._layers = [SlotLayer(store, index) for index in range(layers)]
+        self._layers = [SlotLayer(self._store, index) for index in range(layers)]
         self._cache = Cache(layers=[*self._layers])
         # One token now, so that all memory is taken at the start and not under traffic.
         self.prefill([0], [Span(0, 0, 1)])
@@ -95,6 +95,9 @@ class GenericModel:
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
         for ids, span in _split(token_ids, spans):
             self._run(ids, span, logits_to_keep=1)
+
+    def copy(self, source: int, span: Span) -> None:
+        self._store.copy(source, span)
 
     def _run(self, token_ids: Sequence[int], span: Span, **options: Any) -> Tensor:
         for layer in self._layers:

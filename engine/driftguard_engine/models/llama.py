@@ -111,6 +111,9 @@ class LeanModel:
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
         self._hidden(token_ids, spans)
 
+    def copy(self, source: int, span: Span) -> None:
+        self._cache.copy(source, span)
+
     def _hidden(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:
         count = len(token_ids)
         padding = [0] * max(0, MINIMUM_ROWS - count)

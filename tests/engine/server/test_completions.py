@@ -21,7 +21,12 @@ def test_defaults_are_openais(client: httpx.Client, fake: FakeEngine) -> None:
     assert body["choices"] == [
         {"index": 0, "text": TOKEN_TEXT * 16, "logprobs": None, "finish_reason": "length"}
     ]
-    assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 16, "total_tokens": 18}
+    assert body["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 16,
+        "total_tokens": 18,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     params = fake.seen[0].params
     assert (params.temperature, params.top_p, params.top_k, params.stop) == (1.0, 1.0, 0, ())
     assert params.num_speculative_tokens is None
@@ -67,7 +72,8 @@ def test_choices_have_their_own_seeds_and_count_the_prompt_once(
     ).json()
     assert [request.params.seed for request in fake.seen] == [2**63 - 1, 0, 2**63 - 1, 0]
     assert len({request.request_id for request in fake.seen}) == 4
-    assert body["usage"] == {"prompt_tokens": 4, "completion_tokens": 12, "total_tokens": 16}
+    usage = body["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (4, 12, 16)
     assert body["metrics"]["speculative_decoding"] is None
 
 

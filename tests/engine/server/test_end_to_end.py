@@ -146,8 +146,9 @@ def test_speculation_is_switched_off_globally_and_leaves_records_without_a_draft
 
 
 def test_metrics_agree_with_the_responses(real_client: httpx.Client) -> None:
+    prompt = "import" * 25  # more than a chunk
     bodies = [
-        real_client.post("/v1/completions", json={"prompt": "import", "max_tokens": 16, "seed": seed}).json()
+        real_client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 16, "seed": seed}).json()
         for seed in range(4)
     ]
     counts = [body["metrics"]["speculative_decoding"] for body in bodies]
@@ -163,6 +164,9 @@ def test_metrics_agree_with_the_responses(real_client: httpx.Client) -> None:
     assert total("position_draft_tokens_total") == total("draft_tokens_total")
     assert total("position_accepted_tokens_total") == total("accepted_tokens_total")
     assert total("output_tokens_total") == sum(body["usage"]["completion_tokens"] for body in bodies)
+    cached = [body["usage"]["prompt_tokens_details"]["cached_tokens"] for body in bodies]
+    assert cached == [0, 128, 128, 128]
+    assert (total("prompt_tokens_total"), total("reused_prompt_tokens_total")) == (4 * 150, sum(cached))
     assert total("requests_total") == 4
     assert total("request_latency_seconds_count") == 4
     assert total("time_to_first_token_seconds_count") == 4

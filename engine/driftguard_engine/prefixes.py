@@ -1,0 +1,68 @@
+"""Which beginnings of prompts the slots of a cache hold, for requests that begin alike. Plain Python.
+
+A prompt is cut into blocks as it is read: one per whole prefill chunk. A block is named by a digest of its
+tokens and of all tokens before it, so that one look-up per block finds who holds a prefix (Kwon et al. 2023).
+
+Only whole chunks count, and no token that was decoded: on a CPU the last bits of keys and values depend on
+where the chunk begins and ends in which they were computed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+
+def blocks_of(prompt_token_ids: Sequence[int], block_tokens: int) -> tuple[bytes, ...]:
+    """The names of a prompt's whole blocks.
+
+    The last two tokens belong to none: the last is decoded, and decoding may compute the draft's keys and
+    values of the one before a second time.
+    """
+    names: list[bytes] = []
+    name = b""
+    for end in range(block_tokens, len(prompt_token_ids) - 1, block_tokens):
+        tokens = array("q", prompt_token_ids[end - block_tokens : end])
+        name = blake2b(name + tokens.tobytes(), digest_size=32).digest()
+        names.append(name)
+    return tuple(names)
+
+
+class Prefixes:
+    """What each slot of one model's cache holds from position 0 on, as names of blocks."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, list[bytes]] = {}
+        self._slots: dict[bytes, set[int]] = {}
+
+    def held(self, slot: int) -> Sequence[bytes]:
+        return self._held.get(slot, ())
+
+    def slots(self, block: bytes) -> frozenset[int]:
+        """Those that hold this block, and so all before it."""
+        return frozenset(self._slots.get(block, ()))
+
+    def begin(self, slot: int, blocks: Sequence[bytes]) -> None:
+        """A prompt of these blocks gets the slot: what is held beyond their common beginning will be lost."""
+        held = self._held.get(slot, [])
+        while held and (len(held) > len(blocks) or held[-1] != blocks[len(held) - 1]):
+            self._drop(slot, held.pop())
+
+    def hold(self, slot: int, index: int, block: bytes) -> None:
+        """The slot's block at this index has been written. One that follows on nothing held is not kept."""
+        held = self._held.setdefault(slot, [])
+        if index == len(held):
+            held.append(block)
+            self._slots.setdefault(block, set()).add(slot)
+
+    def clear(self) -> None:
+        """Nothing that is held can be relied on."""
+        self._held.clear()
+        self._slots.clear()
+
+    def _drop(self, slot: int, block: bytes) -> None:
+        slots = self._slots[block]
+        slots.discard(slot)
+        if not slots:
+            del self._slots[block]
