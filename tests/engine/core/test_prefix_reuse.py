@@ -67,10 +67,8 @@ def serve_at_random(engine: Engine, requests: list[Request]) -> dict[str, Finish
     [
         ("llama", {"drafter": "draft_model"}),
         ("llama", {"drafter": "draft_model", "loop": "device"}),
-        ("llama", {"drafter": "ngram"}),
         ("llama", {"drafter": "ngram", "loop": "device"}),
         ("odd_llama", {"drafter": "none"}),
-        ("llama", {"drafter": "none", "loop": "device"}),
         ("gpt2", {"drafter": "draft_model"}),
     ],
 )
