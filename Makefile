@@ -46,6 +46,7 @@ bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_page_latency
 	$(BIN)/python engine/bench/bench_verify.py
 	$(BIN)/python engine/bench/bench_decode.py
+	$(BIN)/python engine/bench/bench_prefix.py
 	$(BIN)/python engine/bench/bench_telemetry.py
 
 # Minutes on two cores. ARGS=--quick tries everything on too little traffic and writes nothing.
