@@ -97,7 +97,7 @@ class Scheduler:
         return admitted
 
     def _choose(self, blocks: Sequence[bytes]) -> int:
-        """The slot whose prompt this one goes on with; else the lowest empty one; else the least recently used.
+        """The slot whose prompt this one goes on with; else an empty one, else the least recently used.
 
         One that shares only a part keeps what it holds: that part is cheap to copy, the rest dear to compute.
         """
