@@ -1,0 +1,260 @@
+"""How many tokens each request drafts in the next step: the K that emits most tokens per second. No tensors.
+
+    rate(K) = sum over rows of (1 + s_i1 + ... + s_iK) / seconds(rows, K)
+
+s comes from what was accepted (`running_acceptance.py`), seconds from the steps' own times (`step_cost.py`).
+K = 0 is a choice like any other, so speculation goes where it does not pay: with a poor draft, or at a
+batch at which verification costs more than it gives. The longest draft of the batch decides a step's time,
+so K is chosen for the step first; a request whose own tokens are not worth their part of it drafts fewer.
+
+What is not in use is not measured, so a bounded part of the time (`EXPLORING_SHARE`) goes to other K: while
+speculation is off, to a few steps with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from driftguard_engine.draft_plan import REASONS, Decision, DraftingRow, Reason, StepPlan
+from driftguard_engine.running_acceptance import RunningAcceptance
+from driftguard_engine.step_cost import StepCost, bucket_of
+
+EXPLORING_SHARE: Final = 0.01  # of the time may be lost by trying what does not look best
+_LEARNING_STEPS: Final = 6
+_HELD_STEPS: Final = 8  # that a choice stays while the batch stays
+_BETTER: Final = 1.02  # a K changes for no less
+_PAYS_AGAIN: Final = 1.05  # speculation comes back for no less
+_STALE_STEPS: Final = 64
+_CLOSE: Final = 0.9  # what gives so much of the best is tried more often
+_PROBING_STEPS: Final = 4
+_LONGEST: Final = 4.0  # a step that took so many times what was expected was held up by something else
+_REMEMBERED_STEPS_OFF: Final = 32.0  # what the acceptance before a probe weighs against it
+_OWN_PART: Final = 0.5  # of a draft token's time is taken to come with the row, the rest with the step
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Steps with a K that is not the one in use."""
+
+    k: int
+    steps: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Forecast:
+    """For K = 0, 1, ... in the present batch. tokens: per step, of all rows together."""
+
+    seconds: list[float]
+    tokens: list[float]
+
+    def rate(self, k: int) -> float:
+        return self.tokens[k] / self.seconds[k]
+
+    @property
+    def best(self) -> int:
+        """Of the K > 0."""
+        return max(range(1, len(self.tokens)), key=self.rate)
+
+    @property
+    def speedup(self) -> float:
+        return self.rate(self.best) / self.rate(0)
+
+    def time_of_row_token(self, k: int) -> float:
+        """Seconds that one more draft token of one row adds, where all rows have K of them."""
+        return max(0.0, self.seconds[k] - self.seconds[0]) / (k * self.tokens[0])
+
+
+class AdaptiveK:
+    """See the module. One thread calls `plan` and `learned`; any may read `decision` and `reasons`."""
+
+    def __init__(self, largest_k: int) -> None:
+        self._largest_k = largest_k
+        self.decision = Decision(adaptive=True)
+        self.reasons: Counter[Reason] = Counter(dict.fromkeys(REASONS, 0))
+        self._begin(draft=None)
+
+    def _begin(self, draft: str | None) -> None:
+        """Another draft costs something else and is accepted otherwise."""
+        self._draft = draft
+        self._cost = StepCost()
+        self._acceptance = RunningAcceptance(self._largest_k)
+        self._k: int | None = None  # in use; None until chosen
+        self._reason: Reason = "learning"
+        self._bucket = 0  # for which it was chosen
+        self._held = 0  # steps that it still stays
+        self._limits: dict[str, int] = {}  # of requests whose acceptance is not worth the step's K
+        self._forecast: _Forecast | None = None
+        self._expected: tuple[tuple[float, ...], float | None, float | None] = ((), None, None)
+        self._trial: _Trial | None = None
+        self._asked: dict[tuple[int, int], int] = {}  # (bucket, K) -> step at which it was to be learned
+        self._steps = 0
+        self._budget = 0.0  # seconds that trials may lose
+        self._lost = 0.0  # by the newest trial, against the K in use
+        self._learned_k = 0  # of the newest step
+
+    def plan(self, rows: Sequence[DraftingRow]) -> StepPlan:
+        """What each row drafts in the next step."""
+        largest = max((row.wanted for row in rows), default=0)
+        if largest == 0:
+            return self._told(StepPlan(tuple(rows), (0,) * len(rows), 0, "not_asked"))
+        newest = next(row.draft for row in reversed(rows) if row.wanted)
+        if newest != self._draft:
+            self._begin(newest)
+        self._steps += 1
+        changed = self._bucket != bucket_of(len(rows))
+        if changed or self._trial is None or self._trial.steps == 0:
+            self._bucket = bucket_of(len(rows))
+            self._next(rows, largest, changed)
+        return self._told(self._step(rows, largest))
+
+    def _next(self, rows: Sequence[DraftingRow], largest: int, changed: bool) -> None:
+        """Goes on with the K in use, chooses another one, or begins a trial."""
+        self._trial = None
+        self._held -= 1
+        if self._held > 0 and not changed and self._k is not None:
+            return
+        self._held = _HELD_STEPS
+        self._acceptance.update()
+        self._acceptance.keep({row.request_id for row in rows})
+        seconds = self._cost.seconds(len(rows), largest)
+        self._forecast = None if seconds is None else _Forecast(seconds, self._tokens(rows, largest))
+        if self._forecast is not None:
+            self._expected = (
+                tuple(self._forecast.seconds),
+                self._forecast.speedup,
+                self._acceptance.first_position,
+            )
+        unknown = self._unknown(len(rows), largest)
+        if unknown is not None:
+            self._trial = _Trial(unknown, _LEARNING_STEPS, "learning")
+        elif self._forecast is None:
+            self._k, self._reason = largest, "learning"
+        else:
+            self._choose(self._forecast, rows, largest)
+            self._trial = self._due_trial(self._forecast, len(rows), largest)
+
+    def _tokens(self, rows: Sequence[DraftingRow], largest: int) -> list[float]:
+        """[largest + 1] expected of a step with K = 0, 1, ..., of all rows together."""
+        sums = [float(len(rows))] + [0.0] * largest
+        for row in rows:
+            for position, survives in enumerate(self._acceptance.survival(row.request_id, row.wanted), 1):
+                sums[position] += survives
+        return list(accumulate(sums))
+
+    def _unknown(self, rows: int, largest: int) -> int | None:
+        """A K whose cost is to be learned first; one that could not be measured has to wait."""
+        known = [k for k in range(1, largest + 1) if self._cost.is_known(rows, k)]
+        wanted = [0]
+        if not known:
+            wanted = [largest if self._forecast is None else self._forecast.best, 0]
+        elif self._cost.smallest_known() in (None, self._bucket) and len(known) == 1:
+            wanted = [0, 1]
+        for k in wanted:
+            asked = self._asked.get((self._bucket, k), -_STALE_STEPS)
+            if not self._cost.is_known(rows, k) and self._steps - asked >= _STALE_STEPS:
+                self._asked[self._bucket, k] = self._steps
+                return k
+        return None
+
+    def _choose(self, forecast: _Forecast, rows: Sequence[DraftingRow], largest: int) -> None:
+        best = forecast.best
+        least = {None: 1.0, 0: _PAYS_AGAIN}.get(self._k, 1.0)
+        if forecast.speedup < least:
+            self._k, self._reason = 0, self._why_off(forecast)
+        else:
+            current = min(self._k or best, largest)
+            better = forecast.rate(best) >= _BETTER * forecast.rate(current)
+            self._k, self._reason = best if better else current, "best"
+        self._limit(forecast, self._k or best, rows)
+
+    def _why_off(self, forecast: _Forecast) -> Reason:
+        smallest = self._cost.smallest_known()
+        if smallest is None or smallest >= self._bucket:
+            return "below_break_even"
+        seconds = self._cost.seconds(smallest, len(forecast.tokens) - 1)
+        if seconds is None:
+            return "below_break_even"
+        pays = _Forecast(seconds, forecast.tokens).speedup > 1.0
+        return "high_concurrency" if pays else "below_break_even"
+
+    def _limit(self, forecast: _Forecast, k: int, rows: Sequence[DraftingRow]) -> None:
+        """A draft token is worth its time where it is accepted often enough to beat the step's rate."""
+        worth = _OWN_PART * forecast.rate(k) * forecast.time_of_row_token(k)
+        self._limits = {}
+        for row in rows:
+            survival = self._acceptance.survival(row.request_id, min(k, row.wanted))
+            if survival and survival[-1] < worth:
+                self._limits[row.request_id] = sum(each >= worth for each in survival)
+
+    def _due_trial(self, forecast: _Forecast, rows: int, largest: int) -> _Trial | None:
+        """A trial of what was measured longest ago, once its expected loss fits into the share for it."""
+        in_use = self._k or 0
+        if in_use == 0:
+            k, steps, least = forecast.best, _PROBING_STEPS, self._lost
+        else:
+            others = {0, max(in_use - 1, 1), min(in_use + 1, largest)} - {in_use}
+            k, steps, least = max(others, key=lambda each: self._cost.age(rows, each)), 1, 0.0
+            close = forecast.rate(k) > _CLOSE * forecast.rate(in_use)
+            if self._cost.age(rows, k) < (_HELD_STEPS if close else _STALE_STEPS):
+                return None
+        loss = steps * (forecast.seconds[k] - forecast.tokens[k] / forecast.rate(in_use))
+        needed = max(loss, least, 0.0)
+        still_pays = in_use == 0 and self._lost < 0.0
+        if self._budget < needed and not still_pays:
+            return None
+        self._budget, self._lost = min(self._budget, 2.0 * needed), 0.0  # no hoard for later
+        if in_use == 0:
+            self._acceptance.doubt(_REMEMBERED_STEPS_OFF)
+        return _Trial(k, steps, "probing")
+
+    def _step(self, rows: Sequence[DraftingRow], largest: int) -> StepPlan:
+        k, reason = self._k or 0, self._reason
+        limits = self._limits
+        if self._trial is not None:
+            self._trial.steps -= 1
+            k, reason = self._trial.k, self._trial.reason
+            if reason == "learning" or self._k == 0:
+                limits = {}
+        wanted = tuple(min(k, row.wanted) for row in rows)
+        seconds, rate = math.inf, None
+        if reason == "probing" and self._forecast is not None:
+            seconds, rate = self._forecast.seconds[k], self._forecast.rate(self._k or 0)
+        if not limits or k == 0:
+            return StepPlan(tuple(rows), wanted, min(k, largest), reason, 0, seconds, rate)
+        counts = tuple(
+            min(most, limits.get(row.request_id, k)) for most, row in zip(wanted, rows, strict=True)
+        )
+        limited = sum(count < most for count, most in zip(counts, wanted, strict=True))
+        return StepPlan(tuple(rows), counts, max(counts), reason, limited, seconds, rate)
+
+    def _told(self, plan: StepPlan) -> StepPlan:
+        self.decision = Decision(True, len(plan.rows), plan.k, plan.reason, *self._expected)
+        self.reasons[plan.reason] += len(plan.rows) - plan.limited
+        if plan.limited:
+            self.reasons["request_limit"] += plan.limited
+        return plan
+
+    def learned(self, plan: StepPlan, seconds: float | None, accepted: Sequence[int]) -> None:
+        """What the step of `plan` took (None where it did more than decode) and what each row kept [B]."""
+        speculates = plan.k > 0 or plan.limited > 0
+        for row, count, kept in zip(plan.rows, plan.counts, accepted, strict=True):
+            if row.draft == self._draft and row.wanted and speculates:
+                self._acceptance.add(row.request_id, count, kept)
+        resumed = plan.k > 0 and self._learned_k == 0  # the draft reads first what it has missed
+        self._learned_k = plan.k
+        if seconds is None:
+            return
+        if not resumed:
+            self._cost.add(len(plan.rows), plan.k, seconds)
+        if plan.rate is not None:
+            lost = min(seconds, _LONGEST * plan.seconds) - (len(plan.rows) + sum(accepted)) / plan.rate
+            self._lost += lost
+            self._budget -= lost
+        else:
+            self._budget += EXPLORING_SHARE * seconds
