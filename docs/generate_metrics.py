@@ -79,6 +79,12 @@ class _Zero(float):
     def __getattr__(self, name: str) -> _Zero:
         return self
 
+    def __getitem__(self, name: object) -> _Zero:
+        return self
+
+    def __iter__(self) -> Iterator[_Zero]:
+        yield self
+
 
 def _engine_registry() -> CollectorRegistry:
     idle: Any = _Zero()

@@ -91,6 +91,13 @@ def main(
     num_speculative_tokens: Annotated[
         int, _option("Draft tokens per step (K) where a request does not say.", MODELS)
     ] = 4,
+    adaptive_k: Annotated[
+        bool,
+        _option(
+            "Choose K of each step by what it gives, up to the one asked for; 0 where it does not pay.",
+            MODELS,
+        ),
+    ] = False,
     max_speculative_tokens: Annotated[int, _option("Largest K that a request may ask for.", LIMITS)] = 16,
     max_batch: Annotated[int, _option("Requests that run at once.", LIMITS)] = 8,
     max_length: Annotated[int, _option("Tokens per request, prompt and output together.", LIMITS)] = 2048,
@@ -179,6 +186,7 @@ def main(
             max_length=max_length,
             num_speculative_tokens=num_speculative_tokens,
             max_speculative_tokens=max_speculative_tokens,
+            adaptive_k=adaptive_k,
             max_waiting=max_waiting,
             prefix_reuse=prefix_reuse,
             loop=loop.value,

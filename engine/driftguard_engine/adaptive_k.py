@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from driftguard_engine.draft_plan import REASONS, Decision, DraftingRow, Reason, StepPlan
+from driftguard_engine.draft_plan import REASONS, Decision, DraftingRow, Given, Reason, StepPlan
 from driftguard_engine.running_acceptance import RunningAcceptance
 from driftguard_engine.step_cost import StepCost, bucket_of
 
@@ -240,12 +240,13 @@ class AdaptiveK:
             self.reasons["request_limit"] += plan.limited
         return plan
 
-    def learned(self, plan: StepPlan, seconds: float | None, accepted: Sequence[int]) -> None:
-        """What the step of `plan` took (None where it did more than decode) and what each row kept [B]."""
-        speculates = plan.k > 0 or plan.limited > 0
-        for row, count, kept in zip(plan.rows, plan.counts, accepted, strict=True):
-            if row.draft == self._draft and row.wanted and speculates:
-                self._acceptance.add(row.request_id, count, kept)
+    def learned(self, plan: StepPlan, seconds: float | None, given: Mapping[str, Given]) -> None:
+        """What the step of `plan` took (None: it did more than decode) and gave who has not left since."""
+        if plan.k > 0 or plan.limited > 0:
+            for row, count in zip(plan.rows, plan.counts, strict=True):
+                outcome = given.get(row.request_id)
+                if row.draft == self._draft and outcome is not None and outcome.most > 0:
+                    self._acceptance.add(row.request_id, min(count, outcome.most), outcome.accepted)
         resumed = plan.k > 0 and self._learned_k == 0  # the draft reads first what it has missed
         self._learned_k = plan.k
         if seconds is None:
@@ -253,7 +254,8 @@ class AdaptiveK:
         if not resumed:
             self._cost.add(len(plan.rows), plan.k, seconds)
         if plan.rate is not None:
-            lost = min(seconds, _LONGEST * plan.seconds) - (len(plan.rows) + sum(accepted)) / plan.rate
+            emitted = sum(1 + outcome.accepted for outcome in given.values())
+            lost = min(seconds, _LONGEST * plan.seconds) - emitted / plan.rate
             self._lost += lost
             self._budget -= lost
         else:

@@ -61,6 +61,7 @@ def _info(service: Service) -> dict[str, Any]:
         "drafts": [asdict(draft) for draft in engine.drafts],
         "speculation": engine.speculation,
         "num_speculative_tokens": engine.config.num_speculative_tokens,
+        "drafting": asdict(engine.drafting.decision),
         "running": engine.running,
         "waiting": engine.waiting,
         "verify_backend": engine.backend,

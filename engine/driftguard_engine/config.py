@@ -25,6 +25,8 @@ class EngineConfig:
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
     num_speculative_tokens: K where a request does not say; max_speculative_tokens: the most it may ask for.
+    adaptive_k: K of a step is chosen by what it gives, and is 0 where speculation does not pay; the two above
+    are then the most. What a seeded request draws at a temperature above 0 then depends on the load.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
     model_path: "generic" runs every model through transformers' own forward; "auto" only where it must.
     prefix_reuse: a prompt that begins like an earlier one is not read again as far as whole chunks of
@@ -44,6 +46,7 @@ class EngineConfig:
     max_length: int = 2048
     num_speculative_tokens: int = 4
     max_speculative_tokens: int = 16
+    adaptive_k: bool = False
     max_waiting: int = 1024
     prefill_chunk_tokens: int = 128
     prefix_reuse: bool = True

@@ -139,6 +139,7 @@ class FinishedRequest:
     concurrency: int
     error: str | None = None
     reused_prompt_tokens: int = 0
+    adaptive_k: bool = False  # then num_speculative_tokens is the most that a step drafted
 
 
 @dataclass(frozen=True, slots=True)

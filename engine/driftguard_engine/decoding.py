@@ -48,9 +48,11 @@ class StepDecoder(Protocol):
         """After a failure: outcomes that nobody has been told are given up."""
         ...
 
-    def step(self, rows: Sequence[RunningSequence]) -> list[tuple[RunningSequence, RowOutcome]]:
-        """Decodes these rows. Returns what has become known of rows that have not left: of this step or the
-        one before."""
+    def step(
+        self, rows: Sequence[RunningSequence], draft_counts: Sequence[int]
+    ) -> list[tuple[RunningSequence, RowOutcome]]:
+        """Decodes these rows, each with so many draft tokens, at most its `draft_count`. Returns what has
+        become known of rows that have not left: of this step or the one before."""
         ...
 
 
@@ -74,10 +76,12 @@ class Decoder:
     def reset(self) -> None:
         """Nothing is in flight."""
 
-    def step(self, rows: Sequence[RunningSequence]) -> list[tuple[RunningSequence, RowOutcome]]:
+    def step(
+        self, rows: Sequence[RunningSequence], draft_counts: Sequence[int]
+    ) -> list[tuple[RunningSequence, RowOutcome]]:
         """One outcome per row."""
         sampling = self._sampling(rows)
-        proposals = self._propose(rows, sampling)
+        proposals = self._propose(rows, draft_counts, sampling)
         token_ids, spans = [], []
         for row, proposal in zip(rows, proposals, strict=True):
             token_ids += [row.token_ids[-1], *proposal.token_ids]
@@ -101,12 +105,14 @@ class Decoder:
             self._sampling_of = (names, sampling)
         return self._sampling_of[1]
 
-    def _propose(self, rows: Sequence[RunningSequence], sampling: Sampling) -> list[Proposal]:
+    def _propose(
+        self, rows: Sequence[RunningSequence], draft_counts: Sequence[int], sampling: Sampling
+    ) -> list[Proposal]:
         """One proposal per row, empty without speculation; rows of one batch may have different drafts."""
         by_drafter: dict[Drafter, list[DraftRow]] = {}
-        for index, row in enumerate(rows):
-            if row.draft.drafter is not None and row.draft_count > 0:
-                wanted = DraftRow(row.request.request_id, row.slot, index, row.token_ids, row.draft_count)
+        for index, (row, count) in enumerate(zip(rows, draft_counts, strict=True)):
+            if row.draft.drafter is not None and count > 0:
+                wanted = DraftRow(row.request.request_id, row.slot, index, row.token_ids, count)
                 by_drafter.setdefault(row.draft.drafter, []).append(wanted)
         proposals = [self._no_proposal] * len(rows)
         for drafter, wanting in by_drafter.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, get_args
 
@@ -49,6 +49,13 @@ class StepPlan:
     rate: float | None = None
 
 
+class Given(NamedTuple):
+    """What a step gave one request. `most`: draft tokens that it could have had at the step's beginning."""
+
+    most: int
+    accepted: int
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What was decided last, and from what.
@@ -80,5 +87,5 @@ class FixedK:
         self.reasons[plan.reason] += len(rows)
         return plan
 
-    def learned(self, plan: StepPlan, seconds: float | None, accepted: Sequence[int]) -> None:
+    def learned(self, plan: StepPlan, seconds: float | None, given: Mapping[str, Given]) -> None:
         """Nothing to learn."""

@@ -12,11 +12,13 @@ from typing import Literal
 
 import torch
 
+from driftguard_engine.adaptive_k import AdaptiveK
 from driftguard_engine.admission import check_request
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import DraftInfo, EngineBusy, InvalidRequest, Request, RequestOutput
 from driftguard_engine.device_loop.choice import open_decoder, placement_of
 from driftguard_engine.device_loop.decoder import DeviceDecoder, lean
+from driftguard_engine.draft_plan import DraftingRow, FixedK, Given
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
@@ -24,6 +26,7 @@ from driftguard_engine.drafters.opening import configured_draft, first_draft, op
 from driftguard_engine.drafters.remembered import RememberedDraft, remember
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.loading import load
+from driftguard_engine.planned_steps import PlannedSteps
 from driftguard_engine.prefixes import blocks_of
 from driftguard_engine.scheduler import PrefillChunk, ReusedPrefix, Scheduler
 from driftguard_engine.sequence import Moment, RunningSequence
@@ -38,9 +41,10 @@ class Engine:
     """Continuous batching with exact speculative decoding.
 
     `step` belongs to one thread; everything else may be called from any thread. On the CPU the output of a
-    request with a seed is the same, bit for bit, whatever runs beside it.
+    request with a seed is the same, bit for bit, whatever runs beside it; with config.adaptive_k and a
+    temperature above 0 its law is, but not its draw.
 
-    A request's draft and K are settled when it gets a slot and stay until it ends: no record mixes two.
+    A request's draft is settled when it gets a slot and stays until it ends, and so does K unless it adapts.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -61,6 +65,8 @@ class Engine:
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
         )
         self._scheduler = Scheduler(config.max_batch, config.prefill_chunk_tokens)
+        policy = AdaptiveK(config.max_speculative_tokens) if config.adaptive_k else FixedK()
+        self.drafting = PlannedSteps(policy)
         self._sequences: dict[str, RunningSequence] = {}
         self._queued: dict[str, tuple[Request, Moment]] = {}
         self._speculation = config.speculation
@@ -194,12 +200,14 @@ class Engine:
             if plan.prefill:
                 self._prefill(plan.prefill)
             if plan.decode or self._decoder.in_flight:
-                self._decode([self._sequences[name] for name in plan.decode], outputs)
+                rows = [self._sequences[name] for name in plan.decode]
+                self._decode(rows, outputs, alone=not plan.prefill)
         except Exception as error:  # every kind of failure ends here, so that no request ever hangs
             logger.exception("a step failed; %d running requests end with an error", len(self._sequences))
             reason = f"{type(error).__name__}: {error}"
             outputs.extend(self._fail(sequence, reason) for sequence in list(self._sequences.values()))
             self._decoder.reset()
+            self.drafting.reset()
             if self._placement.device.type == "cuda":
                 self.lost = lost_device(self._placement.device)
         return outputs
@@ -249,6 +257,7 @@ class Engine:
             eos_token_ids=self._target.eos_token_ids,
             tokenizer=self.tokenizer,
             arrived=moment,
+            adaptive_k=self.config.adaptive_k,
         )
 
     def _leave(self, sequence: RunningSequence) -> None:
@@ -296,9 +305,17 @@ class Engine:
         for drafter, (ids, chunk_spans) in by_drafter.items():
             drafter.prefill(ids, chunk_spans)
 
-    def _decode(self, rows: list[RunningSequence], outputs: list[RequestOutput]) -> None:
-        """Appends to outputs row by row: a failure on the way must not lose what other rows have received."""
-        outcomes, now = self._decoder.step(rows), _now()
+    def _decode(self, rows: list[RunningSequence], outputs: list[RequestOutput], *, alone: bool) -> None:
+        """Appends to outputs row by row: a failure on the way must not lose what other rows have received.
+
+        alone: the step does nothing else, so that its time is that of decoding.
+        """
+        plan = self.drafting.begin(
+            [DraftingRow(row.request.request_id, row.draft.info.version, row.draft_count) for row in rows],
+            alone=alone,
+        )
+        outcomes, now = self._decoder.step(rows, plan.counts), _now()
+        given = {row.request.request_id: Given(row.draft_count, each.accepted) for row, each in outcomes}
         for row, outcome in outcomes:
             if outcome.error is not None:
                 outputs.append(self._fail(row, outcome.error))
@@ -307,6 +324,7 @@ class Engine:
             outputs.append(output)
             if output.finished is not None:
                 self._leave(row)
+        self.drafting.end(given, in_flight=self._decoder.in_flight)
 
 
 def lost_device(device: torch.device) -> str | None:

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from driftguard_engine.core import FinishedRequest
+from driftguard_engine.draft_plan import REASONS
 from driftguard_engine.engine import Engine
 from driftguard_engine.telemetry import Telemetry
 
@@ -173,6 +174,36 @@ class _EngineState(Collector):
             ("cache_capacity_tokens", "Tokens that fit into all slots.", slots * engine.max_length),
         ):
             yield GaugeMetricFamily(f"{PREFIX}_{name}", meaning, value=value)
+        yield from self._drafting()
+
+    def _drafting(self) -> Iterator[Metric]:
+        decision, reasons = self._engine.drafting.decision, self._engine.drafting.reasons
+        for name, meaning, value in (
+            ("adaptive_k", "1 where K of each step is chosen by what it gives.", int(decision.adaptive)),
+            ("step_num_speculative_tokens", "K of the newest step.", decision.num_speculative_tokens),
+            (
+                "expected_speedup_ratio",
+                "Expected tokens per second of the best K above 0, over those of K = 0; adaptive K only.",
+                decision.speedup,
+            ),
+        ):
+            yield GaugeMetricFamily(f"{PREFIX}_{name}", meaning, value=value)
+        seconds = GaugeMetricFamily(
+            f"{PREFIX}_step_seconds",
+            "Seconds that a step takes at the present batch size, per K; adaptive K only.",
+            labels=["num_speculative_tokens"],
+        )
+        for k, each in enumerate(decision.seconds_per_step):
+            seconds.add_metric([str(k)], each)
+        yield seconds
+        decisions = CounterMetricFamily(
+            f"{PREFIX}_drafting_decisions",
+            "Verifications, counted per request, by why they drafted as many tokens as they did.",
+            labels=["reason"],
+        )
+        for reason in REASONS:
+            decisions.add_metric([reason], reasons[reason])
+        yield decisions
 
 
 class _TelemetryState(Collector):

@@ -39,6 +39,7 @@ class RunningSequence:
     eos_token_ids: frozenset[int]
     tokenizer: Any
     arrived: Moment
+    adaptive_k: bool = False
     token_ids: list[int] = field(init=False)
     counts: SpeculationCounts = field(init=False, default_factory=SpeculationCounts)
     reused_prompt_tokens: int = field(init=False, default=0)
@@ -145,4 +146,5 @@ class RunningSequence:
             concurrency=round(self._concurrency_sum / steps) if steps else 1,
             error=error,
             reused_prompt_tokens=self.reused_prompt_tokens,
+            adaptive_k=self.adaptive_k,
         )

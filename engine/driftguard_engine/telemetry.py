@@ -54,6 +54,7 @@ def record_of(finished: FinishedRequest, record_id: UUID, server: str, target: s
     """The record of one finished request; with speculation off draft, draft_version and method are "none"."""
     request, counts, draft = finished.request, finished.counts, finished.draft
     speculates = draft.method != "none" and finished.num_speculative_tokens > 0
+    varied = finished.adaptive_k and speculates
     return AcceptanceRecord(
         record_id=record_id,
         kind="request",
@@ -72,7 +73,8 @@ def record_of(finished: FinishedRequest, record_id: UUID, server: str, target: s
         emitted=counts.emitted,
         drafted_per_position=counts.drafted_per_position,
         accepted_per_position=counts.accepted_per_position,
-        num_speculative_tokens=finished.num_speculative_tokens,
+        # Null where K changed from step to step: drafted per step and position tell what it was.
+        num_speculative_tokens=None if varied else finished.num_speculative_tokens,
         acceptance_rule="greedy" if request.params.temperature == 0 else "rejection",
         temperature=request.params.temperature,
         prompt_tokens=len(request.prompt_token_ids),

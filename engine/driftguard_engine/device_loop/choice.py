@@ -56,7 +56,9 @@ def open_decoder(
     if device.type == "cuda":
         decoder.prepare(None, 0)
         if drafter is not None:
-            decoder.prepare(drafter, config.num_speculative_tokens)
+            most = config.num_speculative_tokens
+            for drafts in range(1, most + 1) if config.adaptive_k else (most,):
+                decoder.prepare(drafter, drafts)
     return decoder, slow_layers(target, drafter) if device.type == "cuda" else None
 
 

@@ -100,18 +100,23 @@ class DeviceDecoder:
         """After a failure: nothing that was launched is waited for."""
         self._launched.clear()
 
-    def step(self, rows: Sequence[RunningSequence]) -> list[tuple[RunningSequence, RowOutcome]]:
+    def step(
+        self, rows: Sequence[RunningSequence], draft_counts: Sequence[int]
+    ) -> list[tuple[RunningSequence, RowOutcome]]:
         """Launches a step of these rows. Returns what the step before gave its rows."""
         earlier = len(self._launched)
-        by_drafter: dict[Drafter | None, list[RunningSequence]] = {}
-        for row in rows:
-            by_drafter.setdefault(row.draft.drafter, []).append(row)
-        for drafter, together in by_drafter.items():
-            self._launch(drafter, together)
+        by_drafter: dict[Drafter | None, tuple[list[RunningSequence], list[int]]] = {}
+        for row, count in zip(rows, draft_counts, strict=True):
+            together, counts = by_drafter.setdefault(row.draft.drafter, ([], []))
+            together.append(row)
+            counts.append(count)
+        for drafter, (together, counts) in by_drafter.items():
+            self._launch(drafter, together, counts)
         return [outcome for _ in range(earlier) for outcome in _outcomes(self._launched.popleft())]
 
-    def _launch(self, drafter: Drafter | None, rows: Sequence[RunningSequence]) -> None:
-        counts = [row.draft_count if drafter is not None else 0 for row in rows]
+    def _launch(
+        self, drafter: Drafter | None, rows: Sequence[RunningSequence], counts: Sequence[int]
+    ) -> None:
         drafts = _at_least(DRAFTS, max(counts))
         narrows = any(row.request.params.top_k > 0 or row.request.params.top_p < 1 for row in rows)
         shape = Shape(_at_least(self._batches, len(rows)), drafts, narrows)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from driftguard_engine.adaptive_k import AdaptiveK
-from driftguard_engine.draft_plan import DraftingRow, FixedK
+from driftguard_engine.draft_plan import DraftingRow, FixedK, Given
 
 Seconds = Callable[[Sequence[int]], float]  # of a step, from the draft tokens of each row
 PAUSES = 0.01  # of the steps take eight times as long: the machine did something else
@@ -84,7 +84,8 @@ class Server:
         self.newest.append(plan.k)
         for index, count in enumerate(plan.counts):
             self.drafted[index] += count
-        self.policy.learned(plan, seconds * pause * self._random.lognormvariate(0.0, self.noise), accepted)
+        given = {row.request_id: Given(row.wanted, kept) for row, kept in zip(rows, accepted, strict=True)}
+        self.policy.learned(plan, seconds * pause * self._random.lognormvariate(0.0, self.noise), given)
 
     def _accepted(self, probability: float, count: int) -> int:
         kept = 0

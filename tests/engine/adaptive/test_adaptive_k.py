@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from driftguard_engine.adaptive_k import AdaptiveK
-from driftguard_engine.draft_plan import REASONS, DraftingRow, FixedK
+from driftguard_engine.draft_plan import REASONS, DraftingRow, FixedK, Given
 
 from tests.engine.adaptive.simulated import Seconds, Server, best_fixed, rate_of_fixed, seconds_of
 
@@ -109,7 +109,7 @@ def test_another_draft_is_learned_anew_and_the_old_one_s_requests_do_not_count_f
     for _ in range(100):
         plan = policy.plan(rows)
         drafted.append(plan.counts[1])
-        policy.learned(plan, 0.01 + 0.001 * plan.k, [0, plan.counts[1]])
+        policy.learned(plan, 0.01 + 0.001 * plan.k, {"old": Given(4, 0), "new": Given(4, plan.counts[1])})
     assert drafted[30:].count(4) > 60
 
 
@@ -119,7 +119,7 @@ def test_without_times_of_its_own_it_drafts_what_is_wanted() -> None:
     rows = [DraftingRow("a", "v1", 4), DraftingRow("b", "v1", 2)]
     for _ in range(500):
         plan = policy.plan(rows)
-        policy.learned(plan, None, [0, 0])
+        policy.learned(plan, None, {"a": Given(4, 0), "b": Given(2, 0)})
     assert policy.reasons["learning"] == 1000
     assert plan.counts == (4, 2)
 
@@ -140,7 +140,7 @@ def test_the_next_step_may_be_planned_before_the_last_one_is_told() -> None:
     for _ in range(400):
         waiting.append(policy.plan(rows))
         plan = waiting.pop(0)
-        policy.learned(plan, 0.01 + 0.0005 * plan.k, [plan.counts[0]])
+        policy.learned(plan, 0.01 + 0.0005 * plan.k, {"a": Given(4, plan.counts[0])})
     assert policy.decision.reason in ("best", "probing")
     assert policy.reasons["best"] > 300
     assert waiting[0].k == 4 or waiting[0].reason == "probing"

@@ -16,7 +16,9 @@ from driftguard_engine.core import (
     RequestOutput,
     SpeculationCounts,
 )
+from driftguard_engine.draft_plan import FixedK
 from driftguard_engine.engine import Engine
+from driftguard_engine.planned_steps import PlannedSteps
 
 TOKEN_TEXT = "é!"
 K = 2
@@ -33,6 +35,7 @@ class FakeEngine(Engine):
         self.target_name = "fake-target"
         self.target_directory = "/models/fake-target"
         self.max_length = 64
+        self.drafting = PlannedSteps(FixedK())
         self.paused = threading.Event()
         self.step_error: BaseException | None = None
         self.lost: str | None = None
