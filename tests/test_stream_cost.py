@@ -108,6 +108,12 @@ def test_an_incident_tells_its_cost_and_that_no_speculation_would_be_faster(
     text = summary(incident, stream)
     assert "% slower (measured); speculation off would now be faster (about " in text
     assert text == document(incident, stream, "firing", "http://sidecar")["summary"]
+    stream.method = "unknown"
+    assert summary(incident, stream).startswith(
+        f"Acceptance of draft {stream.draft_version} on {stream.server}"
+    )
+    stream.draft_version = "unknown"
+    assert summary(incident, stream).startswith(f"Acceptance of the draft on {stream.server} fell from")
     with running_sidecar(database, tmp_path) as client:
         answer = client.get(f"/api/v1/incidents/{incident.id}").json()
         assert msgspec.convert(answer["cost"], Cost) == cost

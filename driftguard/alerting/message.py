@@ -12,6 +12,8 @@ from driftguard.cost import Cost, advice
 from driftguard.incidents import RAISED, known_slowdown
 from driftguard.store.tables import Incident, Stream
 
+_UNKNOWN = "unknown"  # what a record calls a draft or method of which its source does not tell
+
 
 def permalink(external_url: str, incident_id: UUID) -> str:
     return f"{external_url.rstrip('/')}/incidents/{incident_id}"
@@ -34,11 +36,18 @@ def summary(incident: Incident, stream: Stream) -> str:
     more = len(incident.segments) - 3
     where = names + (f" and {more} more" if more > 0 else "")
     text = (
-        f"Acceptance of draft {stream.draft_version} ({stream.method}) on {stream.server} {verb} from "
+        f"Acceptance of {_draft(stream)} on {stream.server} {verb} from "
         f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f} since "
         f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
     )
     return f"{text}{_cost(incident)}{_advice(incident)}.{_raised(incident)}{_why(incident)}"
+
+
+def _draft(stream: Stream) -> str:
+    """As far as it is known: the metrics of most engines do not name it."""
+    if stream.draft_version == _UNKNOWN:
+        return "the draft"
+    return f"draft {stream.draft_version}" + ("" if stream.method == _UNKNOWN else f" ({stream.method})")
 
 
 def _raised(incident: Incident) -> str:

@@ -14,6 +14,7 @@ from aiohttp import web
 from multidict import istr
 from yarl import URL
 
+from driftguard.connecting import why_not_connected
 from driftguard.proxy import headers
 from driftguard.proxy.backlog import Backlog
 from driftguard.proxy.counts import Outcome
@@ -107,8 +108,7 @@ class Forwarder:
             return _cut(request, course.delivery, self._problem(504, "no answer in time"))
         except aiohttp.ClientConnectorError as error:
             course.outcome = "unreachable"
-            reason = error.os_error.strerror or str(error.os_error)
-            return self._problem(502, f"it cannot be reached ({reason})")
+            return self._problem(502, f"it cannot be reached ({why_not_connected(error)})")
         except aiohttp.ClientError as error:
             course.outcome = "broken_off"
             problem = self._problem(502, f"it broke off ({type(error).__name__})")

@@ -22,6 +22,7 @@ from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import detect
 from driftguard.adapters.reading import Reading, Unreadable
 from driftguard.adapters.window import Incomplete
+from driftguard.connecting import why_not_connected
 from driftguard.errors import DriftGuardError
 from driftguard.records import AcceptanceRecord, RecordError
 from driftguard.scraping.judge import judge
@@ -141,6 +142,10 @@ async def _get(client: aiohttp.ClientSession, source: Source, path: str) -> str:
             return await _text(answer)
     except TimeoutError:
         raise _Stopped("unreachable", "no answer within scraping.timeout_seconds") from None
+    except aiohttp.ClientConnectorError as error:
+        raise _Stopped(
+            "unreachable", f"no connection to {error.host}:{error.port}: {why_not_connected(error)}"
+        ) from None
     except (aiohttp.ClientError, OSError) as error:
         raise _Stopped("unreachable", str(error) or type(error).__name__) from None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -134,7 +135,7 @@ def test_nothing_listens(stored: Stored) -> None:
         url = gone.url
     found = scraped(source_at(url), stored)
     assert found.condition == "unreachable"
-    assert found.detail
+    assert found.detail == f"no connection to {urlsplit(url).netloc}: Connection refused"
 
 
 def test_servers_that_hang_hold_up_no_other(server: Served, stored: Stored) -> None:
