@@ -17,8 +17,9 @@ from driftguard_engine.kernels.launches import Settings, Workspace
 from driftguard_engine.kernels.launching import Argument, Size
 from driftguard_engine.kernels.reference import Noise
 
-from tests.gpu.check import peers, report, sanitize
+from tests.gpu.check import linear_times, peers, report, sanitize
 from tests.gpu.check.benchmarks import Measured, SamplingTime, VerifyTime
+from tests.gpu.check.linear_times import Layer, LinearTime
 from tests.gpu.check.peers import Peer, PeerTime
 from tests.gpu.check.reaches import reaches
 from tests.gpu.check.workload import Batch, Only, floor_bytes
@@ -70,6 +71,23 @@ def batch() -> Batch:
     return Batch(target.bfloat16(), target[:, :3].bfloat16(), lengths, settings, space)
 
 
+def test_the_floor_of_a_linear_layer_is_its_weights_its_input_and_its_output() -> None:
+    assert linear_times.floor_bytes(Layer("", 10, 8), 3) == (80 + 3 * 8 + 3 * 10) * 2
+    assert linear_times.floor_bytes(Layer("", 10, 8, gated=True), 3) == (80 + 3 * 8 + 3 * 5) * 2
+
+
+def test_linear_layers_are_timed_against_torch() -> None:
+    recorder, x, weight = Recorder(), torch.ones(9, 8).bfloat16(), torch.ones(16, 8).bfloat16()
+    for gated in (False, True):
+        layer = Layer("", 16, 8, gated)
+        shapes = {
+            tuple(way(recorder, layer, x)(weight).shape)
+            for way in (linear_times.by_kernel, linear_times.by_library)
+        }
+        assert shapes == {(9, 8 if gated else 16)}
+    assert recorder.launched == ["linear_2_bf16", "linear_gated_2_bf16", "gate_bf16"]
+
+
 def test_one_kernel_of_a_verification_is_timed_alone() -> None:
     recorder = Recorder()
     batch().verify(Only(recorder, "verify_chain"))
@@ -106,6 +124,7 @@ def measured() -> Measured:
     return Measured(
         4e12,
         [row(1, 9.0, 0.4, 40.0), row(64, 30.0, 25.0, 120.0), row(128, 80.0, 50.0, 900.0)],
+        [LinearTime(Layer("output", 4096, 4096), 5, 10.0, 16.0, 8.0)],
         [SamplingTime("top-k 50", 8, 4, 20.0, 10.0, 0.5)],
         ["greedy, B = 64"],
     )
@@ -126,10 +145,11 @@ def test_reaches_are_judged_by_the_worst_row() -> None:
 def test_a_document_has_only_numbers_that_were_measured() -> None:
     nothing = report.document(report.Findings([("GPU", "none")]), "nothing")
     assert {one.verdict for one in reaches(Measured())} == {"not yet measured"}
-    assert nothing.count("Not yet measured.") == 5
+    assert nothing.count("Not yet measured.") == 6
     full = report.document(report.Findings([("GPU", "a|b")], measured=measured()), "full")
     assert "| GPU | a\\|b |" in full
     assert "| 64 | 4 | 30.0 | 30.0 | 100.0 | 25.0 | 1.20 | 1.0 | 2.0 | 2.50 |" in full
+    assert "| output | 4096 x 4096 | 5 | 10.0 | 16.0 | 80% | 50% |" in full
     assert "| 64 | 4 | vLLM | not yet measured |  | not installed |" in full
     assert "Not yet measured, out of time: greedy, B = 64." in full
     assert report.path_of(date(2026, 1, 2), "nvidia-h100").name == "2026-01-02-nvidia-h100.md"

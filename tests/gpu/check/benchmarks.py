@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from driftguard_engine.kernels.loader import Kernels
 
+from tests.gpu.check import linear_times
+from tests.gpu.check.linear_times import LinearTime
 from tests.gpu.check.peers import PEERS, PeerTime, measure
 from tests.gpu.check.timing import copy_bytes_per_second, graph_microseconds
 from tests.gpu.check.workload import (
@@ -60,6 +62,7 @@ class SamplingTime:
 class Measured:
     copy_bytes_per_second: float | None = None
     verify: list[VerifyTime] = field(default_factory=list)
+    linear: list[LinearTime] = field(default_factory=list)
     sampling: list[SamplingTime] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -94,6 +97,20 @@ def run(plan: Plan, found: Measured) -> None:
             time = _sampling(plan, batch, sampling, found.copy_bytes_per_second)
             found.sampling.append(time)
             plan.say(f"{time.name} B={batch} K=4: verify {time.verify:.1f} us, draw {time.draw:.1f} us")
+    _linear(plan, found, found.copy_bytes_per_second)
+
+
+def _linear(plan: Plan, found: Measured, bandwidth: float) -> None:
+    kernels = plan.kernels
+    for row in linear_times.measured(kernels, kernels.device, plan.l2_bytes, bandwidth, plan.quick):
+        found.linear.append(row)
+        plan.say(
+            f"linear {row.layer.name} M={row.tokens}: {row.kernel:.1f} us, {row.floor / row.kernel:.0%} of"
+            f" the bandwidth of a copy; torch {row.library:.1f} us, {row.floor / row.library:.0%}"
+        )
+        if plan.out_of_time():
+            found.left_out.append(f"linear layers after {row.layer.name}, M = {row.tokens}")
+            return
 
 
 def _sampling(plan: Plan, batch: int, sampling: Sampling, bandwidth: float) -> SamplingTime:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 
+from driftguard_engine.kernels.layer_kernels import MOST_TOKENS_BY_KERNEL
 from driftguard_engine.kernels.resources import Resources
 
 from tests.gpu.check.benchmarks import Measured
@@ -47,6 +48,8 @@ def document(found: Findings, title: str) -> str:
         table(("check", "outcome"), found.steps),
         "## Verification",
         _verification(found.measured),
+        "## Linear layers",
+        *_linear(found.measured),
         "## Peers",
         _peers(found.measured),
         "## Sampling settings",
@@ -115,6 +118,29 @@ def _verification(measured: Measured) -> str:
             *(left_out if measured.left_out else []),
         ]
     )
+
+
+def _linear(measured: Measured) -> list[str]:
+    rows = [
+        (
+            row.layer.name,
+            f"{row.layer.size} x {row.layer.inner}",
+            str(row.tokens),
+            f"{row.kernel:.1f}",
+            f"{row.library:.1f}",
+            f"{row.floor / row.kernel:.0%}",
+            f"{row.floor / row.library:.0%}",
+        )
+        for row in measured.linear
+    ]
+    how = (
+        "bfloat16, M tokens, microseconds in a CUDA graph, median, weights that the cache no longer holds."
+        " torch: `F.linear`, and for a gated layer the gate's own kernel after it. The bandwidth is that of a"
+        " copy, for the bytes of weights, input and output. The engine leaves layers of more than"
+        f" {MOST_TOKENS_BY_KERNEL} tokens to torch."
+    )
+    head = ("layer", "N x K", "M", "kernel", "torch", "kernel, of the bandwidth", "torch, of the bandwidth")
+    return [how, table(head, rows)]
 
 
 def _peers(measured: Measured) -> str:

@@ -1,0 +1,114 @@
+"""Linear layers of a few tokens by the kernels that read each weight once, beside torch's library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from driftguard_engine.kernels import layer_launches, linear_launches
+from driftguard_engine.kernels.launches import Launcher
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.gpu.check.timing import graph_microseconds
+
+COLD_BYTES_PER_L2 = 3  # of weights that pass before one is read again
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    name: str
+    size: int  # features, N
+    inner: int  # K
+    gated: bool = False
+
+    @property
+    def weights(self) -> int:
+        return self.size * self.inner
+
+
+# Of Llama-3-8B, and the head of Llama-2.
+LAYERS = (
+    Layer("output", 4096, 4096),
+    Layer("queries, keys, values", 6144, 4096),
+    Layer("gate and up", 2 * 14_336, 4096),
+    Layer("gate and up, gated", 2 * 14_336, 4096, gated=True),
+    Layer("down", 4096, 14_336),
+    Layer("head of 32,000", 32_000, 4096),
+    Layer("head of 128,256", 128_256, 4096),
+)
+TOKENS, QUICK_TOKENS = (1, 2, 4, 5, 8, 9, 12, 16, 24, 32), (1, 5, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTime:
+    layer: Layer
+    tokens: int
+    kernel: float  # microseconds, cold
+    library: float  # likewise; gated: and the kernel of the gate
+    floor: float  # microseconds: the bytes that must move, at the bandwidth of a copy
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """As many matrices as it takes to pass through the cache several times over."""
+
+    layer: Layer
+    each: list[Tensor]
+
+    @classmethod
+    def make(cls, layer: Layer, device: torch.device, l2_bytes: int) -> Weights:
+        count = max(2, 1 + COLD_BYTES_PER_L2 * l2_bytes // (2 * layer.weights))
+        each = [
+            torch.empty(layer.size, layer.inner, dtype=torch.bfloat16, device=device).normal_()
+            for _ in range(count)
+        ]
+        return cls(layer, each)
+
+
+def floor_bytes(layer: Layer, tokens: int, element_bytes: int = 2) -> int:
+    """Of weights, x and y."""
+    written = layer.size // 2 if layer.gated else layer.size
+    return (layer.weights + tokens * (layer.inner + written)) * element_bytes
+
+
+def measured(
+    launcher: Launcher, device: torch.device, l2_bytes: int, copy_bytes_per_second: float, quick: bool
+) -> Iterator[LinearTime]:
+    """One at a time, as fast as they are asked for."""
+    for layer in LAYERS:
+        weights = Weights.make(layer, device, l2_bytes)
+        for tokens in QUICK_TOKENS if quick else TOKENS:
+            x = torch.empty(tokens, layer.inner, dtype=torch.bfloat16, device=device).normal_()
+            kernel, library = (
+                graph_microseconds([lambda weight=weight, call=call: call(weight) for weight in weights.each])  # type: ignore[misc]
+                for call in (by_kernel(launcher, layer, x), by_library(launcher, layer, x))
+            )
+            floor = floor_bytes(layer, tokens) / copy_bytes_per_second * 1e6
+            yield LinearTime(layer, tokens, kernel, library, floor)
+        del weights
+        torch.cuda.empty_cache()
+
+
+def by_kernel(launcher: Launcher, layer: Layer, x: Tensor) -> Callable[[Tensor], Tensor]:
+    y = x.new_empty(len(x), layer.size // 2 if layer.gated else layer.size)
+    multiply = linear_launches.linear_gated if layer.gated else linear_launches.linear
+
+    def call(weight: Tensor) -> Tensor:
+        multiply(launcher, x, weight, None, y)
+        return y
+
+    return call
+
+
+def by_library(launcher: Launcher, layer: Layer, x: Tensor) -> Callable[[Tensor], Tensor]:
+    if not layer.gated:
+        return lambda weight: F.linear(x, weight)
+    gated = x.new_empty(len(x), layer.size // 2)
+
+    def call(weight: Tensor) -> Tensor:
+        layer_launches.gate(launcher, F.linear(x, weight), gated)
+        return gated
+
+    return call
