@@ -11,6 +11,7 @@ from driftguard_engine.kernels.layers import Norm
 
 from tests.engine.kernels.cases import case, certain_drafts, outcome_of, run
 from tests.engine.kernels.layer_cases import Attending, normal
+from tests.engine.kernels.linear_cases import DTYPES, Product
 
 
 def main() -> None:
@@ -29,6 +30,11 @@ def run_layer(kernels: loader.Kernels, dtype: torch.dtype) -> None:
     layer_launches.norm(kernels, x, Norm(x[0].clone(), 1e-5), torch.empty_like(x))
     for dim in (64, 96, 128):
         Attending.make((5, 8, 2, dim), [600, 0, 251], 700, dtype, kernels.device).by_kernels(kernels, 3)
+    if dtype in DTYPES:
+        for tokens in (3, 13, 29):
+            given = Product.make((tokens, 26, 1160), dtype, kernels.device, with_bias=True)
+            given.by_kernel(kernels, given.x)
+            given.gated_by_kernel(kernels)
 
 
 if __name__ == "__main__":
