@@ -60,12 +60,14 @@ def _now() -> list[Panel]:
         "draft_version": "Draft version",
         "method": "Method",
         "verify_backend": "Verification",
+        "loop": "Loop",
         "device": "Device",
         "dtype": "Precision",
     }
     serving = panels.rows_of(
         "What serves",
-        "Target, draft in service, and which kernels verify: cuda, or the reference in torch.",
+        "Target, draft in service, what verifies (cuda, or the reference on the CPU), and where the state of "
+        "decoding is kept.",
         {"Up": promql.gauge(f"{P}_info", by=tuple(labels))},
         labels,
         sort_by="Server",
@@ -138,8 +140,10 @@ def _throughput() -> list[Panel]:
     return [
         panels.lines(
             "Tokens",
-            "Prompt and output tokens per second of the requests that ended.",
+            "Prompt and output tokens per second of the requests that ended. Reused are those of the prompt "
+            "that a slot held from another request.",
             (per_second("prompt_tokens"), "prompt"),
+            (per_second("reused_prompt_tokens"), "reused"),
             (per_second("output_tokens"), "output"),
             unit="short",
             width=8,
@@ -239,6 +243,21 @@ def _speculation() -> list[Panel]:
             (f"{verified} * on (instance) group_right () {kernels}", "{{verify_backend}} {{instance}}"),
             unit="ops",
             width=8,
+        ),
+        panels.lines(
+            "Why so many draft tokens",
+            "Verifications per second, counted per request, by what decided how many tokens they drafted: "
+            "below_break_even and high_concurrency mean that speculation does not pay now.",
+            (promql.summed_rate(counts("drafting_decisions"), by=("reason",)), "{{reason}}"),
+            unit="ops",
+        ),
+        panels.lines(
+            "Fallbacks",
+            "1 where the reference verifies, or the host takes part in steps, on a device that the engine's "
+            "own kernels and loop are meant for: slower, and the log says why.",
+            (promql.gauge(f"{P}_verify_fallback", by=ENGINE), "verification {{instance}}"),
+            (promql.gauge(f"{P}_loop_fallback", by=ENGINE), "loop {{instance}}"),
+            unit="none",
         ),
     ]
 
