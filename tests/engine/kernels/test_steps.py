@@ -21,7 +21,7 @@ from tests.engine.core.tiny import new_module
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
 
-VOCABULARY, LENGTH, STEPS = 97, 64, 8
+VOCABULARY, LENGTH, STEPS = 97, 64, 5
 CPU = torch.device("cpu")
 SHAPE = Shape(batch=4, drafts=3, narrows=True)
 ROWS = [  # of slots 2, 0, 1; the fourth row of the batch is nobody's
