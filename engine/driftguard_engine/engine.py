@@ -25,7 +25,7 @@ from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.opening import configured_draft, first_draft, open_draft
 from driftguard_engine.drafters.remembered import RememberedDraft, remember
 from driftguard_engine.kv_cache import Span
-from driftguard_engine.models.loading import load
+from driftguard_engine.models.loading import LoadedModel, load
 from driftguard_engine.planned_steps import PlannedSteps
 from driftguard_engine.prefixes import blocks_of
 from driftguard_engine.scheduler import PrefillChunk, ReusedPrefix, Scheduler
@@ -47,20 +47,25 @@ class Engine:
     A request's draft is settled when it gets a slot and stays until it ends, and so does K unless it adapts.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Loads the models. Raises InvalidModel, InvalidConfig."""
+    def __init__(
+        self, config: EngineConfig, target: LoadedModel | None = None, draft: LoadedDraft | None = None
+    ) -> None:
+        """target, draft: in memory already, made for `placement_of(config)`; None: loaded as config says.
+
+        Raises InvalidModel, InvalidConfig.
+        """
         self.config = config
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if config.device == "cuda" and not torch.cuda.is_available():
             raise InvalidConfig("device: 'cuda' was asked for, but torch sees no CUDA device")
         self._placement = placement_of(config)
-        self._target = load(config.target, self._placement, field="target")
+        self._target = target or load(config.target, self._placement, field="target")
         self.tokenizer = self._target.tokenizer
         self.target_name = self._target.name
         self.target_directory = str(self._target.directory)
         self.max_length = self._target.model.max_length
-        self._drafts = Drafts(first_draft(config, self._target, self._placement))
+        self._drafts = Drafts(draft or first_draft(config, self._target, self._placement))
         self._decoder, self._obstacle = open_decoder(
             config, self._target.model, self._target.eos_token_ids, self._drafts.drafter
         )
