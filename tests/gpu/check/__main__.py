@@ -1,6 +1,6 @@
-"""Builds, tests and measures the engine's CUDA kernels on the GPU of this machine: `make gpu-check`.
+"""Builds, tests and measures the engine's CUDA kernels and loop on the GPU of this machine: `make gpu-check`.
 
-    PYTHONPATH=.:engine:engine/training python -m tests.gpu.check [--quick] [--only benchmarks] [--no-write]
+    PYTHONPATH=.:engine:engine/training python -m tests.gpu.check [--quick] [--only loop] [--no-write]
 
 Needs Python 3.11 or newer with torch, transformers, numpy, scipy, pytest and cuda-bindings; installs nothing.
 Exit status: 0 all tests passed, 1 one failed, 2 nothing could be checked here.
@@ -19,16 +19,19 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
 from driftguard_engine.kernels.compiler import KernelsUnavailable
 from driftguard_engine.kernels.launching import LaunchFailed
 
 from tests.gpu.check import benchmarks, building, machine, report, sanitize
+from tests.gpu.check.loop import running
 from tests.gpu.check.report import Findings
 
 ROOT = Path(__file__).parents[3]
-SECONDS = 540.0  # for everything
+SECONDS = 780.0  # for everything
 SECONDS_FOR_TESTS = 260.0
 SECONDS_FOR_BENCHMARKS = 150.0
+SECONDS_FOR_LOOP = 240.0
 QUICK_DRAWS = 1_000_000
 
 _started = time.monotonic()
@@ -36,6 +39,7 @@ _started = time.monotonic()
 
 def main() -> int:
     options = _options()
+    end = _started + options.seconds
     try:
         found_machine = machine.find()
     except machine.NoDevice as nothing:
@@ -55,9 +59,11 @@ def main() -> int:
         if options.only in (None, "tests"):
             failed |= _test(findings, options.quick)
         if options.only in (None, "benchmarks"):
-            failed |= _measure(findings, built, found_machine, options.quick)
+            failed |= _measure(findings, built, found_machine, options.quick, end)
+        if options.only in (None, "loop"):
+            failed |= _measure_loop(findings, options.quick, end)
         if options.only == "memory" or (options.only is None and not options.quick):
-            for tool, outcome, is_failure in sanitize.run(seconds_left, say):
+            for tool, outcome, is_failure in sanitize.run(lambda: end - time.monotonic(), say):
                 findings.steps.append((f"compute-sanitizer {tool}", outcome))
                 failed |= is_failure
     return _finish(findings, found_machine, options, failed)
@@ -65,10 +71,6 @@ def main() -> int:
 
 def say(line: str) -> None:
     print(f"[{time.monotonic() - _started:5.0f} s] {line}", flush=True)
-
-
-def seconds_left() -> float:
-    return SECONDS - (time.monotonic() - _started)
 
 
 def _report_build(findings: Findings, built: building.Built) -> None:
@@ -100,10 +102,12 @@ def _test(findings: Findings, quick: bool) -> bool:
     return status != 0
 
 
-def _measure(findings: Findings, built: building.Built, found: machine.Machine, quick: bool) -> bool:
+def _measure(
+    findings: Findings, built: building.Built, found: machine.Machine, quick: bool, end: float
+) -> bool:
     """True: something failed; what was measured before it stays."""
-    end = time.monotonic() + min(SECONDS_FOR_BENCHMARKS, seconds_left())
-    plan = benchmarks.Plan(built.kernels, found.l2_bytes, quick, lambda: time.monotonic() > end, say)
+    own_end = min(time.monotonic() + SECONDS_FOR_BENCHMARKS, end)
+    plan = benchmarks.Plan(built.kernels, found.l2_bytes, quick, lambda: time.monotonic() > own_end, say)
     try:
         benchmarks.run(plan, findings.measured)
     except (RuntimeError, LaunchFailed, KernelsUnavailable) as problem:  # torch's errors are RuntimeErrors
@@ -111,6 +115,17 @@ def _measure(findings: Findings, built: building.Built, found: machine.Machine, 
         say(f"benchmarks: {problem}")
         return True
     return False
+
+
+def _measure_loop(findings: Findings, quick: bool, end: float) -> bool:
+    """True: something failed."""
+    torch.cuda.empty_cache()  # the loop's own process needs the memory
+    seconds = min(SECONDS_FOR_LOOP, end - time.monotonic())
+    found = running.measure("quick" if quick else "full", seconds, say)
+    findings.measured.loop = found
+    for failure in found.failures:
+        findings.steps.append(("loop", f"FAILED: {failure}"))
+    return bool(found.failures)
 
 
 def _watched(command: list[str]) -> tuple[str, int]:
@@ -151,7 +166,10 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="fewer draws and batches, no memory checks")
-    parser.add_argument("--only", choices=("tests", "benchmarks", "memory"), help="that alone; keeps no file")
+    parser.add_argument(
+        "--only", choices=("tests", "benchmarks", "loop", "memory"), help="that alone; keeps no file"
+    )
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for everything (%(default)g)")
     parser.add_argument("--no-write", dest="write", action="store_false", help="print, and keep no file")
     return parser.parse_args()
 

@@ -10,6 +10,7 @@ from driftguard_engine.kernels.loader import Kernels
 
 from tests.gpu.check import linear_times
 from tests.gpu.check.linear_times import LinearTime
+from tests.gpu.check.loop.results import LoopMeasured
 from tests.gpu.check.peers import PEERS, PeerTime, measure
 from tests.gpu.check.timing import copy_bytes_per_second, graph_microseconds
 from tests.gpu.check.workload import (
@@ -65,6 +66,7 @@ class Measured:
     linear: list[LinearTime] = field(default_factory=list)
     sampling: list[SamplingTime] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    loop: LoopMeasured = field(default_factory=LoopMeasured)
 
 
 @dataclass(frozen=True, slots=True)

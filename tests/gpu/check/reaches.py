@@ -3,38 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from tests.gpu.check.benchmarks import Measured, VerifyTime
-
-NOT_YET = "not yet measured"
+from tests.gpu.check.loop.judging import loop_reaches
+from tests.gpu.check.reach import Reach
+from tests.gpu.check.tables import NOT_YET
 
 FLOOR_MULTIPLE = 1.5
 LARGE_SPEEDUP, SMALL_SPEEDUP = 5.0, 2.0
 SMALL_MICROSECONDS = 12.0
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    what: str
-    reach: str
-    measured: str = NOT_YET
-    met: bool | None = None  # None: not measured, or not all of it
-
-    @property
-    def verdict(self) -> str:
-        return {True: "met", False: "not met", None: NOT_YET}[self.met]
-
-
-# Of the whole loop, which this command does not run.
-LOOP = (
-    Reach("decoding without speculation, B = 1, 7B-cost synthetic target, bf16", "at least 85% of bandwidth"),
-    Reach("with speculation at acceptance .7 / .8 / .9", "at least 2.3x / 3x / 3.8x the own baseline"),
-    Reach("with speculation, against transformers assisted generation", "at least 4x"),
-    Reach("batch 1 to 64", "never slower than without speculation"),
-    Reach("host synchronisations per step of the loop", "0"),
-    Reach("verification on the CPU reference", "at most 10% of one target forward"),
-)
 
 
 def reaches(measured: Measured) -> list[Reach]:
@@ -45,7 +22,7 @@ def reaches(measured: Measured) -> list[Reach]:
         *_against_peers("verify, B >= 64", large, LARGE_SPEEDUP),
         _at_most("verify, B <= 8", "microseconds, cold", small, SMALL_MICROSECONDS, _cold),
         *_against_peers("verify, B <= 8", small, SMALL_SPEEDUP),
-        *LOOP,
+        *loop_reaches(measured.loop),
     ]
 
 

@@ -11,8 +11,10 @@ from driftguard_engine.kernels.layer_kernels import MOST_TOKENS_BY_KERNEL
 from driftguard_engine.kernels.resources import Resources
 
 from tests.gpu.check.benchmarks import Measured
+from tests.gpu.check.loop.reporting import loop_section
 from tests.gpu.check.peers import PeerTime
-from tests.gpu.check.reaches import NOT_YET, reaches
+from tests.gpu.check.reaches import reaches
+from tests.gpu.check.tables import NOT_YET, table
 
 RESULTS = Path(__file__).parents[3] / "engine" / "bench" / "results"
 
@@ -54,23 +56,13 @@ def document(found: Findings, title: str) -> str:
         _peers(found.measured),
         "## Sampling settings",
         _sampling(found.measured),
+        "## The loop",
+        *loop_section(found.measured.loop),
         "## Kernels",
         f"Build: {found.build}.",
         _kernels(found.resources),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown. No rows: says so."""
-    if not rows:
-        return f"{NOT_YET.capitalize()}."
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
-
-
-def _cell(value: str) -> str:
-    return value.replace("|", "\\|").replace("\n", " ")
 
 
 def _verification(measured: Measured) -> str:

@@ -1,0 +1,92 @@
+"""What the loop is meant to reach, and what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.gpu.check.loop.results import TRANSFORMERS, LoopMeasured, SpeculativeTime
+from tests.gpu.check.reach import Reach
+from tests.gpu.check.tables import NOT_YET
+
+OF_BOUND = 0.85
+SPEEDUPS = {0.7: 2.3, 0.8: 3.0, 0.9: 3.8}  # by stated acceptance
+OVER_TRANSFORMERS = 4.0
+
+
+def loop_reaches(measured: LoopMeasured) -> list[Reach]:
+    return [
+        _plain(measured),
+        *(_speculation(measured, acceptance) for acceptance in SPEEDUPS),
+        *(_against_transformers(measured, acceptance) for acceptance in SPEEDUPS),
+        _batches(measured),
+        _synchronisations(measured),
+    ]
+
+
+def _plain(measured: LoopMeasured) -> Reach:
+    what, reach = (
+        "decoding without speculation, B = 1, 7B-cost synthetic target, bf16",
+        f"at least {OF_BOUND:.0%} of bandwidth",
+    )
+    row = measured.plain
+    if row is None:
+        return Reach(what, reach)
+    took, bound = row.served.milliseconds, row.bound_milliseconds
+    told = f"{row.of_bound:.0%}: {took:.2f} ms, its bytes take {bound:.2f} ms"
+    return Reach(what, reach, told, row.of_bound >= OF_BOUND)
+
+
+def _speculation(measured: LoopMeasured, acceptance: float) -> Reach:
+    least = SPEEDUPS[acceptance]
+    what, reach = f"with speculation, acceptance {acceptance:g}", f"at least {least:g}x the own baseline"
+    row = measured.best(acceptance)
+    if row is None:
+        return Reach(what, reach)
+    return Reach(what, reach, f"{row.speedup:.2f}x, K = {row.drafts}{counted(row)}", row.speedup >= least)
+
+
+def counted(row: SpeculativeTime) -> str:
+    acceptance = row.served.acceptance
+    return "" if acceptance is None else f", {acceptance:.3f} accepted"
+
+
+def _against_transformers(measured: LoopMeasured, acceptance: float) -> Reach:
+    what = f"with speculation, acceptance {acceptance:g}, against {TRANSFORMERS}"
+    reach = f"at least {OVER_TRANSFORMERS:g}x"
+    own = measured.best(acceptance)
+    theirs = [
+        row.tokens_per_second
+        for row in measured.peers
+        if row.name == TRANSFORMERS and row.stated == acceptance and row.tokens_per_second is not None
+    ]
+    if own is None or not theirs:
+        return Reach(what, reach)
+    ratio = own.served.tokens_per_second / max(theirs)
+    return Reach(what, reach, f"{ratio:.1f}x", ratio >= OVER_TRANSFORMERS)
+
+
+def _batches(measured: LoopMeasured) -> Reach:
+    what, reach = "batch 1 to 64", "never slower than without speculation"
+    if not measured.batches:
+        return Reach(what, reach)
+    told = ", ".join(f"{row.speedup:.2f}x (B {row.batch}, K {row.drafts})" for row in measured.batches)
+    if not {1, 64} <= {row.batch for row in measured.batches}:
+        return Reach(what, reach, f"{NOT_YET} throughout: {told}")
+    return Reach(what, reach, told, all(row.speedup >= 1 for row in measured.batches))
+
+
+def _synchronisations(measured: LoopMeasured) -> Reach:
+    what, reach = "host synchronisations per step of the loop", "0"
+    rows = measured.synchronisations
+    if not rows:
+        return Reach(what, reach)
+    if refused := [row.refused for row in rows if row.refused is not None]:
+        return Reach(what, reach, refused[0], met=False)
+    if any(row.total is None for row in rows):
+        return Reach(what, reach, f"{NOT_YET}: the profiler counted nothing")
+    told = "; ".join(f"{(row.total or 0) / row.steps:g} ({row.what})" for row in rows)
+    return Reach(what, reach, told, _none(row.total for row in rows))
+
+
+def _none(totals: Iterable[int | None]) -> bool:
+    return all(total == 0 for total in totals)

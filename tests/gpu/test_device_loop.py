@@ -1,0 +1,160 @@
+"""Decoding on a device: graphs, eager steps and the host's loop agree, nothing waits, failures pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from driftguard_engine.config import EngineConfig
+from driftguard_engine.device_loop.decoder import DeviceDecoder
+from driftguard_engine.device_loop.running import Runners
+from driftguard_engine.engine import Engine
+from driftguard_engine.models.llama import LeanModel
+from torch import Tensor
+
+from tests.engine.core.test_device_loop import told, traffic
+from tests.engine.core.tiny import new_module, request, save, serve
+
+DEVICE = "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+NewEngine = Callable[..., Engine]
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def new_engine(tmp_path_factory: pytest.TempPathFactory) -> NewEngine:
+    root = tmp_path_factory.mktemp("models")
+    target, draft = (save(root / f"{noise}", seed=3, noise=noise) for noise in (0.0, 0.03))
+
+    def make(**changes: Any) -> Engine:
+        settings: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8, "loop": "device"} | changes
+        return Engine(EngineConfig(target, draft, device=DEVICE, **settings))
+
+    return make
+
+
+@pytest.fixture
+def no_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    return lambda: monkeypatch.setattr(Runners, "_captured", refuse)
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "none"])
+def test_graphs_eager_steps_and_the_hosts_loop_give_the_same(
+    new_engine: NewEngine, no_graphs: Callable[[], None], drafter: str
+) -> None:
+    """Greedy and seeded, float32."""
+    captured = new_engine(drafter=drafter)
+    found = serve(captured, *traffic())
+    assert (captured.loop, captured.loop_fallback, captured.backend) == ("device", None, "cuda")
+    by_host = serve(new_engine(drafter=drafter, loop="host"), *traffic())
+    no_graphs()
+    eager = new_engine(drafter=drafter)
+    step_by_step = serve(eager, *traffic())
+    assert "stream is capturing" in (eager.loop_fallback or "")
+    for name, done in found.items():
+        assert told(done) == told(step_by_step[name]), f"a graph's request {name} differs from eager steps'"
+        assert told(done) == told(by_host[name]), f"request {name} differs from the host's loop"
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "none"])
+def test_no_step_waits_for_the_device(new_engine: NewEngine, drafter: str) -> None:
+    engine = new_engine(drafter=drafter, num_speculative_tokens=3, dtype="bfloat16")
+    for row in range(4):
+        engine.submit(request(f"{row}", [5, 6, row], 150, temperature=1.0, seed=row))
+    for _ in range(6):
+        engine.step()
+    received = 0
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(STEPS):
+            for output in engine.step():
+                assert output.finished is None, output.finished.error
+                received += len(output.token_ids)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert received >= 4 * STEPS
+    assert engine.loop_fallback is None
+
+
+class _Decoded:
+    """Three sequences in slots out of order, of which the first begins 5 tokens ahead and the last 11."""
+
+    def __init__(self, module: Any, text: Tensor, slots: int) -> None:
+        self._model, self._text = LeanModel(module, slots, text.shape[1], spare=31), text
+
+    def logits(self, width: int) -> Tensor:
+        """[3, N, V], decoded `width` tokens of each at a time."""
+        device, ahead = self._text.device, [5, 0, 11]
+        slots = torch.tensor([2, 0, 3], device=device)
+        parts: list[list[Tensor]] = [[], [], []]
+        for row, count in enumerate(ahead):
+            if count:
+                start = torch.zeros(1, dtype=torch.int64, device=device)
+                parts[row].append(
+                    self._model.decode(self._text[row, None, :count], start, slots[row, None])[0]
+                )
+        while ahead[2] + width <= self._text.shape[1]:
+            tokens = torch.stack([self._text[row, at : at + width] for row, at in enumerate(ahead)])
+            logits = self._model.decode(tokens, torch.tensor(ahead, device=device), slots)
+            for row, each in enumerate(logits):
+                parts[row].append(each)
+            ahead = [at + width for at in ahead]
+        least = min(ahead)
+        return torch.stack([torch.cat(part)[:least] for part in parts])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 40])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_logits_in_bfloat16_are_those_of_transformers(kind: str, head_dim: int) -> None:
+    """As near to exact logits as transformers' own in bfloat16, over a context of several splits."""
+    shape = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": head_dim}
+    module = new_module(kind, seed=5, vocabulary=1000, max_position_embeddings=700, **shape)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter *= 0.25  # std 1/16: a layer keeps the size of what goes through it
+    rounded = module.to(DEVICE, torch.bfloat16)
+    text = torch.randint(0, 1000, (3, 600), generator=torch.Generator().manual_seed(7)).to(DEVICE)
+    found = _Decoded(rounded, text, slots=5).logits(width=9).float()
+    with torch.no_grad():
+        theirs = rounded(text).logits.float()[:, : found.shape[1]]
+        exact = rounded.float()(text).logits[:, : found.shape[1]]
+    error, their_error = ((each - exact).norm() / exact.norm() for each in (found, theirs))
+    assert their_error > 1e-3, "bfloat16 is told from float32"
+    assert error < 1.5 * their_error, f"{error:.4f} beside transformers' {their_error:.4f}"
+
+
+def test_after_a_failed_allocation_the_engine_serves_on(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine()
+    asked = [request("a", range(3), 40), request("b", range(4), 40)]
+    expected = serve(engine, *asked)
+    assert isinstance(engine._decoder, DeviceDecoder)
+    original, steps = engine._decoder.step, 0
+
+    def fails_once(rows: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            torch.empty(2**50, dtype=torch.uint8, device=DEVICE)
+        return original(rows)
+
+    monkeypatch.setattr(engine._decoder, "step", fails_once)
+    broken = serve(engine, *asked)
+    assert {done.finish_reason for done in broken.values()} == {"error"}
+    assert all("OutOfMemoryError" in (done.error or "") for done in broken.values())
+    assert engine.lost is None
+    again = serve(engine, *asked)
+    assert {name: told(done) for name, done in again.items()} == {
+        name: told(done) for name, done in expected.items()
+    }
