@@ -1,0 +1,110 @@
+"""What verification costs on the CPU beside one forward pass of the target: at most a tenth, it is meant.
+
+    python engine/bench/bench_overhead.py [--target DIR] [--batch 1 4 8] [--drafted 3] [--context 64]
+
+Verification and the target's forward pass over the same step, K + 1 tokens of each row, alternate in one run;
+CPU time, so that what else the machine does hardly counts. The draws of the K drafts are told beside it: they
+belong to drafting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from driftguard_engine.kv_cache import Span
+from driftguard_engine.models.base import TokenModel
+from driftguard_engine.models.loading import Placement, load
+from driftguard_engine.verify import DraftSampler, verify_chain
+from torch import Tensor
+
+REACH = 0.1
+REPEATS = 60
+_SAMPLINGS = {
+    "greedy": (0.0, 0, 1.0),
+    "temperature 1": (1.0, 0, 1.0),
+    "top-k 50, top-p 0.9": (1.0, 50, 0.9),
+}
+
+
+def main() -> None:
+    options = _options()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    length = options.context + options.drafted + 1
+    placement = Placement(torch.float32, torch.device("cpu"), max(options.batch), length)
+    target = load(options.target, placement, field="target").model
+    print(f"K={options.drafted} V={target.vocabulary} threads={options.threads} float32, CPU time, medians")
+    print(
+        f"{'sampling':22}{'requests':>9}{'forward us':>12}{'verify us':>11}{'draws us':>10}{'of forward':>12}"
+    )
+    worst = 0.0
+    for batch in options.batch:
+        for name, sampling in _SAMPLINGS.items():
+            forward, verify, draws = _costs(target, batch, options.drafted, options.context, sampling)
+            worst = max(worst, verify / forward)
+            print(f"{name:22}{batch:9d}{forward:12.0f}{verify:11.0f}{draws:10.0f}{verify / forward:12.1%}")
+    verdict = "met" if worst <= REACH else "not met"
+    print(f"verification is at most {worst:.1%} of a forward pass; at most {REACH:.0%}: {verdict}")
+
+
+def _costs(
+    target: TokenModel, batch: int, drafted: int, context: int, sampling: tuple[float, int, float]
+) -> tuple[float, float, float]:
+    """Microseconds of a forward pass, a verification, and the draws of all drafts."""
+    spans = [Span(row, context, drafted + 1) for row in range(batch)]
+    fed = torch.randint(target.vocabulary, (batch * (drafted + 1),)).tolist()
+    logits = target.forward(fed, spans).view(batch, drafted + 1, -1)
+    draft = logits[:, :-1] + 0.5 * torch.randn(batch, drafted, logits.shape[-1])
+    settings = _settings(batch, sampling)
+    tokens = _drawn(draft, settings)
+    lengths = torch.full((batch,), drafted)
+    return _alternating(
+        lambda: target.forward(fed, spans),
+        lambda: verify_chain(logits, draft, tokens, lengths, *settings),
+        lambda: _drawn(draft, settings),
+    )
+
+
+def _settings(
+    batch: int, sampling: tuple[float, int, float]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    temperature, top_k, top_p = (torch.full((batch,), value) for value in sampling)
+    return temperature, top_k, top_p, torch.arange(batch), torch.full((batch,), 100)
+
+
+def _drawn(draft: Tensor, settings: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+    sampler = DraftSampler(*settings, steps=draft.shape[1])
+    return torch.stack([sampler.draw(draft[:, step], step) for step in range(draft.shape[1])], 1)
+
+
+def _alternating(*calls: Callable[[], object]) -> tuple[float, ...]:
+    """Median microseconds of CPU time of each: a slow moment of the machine meets all of them."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(REPEATS):
+        for call, seen in zip(calls, times, strict=True):
+            begin = time.process_time()
+            call()
+            seen.append(1e6 * (time.process_time() - begin))
+    return tuple(statistics.median(seen) for seen in times)
+
+
+def _options() -> argparse.Namespace:
+    bundled = Path(__file__).parents[1] / "driftguard_engine" / "bundled"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", default=str(bundled / "target"))
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--drafted", type=int, default=3, help="draft tokens per row")
+    parser.add_argument("--context", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
