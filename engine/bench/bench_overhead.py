@@ -63,11 +63,12 @@ def _costs(
     settings = _settings(batch, sampling)
     tokens = _drawn(draft, settings)
     lengths = torch.full((batch,), drafted)
-    return _alternating(
+    forward, verify, draws = _alternating(
         lambda: target.forward(fed, spans),
         lambda: verify_chain(logits, draft, tokens, lengths, *settings),
         lambda: _drawn(draft, settings),
     )
+    return forward, verify, draws
 
 
 def _settings(

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from driftguard_engine.config import EngineConfig
+from driftguard_engine.config import Device, EngineConfig
 from driftguard_engine.device_loop.decoder import DeviceDecoder
 from driftguard_engine.device_loop.running import Runners
 from driftguard_engine.engine import Engine
+from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.models.llama import LeanModel
 from torch import Tensor
 
 from tests.engine.core.test_device_loop import told, traffic
 from tests.engine.core.tiny import new_module, request, save, serve
 
-DEVICE = "cuda"
+DEVICE: Device = "cuda"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -29,14 +30,27 @@ STEPS = 20
 
 @pytest.fixture(scope="module")
 def new_engine(tmp_path_factory: pytest.TempPathFactory) -> NewEngine:
+    """by: what computes the layers; the default tiny model is none for the kernels."""
     root = tmp_path_factory.mktemp("models")
-    target, draft = (save(root / f"{noise}", seed=3, noise=noise) for noise in (0.0, 0.03))
+    shapes: dict[str, dict[str, Any]] = {"kernels": {"hidden_size": 64}, "torch": {}}
+    for by, shape in shapes.items():
+        for name, noise in (("target", 0.0), ("draft", 0.03)):
+            save(root / by / name, seed=3, noise=noise, **shape)
 
-    def make(**changes: Any) -> Engine:
+    def make(by: str = "kernels", **changes: Any) -> Engine:
         settings: dict[str, Any] = {"max_batch": 4, "prefill_chunk_tokens": 8, "loop": "device"} | changes
-        return Engine(EngineConfig(target, draft, device=DEVICE, **settings))
+        target, draft = (str(root / by / name) for name in ("target", "draft"))
+        made = Engine(EngineConfig(target, draft, device=DEVICE, **settings))
+        if DEVICE == "cuda" and made.loop == "device":
+            assert (made._obstacle is None) == (by == "kernels")
+        return made
 
     return make
+
+
+def failed_capture(engine: Engine) -> str | None:
+    assert isinstance(engine._decoder, DeviceDecoder)
+    return engine._decoder.capture_failure
 
 
 @pytest.fixture
@@ -47,19 +61,22 @@ def no_graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(Runners, "_captured", refuse)
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "ngram", "none"])
+@pytest.mark.parametrize(
+    ("drafter", "by"),
+    [("draft_model", "kernels"), ("draft_model", "torch"), ("ngram", "kernels"), ("none", "kernels")],
+)
 def test_graphs_eager_steps_and_the_hosts_loop_give_the_same(
-    new_engine: NewEngine, no_graphs: Callable[[], None], drafter: str
+    new_engine: NewEngine, no_graphs: Callable[[], None], drafter: str, by: str
 ) -> None:
     """Greedy and seeded, float32."""
-    captured = new_engine(drafter=drafter)
+    captured = new_engine(by, drafter=drafter)
     found = serve(captured, *traffic())
-    assert (captured.loop, captured.loop_fallback, captured.backend) == ("device", None, "cuda")
-    by_host = serve(new_engine(drafter=drafter, loop="host"), *traffic())
+    assert (captured.loop, captured.backend, failed_capture(captured)) == ("device", "cuda", None)
+    by_host = serve(new_engine(by, drafter=drafter, loop="host"), *traffic())
     no_graphs()
-    eager = new_engine(drafter=drafter)
+    eager = new_engine(by, drafter=drafter)
     step_by_step = serve(eager, *traffic())
-    assert "stream is capturing" in (eager.loop_fallback or "")
+    assert "stream is capturing" in (failed_capture(eager) or "")
     for name, done in found.items():
         assert told(done) == told(step_by_step[name]), f"a graph's request {name} differs from eager steps'"
         assert told(done) == told(by_host[name]), f"request {name} differs from the host's loop"
@@ -82,14 +99,17 @@ def test_no_step_waits_for_the_device(new_engine: NewEngine, drafter: str) -> No
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert received >= 4 * STEPS
-    assert engine.loop_fallback is None
+    assert failed_capture(engine) is None
 
 
 class _Decoded:
     """Three sequences in slots out of order, of which the first begins 5 tokens ahead and the last 11."""
 
     def __init__(self, module: Any, text: Tensor, slots: int) -> None:
-        self._model, self._text = LeanModel(module, slots, text.shape[1], spare=31), text
+        launcher = backend_of(text.device).launcher
+        self._model = LeanModel(module, slots, text.shape[1], 31, launcher)
+        self._text = text
+        assert launcher is None or self._model.kernels_obstacle is None
 
     def logits(self, width: int) -> Tensor:
         """[3, N, V], decoded `width` tokens of each at a time."""
@@ -112,7 +132,7 @@ class _Decoded:
         return torch.stack([torch.cat(part)[:least] for part in parts])
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 40])
+@pytest.mark.parametrize("head_dim", [64, 128, 80])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_logits_in_bfloat16_are_those_of_transformers(kind: str, head_dim: int) -> None:
     """As near to exact logits as transformers' own in bfloat16, over a context of several splits."""
@@ -142,12 +162,12 @@ def test_after_a_failed_allocation_the_engine_serves_on(
     assert isinstance(engine._decoder, DeviceDecoder)
     original, steps = engine._decoder.step, 0
 
-    def fails_once(rows: Any) -> Any:
+    def fails_once(*given: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 3:
             torch.empty(2**50, dtype=torch.uint8, device=DEVICE)
-        return original(rows)
+        return original(*given)
 
     monkeypatch.setattr(engine._decoder, "step", fails_once)
     broken = serve(engine, *asked)

@@ -98,9 +98,8 @@ class Models:
             max_batch=max_batch,
             max_length=self.setting.max_length,
             num_speculative_tokens=num_speculative_tokens,
-            max_speculative_tokens=self.setting.most_drafts,
             prefill_chunk_tokens=self.setting.max_batch * self.setting.prompt_tokens,
-            **settings,
+            **{"max_speculative_tokens": self.setting.most_drafts} | settings,
         )
 
     @cached_property
@@ -117,7 +116,7 @@ class Models:
 
     def _lean(self, module: Any) -> LeanModel:
         placement = placement_of(self._config(self.setting.max_batch))
-        return LeanModel(module, placement.slots, placement.max_length, placement.spare)
+        return LeanModel(module, placement.slots, placement.max_length, placement.spare, placement.launcher)
 
     def _module(self, shape: Shape, successors: Tensor) -> Any:
         positions = self.setting.max_length + ROOM

@@ -14,8 +14,8 @@ from driftguard_engine.engine import Engine
 from tests.gpu.check.loop import peers, tracing
 from tests.gpu.check.loop.gpt_fast import gpt_fast
 from tests.gpu.check.loop.models import Models, Setting
-from tests.gpu.check.loop.results import LoopMeasured, PlainTime, SpeculativeTime
-from tests.gpu.check.loop.serving import Load, ServingFailed, serve
+from tests.gpu.check.loop.results import ADAPTIVE, LoopMeasured, PlainTime, SpeculativeTime
+from tests.gpu.check.loop.serving import SETTLING_STEPS, Load, ServingFailed, serve
 from tests.gpu.check.loop.synthetic import LARGE, SMALL, cache_bytes_per_token, weight_bytes_per_step
 from tests.gpu.check.timing import copy_bytes_per_second
 
@@ -32,6 +32,7 @@ class Extent:
     steps: int
     batch_steps: int
     peer_tokens: int
+    learning_steps: int = 50  # before an adaptive K is measured
 
 
 def full(device: torch.device) -> Extent:
@@ -47,7 +48,7 @@ def quick(device: torch.device) -> Extent:
 def tiny(device: torch.device) -> Extent:
     """To try the measurement itself: its numbers mean nothing."""
     setting = Setting(SMALL, device, torch.float32, 2, 96, prompt_tokens=4, most_drafts=3)
-    return Extent(setting, {0.8: (2, 3)}, (1, 2), 8, 8, peer_tokens=8)
+    return Extent(setting, {0.8: (2, 3)}, (1, 2), 8, 8, peer_tokens=8, learning_steps=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class Measurement:
         made = self.models.engine(acceptance, max_batch, **settings)
         try:
             yield made
-            if made.loop_fallback is not None:
-                self.found.failures.append(f"some steps ran without a graph: {made.loop_fallback}")
+            if made.loop_fallback is not None and made.loop_fallback not in self.found.failures:
+                self.found.failures.append(made.loop_fallback)
         finally:
             del made
             gc.collect()
@@ -164,17 +165,33 @@ def breakdown(run: Measurement) -> None:
 
 
 def batches(run: Measurement) -> None:
-    with run.engine(run.acceptance, run.extent.batches[-1], num_speculative_tokens=run.best_drafts) as engine:
-        for batch in run.extent.batches:
-            if run.late(f"B = {batch} with and without speculation"):
-                continue
-            with run.row(f"B = {batch}"):
-                without, served = (
-                    serve(engine, run.load(batch, drafts), run.extent.batch_steps)
-                    for drafts in (0, run.best_drafts)
-                )
-                row = SpeculativeTime(run.acceptance, batch, str(run.best_drafts), served, without)
-                run.add(run.found.batches, row, _line(row))
+    """With the K that is best for one request, and with the engine's own choice up to that."""
+    drafts, most = run.best_drafts, run.extent.batches[-1]
+    with run.engine(run.acceptance, most, num_speculative_tokens=drafts) as engine:
+        _batches(run, engine, drafts)
+    adaptive = {"adaptive_k": True, "max_speculative_tokens": drafts}
+    with run.engine(run.acceptance, most, num_speculative_tokens=drafts, **adaptive) as engine:
+        _batches(run, engine, None)
+
+
+def _batches(run: Measurement, engine: Engine, drafts: int | None) -> None:
+    """drafts: K; None: the engine chooses, after it has learned."""
+    learning = run.extent.learning_steps
+    chosen, settling = (ADAPTIVE, learning) if drafts is None else (str(drafts), SETTLING_STEPS)
+    for batch in run.extent.batches:
+        if run.late(f"B = {batch}, K {chosen}"):
+            continue
+        with run.row(f"B = {batch}, K {chosen}"):
+            without = serve(engine, run.load(batch, 0), run.extent.batch_steps)
+            served = serve(engine, run.load(batch, drafts), run.extent.batch_steps, settling=settling)
+            note = _decision(engine) if drafts is None else ""
+            row = SpeculativeTime(run.acceptance, batch, chosen, served, without, note)
+            run.add(run.found.batches, row, _line(row))
+
+
+def _decision(engine: Engine) -> str:
+    newest = engine.drafting.decision
+    return f"last {newest.num_speculative_tokens}, {newest.reason}"
 
 
 def transformers(run: Measurement) -> None:
@@ -220,6 +237,6 @@ def _line(row: SpeculativeTime) -> str:
     served = row.served
     measured = "" if served.acceptance is None else f", {served.acceptance:.3f} measured"
     return (
-        f"acceptance {row.stated:g}{measured}, B={row.batch} K={row.drafts}:"
+        f"acceptance {row.stated:g}{measured}, B={row.batch} K={row.drafts} {row.note}:"
         f" {served.milliseconds:.2f} ms a step, {served.tokens_per_second:.0f} tokens/s, {row.speedup:.2f}x"
     )

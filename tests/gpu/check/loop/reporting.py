@@ -81,7 +81,7 @@ def _speculative(row: SpeculativeTime) -> Sequence[str]:
         f"{row.stated:g}",
         "" if served.acceptance is None else f"{served.acceptance:.3f}",
         str(row.batch),
-        row.drafts,
+        f"{row.drafts} ({row.note})" if row.note else row.drafts,
         f"{served.tokens_per_step / row.batch:.2f}",
         f"{served.milliseconds:.2f}",
         f"{plain.milliseconds:.2f}",

@@ -65,6 +65,7 @@ class SpeculativeTime:
     drafts: str  # K, or ADAPTIVE
     served: Served
     plain: Served
+    note: str = ""
 
     @property
     def speedup(self) -> float:

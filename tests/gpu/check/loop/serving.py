@@ -15,7 +15,7 @@ from driftguard_engine.engine import Engine
 from tests.gpu.check.loop.results import Served
 
 _STEPS_TO_START = 40  # at most, for prompts to be read
-_SETTLING_STEPS = 6
+SETTLING_STEPS = 6
 
 
 class ServingFailed(RuntimeError):
@@ -32,7 +32,7 @@ class Load:
     temperature: float = 1.0
 
 
-def serve(engine: Engine, load: Load, steps: int, seed: int = 0, settling: int = _SETTLING_STEPS) -> Served:
+def serve(engine: Engine, load: Load, steps: int, seed: int = 0, settling: int = SETTLING_STEPS) -> Served:
     """As many steps as fit into the requests' length at a time, until there were `steps`.
 
     Raises ServingFailed.
