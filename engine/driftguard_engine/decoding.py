@@ -112,7 +112,8 @@ class Decoder:
         by_drafter: dict[Drafter, list[DraftRow]] = {}
         for index, (row, count) in enumerate(zip(rows, draft_counts, strict=True)):
             if row.draft.drafter is not None and count > 0:
-                wanted = DraftRow(row.request.request_id, row.slot, index, row.token_ids, count)
+                name, prompt = row.request.request_id, row.request.prompt_token_ids
+                wanted = DraftRow(name, row.slot, index, row.token_ids, count, len(prompt) - 1)
                 by_drafter.setdefault(row.draft.drafter, []).append(wanted)
         proposals = [self._no_proposal] * len(rows)
         for drafter, wanting in by_drafter.items():

@@ -15,7 +15,8 @@ from driftguard_engine.kv_cache import Span
 class DraftRow:
     """One sequence that wants up to `count` >= 1 draft tokens.
 
-    index: its row in the batch's sampling tensors. token_ids: the whole sequence so far (read only).
+    index: its row in the batch's sampling tensors. token_ids: the whole sequence so far (read only), of which
+    the first `prefilled` were read by `Drafter.prefill`.
     request_id: names the sequence over its life; slots are reused.
     """
 
@@ -24,6 +25,7 @@ class DraftRow:
     index: int
     token_ids: Sequence[int]
     count: int
+    prefilled: int
 
 
 @dataclass(frozen=True, slots=True)

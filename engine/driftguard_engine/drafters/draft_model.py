@@ -85,11 +85,12 @@ class DraftModelDrafter:
         return self._fit(last)
 
     def _pending(self, row: DraftRow) -> Sequence[int]:
-        """Tokens that the cache lacks: one, or two when all drafts were accepted, as the last is never fed.
+        """Tokens that the cache lacks: one, two when all drafts were accepted, as the last is never fed, or more
+        after steps without drafts.
 
         The cache is valid as far as the fed drafts became the sequence.
         """
-        cached, fed = self._fed.get(row.request_id, (len(row.token_ids) - 1, []))
+        cached, fed = self._fed.get(row.request_id, (row.prefilled, []))
         for token in fed:
             if cached >= len(row.token_ids) - 1 or row.token_ids[cached] != token:
                 break

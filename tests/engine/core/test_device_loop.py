@@ -90,12 +90,15 @@ def test_what_a_request_leaves_behind_reaches_nobody(new_engine: Callable[..., E
     assert done["b"].output_token_ids == expected
 
 
-def test_a_draft_model_reads_what_was_decoded_without_it(new_engine: Callable[..., Engine]) -> None:
-    """Five steps drafted, five not, and so on: drafts are accepted as if it had never been away."""
-    always, engine = new_engine(loop="device"), new_engine(loop="device")
-    expected = serve(always, request(max_tokens=100))["r"]
-    engine.submit(request(max_tokens=100))
-    outputs = engine.step()
+@pytest.mark.parametrize("loop", ["host", "device"])
+def test_a_draft_model_reads_what_was_decoded_without_it(
+    new_engine: Callable[..., Engine], models: Path, loop: str
+) -> None:
+    """Five steps without drafts, five with, and so on: a draft that is the target itself is always right."""
+    engine = new_engine(loop=loop, draft=str(models / "llama"))
+    asked = request(prompt=range(12), max_tokens=100)
+    engine.submit(asked)
+    outputs = engine.step()  # reads a part of the prompt only
     [row] = engine._sequences.values()
     for step in range(1000):
         row.num_speculative_tokens = 4 if step // 5 % 2 else 0
@@ -103,10 +106,9 @@ def test_a_draft_model_reads_what_was_decoded_without_it(new_engine: Callable[..
             break
         outputs += engine.step()
     done = finished(outputs)["r"]
-    assert done.output_token_ids == expected.output_token_ids
-    rate, usual = (each.counts.accepted / each.counts.drafted for each in (done, expected))
-    assert 30 < done.counts.drafted < expected.counts.drafted
-    assert rate == pytest.approx(usual, abs=0.15)
+    assert done.output_token_ids == plain_greedy("llama", asked.prompt_token_ids, 100)
+    assert done.counts.accepted == done.counts.drafted > 30
+    assert done.counts.steps > 30
 
 
 def patch_decode(
