@@ -85,7 +85,7 @@ class DraftModelDrafter:
         return self._fit(last)
 
     def _pending(self, row: DraftRow) -> Sequence[int]:
-        """Tokens that the cache lacks: one, two when all drafts were accepted, as the last is never fed, or more
+        """Tokens that the cache lacks: one, two when all drafts were accepted (the last is never fed), more
         after steps without drafts.
 
         The cache is valid as far as the fed drafts became the sequence.
