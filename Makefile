@@ -9,7 +9,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint check bench bench-detection gpu-check models dashboards dashboard-screenshots openapi metrics clean
+.PHONY: setup demo test lint check bench bench-engine bench-detection gpu-check models dashboards dashboard-screenshots openapi metrics clean
 
 setup: $(STAMP)
 
@@ -44,10 +44,16 @@ bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_proxy
 	$(BIN)/python -m tests.benchmarks.bench_scrape
 	$(BIN)/python -m tests.benchmarks.bench_page_latency
+	@$(MAKE) --no-print-directory bench-engine
+	$(BIN)/python engine/bench/bench_telemetry.py
+
+# The engine on the CPU: what verification costs beside the target, tokens per second with and without speculation, and
+# prompts whose beginning is known. A few minutes; ratios are of one run. What a GPU does: gpu-check.
+bench-engine: setup
+	$(BIN)/python engine/bench/bench_overhead.py
 	$(BIN)/python engine/bench/bench_verify.py
 	$(BIN)/python engine/bench/bench_decode.py
 	$(BIN)/python engine/bench/bench_prefix.py
-	$(BIN)/python engine/bench/bench_telemetry.py
 
 # Minutes on two cores. ARGS=--quick tries everything on too little traffic and writes nothing.
 bench-detection: setup
@@ -55,7 +61,7 @@ bench-detection: setup
 	$(BIN)/python -m tests.benchmarks.bench_detection --output tests/benchmarks/results/detection.md $(ARGS)
 
 # Installs nothing, so that it also runs on a machine that has torch with its GPU and no network: with .venv's Python
-# where there is one, else with PYTHON. ARGS=--quick takes a minute instead of up to nine.
+# where there is one, else with PYTHON. Up to 13 minutes; ARGS=--quick three, ARGS='--only loop' a part of it.
 gpu-check: CHECKER = $(if $(and $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(BIN)/python,$(PYTHON))
 gpu-check:
 	@PYTHONPATH=.:engine:engine/training $(CHECKER) -m tests.gpu.check $(ARGS)

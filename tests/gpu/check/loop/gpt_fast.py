@@ -1,4 +1,4 @@
-"""gpt-fast with the same two models, where DRIFTGUARD_GPT_FAST names a checkout of it.
+"""gpt-fast with the same two models, where GPT_FAST_DIRECTORY names a checkout of it.
 
 Tried with its commit e2cfa34; since 61c193d (August 2024), which batches, its speculation fails.
 """
@@ -20,7 +20,7 @@ from tests.gpu.check.loop.results import PeerSpeed
 from tests.gpu.check.loop.synthetic import Shape
 
 NAME = "gpt-fast"
-CHECKOUT = "DRIFTGUARD_GPT_FAST"
+CHECKOUT = "GPT_FAST_DIRECTORY"
 
 
 def gpt_fast(
