@@ -89,7 +89,7 @@ def test_a_cut_far_from_the_likeliest_tokens_is_found(top_k: int) -> None:
     for spread in (0.0, 0.1, 1.0):
         logits = (torch.randn(1_000, generator=generator) * spread * 4).round() / 4
         for top_p in (0.5, 0.9, 0.9999):
-            expected = law_of(logits, 1.0, top_k, top_p)
+            expected = law_of(logits.tolist(), 1.0, top_k, top_p)
             assert law(logits, 1.0, top_k, top_p) == pytest.approx(expected, rel=1e-5, abs=1e-9), (
                 spread,
                 top_p,
