@@ -334,9 +334,9 @@ class Engine:
 
 def lost_device(device: torch.device) -> str | None:
     """What is wrong with a CUDA device that fails whatever is asked of it; None: it goes on."""
-    torch.cuda.empty_cache()
     try:
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
     except RuntimeError as error:
         return str(error)
     return None
