@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from driftguard_engine.engine import lost_device
 
 from tests.gpu.check.loop import parts, results
 from tests.gpu.check.loop.models import Models
@@ -72,16 +71,10 @@ def _try(name: str, part: parts.Part, run: parts.Measurement) -> bool:
         lines = f"{type(problem).__name__}: {problem}".splitlines()
         run.found.failures.append(f"{name}: {lines[0][:400]}")
         say(f"{name} FAILED: {lines[0][:400]}")
-        return _device_lives(run)
     finally:
         faulthandler.cancel_dump_traceback_later()
-    return True
-
-
-def _device_lives(run: parts.Measurement) -> bool:
     gc.collect()
-    device = run.extent.setting.device
-    return device.type != "cuda" or lost_device(device) is None
+    return not run.device_is_lost()
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

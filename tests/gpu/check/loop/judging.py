@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from tests.gpu.check.loop.results import ADAPTIVE, TRANSFORMERS, LoopMeasured, SpeculativeTime
 from tests.gpu.check.reach import Reach
 from tests.gpu.check.tables import NOT_YET
@@ -84,11 +82,7 @@ def _synchronisations(measured: LoopMeasured) -> Reach:
         return Reach(what, reach)
     if refused := [row.refused for row in rows if row.refused is not None]:
         return Reach(what, reach, refused[0], met=False)
-    if any(row.total is None for row in rows):
-        return Reach(what, reach, f"{NOT_YET}: the profiler counted nothing")
-    told = "; ".join(f"{(row.total or 0) / row.steps:g} ({row.what})" for row in rows)
-    return Reach(what, reach, told, _none(row.total for row in rows))
-
-
-def _none(totals: Iterable[int | None]) -> bool:
-    return all(total == 0 for total in totals)
+    if uncounted := [row.uncounted for row in rows if row.uncounted is not None]:
+        return Reach(what, reach, f"torch refused nothing, but calls are {NOT_YET}: {uncounted[0]}")
+    told = "; ".join(f"{row.total / row.steps:g} ({row.what})" for row in rows)
+    return Reach(what, reach, told, not any(row.total for row in rows))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from driftguard_engine.engine import Engine
+from driftguard_engine.engine import Engine, lost_device
 
 from tests.gpu.check.loop import peers, tracing
 from tests.gpu.check.loop.gpt_fast import gpt_fast
@@ -93,8 +93,14 @@ class Measurement:
         try:
             yield
         except ServingFailed as problem:
+            if self.device_is_lost():
+                raise
             self.found.failures.append(f"{what}: {problem}")
             self.say(f"{what} FAILED: {problem}")
+
+    def device_is_lost(self) -> bool:
+        device = self.extent.setting.device
+        return device.type == "cuda" and lost_device(device) is not None
 
     @contextmanager
     def engine(self, acceptance: float, max_batch: int, **settings: Any) -> Iterator[Engine]:
@@ -148,7 +154,7 @@ def synchronisations(run: Measurement) -> None:
         for batch, drafts in ((1, 0), (1, run.best_drafts), (most, run.best_drafts)):
             what = f"B = {batch}, K = {drafts}"
             row = tracing.count_synchronisations(engine, run.load(batch, drafts), what)
-            run.add(run.found.synchronisations, row, f"synchronisations, {what}: {row.total} ({row.refused})")
+            run.add(run.found.synchronisations, row, f"synchronisations, {what}: {row}")
 
 
 def breakdown(run: Measurement) -> None:

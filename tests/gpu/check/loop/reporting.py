@@ -115,7 +115,7 @@ def _synchronisations(found: Sequence[Synchronisations]) -> str:
             row.what,
             str(row.steps),
             row.refused or "nothing",
-            _calls(row.waits),
+            row.uncounted or _calls(row.waits),
             f"{row.readbacks / row.steps:.2f}",
             f"{row.allocations / row.steps:.2f}",
         )
@@ -125,9 +125,7 @@ def _synchronisations(found: Sequence[Synchronisations]) -> str:
     return table(head, rows)
 
 
-def _calls(waits: dict[str, int] | None) -> str:
-    if waits is None:
-        return NOT_YET
+def _calls(waits: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in waits.items()) or "0"
 
 

@@ -84,18 +84,22 @@ class PeerSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Synchronisations:
-    """Of steps while requests decode. refused: what torch said where it was told to refuse waiting."""
+    """Of steps while requests decode. refused: what torch said where it was told to refuse waiting.
+
+    uncounted: why the profiler's counts are not known.
+    """
 
     what: str
     steps: int
     refused: str | None
-    waits: dict[str, int] | None = None  # calls that wait for all that is queued; None: could not be counted
+    waits: dict[str, int] = field(default_factory=dict)  # calls that wait for all that is queued
     readbacks: int = 0  # waits for the event behind the step before
     allocations: int = 0  # calls that take or give back memory: they may wait
+    uncounted: str | None = None
 
     @property
-    def total(self) -> int | None:
-        return None if self.waits is None else sum(self.waits.values()) + int(self.refused is not None)
+    def total(self) -> int:
+        return sum(self.waits.values())
 
 
 @dataclass(frozen=True, slots=True)

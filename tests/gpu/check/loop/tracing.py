@@ -67,8 +67,8 @@ def count_synchronisations(engine: Engine, load: Load, what: str) -> Synchronisa
         refused = str(failed)
     try:
         calls, steps = _calls(engine, load)
-    except (RuntimeError, ServingFailed) as problem:
-        return Synchronisations(what, STEPS, refused or f"not counted: {problem}")
+    except ServingFailed as problem:
+        return Synchronisations(what, STEPS, refused, uncounted=str(problem))
     waits, readbacks, allocations = count_waits(calls)
     return Synchronisations(what, steps, refused, waits, readbacks, allocations)
 
@@ -80,7 +80,7 @@ def break_down(engine: Engine, load: Load, what: str) -> Breakdown:
     with decoding(engine, load, 4, SETTLING_STEPS, ended) as room:
         steps = min(room, STEPS)
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as traced:
+        with profile(activities=_BOTH) as traced:
             _steps(engine, steps)
             torch.cuda.synchronize()
     spent: dict[str, float] = defaultdict(float)
