@@ -53,6 +53,7 @@ bench-engine: setup
 	$(BIN)/python engine/bench/bench_overhead.py
 	$(BIN)/python engine/bench/bench_verify.py
 	$(BIN)/python engine/bench/bench_decode.py
+	$(BIN)/python engine/bench/bench_adaptive_k.py
 	$(BIN)/python engine/bench/bench_prefix.py
 
 # Minutes on two cores. ARGS=--quick tries everything on too little traffic and writes nothing.
