@@ -130,14 +130,16 @@ class AdaptiveK:
                 self._forecast.speedup,
                 self._acceptance.first_position,
             )
-        unknown = self._unknown(len(rows), largest)
+        passing = changed and self._forecast is not None  # a batch size may last for a step only
+        unknown = None if passing else self._unknown(len(rows), largest)
         if unknown is not None:
             self._trial = _Trial(unknown, _LEARNING_STEPS, "learning")
         elif self._forecast is None:
             self._k, self._reason = largest, "learning"
         else:
             self._choose(self._forecast, rows, largest)
-            self._trial = self._due_trial(self._forecast, len(rows), largest)
+            if not passing:
+                self._trial = self._due_trial(self._forecast, len(rows), largest)
 
     def _tokens(self, rows: Sequence[DraftingRow], largest: int) -> list[float]:
         """[largest + 1] expected of a step with K = 0, 1, ..., of all rows together."""
