@@ -60,13 +60,15 @@ def test_the_disturbance_is_where_the_overlap_is_the_acceptance() -> None:
 
 @pytest.mark.parametrize("shape", [SMALL.target, SMALL.draft], ids=["target", "draft"])
 def test_layers_of_random_weights_add_nothing(shape: Shape) -> None:
-    """Bit by bit, whatever came before the newest token."""
+    """Whatever came before the newest token: what the head reads is its embedding, bit by bit."""
     bigrams = Bigrams.draw(shape.vocabulary, SMALL.draft.hidden, torch.bfloat16, CPU, SEED)
     module = new_module(shape, bigrams.signs, bigrams.successors, 32, torch.bfloat16, CPU)
     text = torch.randint(0, shape.vocabulary, (2, 20), generator=torch.Generator().manual_seed(SEED))
     with torch.no_grad():
-        found = module(text).logits
-    assert torch.equal(found, F.linear(bigrams.signs[text], bigrams.successors))
+        found, read = module(text).logits, module.model(text).last_hidden_state
+    assert torch.equal(read, bigrams.signs[text].repeat(1, 1, shape.hidden // SMALL.draft.hidden))
+    expected = F.linear(bigrams.signs[text].float(), bigrams.successors.float())
+    torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=2**-8)
     assert all((each != 0).float().mean() > 0.9 for each in module.parameters())
 
 
