@@ -133,9 +133,10 @@ class _Decoded:
         return torch.stack([torch.cat(part)[:least] for part in parts])
 
 
+@pytest.mark.parametrize("width", [4, 9])  # of three rows: by kernels and by torch's products
 @pytest.mark.parametrize("head_dim", [64, 128, 80])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_logits_in_bfloat16_are_those_of_transformers(kind: str, head_dim: int) -> None:
+def test_logits_in_bfloat16_are_those_of_transformers(kind: str, head_dim: int, width: int) -> None:
     """As near to exact logits as transformers' own in bfloat16, over a context of several splits."""
     shape = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "head_dim": head_dim}
     module = new_module(kind, seed=5, vocabulary=1000, max_position_embeddings=700, **shape)
@@ -145,7 +146,7 @@ def test_logits_in_bfloat16_are_those_of_transformers(kind: str, head_dim: int) 
                 parameter *= 0.25  # std 1/16: a layer keeps the size of what goes through it
     rounded = module.to(DEVICE, torch.bfloat16)
     text = torch.randint(0, 1000, (3, 600), generator=torch.Generator().manual_seed(7)).to(DEVICE)
-    found = _Decoded(rounded, text, slots=5).logits(width=9).float()
+    found = _Decoded(rounded, text, slots=5).logits(width).float()
     with torch.no_grad():
         theirs = rounded(text).logits.float()[:, : found.shape[1]]
         exact = rounded.float()(text).logits[:, : found.shape[1]]
