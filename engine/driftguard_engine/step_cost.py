@@ -21,6 +21,7 @@ ENOUGH: Final = 3  # times that make a median
 _KEPT: Final = 21
 _LINE_WEIGHT: Final = 10.0  # in times
 _OF_THE_MACHINE: Final = 9  # steps; fewer than half of _KEPT, so that its change is not taken for one of K
+_EXCEPTIONS: Final = 2
 _LEAST_CHANGE: Final = 1.15
 _UNKNOWN_SLOPE: Final = 0.1  # of a plain step per draft token, until it is measured
 
@@ -64,11 +65,13 @@ class StepCost:
         times.add(seconds / self._now, self._steps)
 
     def _follow_machine(self, change: float) -> None:
-        """A small change is left to the times themselves: followed, their noise would walk off with it."""
+        """Only a change that nearly all of the newest steps show: followed, noise would walk off with it."""
         self._changes.append(change)
-        usual = median(self._changes)
-        if len(self._changes) == _OF_THE_MACHINE and not 1.0 / _LEAST_CHANGE < usual < _LEAST_CHANGE:
-            self._now *= usual
+        ordered = sorted(self._changes)
+        if len(ordered) == _OF_THE_MACHINE and (
+            ordered[_EXCEPTIONS] > _LEAST_CHANGE or ordered[-1 - _EXCEPTIONS] < 1.0 / _LEAST_CHANGE
+        ):
+            self._now *= median(ordered)
             self._changes.clear()
 
     def is_known(self, rows: int, k: int) -> bool:
