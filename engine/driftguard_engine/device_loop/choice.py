@@ -23,8 +23,16 @@ logger = logging.getLogger(__name__)
 
 
 def placement_of(config: EngineConfig) -> Placement:
-    """With a slot more and room behind the others where the device's loop may decode."""
+    """With a slot more and room behind the others where the device's loop may decode.
+
+    Raises InvalidConfig where requests might be given more drafts than the device can verify.
+    """
     own, device = int(_is_wanted(config)), torch.device(config.device)
+    if (own or device.type == "cuda") and config.max_speculative_tokens > MOST_DRAFTS:
+        raise InvalidConfig(
+            f"max_speculative_tokens: {config.max_speculative_tokens} is more than the {MOST_DRAFTS} "
+            "draft tokens that are verified at a time on the device"
+        )
     return Placement(
         getattr(torch, config.dtype),
         device,

@@ -196,6 +196,8 @@ def test_models_that_the_device_cannot_decode_are_refused(
 ) -> None:
     with pytest.raises(InvalidConfig, match="loop: 'device' is not possible: the target runs on the generic"):
         new_engine("gpt2", loop="device")
+    with pytest.raises(InvalidConfig, match="max_speculative_tokens: 32 is more than the 31"):
+        new_engine(loop="device", max_speculative_tokens=32)
     with pytest.raises(InvalidConfig, match="loop: 'sideways' is not one of auto, host, device"):
         new_engine(loop="sideways")
     engine = new_engine(loop="device")
