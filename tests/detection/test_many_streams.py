@@ -117,7 +117,7 @@ KINDS: list[Traffic] = [
 
 def cut(rng: np.random.Generator, batch: ObservationBatch) -> list[ObservationBatch]:
     """In parts of none, one, a few and hundreds."""
-    sizes = rng.choice([0, 1, 7, 20, 60, 500], len(batch), p=[0.1, 0.2, 0.2, 0.25, 0.23, 0.02])
+    sizes = rng.choice([0, 1, 7, 20, 60, 500], len(batch), p=[0.06, 0.14, 0.15, 0.2, 0.35, 0.1])
     stops = np.minimum(np.cumsum(sizes), len(batch))
     stops = stops[: int(np.searchsorted(stops, len(batch))) + 1]
     return [batch[start:stop] for start, stop in zip([0, *stops[:-1].tolist()], stops.tolist(), strict=True)]
