@@ -168,6 +168,7 @@ def test_models_that_cannot_be_used_are_refused(
     wider = save_directory(tmp_path / "wider", small_model(2, vocabulary=48), small_tokenizer())
     empty = tmp_path / "empty"
     empty.mkdir()
+    capsys.readouterr()  # what saving the models has told
     unfit = f"does not fit the target in {pair.target}: "
     for draft, message in {
         tmp_path / "nowhere": f"draft directory {tmp_path / 'nowhere'}: no such directory",

@@ -33,7 +33,7 @@ def traffic() -> list[Request]:
         {"temperature": 1.0, "ignore_eos": False, "max_tokens": 120},
         {"num_speculative_tokens": 0},
         {"num_speculative_tokens": 1, "max_tokens": 1},
-        {"temperature": 1.0, "stop": ("e", "1", "\x05"), "max_tokens": 100},
+        {"temperature": 1.0, "stop": tuple("etaoins 1\x05\x06"), "max_tokens": 100},
     ]
     return [
         request(f"{index}", prompts[index % len(prompts)], seed=SEED + index, **way)
