@@ -60,7 +60,7 @@ class DeviceDecoder:
         launcher: Launcher | None,
     ) -> None:
         """launcher: of the kernels; None: the reference, on the CPU only."""
-        self._target, self._slots, self._device, self._launcher = target, slots, device, launcher
+        self._target, self._device, self._launcher = target, device, launcher
         self._table = SlotTable(slots, max(target.max_length, MOST_DRAFTS + 1), eos_token_ids, device)
         self._batches = [*(1 << power for power in range((slots - 1).bit_length())), slots]
         self._runners = Runners(device)

@@ -7,10 +7,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from driftguard_engine.device_loop.slots import RowState, SlotTable
 from driftguard_engine.device_loop.verification import Verification
+from driftguard_engine.drafters.draft_model import fitted
 from driftguard_engine.kernels import ngrams
 from driftguard_engine.kernels.launches import Launcher
 from driftguard_engine.models.llama import LeanModel
@@ -54,9 +54,7 @@ class ModelDrafting:
         return usable.minimum((self.model.max_length - rows.lengths + 1).clamp(min=0))
 
     def _draw(self, rows: RowState, logits: Tensor, verification: Verification, step: int) -> None:
-        missing = self.vocabulary - self.model.vocabulary
-        fitting = F.pad(logits[:, 0], (0, missing), value=-torch.inf) if missing else logits[:, 0]
-        verification.draw(rows, fitting, step)
+        verification.draw(rows, fitted(logits[:, 0], self.vocabulary), step)
 
     def _known(self, token_ids: Tensor) -> Tensor:
         """A padding id that only the target has becomes 0: the guess may be poor, never an error."""

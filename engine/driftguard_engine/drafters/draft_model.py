@@ -82,7 +82,7 @@ class DraftModelDrafter:
             lasts.append(len(ids) - 1)
         logits = self.model.forward(self._known(ids), spans)
         last = logits if len(lasts) == len(ids) else logits[lasts]
-        return self._fit(last)
+        return fitted(last, self.vocabulary)
 
     def _pending(self, row: DraftRow) -> Sequence[int]:
         """Tokens that the cache lacks: one, two when all drafts were accepted (the last is never fed), more
@@ -104,13 +104,6 @@ class DraftModelDrafter:
         position = torch.tensor([len(row.token_ids) for row in rows], device=device)
         return DraftSampler(own.temperature, own.top_k, own.top_p, own.seed, position, steps)
 
-    def _fit(self, logits: Tensor) -> Tensor:
-        """[R, V of the draft] to [R, V of the target]: models may pad the same vocabulary differently."""
-        missing = self.vocabulary - self.model.vocabulary
-        if missing == 0:
-            return logits
-        return F.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits[:, :missing]
-
     def _known(self, token_ids: list[int]) -> list[int]:
         """A padding id that only the target has becomes 0: the guess may be poor, never an error."""
         if self.model.vocabulary >= self.vocabulary:
@@ -119,3 +112,11 @@ class DraftModelDrafter:
 
     def _nothing(self) -> Tensor:
         return torch.empty(0, self.vocabulary)
+
+
+def fitted(logits: Tensor, vocabulary: int) -> Tensor:
+    """[R, V of the draft] to [R, V of the target]: models may pad the same vocabulary differently."""
+    missing = vocabulary - logits.shape[-1]
+    if missing == 0:
+        return logits
+    return F.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits[:, :missing]
