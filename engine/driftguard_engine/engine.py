@@ -197,9 +197,11 @@ class Engine:
         are served next.
         """
         outputs = self._take_inbox()
-        self._admit()
+        admitted = self._admit()
         plan = self._scheduler.plan()
         try:
+            for sequence in admitted:
+                self._decoder.admit(sequence)
             for reused in plan.reused:
                 self._reuse(reused)
             if plan.prefill:
@@ -240,7 +242,9 @@ class Engine:
         self._leave(sequence)
         return output
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[RunningSequence]:
+        """Those that got a slot."""
+        admitted = []
         for admission in self._scheduler.admit():
             request, moment = self._queued.pop(admission.request_id)
             wanted = request.params.num_speculative_tokens
@@ -248,7 +252,8 @@ class Engine:
             sequence = self._sequence(request, moment, admission.slot, draft)
             self._sequences[request.request_id] = sequence
             self._scheduler.begin(request.request_id, None if draft.drafter is None else draft.prefixes)
-            self._decoder.admit(sequence)
+            admitted.append(sequence)
+        return admitted
 
     def _sequence(self, request: Request, moment: Moment, slot: int, draft: LoadedDraft) -> RunningSequence:
         wanted = request.params.num_speculative_tokens

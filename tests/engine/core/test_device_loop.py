@@ -176,6 +176,22 @@ def test_a_failed_step_ends_its_requests_with_the_reason_and_the_engine_goes_on(
     assert done["b"].output_token_ids == expected["b"]
 
 
+def test_a_prompt_that_does_not_reach_the_device_ends_its_request_with_the_reason(
+    new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = new_engine(loop="device", max_batch=2)
+    expected = tokens(engine, request("c", range(5)))["c"]
+
+    def fail(row: Any) -> None:
+        monkeypatch.undo()
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(engine._decoder, "admit", fail)
+    done = serve(engine, request("a", range(3)), request("b", range(4)), request("c", range(5)))
+    assert {done[name].error for name in "ab"} == {"OutOfMemoryError: no memory left"}
+    assert done["c"].output_token_ids == expected
+
+
 def test_a_device_that_fails_at_everything_is_told_as_lost(
     new_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
