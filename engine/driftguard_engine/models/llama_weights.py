@@ -17,13 +17,17 @@ FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 def supports(config: Any, max_length: int) -> bool:
-    """True if the configuration is of a shape that this path computes exactly."""
+    """True if the configuration is of a shape that this path computes exactly.
+
+    Quantised weights are not: what is kept in a layer's `weight` then needs scales, or code, of its own.
+    """
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     layer_types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in layer_types if layer_types else config.model_type == "mistral"
     return (
         config.model_type in FAMILY
+        and getattr(config, "quantization_config", None) is None
         and config.hidden_act == "silu"
         and rope.get("rope_type", "default") in FIXED_ROPE
         and rope.get("partial_rotary_factor", 1.0) in (None, 1.0)

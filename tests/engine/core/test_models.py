@@ -116,6 +116,7 @@ def test_bfloat16_weights_round_no_more_than_in_transformers() -> None:
     [
         {"hidden_act": "gelu"},
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
     ],
 )
 def test_what_the_lean_path_does_not_compute_it_does_not_claim(changes: dict[str, Any]) -> None:
