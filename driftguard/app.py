@@ -40,8 +40,9 @@ from driftguard.scraping.loop import ScrapeLoop
 from driftguard.scraping.pushed import PushedSources
 from driftguard.scraping.source import sources_of
 from driftguard.settings import Settings
-from driftguard.store import embedded, jobs, keys, partitions
+from driftguard.store import jobs, keys, partitions
 from driftguard.store.database import Database
+from driftguard.store.opening import open_database
 
 MAINTENANCE_SECONDS = 3_600.0
 WEBHOOK_NAMESPACE = webhook.TASK.partition(":")[0]
@@ -49,35 +50,6 @@ WORKER_PAUSE_SECONDS = 2.0
 DUE_SECONDS = 2.0  # between two looks for retrainings that are due
 STOP_SECONDS = 10
 log = structlog.get_logger(__name__)
-
-
-@contextmanager
-def open_database(settings: Settings) -> Iterator[Database]:
-    """The configured database, or the embedded one, with its schema checked.
-
-    The embedded database is ours, so it is brought to this version's schema by itself; a server that
-    somebody else runs is left alone. Raises BadSettings, DatabaseUnavailable.
-    """
-    with embedded.database_url(settings) as url:
-        database = Database.open(url)
-        try:
-            if settings.database_url is None:
-                database.upgrade()
-            database.check_schema()
-            yield database
-        finally:
-            database.close()
-
-
-def upgrade_database(settings: Settings) -> str:
-    """Runs the missing migrations; says where. Raises BadSettings, DatabaseUnavailable."""
-    with embedded.database_url(settings) as url:
-        database = Database.open(url)
-        try:
-            database.upgrade()
-            return database.place
-        finally:
-            database.close()
 
 
 def detector_config(settings: Settings) -> DetectorConfig:

@@ -6,13 +6,15 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from driftguard.adapters import ReplayFormat
 from driftguard.errors import BadInput, DriftGuardError
-from driftguard.settings_loading import describe_settings, load_settings
+
+if TYPE_CHECKING:
+    from driftguard.settings import Settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,6 +36,13 @@ Config = Annotated[
 ]
 Server = Annotated[str, typer.Option(help="Address of the sidecar.")]
 DEFAULT_SIDECAR = "http://127.0.0.1:8200"
+
+
+def load_settings(config: Path | None, **overrides: Any) -> Settings:
+    """Imports what checks the settings, half of what a command that has none would wait for."""
+    from driftguard.settings_loading import load_settings
+
+    return load_settings(config, **overrides)
 
 
 @app.command()
@@ -239,6 +248,8 @@ def settings(config: Config = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from driftguard.settings_loading import describe_settings
+
     loaded: Any = load_settings(config)
     table = Table(
         "setting", "value", "default", "meaning", title="Settings (DRIFTGUARD_<SETTING>, __ between levels)"
@@ -254,7 +265,7 @@ def settings(config: Config = None) -> None:
 @database_commands.command("upgrade")
 def database_upgrade(config: Config = None) -> None:
     """Bring the database's tables to this version's."""
-    from driftguard.app import upgrade_database
+    from driftguard.store.opening import upgrade_database
 
     typer.echo(f"{upgrade_database(load_settings(config))}: tables are up to date")
 
@@ -264,8 +275,8 @@ def key_create(
     name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None
 ) -> None:
     """Make a key and print it once; only its hash is stored."""
-    from driftguard.app import open_database
     from driftguard.store.keys import create_key
+    from driftguard.store.opening import open_database
 
     with open_database(load_settings(config)) as database:
         with database.session() as session:
@@ -276,8 +287,8 @@ def key_create(
 @key_commands.command("add")
 def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None) -> None:
     """Store the key in DRIFTGUARD_API_KEY, made elsewhere; nothing to do where it is stored already."""
-    from driftguard.app import open_database
     from driftguard.store.keys import add_key
+    from driftguard.store.opening import open_database
 
     key = os.environ.get("DRIFTGUARD_API_KEY")
     if not key:
@@ -290,8 +301,8 @@ def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], con
 @key_commands.command("list")
 def key_list(config: Config = None) -> None:
     """Names of the keys, since when, and whether revoked."""
-    from driftguard.app import open_database
     from driftguard.store.keys import list_keys
+    from driftguard.store.opening import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
         for key in list_keys(session):
@@ -302,8 +313,8 @@ def key_list(config: Config = None) -> None:
 @key_commands.command("revoke")
 def key_revoke(name: str, config: Config = None) -> None:
     """Refuse this key from now on."""
-    from driftguard.app import open_database
     from driftguard.store.keys import revoke_key
+    from driftguard.store.opening import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
         revoke_key(session, name)
@@ -327,8 +338,8 @@ def probe_init(
     from collections import Counter
     from datetime import UTC, datetime
 
-    from driftguard.app import open_database
     from driftguard.probes.prompt_set import make
+    from driftguard.store.opening import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
         now = datetime.now(UTC)
@@ -350,9 +361,9 @@ def probe_run(
     ] = None,
 ) -> None:
     """Replay a server's prompts once, greedily and one at a time, and record what was accepted."""
-    from driftguard.app import open_database
     from driftguard.probes.replay import replay
     from driftguard.probes.target import target_of
+    from driftguard.store.opening import open_database
 
     loaded = load_settings(config)
     target = target_of(loaded, server, url)

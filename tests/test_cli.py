@@ -13,12 +13,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from driftguard.cli import app
 from driftguard.demo.processes import free_port
 
 COMMANDS = [
     "serve",
-    "engine",
     "proxy",
     "demo",
     "retrain",
@@ -45,9 +46,41 @@ def driftguard(*arguments: str, **variables: str) -> subprocess.CompletedProcess
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
-    result = driftguard(command, "--help")
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "--help" in result.stdout
+
+
+def test_the_engine_explains_itself() -> None:
+    result = driftguard("engine", "--help")
     assert result.returncode == 0
     assert "--help" in result.stdout
+
+
+HEAVY = {"aiohttp", "fastapi", "httpx", "numpy", "procrastinate", "scipy", "torch", "uvicorn"}
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "unneeded"),
+    [
+        (["--help"], 0, HEAVY | {"alembic", "psycopg", "pydantic_settings", "sqlalchemy"}),
+        (["keys", "list"], 1, HEAVY),
+    ],
+    ids=["help", "a command that needs the database alone"],
+)
+def test_a_command_imports_only_what_it_needs(command: list[str], code: int, unneeded: set[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "driftguard", *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "DRIFTGUARD_DATABASE_URL": f"postgresql://127.0.0.1:{free_port()}/records"},
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == code
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & unneeded
 
 
 def test_an_unknown_setting_is_one_line_and_exit_code_2() -> None:

@@ -1,0 +1,39 @@
+"""Opening the database that the settings name, for commands that need nothing else of the sidecar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from driftguard.settings import Settings
+from driftguard.store import embedded
+from driftguard.store.database import Database
+
+
+@contextmanager
+def open_database(settings: Settings) -> Iterator[Database]:
+    """The configured database, or the embedded one, with its schema checked.
+
+    The embedded database is ours, so it is brought to this version's schema by itself; a server that
+    somebody else runs is left alone. Raises BadSettings, DatabaseUnavailable.
+    """
+    with embedded.database_url(settings) as url:
+        database = Database.open(url)
+        try:
+            if settings.database_url is None:
+                database.upgrade()
+            database.check_schema()
+            yield database
+        finally:
+            database.close()
+
+
+def upgrade_database(settings: Settings) -> str:
+    """Runs the missing migrations; says where. Raises BadSettings, DatabaseUnavailable."""
+    with embedded.database_url(settings) as url:
+        database = Database.open(url)
+        try:
+            database.upgrade()
+            return database.place
+        finally:
+            database.close()
