@@ -10,7 +10,8 @@ import torch
 from driftguard_engine.config import Device, EngineConfig
 from driftguard_engine.device_loop.decoder import DeviceDecoder
 from driftguard_engine.device_loop.running import Runners
-from driftguard_engine.engine import Engine
+from driftguard_engine.device_loop.step import Step
+from driftguard_engine.engine import Engine, lost_device
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.models.llama import LeanModel
 from torch import Tensor
@@ -81,6 +82,32 @@ def test_graphs_eager_steps_and_the_hosts_loop_give_the_same(
     for name, done in found.items():
         assert told(done) == told(step_by_step[name]), f"a graph's request {name} differs from eager steps'"
         assert told(done) == told(by_host[name]), f"request {name} differs from the host's loop"
+
+
+def test_a_step_that_cannot_be_captured_spoils_no_other(
+    new_engine: NewEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Step.run
+
+    def waits_in_a_batch_of_two(step: Step, queued: Tensor) -> Tensor:
+        if queued.shape[1] == 2:
+            queued.sum().item()
+        return original(step, queued)
+
+    asked = [request("a", range(3), 40), request("b", range(4), 40)]
+    expected = serve(new_engine(drafter="none"), *asked)
+    monkeypatch.setattr(Step, "run", waits_in_a_batch_of_two)
+    engine = new_engine(drafter="none")
+    assert "stream is capturing" in (failed_capture(engine) or "")
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert lost_device(torch.device(DEVICE)) is None
+    found = serve(engine, *asked)
+    assert {name: told(done) for name, done in found.items()} == {
+        name: told(done) for name, done in expected.items()
+    }
+    assert isinstance(engine._decoder, DeviceDecoder)
+    eager = [shape.batch for shape, run in engine._decoder._plain.items() if run.__name__ == "eager"]
+    assert set(eager) == {2}, "each other batch was captured, those behind the failed one too"
 
 
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram", "none"])

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from driftguard_engine.device_loop.capturing import capturing, first_cause
 from driftguard_engine.device_loop.step import Step
 from driftguard_engine.uploading import upload
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE as Pool
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +24,14 @@ RunStep = Callable[[Sequence[int]], Tensor]  # slots, then drafts: `queued` of `
 
 
 class Runners:
-    """capture_failure: why steps of some shape are launched one kernel at a time, which is slower."""
+    """capture_failure: why steps of some shape, the first such, are launched one kernel at a time, which is
+    slower."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        # One for all: matrix products keep memory for every stream that they have run on.
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.capture_failure: str | None = None
 
     def runner(self, step: Step, batch: int) -> RunStep:
@@ -32,21 +40,27 @@ class Runners:
         def eager(queued: Sequence[int]) -> Tensor:
             return step.run(upload(queued, self._device).view(2, batch))
 
-        if self._pool is None:
+        if self._pool is None or self._side is None:
             return eager
         idle = [step.table.spare] * batch + [0] * batch
         try:
-            return self._captured(step, batch, idle)
+            return self._captured(step, batch, idle, self._pool, self._side)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # what a kernel or library may not do while a graph is captured
-            self.capture_failure = f"{type(error).__name__}: {error}"
-            logger.error("a step of %d rows cannot be captured in a CUDA graph: %s", batch, error)
+            cause = first_cause(error)
+            told = f"{type(cause).__name__}: {cause}"
+            self.capture_failure = self.capture_failure or told
+            self._pool = torch.cuda.graph_pool_handle()
+            logger.error(
+                "a step of %d rows cannot be captured in a CUDA graph: %s", batch, told, exc_info=error
+            )
             return eager
 
-    def _captured(self, step: Step, batch: int, idle: Sequence[int]) -> RunStep:
+    def _captured(
+        self, step: Step, batch: int, idle: Sequence[int], pool: Pool, side: torch.cuda.Stream
+    ) -> RunStep:
         queued = upload(idle, self._device).view(2, batch)
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP_STEPS):
@@ -55,7 +69,7 @@ class Runners:
         graph = torch.cuda.CUDAGraph()
         # Steps run one after another, so that all graphs can use the same memory. Other threads go on: one
         # may be loading a draft.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with capturing(graph, pool):
             outputs = step.run(queued)
 
         def replay(now: Sequence[int]) -> Tensor:

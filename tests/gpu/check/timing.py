@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import torch
+from driftguard_engine.device_loop.capturing import capturing
 
 REPLAYS = 30
 WARM_UPS = 3
@@ -29,7 +30,7 @@ def graph_microseconds(calls: Sequence[Call], replays: int = REPLAYS) -> float:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph, torch.cuda.graph_pool_handle()):
         for call in queued:
             call()
     return _median(graph.replay, replays) / len(queued)

@@ -1,0 +1,46 @@
+"""Captures in CUDA graphs of which one that fails harms no later one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE as Pool  # what `torch.cuda.graph_pool_handle` gives
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
+    """What is queued inside goes into the graph; other threads go on. Waits for the device.
+
+    Where the end of a capture fails, torch (2.11 to 2.13) leaves this thread on the capture's stream and its
+    allocator in the middle of the capture: all that asks for an empty cache would fail, each further capture
+    among it. Here both are put right; the pool is not to be used again.
+    """
+    before = torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield
+    except BaseException:
+        torch.cuda.set_stream(before)
+        _stop_allocating(pool)
+        raise
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """What broke a capture comes before what its end says of it, which is always the same."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def _stop_allocating(pool: Pool) -> None:
+    index = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(index, pool)
+    except RuntimeError:  # the capture had not begun, or had ended: then its graph gives the pool back
+        return
+    torch._C._cuda_releasePool(index, pool)
