@@ -57,8 +57,9 @@ class DraftModelDrafter:
         for row, tokens in zip(rows, drawn, strict=True):
             if tokens:
                 self._fed[row.request_id] = (len(row.token_ids), tokens[:-1])
+        nothing = torch.empty(0, self.vocabulary, device=sampling.seed.device)
         return [
-            Proposal(tokens, torch.stack(each) if each else self._nothing())
+            Proposal(tokens, torch.stack(each) if each else nothing)
             for tokens, each in zip(drawn, logits, strict=True)
         ]
 
@@ -109,9 +110,6 @@ class DraftModelDrafter:
         if self.model.vocabulary >= self.vocabulary:
             return token_ids
         return [token if token < self.model.vocabulary else 0 for token in token_ids]
-
-    def _nothing(self) -> Tensor:
-        return torch.empty(0, self.vocabulary)
 
 
 def fitted(logits: Tensor, vocabulary: int) -> Tensor:
