@@ -29,7 +29,7 @@ _LETTERS: dict[type, str] = {
 
 
 class LaunchFailed(Exception):
-    """{kernel}: the CUDA driver's error."""
+    """{kernel}, its grid, its block and its tensors: the CUDA driver's error."""
 
 
 class Kernel:
@@ -71,7 +71,8 @@ class Kernel:
             self._layout.pack_into(self._values, 0, *values)
             problem = self._launch(grid, block, self._shared_bytes, self._address)
         if problem is not None:
-            raise LaunchFailed(f"{self.name}: {problem}")
+            tensors = ", ".join(f"{list(arg.shape)}" for arg in args if isinstance(arg, Tensor))
+            raise LaunchFailed(f"{self.name}, {grid} blocks of {block} threads, tensors {tensors}: {problem}")
 
     def _address_of(self, tensor: Tensor) -> int:
         if tensor.get_device() != self._index:

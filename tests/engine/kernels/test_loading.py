@@ -108,7 +108,9 @@ def test_what_is_refused(calls: Calls, library: ctypes.CDLL) -> None:
 
     kernel = kernels.kernel("blend", "PiqfdIP")
     ctypes.c_int.in_dll(library, "fake_launch_result").value = 701
-    with pytest.raises(LaunchFailed, match=r"blend: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES: said by the driver"):
+    with pytest.raises(
+        LaunchFailed, match=r"blend, .* of \(128, 1, 1\) threads.*: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"
+    ):
         kernel.launch((1, 1, 1), (128, 1, 1), arguments(torch.zeros(1), torch.zeros(1)))
 
 
