@@ -154,13 +154,20 @@ def sglang_tree() -> Verify:
 
 
 def transformers_assisted() -> Verify:
-    """Its function verifies one request."""
+    """Its function verifies one request. Older ones also ask whether the request is over."""
     sample = import_module("transformers.generation.utils")._speculative_sampling
+    over = {"is_done_candidate": False} if "is_done_candidate" in inspect.signature(sample).parameters else {}
 
     def verify(given: Batch) -> object:
         drafts = given.tokens.shape[1]
         return [
-            sample(given.tokens[row : row + 1], given.draft[row : row + 1].float(), drafts, target.float())
+            sample(
+                given.tokens[row : row + 1],
+                given.draft[row : row + 1].float(),
+                drafts,
+                target.float(),
+                **over,
+            )
             for row, target in enumerate(torch.split(given.target, 1))
         ]
 
