@@ -6,6 +6,13 @@ import pytest
 import torch
 from driftguard_engine.kernels import loader
 
+from tests.gpu.begun import (  # noqa: F401 - pytest's hooks
+    pytest_collection_modifyitems,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+    pytest_sessionfinish,
+)
+
 DRAWS = 30_000_000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from driftguard_engine.kernels.launches import Settings, Workspace
 from driftguard_engine.kernels.launching import Argument, Size
 from driftguard_engine.kernels.reference import Noise
 
-from tests.gpu.check import linear_times, peers, report, sanitize
+from tests.gpu.check import linear_times, peers, report, sanitize, suite
 from tests.gpu.check.benchmarks import Measured, SamplingTime, VerifyTime
 from tests.gpu.check.linear_times import Layer, LinearTime
 from tests.gpu.check.peers import Peer, PeerTime
@@ -145,7 +146,7 @@ def test_reaches_are_judged_by_the_worst_row() -> None:
 def test_a_document_has_only_numbers_that_were_measured() -> None:
     nothing = report.document(report.Findings([("GPU", "none")]), "nothing")
     assert {one.verdict for one in reaches(Measured())} == {"not yet measured"}
-    assert nothing.count("Not yet measured.") == 12
+    assert nothing.count("Not yet measured.") == 13
     full = report.document(report.Findings([("GPU", "a|b")], measured=measured()), "full")
     assert "| GPU | a\\|b |" in full
     assert "| 64 | 4 | 30.0 | 30.0 | 100.0 | 25.0 | 1.20 | 1.0 | 2.0 | 2.50 |" in full
@@ -161,3 +162,29 @@ def test_memory_checks_without_the_tool(monkeypatch: pytest.MonkeyPatch) -> None
     outcomes = sanitize.run(lambda: 100.0, lambda line: None)
     assert [failed for *_, failed in outcomes] == [False] * 4
     assert {outcome for _, outcome, _ in outcomes} == {sanitize.NOT_AVAILABLE}
+
+
+def test_behind_a_test_that_ends_its_process_the_next_ones_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "conftest.py").write_text("from tests.gpu.begun import *", encoding="utf-8")
+    (tmp_path / "test_it.py").write_text(
+        "import os\n"
+        "def test_a(): pass\n"
+        "def test_b(): os.abort()\n"
+        "def test_c(request): request.session.shouldstop = 'the device is lost'\n"
+        "def test_d(): raise ValueError\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "pytest", "test_it.py", "-c", os.devnull, "-v", "-p", "no:cacheprovider"]
+    monkeypatch.setattr(suite, "_command", lambda quick: [*command, "--rootdir", str(tmp_path)])
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    outcome, failed = suite.run(False, 100.0, lambda line: None)
+    assert failed
+    first, second, third = outcome.split("; then ")
+    assert first == "ended by SIGABRT, at: test_it.py::test_b"
+    assert second.startswith("1 passed, 2 deselected")
+    assert second.endswith("Interrupted: the device is lost")
+    assert third.startswith("1 failed, 3 deselected")

@@ -10,29 +10,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 
 import torch
 from driftguard_engine.kernels.compiler import KernelsUnavailable
 from driftguard_engine.kernels.launching import LaunchFailed
 
-from tests.gpu.check import benchmarks, building, machine, report, sanitize
+from tests.gpu.check import benchmarks, building, machine, report, sanitize, suite
 from tests.gpu.check.loop import running
 from tests.gpu.check.report import Findings
 
-ROOT = Path(__file__).parents[3]
 SECONDS = 780.0  # for everything
 SECONDS_FOR_TESTS = 260.0
 SECONDS_FOR_BENCHMARKS = 150.0
 SECONDS_FOR_LOOP = 240.0
-QUICK_DRAWS = 1_000_000
 
 _started = time.monotonic()
 
@@ -58,10 +52,13 @@ def main() -> int:
         _report_build(findings, built)
         if options.only in (None, "tests"):
             failed |= _test(findings, options.quick)
+            _keep(findings, found_machine, options)
         if options.only in (None, "benchmarks"):
             failed |= _measure(findings, built, found_machine, options.quick, end)
+            _keep(findings, found_machine, options)
         if options.only in (None, "loop"):
             failed |= _measure_loop(findings, options.quick, end)
+            _keep(findings, found_machine, options)
         if options.only == "memory" or (options.only is None and not options.quick):
             for tool, outcome, is_failure in sanitize.run(lambda: end - time.monotonic(), say):
                 findings.steps.append((f"compute-sanitizer {tool}", outcome))
@@ -90,16 +87,10 @@ def _report_build(findings: Findings, built: building.Built) -> None:
 
 
 def _test(findings: Findings, quick: bool) -> bool:
-    """Runs tests/gpu in a process of its own: what a kernel breaks there, it breaks there. True: failed."""
-    draws = ["--draws", str(QUICK_DRAWS)] if quick else []
-    # The options of pyproject.toml and the fixtures of tests/conftest.py need packages of the sidecar.
-    alone = ["-c", os.devnull, "--rootdir", str(ROOT), "--confcutdir", "tests/gpu", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "tests/gpu", *alone, "-v", "-rfE", "--tb=short", *draws]
-    command += ["-o", "markers=gpu: needs a CUDA device", "--durations=8"]
-    say(f"tests: {' '.join(command[1:])}")
-    outcome, status = _watched(command)
-    findings.steps.append(("tests/gpu", outcome if status == 0 else f"FAILED: {outcome}"))
-    return status != 0
+    """True: failed."""
+    outcome, failed = suite.run(quick, SECONDS_FOR_TESTS, say)
+    findings.steps.append(("tests/gpu", f"FAILED: {outcome}" if failed else outcome))
+    return failed
 
 
 def _measure(
@@ -128,35 +119,22 @@ def _measure_loop(findings: Findings, quick: bool, end: float) -> bool:
     return bool(found.failures)
 
 
-def _watched(command: list[str]) -> tuple[str, int]:
-    """The last line that it printed, and its exit status."""
-    last, environment = "", os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as run:
-        limit = threading.Timer(SECONDS_FOR_TESTS, run.kill)
-        limit.start()
-        assert run.stdout is not None
-        for line in run.stdout:
-            print(line, end="", flush=True)
-            last = line.strip("= \n") or last
-        status = run.wait()
-        limit.cancel()
-    late = status == -signal.SIGKILL
-    return f"stopped after {SECONDS_FOR_TESTS:.0f} s, at: {last}" if late else last, status
-
-
 def _finish(findings: Findings, found: machine.Machine, options: argparse.Namespace, failed: bool) -> int:
+    print(f"\n{_keep(findings, found, options)}", flush=True)
+    say("FAILED" if failed else "all checks passed")
+    return 1 if failed else 0
+
+
+def _keep(findings: Findings, found: machine.Machine, options: argparse.Namespace) -> str:
+    """The document of what was found so far: who ends this program early has that much."""
     day = datetime.now(UTC).date()
     text = report.document(findings, f"{found.gpu}, {day.isoformat()}")
-    print(f"\n{text}", flush=True)
     if options.write and options.only is None:
         path = report.path_of(day, found.slug)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         say(f"written to {path}")
-    say("FAILED" if failed else "all checks passed")
-    return 1 if failed else 0
+    return text
 
 
 def _options() -> argparse.Namespace:
