@@ -16,6 +16,7 @@ from tests.gpu.check.loop import __main__ as program
 from tests.gpu.check.loop import parts, results, running
 from tests.gpu.check.loop.judging import loop_reaches
 from tests.gpu.check.loop.models import Models, Setting
+from tests.gpu.check.loop.prefixes import time_prefixes
 from tests.gpu.check.loop.results import (
     TRANSFORMERS,
     Breakdown,
@@ -23,6 +24,7 @@ from tests.gpu.check.loop.results import (
     LoopMeasured,
     PeerSpeed,
     PlainTime,
+    PrefixTime,
     Served,
     SpeculativeTime,
     Synchronisations,
@@ -97,6 +99,13 @@ def test_the_engine_accepts_as_many_drafts_as_was_stated() -> None:
     assert (plain.tokens, plain.steps, plain.acceptance) == (6, 3, None)
 
 
+def test_the_beginning_of_a_prompt_is_known_to_the_second_of_a_pair() -> None:
+    setting = Setting(SMALL, CPU, torch.float32, 1, 96, prompt_tokens=4, most_drafts=2)
+    engine = Models(setting, lambda line: None).engine(0.8, 1, prefill_chunk_tokens=8)
+    timed = time_prefixes(engine, 64, pairs=1)
+    assert (engine.loop, timed.prompt_tokens, timed.reused_tokens) == ("device", 76, 64)
+
+
 def test_drafts_behind_a_rejection_were_not_tested() -> None:
     counts = SpeculationCounts()
     for accepted in (0, 2, 3, 1):
@@ -156,6 +165,7 @@ def measured() -> LoopMeasured:
             PeerSpeed("gpt-fast", 0.8, None, "not on this machine"),
         ],
         batches=[speculative(0.8, 1, 6, 4.0), speculative(0.8, 64, 6, 1.2)],
+        prefix=PrefixTime(1012, 1000, 90.0, 15.0),
         synchronisations=[Synchronisations("B = 1, K = 4", 20, None, {}, 20)],
         breakdowns=[Breakdown("B = 1, K = 0", 4.0, [KernelTime("gemv", 225, 3500.0)], {"products": 3500.0})],
         left_out=["gpt-fast"],
@@ -195,6 +205,7 @@ def test_the_report_tells_the_loop_and_what_of_it_failed() -> None:
     text = report.document(report.Findings([], measured=Measured(loop=measured())), "full")
     assert "| 0.8 | 0.800 | 1 | 6 | 4.00 | 5.00 | 4.00 | 800 | 250 | 3.20 |" in text
     assert "| gpt-fast | 0.8 | not yet measured |  | not on this machine |" in text
+    assert "| 1012 | 1000 | 90.0 | 15.0 | 6.00 |" in text
     assert "| no kernel | 500 |" in text
     assert "Failed: batches: no memory." in text
     assert "out of time: gpt-fast." in text

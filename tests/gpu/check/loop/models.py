@@ -98,8 +98,11 @@ class Models:
             max_batch=max_batch,
             max_length=self.setting.max_length,
             num_speculative_tokens=num_speculative_tokens,
-            prefill_chunk_tokens=self.setting.max_batch * self.setting.prompt_tokens,
-            **{"max_speculative_tokens": self.setting.most_drafts} | settings,
+            **{
+                "max_speculative_tokens": self.setting.most_drafts,
+                "prefill_chunk_tokens": self.setting.max_batch * self.setting.prompt_tokens,
+            }
+            | settings,
         )
 
     @cached_property

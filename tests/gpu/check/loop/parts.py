@@ -14,6 +14,7 @@ from driftguard_engine.engine import Engine, lost_device
 from tests.gpu.check.loop import peers, tracing
 from tests.gpu.check.loop.gpt_fast import gpt_fast
 from tests.gpu.check.loop.models import Models, Setting
+from tests.gpu.check.loop.prefixes import CHUNKS, time_prefixes
 from tests.gpu.check.loop.results import ADAPTIVE, LoopMeasured, PlainTime, SpeculativeTime
 from tests.gpu.check.loop.serving import SETTLING_STEPS, Load, ServingFailed, serve
 from tests.gpu.check.loop.synthetic import LARGE, SMALL, cache_bytes_per_token, weight_bytes_per_step
@@ -33,6 +34,7 @@ class Extent:
     batch_steps: int
     peer_tokens: int
     learning_steps: int = 50  # before an adaptive K is measured
+    shared_tokens: int = 1000  # of prompts that begin alike
 
 
 def full(device: torch.device) -> Extent:
@@ -48,7 +50,7 @@ def quick(device: torch.device) -> Extent:
 def tiny(device: torch.device) -> Extent:
     """To try the measurement itself: its numbers mean nothing."""
     setting = Setting(SMALL, device, torch.float32, 2, 96, prompt_tokens=4, most_drafts=3)
-    return Extent(setting, {0.8: (2, 3)}, (1, 2), 8, 8, peer_tokens=8, learning_steps=8)
+    return Extent(setting, {0.8: (2, 3)}, (1, 2), 8, 8, peer_tokens=8, learning_steps=8, shared_tokens=64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,18 @@ def _batches(run: Measurement, engine: Engine, drafts: int | None) -> None:
             run.add(run.found.batches, row, _line(row))
 
 
+def prefixes(run: Measurement) -> None:
+    shared = run.extent.shared_tokens
+    chunked = {"prefill_chunk_tokens": shared // CHUNKS}
+    with run.engine(run.acceptance, 1, num_speculative_tokens=run.best_drafts, **chunked) as engine:
+        row = run.found.prefix = time_prefixes(engine, shared)
+    run.keep()
+    run.say(
+        f"first token of {row.prompt_tokens} tokens: {row.new_milliseconds:.1f} ms,"
+        f" {row.known_milliseconds:.1f} ms where {row.reused_tokens} are known"
+    )
+
+
 def _decision(engine: Engine) -> str:
     newest = engine.drafting.decision
     return f"last {newest.num_speculative_tokens}, {newest.reason}"
@@ -226,6 +240,7 @@ PARTS: dict[str, Part] = {
     "decoding without speculation": plain,
     "speculation": speculation,
     "batches": batches,
+    "prompts that begin alike": prefixes,
     "synchronisations": synchronisations,
     "parts of a step": breakdown,
     "transformers": transformers,

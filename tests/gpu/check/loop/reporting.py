@@ -35,6 +35,8 @@ def loop_section(measured: LoopMeasured) -> list[str]:
         _peers(measured),
         "### Batches",
         table(_SPECULATIVE, [_speculative(row) for row in measured.batches]),
+        "### Prompts that begin alike",
+        _prefix(measured),
         "### Synchronisations",
         _synchronisations(measured.synchronisations),
         "### Parts of a step",
@@ -107,6 +109,21 @@ def _peers(measured: LoopMeasured) -> str:
             )
         )
     return table(("engine", "acceptance", "tokens/s", "ours / it", "how"), rows)
+
+
+def _prefix(measured: LoopMeasured) -> str:
+    row = measured.prefix
+    if row is None:
+        return table((), [])
+    cells = (
+        str(row.prompt_tokens),
+        str(row.reused_tokens),
+        f"{row.new_milliseconds:.1f}",
+        f"{row.known_milliseconds:.1f}",
+        f"{row.speedup:.2f}",
+    )
+    head = ("prompt tokens", "of them known", "ms to the first token, none known", "some known", "speed-up")
+    return table(head, [cells])
 
 
 def _synchronisations(found: Sequence[Synchronisations]) -> str:

@@ -83,6 +83,20 @@ class PeerSpeed:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixTime:
+    """To the first token of one request alone, without a known beginning of its prompt and with one."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    new_milliseconds: float
+    known_milliseconds: float
+
+    @property
+    def speedup(self) -> float:
+        return self.new_milliseconds / self.known_milliseconds
+
+
+@dataclass(frozen=True, slots=True)
 class Synchronisations:
     """Of steps while requests decode. refused: what torch said where it was told to refuse waiting.
 
@@ -131,6 +145,7 @@ class LoopMeasured:
     speculation: list[SpeculativeTime] = field(default_factory=list)
     peers: list[PeerSpeed] = field(default_factory=list)
     batches: list[SpeculativeTime] = field(default_factory=list)
+    prefix: PrefixTime | None = None
     synchronisations: list[Synchronisations] = field(default_factory=list)
     breakdowns: list[Breakdown] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
