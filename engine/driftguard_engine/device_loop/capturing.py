@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from torch.cuda import _POOL_HANDLE as Pool  # what `torch.cuda.graph_pool_handle` gives
+    from torch.cuda import _POOL_HANDLE
 
 
 @contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, pool: Pool) -> Iterator[None]:
+def capturing(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE) -> Iterator[None]:
     """What is queued inside goes into the graph; other threads go on. Waits for the device.
 
-    Where the end of a capture fails, torch (2.11 to 2.13) leaves this thread on the capture's stream and its
+    Where the end of a capture fails, torch (2.13) leaves this thread on the capture's stream and its
     allocator in the middle of the capture: all that asks for an empty cache would fail, each further capture
     among it. Here both are put right; the pool is not to be used again.
     """
@@ -37,7 +37,7 @@ def first_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _stop_allocating(pool: Pool) -> None:
+def _stop_allocating(pool: _POOL_HANDLE) -> None:
     index = torch.cuda.current_device()
     try:
         torch._C._cuda_endAllocateToPool(index, pool)

@@ -14,7 +14,7 @@ from driftguard_engine.device_loop.step import Step
 from driftguard_engine.uploading import upload
 
 if TYPE_CHECKING:
-    from torch.cuda import _POOL_HANDLE as Pool
+    from torch.cuda import _POOL_HANDLE
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Runners:
             return eager
 
     def _captured(
-        self, step: Step, batch: int, idle: Sequence[int], pool: Pool, side: torch.cuda.Stream
+        self, step: Step, batch: int, idle: Sequence[int], pool: _POOL_HANDLE, side: torch.cuda.Stream
     ) -> RunStep:
         queued = upload(idle, self._device).view(2, batch)
         side.wait_stream(torch.cuda.current_stream(self._device))
