@@ -59,6 +59,9 @@ class Engine:
             torch.set_num_threads(config.threads)
         if config.device == "cuda" and not torch.cuda.is_available():
             raise InvalidConfig("device: 'cuda' was asked for, but torch sees no CUDA device")
+        if config.device == "cuda":
+            # For each new length of a sequence it plans anew, which takes tens of milliseconds or more.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._placement = placement_of(config)
         self._target = target or load(config.target, self._placement, field="target")
         self.tokenizer = self._target.tokenizer

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -163,3 +164,19 @@ def test_a_full_queue_and_a_doubled_id_are_refused_and_lose_nothing(engine: Engi
 def test_a_bad_configuration_names_its_field(field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig, match=f"^{field}: "):
         EngineConfig(**{"target": "t", "draft": "d"} | changes)
+
+
+def test_on_a_gpu_attention_is_not_left_to_what_plans_each_length_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Settled before the models are placed."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("driftguard_engine.engine.placement_of", Mock(side_effect=InvalidConfig("no GPU")))
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        with pytest.raises(InvalidConfig, match="no GPU"):
+            Engine(EngineConfig("target", "draft", device="cuda"))
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

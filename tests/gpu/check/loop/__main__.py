@@ -30,6 +30,9 @@ _started = time.monotonic()
 def main(arguments: list[str] | None = None) -> int:
     options = _options(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.enable_cudnn_sdp(
+        False
+    )  # as the engine has it, so that no peer waits for its plans either
     extent = {"full": parts.full, "quick": parts.quick, "tiny": parts.tiny}[options.extent](device)
     found = results.read(options.state)
     found.models = extent.setting.pair.name
