@@ -110,7 +110,10 @@ def _measure(
 
 def _measure_loop(findings: Findings, quick: bool, end: float) -> bool:
     """True: something failed."""
-    torch.cuda.empty_cache()  # the loop's own process needs the memory
+    try:
+        torch.cuda.empty_cache()  # the loop's own process needs the memory
+    except RuntimeError as lost:  # by a benchmark that failed: the device is another process's as before
+        say(f"this process has lost the device: {str(lost).splitlines()[0]}")
     seconds = min(SECONDS_FOR_LOOP, end - time.monotonic())
     found = running.measure("quick" if quick else "full", seconds, say)
     findings.measured.loop = found
