@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import os
 import random
 import re
 import sysconfig
@@ -153,11 +154,15 @@ def _header_texts() -> Iterator[tuple[str, str]]:
 
 
 def _files(root: Path, prefix: str, suffixes: set[str], skipped: set[str]) -> list[tuple[str, Path]]:
-    found = []
-    for path in root.rglob("*"):
-        relative = path.relative_to(root)
-        if path.suffix in suffixes and not skipped.intersection(relative.parts) and path.is_file():
-            found.append((prefix + relative.as_posix(), path))
+    found: list[tuple[str, Path]] = []
+    for directory, directories, names in os.walk(root):
+        directories[:] = set(directories) - skipped  # site-packages hold ten times as many files as the rest
+        paths = [Path(directory, name) for name in names]
+        found += [
+            (prefix + path.relative_to(root).as_posix(), path)
+            for path in paths
+            if path.suffix in suffixes and path.is_file()
+        ]
     return sorted(found, key=lambda item: _stable_hash(item[0]))
 
 
