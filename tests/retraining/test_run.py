@@ -1,4 +1,4 @@
-"""One retraining with a real training process: rejected, then promoted, and what can go wrong in between."""
+"""One retraining: rejected, then promoted, and what can go wrong in between."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from driftguard.retraining import training_process
 from driftguard.retraining.outcome import Progress, RetrainOutcome
 from driftguard.retraining.run import retrain
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.tables import RetrainRun
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
-from tests.retraining.training_here import run_here
 from tests.retraining.world import incident_states, make_settings
 
 
@@ -31,8 +29,9 @@ def state_of_draft(drifted: Drifted, version: str | None) -> str | None:
         return draft.state if draft else None
 
 
+@pytest.mark.usefixtures("training_here")
 def test_a_rejected_candidate_changes_nothing_and_the_same_weights_can_be_promoted_later(
-    drifted: Drifted, engine: EngineStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    drifted: Drifted, engine: EngineStub, tmp_path: Path
 ) -> None:
     told: list[Progress] = []
     strict = make_settings(tmp_path / "data", engine.url, minimum_gain=0.9)
@@ -52,7 +51,6 @@ def test_a_rejected_candidate_changes_nothing_and_the_same_weights_can_be_promot
     ]  # fmt: skip
     assert list((tmp_path / "data" / "retraining").iterdir()) == []
 
-    monkeypatch.setattr(training_process, "_run", run_here)
     engine.lose = "activate"  # the engine acts, but its answer never arrives
     outcome = retrain(drifted.database, drifted.settings)
     assert (outcome.state, outcome.exit_code) == ("promoted", 0)
