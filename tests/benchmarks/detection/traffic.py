@@ -1,4 +1,4 @@
-"""Simulated traffic of one stream: eight families, each with or without a real change.
+"""Simulated traffic of one stream: nine families, each with or without a real change.
 
 Every request has a true acceptance p, beta-distributed around the mean of its segment with standard
 deviation .12 between requests, and accepts Binomial(drafted, p) of 20 to 199 drafted tokens (as in
@@ -186,8 +186,17 @@ def _jumping(rng: Random, n: int, jump_at: int | None) -> Layout:
 
 
 def _small_segment(rng: Random, n: int, _: int | None) -> Layout:
-    shares = np.tile([0.45, 0.45, 0.10], (n, 1))
-    return _segments(rng, [0.75, 0.60, 0.70], _draw_codes(rng, shares), affected=(2,))
+    return _with_small_segment(rng, _draw_codes(rng, np.tile([0.5, 0.5], (n, 1))))
+
+
+def _small_segment_wandering(rng: Random, n: int, _: int | None) -> Layout:
+    return _with_small_segment(rng, wandering_mix(rng, n, ["", ""])[1])
+
+
+def _with_small_segment(rng: Random, others: Ints) -> Layout:
+    """Two segments, and a third one that has a tenth of the traffic at any time and is hit alone."""
+    code = np.where(rng.random(len(others)) < 0.10, 2, others)
+    return _segments(rng, [0.75, 0.60, 0.70], code, affected=(2,))
 
 
 def _in_sessions(rng: Random, session: Ints) -> Layout:
@@ -238,6 +247,7 @@ FAMILIES = (
     Family("sessions, adjacent", _adjacent_sessions),
     Family("sessions, interleaved", _interleaved_sessions),
     Family("lengths jump", _lengths),
+    Family("two wandering segments and a steady 10%", _small_segment_wandering),
 )
 
 
@@ -256,6 +266,7 @@ SCENARIOS = (
     Scenario("three segments, daily mix", FAMILIES[2]),
     Scenario("Simpson: every segment falls, the aggregate rises", FAMILIES[3]),
     Scenario("only a 10% segment falls", FAMILIES[4]),
+    Scenario("only a 10% segment falls, wandering mix", FAMILIES[8]),
     Scenario("sessions, adjacent", FAMILIES[5]),
     Scenario("sessions, interleaved", FAMILIES[6]),
     Scenario("lengths jump as well", FAMILIES[7]),
