@@ -21,7 +21,7 @@ from driftguard.detection.state import OpenIncident, StreamState
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 5
+VERSION = 6  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 

@@ -155,8 +155,8 @@ def _small_segment_goal(results: Results, scenario: Scenario, index: int) -> str
     met = "met" if min(best, HORIZON) >= SMALL_SEGMENT_FACTOR * ours else "NOT met"
     others = "every aggregate detector" if math.isinf(best) else f"the best aggregate detector ({name})"
     return (
-        f"- {scenario.name}, drop of {DROPS[index]:.2f}, at the equal rate: {faster} times as fast as {others}; "
-        f"at least {SMALL_SEGMENT_FACTOR:g}: {met}"
+        f"- {scenario.name}, drop of {DROPS[index]:.2f}, at the equal rate: {faster} times as fast as "
+        f"{others}; at least {SMALL_SEGMENT_FACTOR:g}: {met}"
     )
 
 
