@@ -10,14 +10,17 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from driftguard_engine.kernels import backend as by_kernels
 from driftguard_engine.kernels import reference
 from driftguard_engine.kernels.backend import backend_of
-from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.distribution import Shaping, Truths
+from driftguard_engine.kernels.exp2 import Singles
 from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels.reference import Arrays
 
 Backend = Literal["auto", "reference", "cuda"]
 
@@ -127,12 +130,15 @@ def verify_chain(
     if launcher is not None:
         verified = by_kernels.verify_chain(launcher, chain)
         if bool(verified.status.any()):
-            _expect_all_laws(chain)
+            _expect_all_laws(Arrays.of(chain))
             raise AssertionError(f"kernels miss laws that torch finds: {verified.status.tolist()}")
         return VerifyResult(verified.tokens, verified.accepted, verified.accepted + 1)
-    _expect_all_laws(chain)
-    tokens, accepted = reference.verify_chain(chain)
-    return VerifyResult(tokens, accepted, accepted + 1)
+    given = Arrays.of(chain)
+    tokens, accepted, lawful = reference.verify(given)
+    if not lawful:
+        _expect_all_laws(given)
+    found = (torch.from_numpy(values) for values in (tokens, accepted, accepted + 1))
+    return VerifyResult(*(found if device.type == "cpu" else (values.to(device) for values in found)))
 
 
 class DraftSampler:
@@ -174,9 +180,9 @@ class DraftSampler:
         if self._launcher is not None:
             drawn = by_kernels.sample_draft(self._launcher, logits, shaping, self._noise.rows(chosen), step)
             if bool((drawn < 0).any()):
-                _expect_laws("draft_logits", logits)
+                _expect_laws("draft_logits", reference.singles(logits))
             return drawn
-        _expect_laws("draft_logits", logits)
+        _expect_laws("draft_logits", reference.singles(logits))
         return reference.sample_draft(logits, shaping, self._words[step][:, chosen])
 
 
@@ -226,9 +232,7 @@ def _expect(
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a torch.Tensor, got {type(value).__name__}")  # noqa: TRY004
     sizes = tuple(value.shape)
-    if len(sizes) != len(shape) or any(
-        size != want if want is not None else size < 1 for size, want in zip(sizes, shape, strict=True)
-    ):
+    if sizes != shape and not _fits(sizes, shape):
         wanted = ", ".join("at least 1" if want is None else str(want) for want in shape)
         raise ValueError(f"{name} must have shape [{wanted}], got {list(sizes)}")
     kind = value.dtype.is_floating_point
@@ -238,24 +242,29 @@ def _expect(
         raise ValueError(f"{name} must be on {device} like the logits, got {value.device}")
 
 
+def _fits(sizes: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
+    return len(sizes) == len(shape) and all(
+        size > 0 if want is None else size == want for size, want in zip(sizes, shape, strict=True)
+    )
+
+
 def _expect_range(name: str, value: Tensor, least: float, most: float) -> None:
-    low, high = (end.item() for end in value.aminmax())  # NaN, if there is one, in both
-    if not (low >= least and high <= most):
-        row = int((~((value >= least) & (value <= most))).nonzero()[0])
-        limit = "" if most == math.inf else f" and at most {most:g}"
-        raise ValueError(f"{name}[{row}] must be at least {least:g}{limit}, got {value[row].item()}")
+    for row, number in enumerate(value.tolist()):
+        if not least <= number <= most:  # nor is NaN
+            limit = "" if most == math.inf else f" and at most {most:g}"
+            raise ValueError(f"{name}[{row}] must be at least {least:g}{limit}, got {number}")
 
 
-def _expect_all_laws(chain: reference.Chain) -> None:
-    stochastic = torch.from_numpy(~chain.shaping.greedy).to(chain.target_logits.device).unsqueeze(1)
-    _expect_laws("target_logits", chain.target_logits, chain.read)
-    _expect_laws("draft_logits", chain.draft_logits, chain.proposed & stochastic)
+def _expect_all_laws(given: Arrays) -> None:
+    """Of the rows that will be read: the draft's only where its tokens were drawn."""
+    read = np.arange(given.target.shape[1]) <= given.lengths[:, np.newaxis]
+    _expect_laws("target_logits", given.target, read)
+    stochastic = ~given.shaping.greedy[:, np.newaxis]
+    _expect_laws("draft_logits", given.draft, given.proposed & stochastic)
 
 
-def _expect_laws(argument: str, logits: Tensor, read: Tensor | None = None) -> None:
-    """Refuse a row of [..., V] that will be read (None: all) and has no finite maximum: no law is in it."""
-    wrong = ~logits.amax(-1).isfinite()
-    if read is not None:
-        wrong &= read
-    if bool(wrong.any()):
-        raise InvalidLogits(argument, wrong.nonzero().tolist())
+def _expect_laws(argument: str, logits: Singles, read: Truths | bool = True) -> None:
+    """Refuse a row of [..., V] that will be read and has no finite maximum: no law is in it."""
+    wrong = ~np.isfinite(logits.max(-1)) & read
+    if wrong.any():
+        raise InvalidLogits(argument, np.argwhere(wrong).tolist())

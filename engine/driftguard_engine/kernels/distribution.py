@@ -29,7 +29,8 @@ Exp2 = Callable[[Singles], Singles]  # of powers in [LEAST_POWER, 0], which it m
 GREEDY_BELOW = float(torch.finfo(torch.float32).tiny)  # temperatures that float32 cannot divide by are 0
 LEAST_POWER = np.float32(-125)  # of two: what is less likely weighs as much, so that no weight is subnormal
 LIKELIEST = 256  # tokens among which a cut is looked for first
-FIXED_BITS = 40  # behind the point of a weight, where top-p adds weights as integers
+FIXED = np.float64(2**40)  # steps in a weight of 1, where top-p adds weights as integers
+_LOWEST = np.finfo(np.float32).min
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,11 @@ class Shaping:
 
     @classmethod
     def of(cls, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Shaping:
-        # top_p as the kernels read it: in float32, whatever it came in.
-        given = (temperature.double(), top_k.long(), top_p.float().double())
-        return cls(*(values.cpu().numpy() for values in given))
+        return cls(
+            np.array(temperature.tolist()),
+            np.array(top_k.tolist()),
+            np.array(top_p.tolist(), np.float32).astype(np.float64),  # as the kernels read it
+        )
 
     @property
     def greedy(self) -> Truths:
@@ -89,16 +92,16 @@ class Laws:
         return weights
 
     def at(self, step: Integers) -> Laws:
-        """The laws at step[b] of row b: S = 1."""
-        row = np.arange(len(step))
-        chosen = (values[row, step][:, np.newaxis] for values in self._of_steps())
-        return Laws(self.scale, *chosen)
-
-    def first(self, steps: int) -> Laws:
-        return Laws(self.scale, *(values[:, :steps] for values in self._of_steps()))
-
-    def _of_steps(self) -> tuple[NDArray[Any], ...]:
-        return self.peak, self.normaliser, self.cut, self.cut_token, self.tile_mass
+        """The laws at steps step[b] of row b: [B, N], S = N."""
+        row = np.arange(len(step))[:, np.newaxis]
+        return Laws(
+            self.scale,
+            self.peak[row, step],
+            self.normaliser[row, step],
+            self.cut[row, step],
+            self.cut_token[row, step],
+            self.tile_mass[row, step],
+        )
 
 
 def laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
@@ -108,21 +111,22 @@ def laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
     meaningless, but harms no other row.
     """
     scale, size = shaping.scale, logits.shape[-1]
-    chunks = tiles.chunked(logits, -np.inf)
-    maxima = tiles.tile_maxima(chunks)
+    chunks, maxima = tiles.chunked(logits, -np.inf), tiles.tile_maxima(logits)
     peak = maxima.max(-1)
-    # Each tile is weighed against its own maximum, so that a kernel needs to read it only once.
-    own = tiles.per_chunk(np.where(maxima == -np.inf, np.float32(0), maxima), chunks.shape[-2])
+    # Each tile is weighed against its own maximum, so that a kernel needs to read it only once. -inf less
+    # -inf would be no number.
+    own = tiles.per_chunk(np.maximum(maxima, _LOWEST), chunks.shape[-2])
     sums = tiles.tile_sums(tiles.clear_unread(_weights(chunks, own, scale, exp2), size))
     mass = sums.astype(np.float64)
-    mass *= _weights(maxima, peak[..., np.newaxis], scale, exp2)
-    normaliser, cut = tiles.row_sum(mass), np.full_like(peak, -np.inf)
+    if mass.shape[-1] > 1:
+        mass *= _weights(maxima, peak[..., np.newaxis], scale, exp2)
+    normaliser, cut = tiles.row_sum(mass), np.full(peak.shape, -np.inf, np.float32)
     cut_token = np.full(peak.shape, -1, np.int64)
     narrows = shaping.narrows(size)
     if narrows.any():
-        rows = narrows.nonzero()[0]
+        rows = slice(None) if narrows.all() else narrows.nonzero()[0]
         cut[rows], cut_token[rows], normaliser[rows] = _cut(
-            logits[rows], normaliser[rows], shaping.rows(rows), exp2
+            logits[rows], normaliser[rows], shaping.rows(rows), scale[rows], exp2
         )
     return Laws(scale, peak, normaliser, cut, cut_token, mass)
 
@@ -131,11 +135,18 @@ def _weights(logits: Singles, peak: Singles, scale: Singles, exp2: Exp2) -> Sing
     """logits [B, ...], peak (broadcast): subtracted first, because logits x scale overflows."""
     power = logits - peak
     power *= scale.reshape(-1, *[1] * (power.ndim - 1))
-    return exp2(np.maximum(power, LEAST_POWER, out=power))
+    if not power.min(initial=0) >= LEAST_POWER:  # which takes a fraction of the time that the maximum does
+        np.maximum(power, LEAST_POWER, out=power)
+    return exp2(power)
 
 
 def _cut(
-    logits: Singles, normaliser: Doubles, shaping: Shaping, exp2: Exp2, likeliest: int = LIKELIEST
+    logits: Singles,
+    normaliser: Doubles,
+    shaping: Shaping,
+    scale: Singles,
+    exp2: Exp2,
+    likeliest: int = LIKELIEST,
 ) -> tuple[Singles, Integers, Doubles]:
     """Cut, its token and the normaliser of logits [B, S, V], all [B, S]: where the last token stays.
 
@@ -143,28 +154,27 @@ def _cut(
     Among equal logits the lower token id stays. Weights are added as integers: the order cannot matter.
     Only the `likeliest` tokens are put in order, and all of them where the cut is not among those.
     """
-    size = logits.shape[-1]
-    top_k, top_p = shaping.top_k.reshape(-1, 1, 1), shaping.top_p.reshape(-1, 1, 1)
+    size, top_k, top_p = logits.shape[-1], shaping.top_k[:, np.newaxis], shaping.top_p[:, np.newaxis]
     limited = (top_k > 0) & (top_k < size)
-    first = size - min(size, max(likeliest, int(np.where(limited, top_k, 0).max())))
-    chosen = logits if first == 0 else np.partition(logits, first, axis=-1)[..., first:]
+    most = min(size, int(np.where(limited, top_k, likeliest).max()))
+    chosen = logits if most == size else np.partition(logits, size - most, axis=-1)[..., size - most :]
     ordered = np.sort(chosen, axis=-1)[..., ::-1]
-    weights = _weights(ordered, ordered[..., :1], shaping.scale, exp2)
-    held = np.ldexp(weights.astype(np.float64), FIXED_BITS).astype(np.int64).cumsum(-1)
-    possible = np.maximum((logits > -np.inf).sum(-1, keepdims=True), 1)  # also in a row without a law
-    count = np.where(limited, np.minimum(top_k, possible), possible)
-    if (shaping.top_p < 1).any():
-        of_all = np.ldexp(normaliser, FIXED_BITS)[..., np.newaxis]
-        last = np.minimum(count, size - first) - 1
-        total = np.where(limited, np.take_along_axis(held, last, 2).astype(np.float64), of_all)
-        nucleus = 1 + (held.astype(np.float64) < top_p * total).sum(-1, keepdims=True)
+    weights = _weights(ordered, ordered[..., :1], scale, exp2)
+    held = (weights * FIXED).astype(np.int64).cumsum(-1)
+    present = (ordered > -np.inf).sum(-1)  # [B, S]
+    possible = np.where(present < most, np.maximum(present, 1), size)  # 1: in a row without a law
+    count = np.minimum(np.where(limited, top_k, size), possible)
+    if (top_p < 1).any():
+        of_limited = _ranked(held, np.minimum(count, most))
+        total = np.where(limited, of_limited, normaliser * FIXED)
+        nucleus = 1 + (held < (top_p * total)[..., np.newaxis]).sum(-1)
         count = np.where(top_p < 1, np.minimum(count, nucleus), count)
-    beyond = (count > size - first).any((1, 2))  # rows [B]
-    cut, token, kept = _cut_at(logits, ordered, held, np.minimum(count, size - first))
+    beyond = (count > most).any(-1)  # rows [B]
+    cut, token, kept = _cut_at(logits, ordered, held, np.minimum(count, most))
     if beyond.any():
         rows = beyond.nonzero()[0]
         cut[rows], token[rows], kept[rows] = _cut(
-            logits[rows], normaliser[rows], shaping.rows(rows), exp2, size
+            logits[rows], normaliser[rows], shaping.rows(rows), scale[rows], exp2, size
         )
     return cut, token, kept
 
@@ -172,9 +182,17 @@ def _cut(
 def _cut_at(
     logits: Singles, ordered: Singles, held: Integers, count: Integers
 ) -> tuple[Singles, Integers, Doubles]:
-    """What `_cut` tells where count [B, S, 1] tokens stay. held: weights of as many of the ordered ones."""
-    cut = np.take_along_axis(ordered, count - 1, 2)
-    staying = count - (logits > cut).sum(-1, keepdims=True)
-    token = ((logits == cut).cumsum(-1) < staying).sum(-1)
-    kept = np.ldexp(np.take_along_axis(held, count - 1, 2).astype(np.float64), -FIXED_BITS)
-    return cut[..., 0], token, kept[..., 0]
+    """What `_cut` tells where count [B, S] tokens stay. held: weights of as many of the ordered ones."""
+    cut = _ranked(ordered, count)
+    equal = logits == cut[..., np.newaxis]
+    token = equal.argmax(-1)
+    staying = count - (ordered > cut[..., np.newaxis]).sum(-1)
+    if (shared := staying > 1).any():  # the last of several equal ones that stay
+        token[shared] = (equal[shared].cumsum(-1) < staying[shared, np.newaxis]).sum(-1)
+    return cut, token, _ranked(held, count) / FIXED
+
+
+def _ranked(values: NDArray[Any], count: Integers) -> NDArray[Any]:
+    """Of values [B, S, N] the one at place count [B, S], counted from 1: [B, S]."""
+    rows, steps = count.shape
+    return values[np.arange(rows)[:, np.newaxis], np.arange(steps), count - 1]

@@ -19,19 +19,9 @@ def pick(mass: NDArray[Number], word: RandomWords) -> NDArray[np.int64]:
     """
     wide = mass.astype(np.float64)
     exponent = np.frexp(wide.max(-1, keepdims=True))[1]
-    np.ldexp(wide, MASS_BITS - exponent, out=wide)
+    wide *= np.ldexp(1.0, MASS_BITS - exponent)  # by a power of two: exact
     held = wide.astype(np.int64).cumsum(-1)
-    threshold = _high_product(held[:, -1], word)
-    index: NDArray[np.int64] = (held <= threshold[:, np.newaxis]).sum(-1)
-    return index.clip(max=mass.shape[-1] - 1)
-
-
-def _high_product(total: NDArray[np.int64], word: RandomWords) -> NDArray[np.int64]:
-    """Upper 64 bits of total x word, by halves: floor(total x word / 2**64), which is below total."""
-    half, low_bits = np.uint64(32), np.uint64(0xFFFFFFFF)
-    a = total.astype(np.uint64)
-    a_high, a_low, b_high, b_low = a >> half, a & low_bits, word >> half, word & low_bits
-    middle = a_high * b_low + (a_low * b_low >> half)
-    carried = a_low * b_high + (middle & low_bits)
-    product: RandomWords = a_high * b_high + (middle >> half) + (carried >> half)
-    return product.astype(np.int64)
+    # floor(total x word / 2**64), which is below total: in Python's integers, which do not overflow.
+    threshold = (held[:, -1].astype(object) * word.astype(object) >> 64).astype(np.int64)
+    index: NDArray[np.int64] = np.minimum((held <= threshold[:, np.newaxis]).sum(-1), mass.shape[-1] - 1)
+    return index

@@ -19,6 +19,8 @@ from driftguard_engine.kernels.exp2 import Singles, numpy_exp2
 from driftguard_engine.kernels.inverse_cdf import pick
 from driftguard_engine.kernels.philox import RandomWords
 
+_PURPOSES = np.array([[[philox.ACCEPT]], [[philox.RESIDUAL]]])
+
 
 @dataclass(frozen=True, slots=True)
 class Noise:
@@ -29,7 +31,7 @@ class Noise:
 
     @classmethod
     def of(cls, seed: Tensor, position: Tensor) -> Noise:
-        return cls(seed.long().cpu().numpy(), position.long().cpu().numpy())
+        return cls(np.array(seed.tolist()), np.array(position.tolist()))
 
     def rows(self, index: Index) -> Noise:
         return Noise(self.seed[index], self.position[index])
@@ -52,29 +54,66 @@ class Chain:
         step = torch.arange(self.target_logits.shape[1], device=self.target_logits.device)
         return step <= self.draft_lengths.unsqueeze(1)
 
-    @property
-    def proposed(self) -> Tensor:
-        """Draft tokens within the row's length that the vocabulary has: bool [B, K]."""
-        known = (self.draft_tokens >= 0) & (self.draft_tokens < self.target_logits.shape[-1])
-        return known & self.read[:, 1:]
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """A `Chain` in numpy."""
+
+    target: Singles
+    draft: Singles
+    tokens: Integers
+    lengths: Integers
+    proposed: Truths  # [B, K]: draft tokens within the row's length that the vocabulary has
+    shaping: Shaping
+    noise: Noise
+
+    @classmethod
+    def of(cls, chain: Chain) -> Arrays:
+        target, draft = singles(chain.target_logits), singles(chain.draft_logits)
+        tokens, lengths = chain.draft_tokens.cpu().numpy(), chain.draft_lengths.cpu().numpy()
+        known = tokens.view(np.uint64) < target.shape[-1]  # without its sign an id below 0 is too large
+        proposed = (np.arange(tokens.shape[1]) < lengths[:, np.newaxis]) & known
+        return cls(target, draft, tokens, lengths, proposed, chain.shaping, chain.noise)
+
+    def rows(self, index: Index) -> Arrays:
+        return Arrays(
+            self.target[index],
+            self.draft[index],
+            self.tokens[index],
+            self.lengths[index],
+            self.proposed[index],
+            self.shaping.rows(index),
+            self.noise.rows(index),
+        )
 
 
-@np.errstate(invalid="ignore")  # rows that nobody reads may hold anything
+def singles(logits: Tensor) -> Singles:
+    return logits.float().cpu().numpy()
+
+
 def verify_chain(chain: Chain, exp2: Exp2 = numpy_exp2) -> tuple[Tensor, Tensor]:
     """Tokens [B, K+1], int64 padded with -1, and how many drafts of each row were accepted, int64 [B]."""
-    given = _Arrays.of(chain)
+    device = chain.target_logits.device
+    tokens, accepted, _ = verify(Arrays.of(chain), exp2)
+    return torch.from_numpy(tokens).to(device), torch.from_numpy(accepted).to(device)
+
+
+@np.errstate(invalid="ignore", divide="ignore")  # rows that nobody reads may hold anything
+def verify(given: Arrays, exp2: Exp2 = numpy_exp2) -> tuple[Integers, Integers, bool]:
+    """As `verify_chain`, and whether every row of logits has a law, also those that are not read.
+
+    What a row of logits without a law gives is meaningless, but harms no other request.
+    """
     greedy = given.shaping.greedy
     if greedy.all():
-        tokens, accepted = _verify_greedy(given)
-    elif not greedy.any():
-        tokens, accepted = _verify_stochastic(given, exp2)
-    else:
-        tokens = np.empty(given.target.shape[:2], np.int64)
-        accepted = np.empty(len(tokens), np.int64)
-        tokens[greedy], accepted[greedy] = _verify_greedy(given.rows(greedy))
-        tokens[~greedy], accepted[~greedy] = _verify_stochastic(given.rows(~greedy), exp2)
-    device = chain.target_logits.device
-    return torch.from_numpy(tokens).to(device), torch.from_numpy(accepted).to(device)
+        return _verify_greedy(given)
+    if not greedy.any():
+        return _verify_stochastic(given, exp2)
+    tokens = np.empty(given.target.shape[:2], np.int64)
+    accepted = np.empty(len(tokens), np.int64)
+    tokens[greedy], accepted[greedy], lawful = _verify_greedy(given.rows(greedy))
+    tokens[~greedy], accepted[~greedy], others_lawful = _verify_stochastic(given.rows(~greedy), exp2)
+    return tokens, accepted, lawful and others_lawful
 
 
 def draft_words(noise: Noise, steps: int) -> RandomWords:
@@ -85,101 +124,85 @@ def draft_words(noise: Noise, steps: int) -> RandomWords:
 
 def sample_draft(logits: Tensor, shaping: Shaping, words: RandomWords, exp2: Exp2 = numpy_exp2) -> Tensor:
     """One token per row of logits [B, V], int64 [B]: argmax at temperature 0, else by words [2, B]."""
-    rows, greedy = _singles(logits), shaping.greedy
+    rows, greedy = singles(logits), shaping.greedy
     tokens = rows.argmax(-1) if greedy.any() else np.empty(len(rows), np.int64)
     if not greedy.all():
         drawn = slice(None) if not greedy.any() else ~greedy
         law = laws(rows[drawn, np.newaxis], shaping.rows(drawn), exp2)
         mass = _row_weights(rows[drawn], law, exp2)
-        tokens[drawn] = _draw(mass, _tile_masses(mass, law), words[:, drawn])
+        tokens[drawn] = _draw(mass, law.tile_mass[:, 0], law.cut[:, 0] > -np.inf, words[:, drawn])
     return torch.from_numpy(tokens).to(logits.device)
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrays:
-    """A `Chain` in numpy, with what follows from it."""
-
-    target: Singles
-    draft: Singles
-    tokens: Integers
-    proposed: Truths
-    shaping: Shaping
-    noise: Noise
-
-    @classmethod
-    def of(cls, chain: Chain) -> _Arrays:
-        target, draft = _singles(chain.target_logits), _singles(chain.draft_logits)
-        tokens, proposed = chain.draft_tokens.cpu().numpy(), chain.proposed.cpu().numpy()
-        return cls(target, draft, tokens, proposed, chain.shaping, chain.noise)
-
-    def rows(self, index: Index) -> _Arrays:
-        return _Arrays(
-            self.target[index],
-            self.draft[index],
-            self.tokens[index],
-            self.proposed[index],
-            self.shaping.rows(index),
-            self.noise.rows(index),
-        )
-
-
-def _singles(logits: Tensor) -> Singles:
-    return logits.float().cpu().numpy()
-
-
-def _verify_greedy(given: _Arrays) -> tuple[Integers, Integers]:
+def _verify_greedy(given: Arrays) -> tuple[Integers, Integers, bool]:
     best = given.target.argmax(-1)  # [B, K+1]; the first of equals
     accepted = _leading((given.tokens == best[:, :-1]) & given.proposed)
-    return _emit(given.tokens, accepted, np.take_along_axis(best, accepted[:, np.newaxis], 1)), accepted
+    own = best[np.arange(len(accepted)), accepted]
+    return _emit(given.tokens, accepted, own), accepted, _all_finite(given.target.max(-1))
 
 
-def _verify_stochastic(given: _Arrays, exp2: Exp2) -> tuple[Integers, Integers]:
-    p, q = laws(given.target, given.shaping, exp2), laws(given.draft, given.shaping, exp2)
-    steps = np.arange(given.target.shape[1])
-    noise = philox.words(
-        given.noise.seed[:, np.newaxis],
-        given.noise.position[:, np.newaxis] + steps,
-        [[[philox.ACCEPT]], [[philox.RESIDUAL]]],
-    )  # [2, 2, B, K+1]: words, of both purposes
-    accepted = _leading(_passes(given, p, q, philox.uniforms_of(noise[0, 0, :, :-1]), exp2) & given.proposed)
-
-    row = np.arange(len(accepted))
-    mass, tile_mass = _own_masses(given, p.at(accepted), q, accepted, exp2)
-    own = _draw(mass, tile_mass, noise[:, 1, row, accepted])
-    return _emit(given.tokens, accepted, own[:, np.newaxis]), accepted
+def _verify_stochastic(given: Arrays, exp2: Exp2) -> tuple[Integers, Integers, bool]:
+    # Both models' laws at once, because few calls over all rows cost less than many: [B, K+1 + K, V].
+    logits = np.concatenate((given.target, given.draft), axis=1)
+    law = laws(logits, given.shaping, exp2)
+    accept, residual = _noise(given)
+    passed = _passes(given, logits, law, philox.uniforms_of(accept[0, :, :-1]), exp2)
+    accepted = _leading(passed & given.proposed)
+    words = residual[:, np.arange(len(accepted)), accepted]
+    own = _draw(*_own_masses(given, logits, law, accepted, exp2), words)
+    return _emit(given.tokens, accepted, own), accepted, _all_finite(law.peak)
 
 
-def _passes(given: _Arrays, p: Laws, q: Laws, uniform: Doubles, exp2: Exp2) -> Truths:
+def _all_finite(peaks: Singles) -> bool:
+    return bool(np.isfinite(peaks).all())
+
+
+def _noise(given: Arrays) -> RandomWords:
+    """Of both purposes, at every step: [2, 2, B, K+1]."""
+    seed, position = given.noise.seed[:, np.newaxis], given.noise.position[:, np.newaxis]
+    drawn = philox.words(seed, position + np.arange(given.target.shape[1]), _PURPOSES)
+    return drawn.swapaxes(0, 1)
+
+
+def _passes(given: Arrays, logits: Singles, law: Laws, uniform: Doubles, exp2: Exp2) -> Truths:
     """u q(x) < p(x), multiplied out: [B, K]."""
-    tokens = np.where(given.proposed, given.tokens, 0)[..., np.newaxis]  # [B, K, 1]
-    steps = tokens.shape[1]
-    p_weight, q_weight = (
-        law.weigh(np.take_along_axis(logits[:, :steps], tokens, 2), tokens, exp2)[..., 0].astype(np.float64)
-        for law, logits in ((p.first(steps), given.target), (q, given.draft))
-    )
-    return uniform * (q_weight * p.normaliser[:, :steps]) < p_weight * q.normaliser
+    rows, drafts = given.tokens.shape
+    tokens = np.zeros(logits.shape[:2], np.int64)
+    tokens[:, :drafts] = tokens[:, drafts + 1 :] = np.where(given.proposed, given.tokens, 0)
+    offered = logits[np.arange(rows)[:, np.newaxis], np.arange(2 * drafts + 1), tokens]
+    weight = law.weigh(offered[..., np.newaxis], tokens[..., np.newaxis], exp2)[..., 0]
+    weight, normaliser = weight.astype(np.float64), law.normaliser
+    p, q = slice(0, drafts), slice(drafts + 1, None)
+    return uniform * (weight[:, q] * normaliser[:, p]) < weight[:, p] * normaliser[:, q]
 
 
-def _own_masses(given: _Arrays, p: Laws, q: Laws, accepted: Integers, exp2: Exp2) -> tuple[Singles, Doubles]:
-    """What the target's own token is drawn by, [B, V], and the masses of its tiles, [B, T].
+def _own_masses(
+    given: Arrays, logits: Singles, law: Laws, accepted: Integers, exp2: Exp2
+) -> tuple[Singles, Doubles, Truths]:
+    """What the target's own token is drawn by, as `_draw` takes it.
 
     A rejected draft leaves (p - q)+. After the last draft nothing was rejected, and an id that the vocabulary
-    lacks was no draw from q: both leave p itself. p: the laws of the steps at which rows stopped.
+    lacks was no draw from q: both leave p itself.
     """
-    row = np.arange(len(accepted))
-    mass = _row_weights(given.target[row, accepted], p, exp2)
-    tile_mass = _tile_masses(mass, p)
-    step = np.minimum(accepted, given.proposed.shape[1] - 1)
-    if not given.proposed.size or not (rejected := given.proposed[row, step] & (step == accepted)).any():
-        return mass, tile_mass
-    q = q.at(step)
-    residual = mass * _reciprocal(p)
-    residual -= _row_weights(given.draft[row, step], q, exp2) * _reciprocal(q)
-    np.maximum(residual, 0, out=residual)
-    residual_tiles = tiles.tile_sums(tiles.chunked(residual, 0)).astype(np.float64)
-    # An empty residual takes p = q up to rounding, and then p is the law to draw from.
-    residually = (rejected & (residual_tiles.max(-1) > 0))[:, np.newaxis]
-    return np.where(residually, residual, mass), np.where(residually, residual_tiles, tile_mass)
+    row, drafts = np.arange(len(accepted)), given.tokens.shape[1]
+    stopped, rejected = accepted[:, np.newaxis], np.zeros(len(row), np.bool_)
+    if drafts:
+        step = np.minimum(accepted, drafts - 1)
+        rejected = given.proposed[row, step] & (step == accepted)
+    if rejected.any():
+        stopped = np.stack((accepted, drafts + 1 + step), axis=1)  # of the target's rows, of the draft's
+    law = law.at(stopped)
+    weights = law.weigh(logits[row[:, np.newaxis], stopped], np.arange(logits.shape[-1]), exp2)
+    mass, changed = weights[:, 0], law.cut[:, 0] > -np.inf
+    if rejected.any():
+        share = (1 / law.normaliser).astype(np.float32)
+        residual = mass * share[:, :1]
+        residual -= weights[:, 1] * share[:, 1:]
+        np.maximum(residual, 0, out=residual)
+        # An empty residual takes p = q up to rounding, and then p is the law to draw from.
+        residually = rejected & residual.any(-1)
+        mass, changed = np.where(residually[:, np.newaxis], residual, mass), changed | residually
+    return mass, law.tile_mass[:, 0], changed
 
 
 def _row_weights(logits: Singles, law: Laws, exp2: Exp2) -> Singles:
@@ -187,23 +210,16 @@ def _row_weights(logits: Singles, law: Laws, exp2: Exp2) -> Singles:
     return law.weigh(logits[:, np.newaxis], np.arange(logits.shape[-1]), exp2)[:, 0]
 
 
-def _reciprocal(law: Laws) -> Singles:
-    return (1 / law.normaliser).astype(np.float32)
+def _draw(mass: Singles, tile_mass: Doubles, changed: Truths, words: RandomWords) -> Integers:
+    """A token of [B, V] by its mass: the tile by words[1], inside by words[0].
 
-
-def _tile_masses(weights: Singles, law: Laws) -> Doubles:
-    """[B, V] -> [B, T]: what the normaliser was summed from, or anew where a cut took some away."""
-    is_cut = law.cut > -np.inf  # [B, 1]
-    if not is_cut.any():
-        return law.tile_mass[:, 0]
-    return np.where(is_cut, tiles.tile_sums(tiles.chunked(weights, 0)), law.tile_mass[:, 0])
-
-
-def _draw(mass: Singles, tile_mass: Doubles, words: RandomWords) -> Integers:
-    """A token of [B, V] by its mass: the tile by words[1] and tile_mass [B, T], inside by words[0]."""
+    tile_mass [B, T]: what the tiles hold, but in rows that have `changed` [B] since these were summed.
+    """
     size = mass.shape[-1]
     if size <= tiles.TILE:
         return pick(mass, words[0])
+    if changed.any():
+        tile_mass = np.where(changed[:, np.newaxis], tiles.tile_sums(tiles.chunked(mass, 0)), tile_mass)
     tile = pick(tile_mass, words[1])
     column = tile[:, np.newaxis] * tiles.TILE + np.arange(tiles.TILE)
     inside = np.take_along_axis(mass, np.minimum(column, size - 1), 1)
@@ -218,9 +234,9 @@ def _leading(passed: Truths) -> Integers:
 
 
 def _emit(draft_tokens: Integers, accepted: Integers, own: Integers) -> Integers:
-    """Accepted drafts, then the target's own token [B, 1], then -1: [B, K+1]."""
+    """Accepted drafts, then the target's own token [B], then -1: [B, K+1]."""
     rows, drafts = draft_tokens.shape
     tokens = np.full((rows, drafts + 1), -1, np.int64)
     np.copyto(tokens[:, :-1], draft_tokens, where=np.arange(drafts) < accepted[:, np.newaxis])
-    np.put_along_axis(tokens, accepted[:, np.newaxis], own, 1)
+    tokens[np.arange(rows), accepted] = own
     return tokens

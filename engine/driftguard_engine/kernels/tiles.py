@@ -36,11 +36,10 @@ def clear_unread(chunks: NDArray[Number], size: int) -> NDArray[Number]:
     return chunks
 
 
-def tile_maxima(chunks: NDArray[Number]) -> NDArray[Number]:
-    """[..., C, CHUNK] -> [..., ceil(C / 16)]."""
-    maxima: NDArray[Number] = chunks.max(-1)
-    tiles: NDArray[Number] = _padded(maxima, _CHUNKS, -np.inf).max(-1)
-    return tiles
+def tile_maxima(row: NDArray[Number]) -> NDArray[Number]:
+    """[..., V] -> [..., T]. Of the same numbers, in any order, the same one is the largest."""
+    maxima: NDArray[Number] = np.maximum.reduceat(row, np.arange(0, row.shape[-1], TILE), axis=-1)
+    return maxima
 
 
 def per_chunk(tiles: NDArray[Number], chunks: int) -> NDArray[Number]:
@@ -52,20 +51,25 @@ def per_chunk(tiles: NDArray[Number], chunks: int) -> NDArray[Number]:
 
 def tile_sums(chunks: NDArray[Number]) -> NDArray[Number]:
     """[..., C, CHUNK] -> [..., ceil(C / 16)]: the chunks of a tile one after another, then the halves."""
-    sums = chunks[..., ::_CHUNKS, :].copy()
-    for place in range(1, min(_CHUNKS, chunks.shape[-2])):
-        addend = chunks[..., place::_CHUNKS, :]
-        sums[..., : addend.shape[-2], :] += addend
-    return _halved(_halved(_padded(sums, RUN, 0)))
+    *outer, count, width = chunks.shape
+    whole, rest = divmod(count, _CHUNKS)
+    sums = np.empty((*outer, whole + (rest > 0), width), chunks.dtype)
+    # Along any axis but the last numpy adds one after another.
+    if whole:
+        of_whole = chunks[..., : count - rest, :].reshape(*outer, whole, _CHUNKS, width)
+        of_whole.sum(-2, out=sums[..., :whole, :])
+    if rest:
+        chunks[..., count - rest :, :].sum(-2, out=sums[..., whole, :])
+    # The 8 neighbours that a lane reads are halved first, then the lanes.
+    lanes = sums.reshape(-1, width // RUN, RUN).transpose(2, 1, 0)
+    return _halved(lanes.reshape(width, -1)).reshape(sums.shape[:-1])
 
 
 def row_sum(tiles: NDArray[Number]) -> NDArray[Number]:
-    """[..., T] -> [...]: every 32nd tile one after another, then the halves."""
-    rounds = _padded(tiles, LANES, 0)
-    total = rounds[..., 0, :]
-    for at in range(1, rounds.shape[-2]):
-        total = total + rounds[..., at, :]
-    return _halved(total)
+    """[..., T] -> [...]: every 32nd tile one after another, then the halves; few tiles take fewer lanes."""
+    rounds = _padded(tiles, min(LANES, 1 << (tiles.shape[-1] - 1).bit_length()), 0)
+    total: NDArray[Number] = _halved(rounds.sum(-2).T).T
+    return total
 
 
 def _padded(values: NDArray[Number], width: int, value: float) -> NDArray[Number]:
@@ -80,7 +84,8 @@ def _padded(values: NDArray[Number], width: int, value: float) -> NDArray[Number
 
 
 def _halved(values: NDArray[Number]) -> NDArray[Number]:
-    """[..., 2**n] -> [...]: element i and element i + half, until one is left."""
-    while (size := values.shape[-1]) > 1:
-        values = values[..., : size // 2] + values[..., size // 2 :]
-    return values[..., 0]
+    """[2**n, ...] -> [...]: element i and element i + half, until one is left."""
+    while (size := len(values)) > 1:
+        values = values[: size // 2] + values[size // 2 :]
+    last: NDArray[Number] = values[0]
+    return last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels import philox
@@ -16,32 +15,36 @@ KNOWN_ANSWERS = [
 ]
 
 
-def words(text: str) -> list[int]:
-    return [int(word, 16) for word in text.split()]
+def wide(text: str) -> list[int]:
+    """Words of 32 bits in pairs, low one first, as the integers of 64 bits that hold them: with a sign."""
+    words = [int(word, 16) for word in text.split()]
+    whole = [low | high << 32 for low, high in zip(words[::2], words[1::2], strict=True)]
+    return [each - (each >> 63 << 64) for each in whole]
 
 
-def column(text: str) -> philox.Words:
-    return np.array(words(text), dtype=np.uint32).reshape(-1, 1)
+def drawn(answer: str) -> list[int]:
+    """Of each pair the first word in the upper half."""
+    first, second, third, fourth = (int(word, 16) for word in answer.split())
+    return [first << 32 | second, third << 32 | fourth]
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
 def test_published_vectors(counter: str, key: str, answer: str) -> None:
-    assert philox.philox4x32(column(counter), column(key))[:, 0].tolist() == words(answer)
+    (position, purpose), (seed,) = wide(counter), wide(key)
+    assert philox.words(seed, position, purpose).tolist() == drawn(answer)
 
 
 def test_rows_are_computed_apart() -> None:
-    counter, key, answer = (
-        np.hstack([column(text) for text in texts]) for texts in zip(*KNOWN_ANSWERS, strict=True)
-    )
-    assert np.array_equal(philox.philox4x32(counter, key), answer)
+    counters, keys, answers = zip(*KNOWN_ANSWERS, strict=True)
+    position, purpose = zip(*map(wide, counters), strict=True)
+    seed = [wide(key)[0] for key in keys]
+    assert philox.words(seed, position, purpose).T.tolist() == [drawn(answer) for answer in answers]
 
 
-def test_uniform_is_built_from_the_documented_counter_and_key() -> None:
+def test_a_uniform_is_the_upper_bits_of_the_first_word() -> None:
     seed, position, purpose = -(2**63) + 12345678901, (7 << 32) + 9, 3
-    counter = np.array([[9], [7], [purpose], [0]], dtype=np.uint32)
-    key = np.array([[seed & 0xFFFFFFFF], [(seed >> 32) & 0xFFFFFFFF]], dtype=np.uint32)
-    first, second = philox.philox4x32(counter, key)[:2, 0].tolist()
-    expected = ((first << 32 | second) >> 11) / 2**53
+    first = int(philox.words(seed, position, purpose)[0])
+    expected = (first >> 11) / 2**53
     assert philox.uniforms(torch.tensor([seed]), torch.tensor([position]), purpose).tolist() == [expected]
 
 
