@@ -172,7 +172,8 @@ def _segments() -> list[Panel]:
         ),
         panels.lines(
             "Difference to the baseline",
-            "Acceptance rate now minus that of the segment's baseline. Only segments with a baseline.",
+            "Acceptance rate now minus that of the segment's baseline. Only segments with a baseline of all "
+            "draft positions.",
             (f"{acceptance} - {baseline}", name),
             unit="percentunit",
         ),
@@ -194,10 +195,11 @@ def _segments() -> list[Panel]:
 
 
 def _named_by_incidents() -> Panel:
-    by = (*DRAFT, "direction", "severity", "segment")
+    by = (*DRAFT, "direction", "severity", "segment", "positions")
     table = panels.rows_of(
         "Segments that an open incident names",
-        "Where acceptance changed: its rate before the change point and after it, as the incident opened.",
+        "Where acceptance changed: its rate before the change point and after it, as the incident opened. "
+        "Where K varies it is that of the first draft position.",
         {
             "Before": promql.gauge("driftguard_incident_acceptance_before_ratio", *SEGMENTS, by=by),
             "After": promql.gauge("driftguard_incident_acceptance_after_ratio", *SEGMENTS, by=by),
@@ -208,6 +210,7 @@ def _named_by_incidents() -> Panel:
             "method": "Method",
             "direction": "Acceptance went",
             "severity": "Severity",
+            "positions": "Draft positions",
         },
         sort_by="After",
         height=6,

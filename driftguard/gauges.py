@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy.orm import Session
 
 from driftguard import retraining_gauges, stream_gauges
-from driftguard.incidents import known_slowdown
+from driftguard.incidents import known_slowdown, positions_of
 from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.records import StreamKey
 from driftguard.status import StreamStatus
@@ -40,7 +40,11 @@ def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
     for item in found:
         stream = item.stream
         key = StreamKey(stream.server, stream.target, stream.draft_version, stream.method)
-        baselines = {part.segment: part.baseline.rate for part in item.segments if part.baseline}
+        baselines = {
+            part.segment: part.baseline.rate
+            for part in item.segments
+            if part.baseline and part.baseline.positions == "all"
+        }
         metrics.set_verdict(key, item.verdict, baselines)
     metrics.replace(
         metrics.stream_last_arrival,
@@ -73,8 +77,9 @@ def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, St
             if (lost := known_slowdown(incident.evidence)) is not None:
                 slowdown[labels] = lost
             for segment in incident.segments:
-                before[*labels, segment["segment"]] = segment["before"]["rate"]
-                after[*labels, segment["segment"]] = segment["after"]["rate"]
+                of_segment = (*labels, segment["segment"], positions_of([segment]))
+                before[of_segment] = segment["before"]["rate"]
+                after[of_segment] = segment["after"]["rate"]
     # The alert is made of the last: what its text is made of is there when it appears.
     metrics.replace(metrics.incident_info, info)
     metrics.replace(metrics.incident_change_point, changed)

@@ -10,6 +10,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.detection import DriftClosed
+from driftguard.positions import ACCEPTANCE, together
 from driftguard.status import StreamStatus
 from driftguard.store import incidents
 
@@ -23,7 +24,8 @@ def closing_reason(finding: DriftClosed) -> str:
     if finding.reason == "no_traffic":
         return f"the changed segments ({names}) send no traffic any more"
     now = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
-    return f"acceptance is back at its baseline: {now}"
+    acceptance = ACCEPTANCE[together(change.after.positions for change in finding.segments)]
+    return f"{acceptance} is back at its baseline: {now}"
 
 
 def close_replaced(session: Session, found: Sequence[StreamStatus], now: datetime) -> None:

@@ -117,9 +117,11 @@ def _of_segments(measured: Measurement, changed: set[str], *, among: bool) -> fl
 def slower_at_least(before: Sequence[TimedRequest], since: Sequence[TimedRequest]) -> float | None:
     """Part of the tokens per second lost by formula, less SURELY standard errors; None where nothing tells.
 
-    Like is compared with like: segments at one K, in their common mix (`driftguard.diagnosis.mix`).
+    Like is compared with like: segments at one K, in their common mix (`driftguard.diagnosis.mix`). Requests
+    whose K varied have none, and say nothing here: what they accept moves with K.
     Assumptions: independent requests; a step takes as long as before.
     """
+    before, since = ([item for item in side if not item.by_first] for side in (before, since))
     move, drafted = decompose(_rates(before), _rates(since)), drafted_per_step(since)
     if move is None or drafted is None:
         return None

@@ -15,6 +15,7 @@ from driftguard import fleet, incident_cost, incident_diagnosis, incident_severi
 from driftguard.cost import Cost
 from driftguard.detection import DriftOpened
 from driftguard.incidents import formula_slowdown
+from driftguard.positions import ACCEPTANCE, Positions, together
 from driftguard.store import incidents, speeds
 from driftguard.store.tables import Incident, Stream
 
@@ -59,7 +60,7 @@ def _reason(finding: DriftOpened) -> str:
     verb = "fell" if finding.direction == "down" else "rose"
     before, after = _changed_acceptance(finding)
     return (
-        f"acceptance {verb} from {before:.2f} to {after:.2f}; "
+        f"{ACCEPTANCE[_positions(finding)]} {verb} from {before:.2f} to {after:.2f}; "
         f"found {finding.requests_to_alarm} requests after the change"
     )
 
@@ -98,7 +99,13 @@ def _incident(session: Session, stream: Stream, finding: DriftOpened, now: datet
 def _evidence(
     finding: DriftOpened, acceptances: tuple[float, float], cost: Cost | None, drafted_per_step: float | None
 ) -> dict[str, Any]:
-    """What the statement rests on, so that a reader can check it. Slowdowns are of the changed segments."""
+    """What the statement rests on, so that a reader can check it. Slowdowns are of the changed segments.
+
+    By formula only where K does not vary: of acceptance at the first position no speed follows.
+    """
+    slowdown = None
+    if drafted_per_step and _positions(finding) == "all":
+        slowdown = formula_slowdown(*acceptances, drafted_per_step)
     return {
         "evidence": finding.evidence,
         "false_alarm_every": finding.false_alarm_every,
@@ -107,10 +114,14 @@ def _evidence(
         "interval_level": finding.interval_level,
         "stream_before": msgspec.to_builtins(finding.before),
         "stream_after": msgspec.to_builtins(finding.after),
-        "slowdown_formula": formula_slowdown(*acceptances, drafted_per_step) if drafted_per_step else None,
+        "slowdown_formula": slowdown,
         "num_speculative_tokens": drafted_per_step,
         **incident_cost.evidence_of(cost),
     }
+
+
+def _positions(finding: DriftOpened) -> Positions:
+    return together(change.after.positions for change in finding.segments)
 
 
 def _changed_acceptance(finding: DriftOpened) -> tuple[float, float]:

@@ -6,12 +6,13 @@ resolved: over, for ever. A new drift of the same stream is a new incident.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
 from driftguard.errors import BadInput, Conflict
+from driftguard.positions import Positions, together
 
 State = Literal["open", "acknowledged", "mitigating", "resolved"]
 Severity = Literal["critical", "warning", "info"]
@@ -92,6 +93,11 @@ def formula_slowdown(before: float, after: float, drafted_per_step: float) -> fl
     A step emits its accepted tokens and one of the target's own: 1 + rate x drafted tokens per step.
     """
     return 1.0 - (1.0 + after * drafted_per_step) / (1.0 + before * drafted_per_step)
+
+
+def positions_of(segments: Sequence[Mapping[str, Any]]) -> Positions:
+    """What the acceptances of an incident with these segments are of; older incidents do not say: of all."""
+    return together(segment["after"].get("positions", "all") for segment in segments)
 
 
 def known_slowdown(evidence: Mapping[str, Any]) -> float | None:

@@ -174,7 +174,8 @@ class Metrics:
         )
         self.baseline_ratio = self._gauge(
             "driftguard_acceptance_baseline_ratio",
-            "Acceptance rate of the segment while it was in control.",
+            "Acceptance rate of the segment while it was in control. Only of segments judged by all draft "
+            "positions, so that it compares with the counters.",
             *STREAM,
             "segment",
         )
@@ -207,12 +208,14 @@ class Metrics:
             "Acceptance rate of a segment before the change of an incident that is not resolved.",
             *INCIDENT,
             "segment",
+            "positions",  # all | first | both: the draft positions that it is of
         )
         self.incident_after = self._gauge(
             "driftguard_incident_acceptance_after_ratio",
             "Acceptance rate of a segment after the change of an incident that is not resolved.",
             *INCIDENT,
             "segment",
+            "positions",
         )
 
     def _declare_chores(self) -> None:

@@ -41,6 +41,7 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents import PAGE_SLOWDOWN
 from driftguard.kept_states import KeptStates
 from driftguard.metrics import Metrics
+from driftguard.positions import first_position
 from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
 from driftguard.store import detector_states, incidents, streams
@@ -273,4 +274,10 @@ def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
         temperature=[record.temperature for record in traffic],
         output_tokens=[record.output_tokens for record in traffic],
         started_at=[record.started_at.timestamp() for record in traffic],
+        first_position=[
+            first_position(
+                record.kind, record.num_speculative_tokens, record.first_drafted, record.first_accepted
+            )
+            for record in traffic
+        ],
     )

@@ -39,6 +39,7 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.findings import SessionsGiven, StratumBaseline
+from driftguard.positions import ACCEPTANCE, together
 from driftguard.records import AcceptanceRecord, StreamKey
 from driftguard.replay_files import NOTHING_KNOWN, Reader
 
@@ -230,6 +231,7 @@ def _acceptance_json(name: str, acceptance: Acceptance) -> dict[str, Any]:
         name: acceptance.rate,
         f"{name}_interval": [acceptance.low, acceptance.high],
         f"{name}_requests": acceptance.requests,
+        f"{name}_positions": acceptance.positions,
     }
 
 
@@ -239,12 +241,12 @@ def event_text(event: ReplayEvent) -> str:
     head = f"record {finding.ordinal}, {_time(finding.ended_at)}, {_stream_text(event.watched)}:"
     match finding:
         case BaselineReady():
-            watched = f"{finding.acceptance.rate:.3f} over {finding.requests} requests"
-            line = f"{head} segment {finding.segment} is watched from here; acceptance {watched}"
+            watched = _baseline_text(finding)
+            line = f"{head} segment {finding.segment} is watched from here; {watched}"
             return f"{line}\n    {finding.reason} ({finding.stratum})"
         case BaselineSettled():
-            known = f"{finding.acceptance.rate:.3f} over {finding.requests} requests"
-            return f"{head} segment {finding.segment} has its final baseline; acceptance {known}"
+            known = _baseline_text(finding)
+            return f"{head} segment {finding.segment} has its final baseline; {known}"
         case RhythmLearned():
             if finding.amplitude == 0.0:
                 return f"{head} segment {finding.segment} has other hours: its daily rhythm is learned anew"
@@ -255,13 +257,28 @@ def event_text(event: ReplayEvent) -> str:
             when = (
                 f"since record {finding.change_point} ({first} to {last}), {_time(finding.change_point_at)}"
             )
-            what = {"down": "acceptance fell", "up": "acceptance rose"}[finding.direction]
-            lines = [f"{head} {what} {when}", *map(_change_text, finding.segments)]
+            verb = {"down": "fell", "up": "rose"}[finding.direction]
+            lines = [
+                f"{head} {_acceptance_of(finding.segments)} {verb} {when}",
+                *map(_change_text, finding.segments),
+            ]
             return "\n".join(lines)
         case DriftClosed():
             why = {"recovered": "is back", "no_traffic": "has no traffic left in the changed segments"}
-            lines = [f"{head} acceptance {why[finding.reason]}; reported at record {finding.opened_ordinal}"]
+            acceptance = _acceptance_of(finding.segments)
+            lines = [
+                f"{head} {acceptance} {why[finding.reason]}; reported at record {finding.opened_ordinal}"
+            ]
             return "\n".join([*lines, *map(_change_text, finding.segments)])
+
+
+def _baseline_text(finding: StratumBaseline) -> str:
+    acceptance = finding.acceptance
+    return f"{ACCEPTANCE[acceptance.positions]} {acceptance.rate:.3f} over {finding.requests} requests"
+
+
+def _acceptance_of(segments: Iterable[SegmentChange]) -> str:
+    return ACCEPTANCE[together(change.after.positions for change in segments)]
 
 
 def _change_text(change: SegmentChange) -> str:
@@ -280,10 +297,11 @@ def _summary(running: Replay) -> Iterator[str]:
             yield f"    {summary.windows_after_gap} windows after a restart or a missed scrape left out"
         for segment in summary.segments:
             recent = f"{segment.recent.rate:.3f}" if segment.recent else "none"
+            acceptance = ACCEPTANCE[segment.recent.positions if segment.recent else "all"]
             if segment.baseline is None:
-                told = f"at least {segment.requests_needed} more requests needed, acceptance {recent}"
+                told = f"at least {segment.requests_needed} more requests needed, {acceptance} {recent}"
             else:
-                told = f"{segment.verdict}, acceptance {segment.baseline.rate:.3f} at first, now {recent}"
+                told = f"{segment.verdict}, {acceptance} {segment.baseline.rate:.3f} at first, now {recent}"
             yield f"    segment {segment.segment}: {segment.requests} requests, {told}"
             if segment.block_length > 1:
                 yield f"        neighbours are alike: watched in blocks of {segment.block_length} requests"

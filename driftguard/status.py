@@ -18,6 +18,8 @@ from driftguard.alerting.message import clock, cost_percent
 from driftguard.begun_anew import OTHER_VERSION
 from driftguard.cost import Cost, advice
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
+from driftguard.incidents import positions_of
+from driftguard.positions import ACCEPTANCE, together
 from driftguard.silence import Newest, clock_difference, is_stale
 from driftguard.store import detector_states, sources, status, streams
 from driftguard.store.tables import Incident, RetrainRun, Source, Stream
@@ -277,7 +279,11 @@ def _mixed(parts: Sequence[Acceptance], weights: Sequence[float]) -> Acceptance:
     )
     half = float(squares**0.5)
     return Acceptance(
-        rate, max(0.0, rate - half), min(1.0, rate + half), sum(part.requests for part in parts)
+        rate,
+        max(0.0, rate - half),
+        min(1.0, rate + half),
+        sum(part.requests for part in parts),
+        together(part.positions for part in parts),
     )
 
 
@@ -322,7 +328,7 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
         return "Requests without speculation: there is no acceptance to watch."
     if found.verdict in ("insufficient_data", "relearning"):
         return _learning_sentence(found)
-    rates = f"acceptance {found.now.rate:.2f}" if found.now else "acceptance not known"
+    rates = f"{ACCEPTANCE[found.now.positions]} {found.now.rate:.2f}" if found.now else "acceptance not known"
     told = f"Steady: {rates}" + (f", baseline {found.baseline.rate:.2f}." if found.baseline else ".")
     learning = [segment.segment for segment in found.segments if segment.learning]
     return f"{told} Not watched yet: {_some(learning)}." if learning else told
@@ -347,13 +353,14 @@ def _some(names: Sequence[str]) -> str:
 def _incident_sentence(incident: Incident) -> str:
     names = _some([segment["segment"] for segment in incident.segments])
     word, verb = ("Degraded", "fell") if incident.direction == "down" else ("Improved", "rose")
+    acceptance = ACCEPTANCE[positions_of(incident.segments)]
     percent = cost_percent(incident)
     cost = (
         f", about {percent:.0f}% slower" if incident.direction == "down" and percent and percent > 0 else ""
     )
     doing = {"acknowledged": " Acknowledged.", "mitigating": " A new draft is being made."}
     return (
-        f"{word} since {clock(incident.change_point_at)}: acceptance in {names} {verb} from "
+        f"{word} since {clock(incident.change_point_at)}: {acceptance} in {names} {verb} from "
         f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}{cost}."
         f"{doing.get(incident.state, '')}"
     )

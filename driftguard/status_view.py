@@ -9,6 +9,7 @@ from rich.console import Console
 
 from driftguard.sidecar_call import call
 
+_OF = {"all": "", "first": "of the first draft token ", "both": "of the first draft token where K varies "}
 _STYLES = {
     "degraded": "bold red",
     "stale": "bold yellow",
@@ -84,7 +85,9 @@ def _segment(segment: dict[str, Any]) -> str:
 
 
 def _rate(rate: dict[str, Any] | None) -> str:
-    return f"{rate['rate']:.2f} ({rate['requests']})" if rate else "-"
+    if rate is None:
+        return "-"
+    return f"{_OF[rate['positions']]}{rate['rate']:.2f} ({rate['requests']})"
 
 
 def _number(value: float | None, form: str) -> str:

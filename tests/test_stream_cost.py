@@ -41,7 +41,8 @@ def records(rng: np.random.Generator, requests: Sequence[TimedRequest]) -> list[
     for item in requests:
         draft = "draft" if item.num_speculative_tokens else "none"
         ended_at = datetime.fromtimestamp(item.ended_at, UTC)
-        values = {**item._asdict(), "ended_at": ended_at, "started_at": ended_at - timedelta(seconds=1)}
+        told = {name: value for name, value in item._asdict().items() if name != "by_first"}
+        values = {**told, "ended_at": ended_at, "started_at": ended_at - timedelta(seconds=1)}
         found.append(
             AcceptanceRecord(
                 record_id=UUID(bytes=rng.bytes(16)),

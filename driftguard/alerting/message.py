@@ -9,7 +9,8 @@ from uuid import UUID
 import msgspec
 
 from driftguard.cost import Cost, advice
-from driftguard.incidents import RAISED, known_slowdown
+from driftguard.incidents import RAISED, known_slowdown, positions_of
+from driftguard.positions import ACCEPTANCE
 from driftguard.store.tables import Incident, Stream
 
 _UNKNOWN = "unknown"  # what a record calls a draft or method of which its source does not tell
@@ -35,8 +36,9 @@ def summary(incident: Incident, stream: Stream) -> str:
     names = ", ".join(segment["segment"] for segment in incident.segments[:3])
     more = len(incident.segments) - 3
     where = names + (f" and {more} more" if more > 0 else "")
+    acceptance = ACCEPTANCE[positions_of(incident.segments)]
     text = (
-        f"Acceptance of {_draft(stream)} on {stream.server} {verb} from "
+        f"{acceptance[0].upper()}{acceptance[1:]} of {_draft(stream)} on {stream.server} {verb} from "
         f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f} since "
         f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
     )
@@ -111,6 +113,7 @@ def document(incident: Incident, stream: Stream, event: str, external_url: str) 
             "since_interval": [incident.interval_start_at.isoformat(), incident.interval_end_at.isoformat()],
             "acceptance_before": incident.acceptance_before,
             "acceptance_after": incident.acceptance_after,
+            "positions": positions_of(incident.segments),
             "tokens_per_second_before": incident.tokens_per_second_before,
             "tokens_per_second_after": incident.tokens_per_second_after,
             "cost_percent": cost_percent(incident),

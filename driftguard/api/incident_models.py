@@ -10,9 +10,11 @@ from uuid import UUID
 from pydantic import Field
 
 from driftguard.alerting.message import cost_of, cost_percent, summary
-from driftguard.api.status_models import FrozenModel, StreamInfo
+from driftguard.api.status_models import POSITIONS, FrozenModel, StreamInfo
 from driftguard.cost import Cost
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
+from driftguard.incidents import positions_of
+from driftguard.positions import Positions
 from driftguard.store.tables import Incident, IncidentTransition, Notification, Stream
 
 
@@ -66,6 +68,7 @@ class IncidentModel(FrozenModel):
     opened_record: int = Field(description="Running number of the record at which the detector was sure.")
     acceptance_before: float = Field(description="Of the changed segments.", examples=[0.74])
     acceptance_after: float = Field(examples=[0.58])
+    positions: Positions = Field(description=POSITIONS, examples=["all"])
     tokens_per_second_before: float | None
     tokens_per_second_after: float | None
     cost_percent: float | None
@@ -145,6 +148,7 @@ def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
         **{name: getattr(incident, name) for name in (*names, *more, "resolution", "level_accepted")},
         "stream": StreamInfo.model_validate(stream),
         "summary": summary(incident, stream),
+        "positions": positions_of(incident.segments),
         "since": incident.change_point_at,
         "since_interval": (incident.interval_start_at, incident.interval_end_at),
         "change_point_record": incident.change_point_seq,

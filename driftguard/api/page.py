@@ -27,6 +27,7 @@ from driftguard.api.status import source_models, stream_models
 from driftguard.api.status_models import Rate, StreamStatusModel
 from driftguard.cost import advice
 from driftguard.errors import NotFound
+from driftguard.incidents import positions_of
 from driftguard.store import detector_states, drafts, incidents, retrain_runs, series, sources, streams
 from driftguard.store.wanted import Wanted
 
@@ -107,7 +108,10 @@ def incident_page(incident_id: UUID, context: AnyContext) -> HTMLResponse:
         return render(
             "incident.html",
             incident=incident,
-            baselines={segment["segment"]: segment["before"] for segment in incident.segments},
+            baselines={
+                segment["segment"]: segment["before"] if positions_of([segment]) == "all" else None
+                for segment in incident.segments
+            },
             runs=[RunModel.model_validate(run) for run in retrain_runs.of_incident(session, incident_id)],
             **_deciding(context, incident.stream.server, history),
         )
@@ -177,7 +181,8 @@ def _runs_of(session: Session, made: Sequence[DraftModel]) -> dict[UUID, RunMode
 
 
 def _level(rate: Rate | None) -> dict[str, Any] | None:
-    return rate.model_dump() if rate else None
+    """A baseline of the chart, which draws what all draft positions accept: only of those."""
+    return rate.model_dump() if rate and rate.positions == "all" else None
 
 
 def _deciding(context: Context, server: str, history: Sequence[DraftModel]) -> dict[str, Any]:

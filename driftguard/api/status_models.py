@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,6 +15,7 @@ from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummar
 from driftguard.detection.counting import SECONDS_PER_DAY
 from driftguard.detection.findings import SessionsGiven, duration
 from driftguard.metrics import StreamVerdict
+from driftguard.positions import Positions
 from driftguard.records import Fidelity
 from driftguard.settings import DetectionSettings, FalseAlarmScope
 from driftguard.store.tables import RetrainRun, Source
@@ -26,6 +27,12 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, from_attributes=True)
 
 
+POSITIONS: Final = (
+    "Draft positions that the acceptance is of. first: the first draft token of each step, of requests that "
+    "name no K and give counts per position; both: of the first token where that is so, else of all."
+)
+
+
 class Rate(FrozenModel):
     """Acceptance rate: sum of accepted / sum of drafted, with a 95% interval."""
 
@@ -33,6 +40,7 @@ class Rate(FrozenModel):
     low: float = Field(examples=[0.72])
     high: float = Field(examples=[0.76])
     requests: int = Field(examples=[200])
+    positions: Positions = Field(description=POSITIONS, examples=["all"])
 
     @classmethod
     def of(cls, acceptance: Acceptance | None) -> Rate | None:

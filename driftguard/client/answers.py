@@ -26,6 +26,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float
     requests: int
+    positions: str = "all"  # the draft positions that it is of: all, first or both
 
 
 class NowAndBaseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +101,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     since_interval: tuple[datetime, datetime]
     acceptance_before: float
     acceptance_after: float
+    positions: str = "all"  # of both acceptances, as in Rate
     cost_percent: float | None
     segments: list[dict[str, Any]]
     diagnosis: Diagnosis | None

@@ -9,18 +9,23 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from driftguard.detection.findings import Acceptance
+from driftguard.positions import Positions
 
 LEVEL = 0.95
 WINDOW_DEVIATION = 0.01
 
 
 def acceptance_of(
-    drafted: NDArray[np.int64], accepted: NDArray[np.int64], *, of_windows: bool = False
+    drafted: NDArray[np.int64],
+    accepted: NDArray[np.int64],
+    *,
+    of_windows: bool = False,
+    positions: Positions = "all",
 ) -> Acceptance:
     """Of n >= 1 requests (or windows), each with drafted > 0."""
     d, a = drafted.astype(np.float64), accepted.astype(np.float64)
     sums = (float(column.sum()) for column in (d, a, d * d, d * a, a * a))
-    return acceptance_from_sums(len(d), *sums, of_windows=of_windows)
+    return acceptance_from_sums(len(d), *sums, of_windows=of_windows, positions=positions)
 
 
 def acceptance_from_sums(
@@ -32,6 +37,7 @@ def acceptance_from_sums(
     accepted2: float,
     *,
     of_windows: bool = False,
+    positions: Positions = "all",
 ) -> Acceptance:
     """From sums over n requests of d, a, d^2, d a and a^2.
 
@@ -45,9 +51,9 @@ def acceptance_from_sums(
     """
     rate = accepted / drafted
     if requests < 2:
-        return Acceptance(rate, 0.0, 1.0, int(requests))
+        return Acceptance(rate, 0.0, 1.0, int(requests), positions)
     squares = max(accepted2 - 2.0 * rate * both + rate * rate * drafted2, 0.0)
     error = math.sqrt(requests * squares / (requests - 1)) / drafted
     least = WINDOW_DEVIATION / math.sqrt(requests) if of_windows else 1.0 / requests
     half = float(stdtrit(requests - 1, 0.5 + LEVEL / 2)) * max(error, least)
-    return Acceptance(rate, max(rate - half, 0.0), min(rate + half, 1.0), int(requests))
+    return Acceptance(rate, max(rate - half, 0.0), min(rate + half, 1.0), int(requests), positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,17 +12,23 @@ from driftguard.detection.baseline import reference_acceptance
 from driftguard.detection.columns import Columns
 from driftguard.detection.findings import Acceptance
 from driftguard.detection.state import StreamState
+from driftguard.positions import together
 
 
 def acceptance_over(state: StreamState, rows: Columns) -> Acceptance:
     """Of n >= 1 rows; where requests are among them, their interval is the wider one of requests."""
     windows = bool(state.of_windows[rows.stratum].all())
-    return acceptance_of(rows.drafted, rows.accepted, of_windows=windows)
+    positions = together(state.positions_of(code) for code in np.unique(rows.stratum).tolist())
+    return acceptance_of(rows.drafted, rows.accepted, of_windows=windows, positions=positions)
 
 
 def baseline_of(state: StreamState, code: int) -> Acceptance:
     """Of one stratum's reference period."""
-    return reference_acceptance(state.reference[code], of_windows=bool(state.of_windows[code]))
+    return reference_acceptance(
+        state.reference[code],
+        of_windows=bool(state.of_windows[code]),
+        positions=state.positions_of(code),
+    )
 
 
 def at_baseline(state: StreamState, rows: Columns) -> Acceptance:
@@ -43,11 +50,13 @@ def at_baseline(state: StreamState, rows: Columns) -> Acceptance:
     if len(parts) == 1:
         return _moved(parts[0], of_hours)
     low, high = max(rate - half, 0.0), min(rate + half, 1.0)
-    return _moved(Acceptance(min(rate, 1.0), low, high, sum(part.requests for part in parts)), of_hours)
+    requests = sum(part.requests for part in parts)
+    positions = together(part.positions for part in parts)
+    return _moved(Acceptance(min(rate, 1.0), low, high, requests, positions), of_hours)
 
 
 def _moved(acceptance: Acceptance, by: float) -> Acceptance:
     rate, low, high = (
         min(max(value + by, 0.0), 1.0) for value in (acceptance.rate, acceptance.low, acceptance.high)
     )
-    return Acceptance(rate, low, high, acceptance.requests)
+    return replace(acceptance, rate=rate, low=low, high=high)

@@ -16,6 +16,7 @@ from driftguard.detection.acceptance import acceptance_from_sums
 from driftguard.detection.dependence import BLOCK, blocks_needed
 from driftguard.detection.findings import Acceptance
 from driftguard.detection.sessions import cluster_terms
+from driftguard.positions import Positions
 
 Floats = NDArray[np.float64]
 
@@ -194,7 +195,11 @@ def _error_factor(by_student: NDArray[np.bool_], freedom: Floats) -> Floats:
     return np.asarray(stdtrit(freedom, TWO_ERRORS_LEVEL, out=factor, where=by_student))
 
 
-def reference_acceptance(sums: Floats, *, of_windows: bool = False) -> Acceptance:
+def reference_acceptance(
+    sums: Floats, *, of_windows: bool = False, positions: Positions = "all"
+) -> Acceptance:
     """Acceptance rate of one reference period, from its sums [SUMS] with n >= 1."""
     n, _, _, drafted, accepted, drafted2, both, accepted2 = (float(value) for value in sums[:8])
-    return acceptance_from_sums(n, drafted, accepted, drafted2, both, accepted2, of_windows=of_windows)
+    return acceptance_from_sums(
+        n, drafted, accepted, drafted2, both, accepted2, of_windows=of_windows, positions=positions
+    )

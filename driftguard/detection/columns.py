@@ -1,4 +1,4 @@
-"""The observations of a batch that hold evidence: those with drafted tokens, as columns."""
+"""The observations of a batch that hold evidence, as columns: those with drafted tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MILLISECONDS_PER_DAY = 86_400_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """T observations that hold evidence: drafted > 0, and no window after a gap."""
+    """T observations that hold evidence: drafted > 0 at the positions that they are judged by, and no window
+    after a gap. `drafted` and `accepted` are of those positions."""
 
     place: NDArray[np.intp]  # [T] in the batch
     ordinal: Ints
@@ -76,7 +77,7 @@ def columns_at(
     session: Keys,
 ) -> Columns:
     """The observations at these places [T]."""
-    drafted, accepted = batch.drafted[place], batch.accepted[place]
+    drafted, accepted = batch.judged_drafted[place], batch.judged_accepted[place]
     zero = np.zeros(len(place))
     return Columns(
         place=place,

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from driftguard.positions import Positions
+
 Direction = Literal["down", "up"]
 Scope = Literal["segments", "stream"]
 Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafting_stopped"]
@@ -16,12 +18,16 @@ CloseReason = Literal["recovered", "no_traffic"]
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Acceptance rate (sum of accepted / sum of drafted) of some requests, with a 95% interval."""
+    """Acceptance rate (sum of accepted / sum of drafted) of some requests, with a 95% interval.
+
+    `positions`: the sums are over all draft positions, or over the first, see driftguard.positions.
+    """
 
     rate: float
     low: float
     high: float
     requests: int
+    positions: Positions = "all"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,9 @@ def fold(
 ) -> tuple[StreamState, list[Finding]]:
     """The state after the batch, and the findings in order. `state` itself is left as it was.
 
-    Observations with drafted = 0 are counted and hold no evidence. Raises ValueError when the batch
-    does not begin after the last observation folded: folding a record twice would be wrong.
+    Observations with drafted = 0, at all positions or at the first where they are judged by that, are counted
+    and hold no evidence. Raises ValueError when the batch does not begin after the last observation folded:
+    folding a record twice would be wrong.
     """
     if len(batch) == 0:
         return state, []
@@ -60,7 +61,7 @@ def fold(
             f"observation {batch.ordinal[0]} does not follow {state.ordinal}, the last one folded"
         )
     gap, last_end = after_gap(windows_in(batch), batch.started_at, batch.ended_at, state.last_window_ended_at)
-    evident = (batch.drafted > 0) & ~gap
+    evident = (batch.judged_drafted > 0) & ~gap
     state, strata = with_strata(state, batch, evident)
     before, rows = state, columns_of(state, batch, evident, strata)
     findings: list[Finding] = []

@@ -84,7 +84,7 @@ def _quiet(
     """The states after their batches; None where a batch is not quiet."""
     side = side_by_side(states, batches)
     gap, last_ends = _after_gaps(side, states, batches)
-    rows = _rows(side, states, (side.batch.drafted > 0) & ~gap)
+    rows = _rows(side, states, (side.batch.judged_drafted > 0) & ~gap)
     stream = side.stream_of_stratum[rows.stratum]
     steady = side.state.ready[rows.stratum] & (rows.day == side.state.rhythms.day)
     watched = np.bincount(stream, minlength=len(states))

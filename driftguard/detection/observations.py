@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from driftguard.positions import first_position
 from driftguard.records import AcceptanceRecord, AcceptanceRule
 
 Ints = NDArray[np.int64]
@@ -29,7 +30,8 @@ class ObservationBatch:
 
     `ordinal` [N] is any strictly increasing number by which the caller finds the record again (the
     store's seq, a line number); `drafted` and `accepted` [N] are tokens, 0 <= accepted <= drafted;
-    times are in seconds since 1970 UTC. The columns after `ended_at` may be left out: then no
+    times are in seconds since 1970 UTC. An observation that gives `first_drafted` and `first_accepted` is
+    judged by them instead (`driftguard.positions`). The columns after `ended_at` may be left out: then no
     observation gives that field. Raises ValueError when a column breaks this.
     """
 
@@ -45,6 +47,8 @@ class ObservationBatch:
     temperature: Floats = field(default_factory=lambda: _EMPTY_FLOATS)  # [N], NaN: not given
     output_tokens: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N], -1: not given
     started_at: Floats = field(default_factory=lambda: _EMPTY_FLOATS)  # [N], NaN: not given
+    first_drafted: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N] of position 1, -1: not given
+    first_accepted: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N]
 
     def __post_init__(self) -> None:
         n = len(self.ordinal)
@@ -56,6 +60,8 @@ class ObservationBatch:
             "temperature": np.full(n, math.nan),
             "output_tokens": np.full(n, _NOT_GIVEN),
             "started_at": np.full(n, math.nan),
+            "first_drafted": np.full(n, _NOT_GIVEN),
+            "first_accepted": np.full(n, _NOT_GIVEN),
         }
         for name, column in left_out.items():
             if len(getattr(self, name)) == 0:
@@ -84,6 +90,31 @@ class ObservationBatch:
             raise ValueError("temperature must be at least 0 and finite")
         if (self.output_tokens < _NOT_GIVEN).any():
             raise ValueError("output_tokens must be at least 0")
+        self._check_first()
+
+    def _check_first(self) -> None:
+        given, drafted, accepted = self.by_first, self.first_drafted, self.first_accepted
+        if not np.array_equal(given, accepted >= 0) or (np.minimum(drafted, accepted) < _NOT_GIVEN).any():
+            raise ValueError("first_drafted and first_accepted must be given together, and be at least 0")
+        if (accepted > drafted).any() or (drafted > np.where(given, self.drafted, 0)).any():
+            raise ValueError("first_accepted must be at most first_drafted, and that at most drafted")
+        if (given & (self.num_speculative_tokens != _NOT_GIVEN)).any():
+            raise ValueError("first_drafted is for observations without num_speculative_tokens")
+
+    @property
+    def by_first(self) -> NDArray[np.bool_]:
+        """Which observations are judged by their first position [N]."""
+        given: NDArray[np.bool_] = self.first_drafted >= 0
+        return given
+
+    @property
+    def judged_drafted(self) -> Ints:
+        """[N] of the positions that the observation is judged by."""
+        return np.where(self.by_first, self.first_drafted, self.drafted)
+
+    @property
+    def judged_accepted(self) -> Ints:
+        return np.where(self.by_first, self.first_accepted, self.accepted)
 
     def __len__(self) -> int:
         return len(self.ordinal)
@@ -132,8 +163,10 @@ class ObservationBatch:
         temperature: Sequence[float | None] | Floats = (),
         output_tokens: Sequence[int | None] | Ints = (),
         started_at: Sequence[float | None] | Floats = (),
+        first_position: Sequence[tuple[int, int] | None] = (),
     ) -> ObservationBatch:
-        """From plain sequences; None is a field that is not given."""
+        """From plain sequences; None is a field that is not given. `first_position`: (drafted, accepted)."""
+        first = [pair or (_NOT_GIVEN, _NOT_GIVEN) for pair in first_position]
         return cls(
             np.asarray(ordinal, dtype=np.int64),
             segment,
@@ -147,6 +180,7 @@ class ObservationBatch:
             np.asarray(temperature, dtype=np.float64),  # None becomes NaN
             _ints(output_tokens),
             np.asarray(started_at, dtype=np.float64),
+            *np.array(first, dtype=np.int64).reshape(-1, 2).T,
         )
 
     @classmethod
@@ -165,7 +199,20 @@ class ObservationBatch:
             temperature=[record.temperature for record in records],
             output_tokens=[record.output_tokens for record in records],
             started_at=[record.started_at.timestamp() for record in records],
+            first_position=[
+                first_position(
+                    record.kind,
+                    record.num_speculative_tokens,
+                    _first(record.drafted_per_position),
+                    _first(record.accepted_per_position),
+                )
+                for record in records
+            ],
         )
+
+
+def _first(counts: Sequence[int] | None) -> int | None:
+    return counts[0] if counts else None
 
 
 def _ints(values: Sequence[int | None] | Ints) -> Ints:

@@ -25,8 +25,9 @@ from driftguard.detection.history import History
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.rhythm import HOURS, Rhythms
 from driftguard.detection.sessions import OpenSessions
-from driftguard.detection.strata import NO_SETTING, assign, is_window, settings_of, why_new
+from driftguard.detection.strata import NO_SETTING, assign, is_by_first, is_window, settings_of, why_new
 from driftguard.detection.windows import LEARNED, WINDOW_REFERENCE
+from driftguard.positions import Positions
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -108,6 +109,10 @@ class StreamState:
     @property
     def of_windows(self) -> NDArray[np.bool_]:
         return is_window(self.setting_of_stratum)
+
+    def positions_of(self, stratum: int) -> Positions:
+        """Which its requests are judged by."""
+        return "first" if is_by_first(self.setting_of_stratum)[stratum] else "all"
 
     @property
     def block_length(self) -> Ints:

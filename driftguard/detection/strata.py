@@ -1,9 +1,9 @@
 """Strata: the requests of a segment that may be compared with each other.
 
 Acceptance changes with the configuration without any drift, so every combination of (segment, kind,
-num_speculative_tokens, acceptance_rule, temperature class, length known or not) has a baseline of its
-own. A new combination therefore begins a new baseline, and says so; a shift of the mix of strata is no
-drift by construction. Answer length itself is regressed out (`baseline.py`).
+num_speculative_tokens, acceptance_rule, temperature class, length known or not, positions judged) has a
+baseline of its own. A new combination therefore begins a new baseline, and says so; a shift of the mix of
+strata is no drift by construction. Answer length itself is regressed out (`baseline.py`).
 
 A stratum is kept as (index of its segment, setting), the setting packed into one whole number.
 """
@@ -11,23 +11,27 @@ A stratum is kept as (index of its segment, setting), the setting packed into on
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.observations import ObservationBatch
+from driftguard.positions import Positions
 from driftguard.records import MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT, AcceptanceRule
 
 Ints = NDArray[np.int64]
 
-MAX_STRATA = 512  # per stream; what comes later shares four strata of the segment 'other'
+MAX_STRATA = 512  # per stream; what comes later shares a few strata of the segment 'other'
+MAX_SHARED = 6  # kind, length known and positions judged are never given up
 NO_SETTING = -1
 KINDS = ("request", "window")
 RULES = get_args(AcceptanceRule)
 TEMPERATURES = ("unknown", "greedy", "sampled")
 _K_BITS, _RULE_BITS, _TEMPERATURE_BITS = 11, 2, 2
+_KIND_AT = 1 + _TEMPERATURE_BITS + _RULE_BITS + _K_BITS
+_FIRST_AT = _KIND_AT + 1  # above all others: what was packed before there was this bit keeps its meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,7 @@ class Setting:
     acceptance_rule: str
     temperature: str  # greedy: 0; sampled: above 0
     length_known: bool
+    positions: Positions = "all"  # judged, all or first: see driftguard.positions
 
     def __str__(self) -> str:
         k = self.num_speculative_tokens
@@ -49,6 +54,7 @@ class Setting:
                 f"acceptance_rule {self.acceptance_rule}",
                 f"temperature {self.temperature}",
                 f"output_tokens {'known' if self.length_known else 'unknown'}",
+                *(["judged by the first draft token"] if self.positions == "first" else []),
             ]
         )
 
@@ -59,8 +65,9 @@ def settings_of(batch: ObservationBatch) -> Ints:
     temperature = np.where(np.isnan(batch.temperature), 0, np.where(batch.temperature == 0.0, 1, 2))
     packed = kind << _K_BITS | (batch.num_speculative_tokens + 1)
     packed = (packed << _RULE_BITS | rule) << _TEMPERATURE_BITS | temperature
-    length_known: Ints = packed << 1 | ((batch.output_tokens >= 0) & (kind == 0))
-    return length_known
+    packed = packed << 1 | ((batch.output_tokens >= 0) & (kind == 0))
+    settings: Ints = packed | batch.by_first.astype(np.int64) << _FIRST_AT
+    return settings
 
 
 def _places(names: Sequence[str], known: Sequence[str]) -> Ints:
@@ -72,24 +79,33 @@ def _places(names: Sequence[str], known: Sequence[str]) -> Ints:
 
 def is_window(settings: Ints) -> NDArray[np.bool_]:
     """Which packed settings are of windows."""
-    kind: NDArray[np.bool_] = settings >> (1 + _TEMPERATURE_BITS + _RULE_BITS + _K_BITS) == 1
+    kind: NDArray[np.bool_] = settings >> _KIND_AT & 1 == 1
     return kind
+
+
+def is_by_first(settings: Ints) -> NDArray[np.bool_]:
+    """Which packed settings are of requests judged by their first position."""
+    by_first: NDArray[np.bool_] = settings >> _FIRST_AT & 1 == 1
+    return by_first
 
 
 def unpack(setting: int) -> Setting:
     rest, known = setting >> 1, bool(setting & 1)
     rest, temperature = rest >> _TEMPERATURE_BITS, rest & (2**_TEMPERATURE_BITS - 1)
     rest, rule = rest >> _RULE_BITS, rest & (2**_RULE_BITS - 1)
-    kind, k = rest >> _K_BITS, rest & (2**_K_BITS - 1)
-    return Setting(KINDS[kind], k - 1 if k else None, RULES[rule], TEMPERATURES[temperature], known)
+    rest, k = rest >> _K_BITS, rest & (2**_K_BITS - 1)
+    positions: Positions = "first" if rest >> 1 else "all"
+    return Setting(
+        KINDS[rest & 1], k - 1 if k else None, RULES[rule], TEMPERATURES[temperature], known, positions
+    )
 
 
 def without_configuration(setting: int) -> int:
-    """The setting with everything unknown that can be: kind and whether the length is known stay."""
+    """The setting with everything unknown that can be; kind, length known and positions stay."""
     known = unpack(setting)
     packed = KINDS.index(known.kind) << (_K_BITS + _RULE_BITS + _TEMPERATURE_BITS)
     packed |= RULES.index("unknown") << _TEMPERATURE_BITS
-    return packed << 1 | known.length_known
+    return (known.positions == "first") << _FIRST_AT | packed << 1 | known.length_known
 
 
 def assign(names: list[str], strata: list[tuple[int, int]], observed: Iterable[tuple[str, int]]) -> list[int]:
@@ -116,7 +132,7 @@ def assign(names: list[str], strata: list[tuple[int, int]], observed: Iterable[t
         wanted = (segment(pair[0]), pair[1])
         if pair[1] == NO_SETTING:
             return 0
-        if wanted not in code_of and len(strata) >= MAX_STRATA - 4:
+        if wanted not in code_of and len(strata) >= MAX_STRATA - MAX_SHARED:
             wanted = (segment(OTHER_SEGMENT), without_configuration(pair[1]))
         if wanted not in code_of:
             code_of[wanted] = len(strata)
@@ -139,7 +155,7 @@ def why_new(setting: int, earlier: int | None) -> str:
     new, old = unpack(setting), unpack(earlier)
     changes = [
         f"{field} changed from {_word(getattr(old, field))} to {_word(getattr(new, field))}"
-        for field in ("kind", "num_speculative_tokens", "acceptance_rule", "temperature", "length_known")
+        for field in (item.name for item in fields(Setting))
         if getattr(old, field) != getattr(new, field)
     ]
     return "; ".join(changes) or "relearned"

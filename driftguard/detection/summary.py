@@ -66,7 +66,7 @@ def _verdict(
 ) -> tuple[Verdict, float | None]:
     down, up = state.incidents
     if state.undrafted_in_a_row >= STOPPED_AFTER and state.undrafted < state.requests:
-        return "drafting_stopped", rows.ended_at(-1)
+        return "drafting_stopped", rows.ended_at(-1) if len(rows) else None
     if down is not None:
         return "degraded", down.change_point_ms / 1000.0
     if up is not None:

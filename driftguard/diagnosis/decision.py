@@ -18,6 +18,7 @@ from driftguard.diagnosis.configuration import FieldChange
 from driftguard.diagnosis.evidence import Evidence
 from driftguard.diagnosis.examination import Examination, examine, facts, missing
 from driftguard.diagnosis.verdict import LEVEL, RETRAINABLE, Cause, Confidence, Diagnosis
+from driftguard.positions import ACCEPTANCE
 
 COMPARABLE: Final = 0.2  # of the traffic has values on both sides, so that like was compared with like
 MAIN_SHARE: Final = 0.5  # of the traffic's move, seen in the probes: the machine explains most of it
@@ -110,6 +111,9 @@ def _machine(found: Examination, setting: FieldChange | None) -> _Verdict:
     if setting:
         reason = f"the canary probes moved too; {configuration.NAMES[setting.field]} changed as well"
         return _Verdict("machine", "medium", reason)
+    if found.moved_k():
+        reason = "the canary probes moved too, but so did K, which moves what all of their positions accept"
+        return _Verdict("machine", "medium", reason)
     return _Verdict("machine", "high", "the same prompts are accepted differently, and no setting changed")
 
 
@@ -144,7 +148,7 @@ _QUERIES: Final[dict[bool | None, str]] = {
 
 
 def _fell(evidence: Evidence, found: Examination, setting: FieldChange | None) -> _Verdict:
-    inside = "acceptance fell inside segments"
+    inside = f"{ACCEPTANCE[found.positions]} fell inside segments"
     changed = [configuration.NAMES[change.field] for change in found.settings.changes]
     if evidence.probes_awaited and not evidence.probes_after:
         reason = f"{inside}; the canary probes must be replayed before the machine can be excluded"

@@ -22,6 +22,14 @@ class Observed:
     concurrency: int | None = None
     first_drafted: int | None = None  # steps that drafted position 1, and those that accepted it
     first_accepted: int | None = None
+    by_first: bool = False  # judged by position 1, see driftguard.positions; both of it are known then
+
+    @property
+    def judged(self) -> tuple[int, int]:
+        """(drafted, accepted) of the positions that it is judged by."""
+        if self.by_first:
+            return self.first_drafted or 0, self.first_accepted or 0
+        return self.drafted, self.accepted
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from driftguard.diagnosis import configuration, mix, probes, quality, query_drift
 from driftguard.diagnosis.configuration import Configuration, FieldChange
-from driftguard.diagnosis.evidence import Evidence
+from driftguard.diagnosis.evidence import Evidence, Observed
 from driftguard.diagnosis.mix import Decomposition
 from driftguard.diagnosis.probes import Behaviour, ProbeChange
 from driftguard.diagnosis.quality import Repetition
 from driftguard.diagnosis.query_drift import QueryChange
 from driftguard.diagnosis.verdict import LEVEL, Fact
+from driftguard.positions import ACCEPTANCE, Positions, together
 
 ENOUGH_QUERIES: Final = 50  # captured requests a side; fewer cannot show that prompts stayed as they were
+_OF_K: Final = ("num_speculative_tokens", "drafted_per_step")
 _UNTOLD: Final = "not told by the records"
 
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """`move`: signed change of acceptance inside the changed segments. `queries_moved` None: cannot tell."""
+    """`move`: signed change of acceptance inside the changed segments, at the `positions` by which their
+    requests are judged. `queries_moved` None: cannot tell."""
 
     move: float
+    positions: Positions
     segments: Decomposition | None
     settings: Configuration
     probes: ProbeChange | None
@@ -36,8 +40,14 @@ class Examination:
         """The changed setting that explains the move best, if one does; K only if position 1 kept still."""
         return next((change for change in self.settings.changes if self._explains(change)), None)
 
+    def moved_k(self) -> bool:
+        """K follows acceptance where it varies: what was drafted then moves as well, and explains nothing."""
+        return self.positions != "all" and any(change.field in _OF_K for change in self.settings.changes)
+
     def _explains(self, change: FieldChange) -> bool:
         first = change.first_position
+        if change.field in _OF_K and self.positions != "all":
+            return False
         if change.field == "num_speculative_tokens" and first is not None:
             fell_too = first.p_value <= LEVEL and abs(first.change) >= probes.RELEVANT_SHARE * abs(self.move)
             return change.explains and not fell_too
@@ -57,6 +67,7 @@ def examine(evidence: Evidence) -> Examination:
     queries = query_drift.compare(evidence.captures_before, evidence.captures_after, evidence.changed, LEVEL)
     return Examination(
         move=move,
+        positions=_positions(after),
         segments=mix.of_segments(evidence.before, evidence.after),
         settings=configuration.compare(before, after),
         probes=probed,
@@ -65,6 +76,10 @@ def examine(evidence: Evidence) -> Examination:
         queries_moved=_moved(queries),
         repetition=quality.compare(evidence.captures_before, evidence.captures_after, evidence.changed),
     )
+
+
+def _positions(requests: Iterable[Observed]) -> Positions:
+    return together("first" if one.by_first else "all" for one in requests)
 
 
 def _moved(queries: QueryChange | None) -> bool | None:
@@ -83,12 +98,12 @@ def facts(evidence: Evidence, found: Examination) -> Iterator[Fact]:
         yield Fact("target", text, {"target_before": evidence.replaced_target})
     if found.probes is not None:
         yield _probe_fact(found.probes, found.probes_behaviour)
-    yield from (_setting_fact(change) for change in found.settings.changes)
+    yield from (_setting_fact(change, found) for change in found.settings.changes)
     if found.settings.compared and not found.settings.changes:
         names = ", ".join(configuration.NAMES[name] for name in found.settings.compared)
         yield Fact("configuration", f"as before: {names}", {})
     if found.segments is not None:
-        yield _mix_fact(found.segments)
+        yield _mix_fact(found.segments, _positions(evidence.after))
     if found.queries is not None:
         yield _query_fact(found.queries, evidence)
     if found.repetition is not None:
@@ -110,7 +125,8 @@ def missing(evidence: Evidence, found: Examination) -> Iterator[str]:
             f"fewer than {query_drift.MINIMUM_SAMPLE} captured requests of a changed segment on one side of "
             "the change, so that the queries cannot be compared"
         )
-    untold = [configuration.NAMES[name] for name in found.settings.untold if name != "drafted_per_step"]
+    needless = ("drafted_per_step",) if found.positions == "all" else _OF_K
+    untold = [configuration.NAMES[name] for name in found.settings.untold if name not in needless]
     if untold:
         few = min(len(evidence.before), len(evidence.after)) < configuration.LEAST_REQUESTS
         yield ", ".join(untold) + (": too few records" if few else f": {_UNTOLD}")
@@ -149,28 +165,27 @@ def _probe_fact(change: ProbeChange, behaviour: Behaviour | Literal["none"]) -> 
     )
 
 
-def _setting_fact(change: FieldChange) -> Fact:
+def _setting_fact(change: FieldChange, found: Examination) -> Fact:
     name = configuration.NAMES[change.field]
     shift = f"went from {change.before} to {change.after}"
     if change.before == change.after:
         shift = f"moved, though {change.before} stays its most common value"
+    numbers = {"p_value": change.p_value, "distance": change.distance}
+    if change.field in _OF_K and found.positions != "all":
+        text = f"{name} {shift}; whether the first draft token is accepted does not depend on it"
+        return Fact("configuration", text, {"field": change.field, **numbers})
     text = f"{name} {shift}; {100 * change.explained:.0f}% of the move lies between its values"
-    numbers = {
-        "p_value": change.p_value,
-        "distance": change.distance,
-        "explained": change.explained,
-        "overlap": change.overlap,
-    }
+    numbers |= {"explained": change.explained, "overlap": change.overlap}
     if change.first_position is not None and change.field == "num_speculative_tokens":
         text += f"; acceptance at position 1 changed by {change.first_position.change:+.2f}"
         numbers["first_position_change"] = change.first_position.change
     return Fact("configuration", text, {"field": change.field, **numbers})
 
 
-def _mix_fact(parts: Decomposition) -> Fact:
+def _mix_fact(parts: Decomposition, positions: Positions) -> Fact:
     text = (
-        f"acceptance of all traffic moved by {parts.total:+.3f}: {parts.mix:+.3f} by the mix of segments, "
-        f"{parts.within:+.3f} inside them"
+        f"{ACCEPTANCE[positions]} of all traffic moved by {parts.total:+.3f}: {parts.mix:+.3f} by the mix of "
+        f"segments, {parts.within:+.3f} inside them"
     )
     numbers = {"total": parts.total, "mix": parts.mix, "within": parts.within}
     return Fact("mix", text, {**numbers, "within_error": parts.within_error})

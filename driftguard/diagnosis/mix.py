@@ -75,11 +75,14 @@ def _weights(rates: Mapping[Cell, Rate]) -> dict[Cell, float]:
     return {cell: rate.drafted / total for cell, rate in rates.items()}
 
 
-def rates_by(requests: Iterable[Observed], cell_of: Callable[[Observed], Cell]) -> dict[Cell, Rate]:
-    """Acceptance of each part; parts in which nothing was drafted are left out."""
-    parts: dict[Cell, list[tuple[int, int]]] = {}
+def rates_by(
+    requests: Iterable[Observed], cell_of: Callable[[Observed], Cell]
+) -> dict[tuple[Cell, bool], Rate]:
+    """Acceptance of each part, of requests judged by their first position apart from the others; parts in
+    which nothing was drafted are left out."""
+    parts: dict[tuple[Cell, bool], list[tuple[int, int]]] = {}
     for one in requests:
-        parts.setdefault(cell_of(one), []).append((one.drafted, one.accepted))
+        parts.setdefault((cell_of(one), one.by_first), []).append(one.judged)
     return {cell: rate for cell, counts in parts.items() if (rate := rate_of(counts)) is not None}
 
 

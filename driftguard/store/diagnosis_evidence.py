@@ -11,6 +11,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Captured, Observed, ProbeResult
+from driftguard.positions import first_position
 from driftguard.probe_sessions import PREFIX, parse
 from driftguard.store.tables import Record, Stream
 
@@ -36,8 +37,8 @@ class Moment:
 
 _RECORDS = text(
     """
-    SELECT segment, steps, drafted, accepted, num_speculative_tokens, acceptance_rule, temperature,
-           concurrency, coalesce(drafted_per_position[1], steps) AS first_drafted,
+    SELECT segment, drafted, accepted, num_speculative_tokens, acceptance_rule, temperature,
+           concurrency, kind, steps, drafted_per_position[1] AS first_drafted,
            accepted_per_position[1] AS first_accepted
     FROM records
     WHERE stream_id = :stream_id AND kind <> 'probe' AND seq >= :first AND seq < :end
@@ -77,6 +78,8 @@ def records_between(
 
 def _observed(row: Any) -> Observed:
     told = row.first_accepted is not None
+    judged = first_position(row.kind, row.num_speculative_tokens, row.first_drafted, row.first_accepted)
+    first_drafted = row.steps if row.first_drafted is None else row.first_drafted
     return Observed(
         segment=row.segment,
         steps=row.steps,
@@ -86,8 +89,9 @@ def _observed(row: Any) -> Observed:
         acceptance_rule=row.acceptance_rule,
         temperature=row.temperature,
         concurrency=row.concurrency,
-        first_drafted=row.first_drafted if told else None,
+        first_drafted=first_drafted if told else None,
         first_accepted=row.first_accepted,
+        by_first=judged is not None,
     )
 
 

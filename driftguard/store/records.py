@@ -48,6 +48,8 @@ class StoredRecord(NamedTuple):
     temperature: float | None
     output_tokens: int | None
     time_per_output_token_seconds: float | None
+    first_drafted: int | None  # at the first position; None where the record does not tell
+    first_accepted: int | None
 
 
 def insert_batches(
@@ -114,10 +116,16 @@ def _copy_to_stage(
                 ordinal += 1
 
 
+_STORED = (
+    *(getattr(Record, name) for name in StoredRecord._fields[:-2]),
+    Record.drafted_per_position[1],  # SQL counts from 1
+    Record.accepted_per_position[1],
+)
+
+
 def read_after(session: Session, seq: int, *, limit: int) -> list[StoredRecord]:
     """The next records after `seq`, in order; fewer than `limit` means that there are no more yet."""
-    columns = [getattr(Record, name) for name in StoredRecord._fields]
-    rows = session.execute(select(*columns).where(Record.seq > seq).order_by(Record.seq).limit(limit))
+    rows = session.execute(select(*_STORED).where(Record.seq > seq).order_by(Record.seq).limit(limit))
     return [StoredRecord(*row) for row in rows]
 
 

@@ -10,6 +10,7 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from driftguard.cost import TimedRequest
+from driftguard.positions import first_position
 from driftguard.store.tables import Record, Stream
 
 REQUESTS: Final = 2_000  # newest on each side of a change point
@@ -29,7 +30,8 @@ _BETWEEN = text(
     """
     SELECT extract(epoch FROM r.ended_at)::float8 AS ended_at, r.segment, r.num_speculative_tokens,
            r.concurrency, r.steps, r.drafted, r.accepted, r.emitted, r.accepted_per_position,
-           r.output_tokens, r.time_per_output_token_seconds
+           r.output_tokens, r.time_per_output_token_seconds, r.kind,
+           r.drafted_per_position[1] AS first_drafted, r.accepted_per_position[1] AS first_accepted
     FROM records r
     WHERE r.stream_id = :stream_id AND r.kind <> 'probe' AND r.seq >= :first AND r.seq < :end
       AND r.ended_at >= :since AND r.ended_at <= :until
@@ -62,4 +64,11 @@ def _requests(
     session: Session, values: Mapping[str, Any], newest: datetime, look_back: timedelta
 ) -> list[TimedRequest]:
     span = {"since": newest - look_back, "until": newest + _AHEAD}
-    return [TimedRequest._make(row) for row in session.execute(_BETWEEN, {**values, **span})]
+    return [_timed(*row) for row in session.execute(_BETWEEN, {**values, **span})]
+
+
+def _timed(*row: Any) -> TimedRequest:
+    *told, kind, first_drafted, first_accepted = row
+    found = TimedRequest(*told)
+    first = first_position(kind, found.num_speculative_tokens, first_drafted, first_accepted)
+    return found._replace(by_first=first is not None)
