@@ -61,8 +61,12 @@ def test_an_open_incident_is_shown_with_where_since_when_and_what_it_costs(
     database: Database, pipeline: Pipeline
 ) -> None:
     incident_id = add_incident(database, [], opened_at=NOW)
-    assert shown(pipeline, "incident_acceptance_before_ratio", **FALL, segment="german") == 0.74
-    assert shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german") == 0.58
+    assert (
+        shown(pipeline, "incident_acceptance_before_ratio", **FALL, segment="german", positions="all") == 0.74
+    )
+    assert (
+        shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") == 0.58
+    )
     assert shown(pipeline, "incident_slowdown_ratio", **FALL) == 0.23
     since = (NOW - timedelta(minutes=5)).timestamp()
     assert shown(pipeline, "incident_change_point_timestamp_seconds", **FALL) == since
@@ -97,7 +101,9 @@ def test_an_incident_of_unknown_cost_shows_none(database: Database, pipeline: Pi
     with database.session() as session:
         session.execute(update(Incident).where(Incident.id == incident_id).values(evidence={}))
     assert shown(pipeline, "incident_slowdown_ratio", **FALL) is None
-    assert shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german") == 0.58
+    assert (
+        shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") == 0.58
+    )
 
 
 def test_what_became_graver_or_ended_is_shown_as_such_and_no_longer_as_before(
@@ -105,13 +111,23 @@ def test_what_became_graver_or_ended_is_shown_as_such_and_no_longer_as_before(
 ) -> None:
     incident_id = add_incident(database, [], severity="warning")
     warning = {**FALL, "severity": "warning"}
-    assert shown(pipeline, "incident_acceptance_after_ratio", **warning, segment="german") == 0.58
+    assert (
+        shown(pipeline, "incident_acceptance_after_ratio", **warning, segment="german", positions="all")
+        == 0.58
+    )
     with database.session() as session:
         incidents.find(session, incident_id)[0].severity = "critical"
-    assert shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german") == 0.58
-    assert shown(pipeline, "incident_acceptance_after_ratio", **warning, segment="german") is None
+    assert (
+        shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") == 0.58
+    )
+    assert (
+        shown(pipeline, "incident_acceptance_after_ratio", **warning, segment="german", positions="all")
+        is None
+    )
     resolve(database, incident_id)
-    assert shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german") is None
+    assert (
+        shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") is None
+    )
     assert shown(pipeline, "incident_change_point_timestamp_seconds", **FALL) is None
     assert shown(pipeline, "incidents_open", severity="critical", direction="down") == 0
 

@@ -45,14 +45,22 @@ def following(
 
 
 def without_positions(records: list[AcceptanceRecord]) -> list[AcceptanceRecord]:
-    return [_changed(record, drafted_per_position=None, accepted_per_position=None) for record in records]
+    return [changed(record, drafted_per_position=None, accepted_per_position=None) for record in records]
 
 
 def with_k(records: list[AcceptanceRecord], k: int) -> list[AcceptanceRecord]:
-    return [_changed(record, num_speculative_tokens=k) for record in records]
+    return [changed(record, num_speculative_tokens=k) for record in records]
 
 
-def _changed(record: AcceptanceRecord, **fields: object) -> AcceptanceRecord:
+def ending_now(records: list[AcceptanceRecord]) -> list[AcceptanceRecord]:
+    later = datetime.now(UTC) - timedelta(seconds=10) - records[-1].ended_at
+    return [
+        changed(record, started_at=record.started_at + later, ended_at=record.ended_at + later)
+        for record in records
+    ]
+
+
+def changed(record: AcceptanceRecord, **fields: object) -> AcceptanceRecord:
     known = {name: getattr(record, name) for name in record.__struct_fields__}
     return AcceptanceRecord(**{**known, **fields})
 
@@ -83,5 +91,6 @@ def _request(rng: np.random.Generator, number: int, quality: float, k: int) -> A
         drafted_per_position=(ks[:, None] > positions).sum(axis=0).tolist(),
         accepted_per_position=(kept[:, None] > positions).sum(axis=0).tolist(),
         output_tokens=int(kept.sum()) + steps,
+        time_per_output_token_seconds=float(0.05 * steps + 0.005 * ks.sum()) / int(kept.sum() + steps),
         fidelity="request",
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from driftguard.diagnosis import Diagnosis, diagnose
+from driftguard.diagnosis import Diagnosis, Observed, diagnose
 from tests.diagnosis.cases import (
     BEFORE,
     CAPTURED_BEFORE,
@@ -17,6 +19,7 @@ from tests.diagnosis.cases import (
     requests,
 )
 
+COUNTS = {"code": 60, "german": 60}
 SAME_TOPICS = captures(3, "code", 60, CODE) + captures(4, "german", 60, GERMAN)
 OTHER_TOPIC = captures(3, "code", 60, CODE) + captures(4, "german", 60, LEGAL)
 FALLEN = {"code": 0.75, "german": 0.45}
@@ -214,3 +217,31 @@ def test_the_same_evidence_gives_the_same_diagnosis() -> None:
         before=BEFORE, probes_before=probes(), captures_before=CAPTURED_BEFORE, captures_after=OTHER_TOPIC
     )
     assert diagnose(evidence) == diagnose(evidence)
+
+
+def of_varying_k(seed: int, k: int, first_rate: float) -> tuple[Observed, ...]:
+    """K is not told. What all positions accept is as before at any K, as where K follows acceptance."""
+    found = requests(seed, COUNTS, {"code": 0.5, "german": 0.5}, k=k, first_rate=first_rate)
+    return tuple(replace(one, num_speculative_tokens=None, by_first=True) for one in found)
+
+
+def test_a_k_that_followed_acceptance_never_explains_what_the_first_position_lost() -> None:
+    before, after = of_varying_k(1, 5, 0.8), of_varying_k(2, 2, 0.6)
+    found = diagnose(fell(before=before, after=after))
+    assert (found.cause, found.retrain) == ("query_drift", True)
+    assert found.reason.startswith("acceptance of the first draft token fell inside segments")
+    assert "drafted tokens per step went from 5 to 2" in fact(found, "configuration")
+    assert "does not depend on it" in fact(found, "configuration")
+    assert not any("K (num_speculative_tokens)" in text for text in found.missing)
+    moved = diagnose(
+        fell(before=before, after=after, probes_before=probes() + probes(), probes_after=probes(-0.22))
+    )
+    assert (moved.cause, moved.confidence) == ("machine", "medium")
+    assert "so did K" in moved.reason
+
+
+def test_the_share_of_requests_that_are_judged_otherwise_is_mix() -> None:
+    """Adaptive K was switched on: what all positions accept and what the first does are not compared."""
+    fixed = requests(3, COUNTS, {"code": 0.5, "german": 0.5})
+    found = diagnose(fell(before=fixed, after=of_varying_k(4, 4, 0.8)))
+    assert "+0.000 inside them" in fact(found, "mix")

@@ -1,0 +1,91 @@
+"""Records without K, on a real database: judged by their first position, and what is told says so."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+from driftguard.detection import ObservationBatch
+from driftguard.pipeline import _observations
+from driftguard.store.database import Database
+from driftguard.store.records import insert_batches, read_after
+from driftguard.store.speeds import between
+from driftguard.store.streams import StreamRegistry
+from tests.alerting.http_receiver import wait_until
+from tests.detection.varying_k import at_k, changed, ending_now, following
+from tests.pipeline.sidecar import post, running_sidecar
+
+CASES: tuple[dict[str, Any], ...] = (
+    {},
+    {"kind": "window"},
+    {"kind": "window", "drafted_per_position": None},
+    {"num_speculative_tokens": 4},
+    {"num_speculative_tokens": 0},
+    {"drafted_per_position": None},
+    {"accepted_per_position": None},
+    {"drafted_per_position": [], "accepted_per_position": []},
+    {"drafted_per_position": [0], "accepted_per_position": [0]},
+    {"segment": "german", "session": "s", "temperature": 0.0},
+)
+JUDGED_BY_FIRST = [True, False, False, False, False, False, False, False, True, True]
+
+
+def test_stored_records_are_observed_as_a_replay_observes_them(database: Database) -> None:
+    plain = ending_now(at_k(1, np.full(len(CASES), 0.7), np.full(len(CASES), 3)))
+    records = [changed(record, **case) for record, case in zip(plain, CASES, strict=True)]
+    with database.session() as session:
+        insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
+        stored = read_after(session, -1, limit=100)
+        timed = between(session, stored[0].stream_id, 0, 2**60, plain[-1].ended_at)
+    ours = _observations(stored)
+    replayed = ObservationBatch.from_records([record.seq for record in stored], records)
+    assert ours.by_first.tolist() == JUDGED_BY_FIRST
+    for column in (item.name for item in fields(ObservationBatch)):
+        np.testing.assert_array_equal(getattr(ours, column), getattr(replayed, column), column)
+    assert [item.by_first for item in reversed(timed)] == JUDGED_BY_FIRST
+
+
+def test_a_worse_draft_at_a_k_that_follows_it_is_told_as_of_the_first_token(
+    database: Database, tmp_path: Path
+) -> None:
+    records, k = following(2, np.repeat([0.8, 0.55], [1_000, 300]))
+    assert np.median(k[:1_000]) > np.median(k[-200:])
+    said = "cceptance of the first draft token"
+    with running_sidecar(database, tmp_path) as client:
+        post(client, ending_now(records))
+        wait_until(lambda: client.get("/api/v1/status").json()["unfolded_records"] == 0, "the fold")
+        (stream,) = client.get("/api/v1/status").json()["streams"]
+        assert stream["verdict"] == "degraded"
+        assert f"a{said} in default fell from 0." in stream["text"]
+        assert stream["acceptance"]["baseline"]["positions"] == "first"
+        assert stream["segments"][0]["now"]["positions"] == "first"
+
+        incident = client.get(f"/api/v1/incidents/{stream['incident_id']}").json()
+        assert incident["positions"] == "first"
+        assert incident["acceptance_before"] == pytest.approx(0.8, abs=0.02)
+        assert f"A{said} of draft v1 (draft_model) on chat fell from 0." in incident["summary"]
+        assert f"a{said} fell from 0." in incident["transitions"][0]["reason"]
+        # Of the first token's acceptance no speed follows; what is measured does not need it.
+        assert incident["evidence"]["slowdown_formula"] is None
+        assert incident["evidence"]["slowdown_measured"] > 0.05
+        diagnosis = incident["diagnosis"]
+        assert (diagnosis["cause"], diagnosis["retrain"]) == ("query_drift", True)
+        assert f"a{said} of all traffic moved" in next(
+            fact["text"] for fact in diagnosis["facts"] if fact["about"] == "mix"
+        )
+
+        page = client.get(f"/incidents/{UUID(incident['id'])}").text
+        assert page.count("of the first draft token") >= 4  # the sentence, the numbers, both of the segment
+        assert "of the first draft token" in client.get("/").text
+        assert (
+            '"": null' in client.get(f"/streams/{stream['id']}").text
+        )  # no such line in a chart of all positions
+        metrics = client.get("/metrics").text
+        assert 'positions="first",segment="default"' in metrics.replace(" ", "")
+        assert "driftguard_acceptance_baseline_ratio{" not in metrics
