@@ -3,7 +3,7 @@
 Where a record names no K, K may have changed from step to step, as where a server chooses it by what is
 accepted. accepted / drafted then moves with K and without any drift, because later positions are accepted
 less often; and as K follows acceptance, it cannot be held fixed either. Whether the first draft token is
-accepted does not depend on how many follow it (but for where the steps begin, see docs/adaptive-k.md). So such
+accepted does not depend on how many follow it (but for where steps begin: docs/adaptive-k.md). So such
 a record is judged by its first position, where it has counts of that.
 
 A window of a counter is judged by all positions whatever it tells: servers whose metrics do not name K mostly
