@@ -87,7 +87,7 @@ def _segment(segment: dict[str, Any]) -> str:
 def _rate(rate: dict[str, Any] | None) -> str:
     if rate is None:
         return "-"
-    return f"{_OF[rate['positions']]}{rate['rate']:.2f} ({rate['requests']})"
+    return f"{_OF[rate.get('positions', 'all')]}{rate['rate']:.2f} ({rate['requests']})"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -166,7 +166,8 @@ class ObservationBatch:
         first_position: Sequence[tuple[int, int] | None] = (),
     ) -> ObservationBatch:
         """From plain sequences; None is a field that is not given. `first_position`: (drafted, accepted)."""
-        first = [pair or (_NOT_GIVEN, _NOT_GIVEN) for pair in first_position]
+        given = first_position if any(first_position) else ()  # hardly any batch has one
+        first = [pair or (_NOT_GIVEN, _NOT_GIVEN) for pair in given]
         return cls(
             np.asarray(ordinal, dtype=np.int64),
             segment,

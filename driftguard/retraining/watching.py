@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from sqlalchemy.orm import Session
 
+from driftguard.incidents import positions_of
 from driftguard.retraining import incident_notes, watch
 from driftguard.retraining.promotion import from_numbers, to_numbers
 from driftguard.retraining.watch import Watch
@@ -78,11 +79,16 @@ def _recovery(session: Session, run: RetrainRun, state: Watch) -> str:
 
 
 def _baselines(session: Session, run: RetrainRun) -> dict[str, float]:
+    """Of the incident, as far as they are of all draft positions, as what the watch compares is."""
     if run.incident_id is None:
         return {}
     incident, _ = incidents.find(session, run.incident_id)
     segments: list[dict[str, Any]] = incident.segments
-    return {str(segment["segment"]): float(segment["before"]["rate"]) for segment in segments}
+    return {
+        str(segment["segment"]): float(segment["before"]["rate"])
+        for segment in segments
+        if positions_of([segment]) == "all"
+    }
 
 
 def _stands(session: Session, run: RetrainRun, state: Watch, at: datetime) -> None:

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from driftguard.detection import ObservationBatch
+from driftguard.incident_cost import slower_at_least
 from driftguard.pipeline import _observations
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches, read_after
 from driftguard.store.speeds import between
 from driftguard.store.streams import StreamRegistry
 from tests.alerting.http_receiver import wait_until
+from tests.cost.traffic import Server
 from tests.detection.varying_k import at_k, changed, ending_now, following
 from tests.pipeline.sidecar import post, running_sidecar
 
@@ -89,3 +91,17 @@ def test_a_worse_draft_at_a_k_that_follows_it_is_told_as_of_the_first_token(
         metrics = client.get("/metrics").text
         assert 'positions="first",segment="default"' in metrics.replace(" ", "")
         assert "driftguard_acceptance_baseline_ratio{" not in metrics
+
+
+def test_a_k_that_rose_is_no_loss_by_formula() -> None:
+    """What all positions accept falls with it, and no fall of the traffic's own may be read from that."""
+    server, rng = Server(a=0.02, b=0.005, accepts=(0.8, 0.7, 0.6, 0.5, 0.4)), np.random.default_rng(3)
+
+    def told(*, by_first: bool) -> float | None:
+        own = {"num_speculative_tokens": None, "by_first": by_first}
+        return slower_at_least(
+            server.serve(rng, 200, 2, **own), server.serve(rng, 200, 5, start=200.0, **own)
+        )
+
+    assert (told(by_first=False) or 0.0) > 0.1
+    assert told(by_first=True) is None
