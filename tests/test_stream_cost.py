@@ -25,7 +25,7 @@ from driftguard.status import gather
 from driftguard.store import detector_states, incidents, speeds, stream_costs
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream, StreamCost
-from tests.cost.traffic import Server
+from tests.cost.traffic import Server, told
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import store
 
@@ -41,8 +41,7 @@ def records(rng: np.random.Generator, requests: Sequence[TimedRequest]) -> list[
     for item in requests:
         draft = "draft" if item.num_speculative_tokens else "none"
         ended_at = datetime.fromtimestamp(item.ended_at, UTC)
-        told = {name: value for name, value in item._asdict().items() if name != "by_first"}
-        values = {**told, "ended_at": ended_at, "started_at": ended_at - timedelta(seconds=1)}
+        values = {**told(item), "ended_at": ended_at, "started_at": ended_at - timedelta(seconds=1)}
         found.append(
             AcceptanceRecord(
                 record_id=UUID(bytes=rng.bytes(16)),

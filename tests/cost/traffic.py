@@ -10,6 +10,11 @@ import numpy as np
 from driftguard.cost import TimedRequest
 
 
+def told(request: TimedRequest) -> dict[str, Any]:
+    """Its fields that a record has too."""
+    return {name: value for name, value in request._asdict().items() if name != "by_first"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Server:
     """t(K) = a + b K (+ speculating where K > 0), times a factor of each request; position i of a draft

@@ -31,7 +31,7 @@ from driftguard.store.sources import SourceState
 from driftguard.store.tables import RetrainRun
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
-from tests.cost.traffic import Server
+from tests.cost.traffic import Server, told
 from tests.pipeline.sidecar import post
 
 SEED = 7
@@ -123,7 +123,7 @@ def _requests(
         k = {7: 2, 16: 0}.get(number % 25, 4) if name == "chat-eu-1" else 4
         (drawn,) = segments[segment].serve(rng, 1, k, segment=segment, start=at.timestamp())
         draft = "Qwen3-0.6B" if k else "none"
-        values = {**drawn._asdict(), "ended_at": at, "started_at": at - timedelta(seconds=2)}
+        values = {**told(drawn), "ended_at": at, "started_at": at - timedelta(seconds=2)}
         found.append(
             AcceptanceRecord(
                 record_id=UUID(bytes=rng.bytes(16)),

@@ -28,7 +28,7 @@ from driftguard.demo.traffic import Load, Traffic
 from driftguard.demo.view import Screen
 from driftguard.records import AcceptanceRecord
 from tests.adapters.fake_engines import FakeVllm
-from tests.cost.traffic import Server
+from tests.cost.traffic import Server, told
 from tests.integration.servers import running_prometheus
 from tests.pipeline.sidecar import post
 from tests.scraping.served import ok, served
@@ -147,7 +147,7 @@ class Others:
         segment = SEGMENTS[number % len(SEGMENTS)]
         server = FALLEN if fallen and segment == "german" else KNOWN
         (drawn,) = server.serve(self._random, 1, k, segment=segment, start=at)
-        values = {**drawn._asdict(), "started_at": _moment(at - 2.0), "ended_at": _moment(at)}
+        values = {**told(drawn), "started_at": _moment(at - 2.0), "ended_at": _moment(at)}
         return AcceptanceRecord(
             record_id=UUID(bytes=self._random.bytes(16)),
             kind="request",
