@@ -122,6 +122,7 @@ class _State(msgspec.Struct, array_like=True):
     stratum_evidence: _Array
     cut_off: _Array
     stream_evidence: _Array
+    begun: _Array
     evidence_since: tuple[int, int]
     incidents: tuple[_Incident | None, _Incident | None]
     accepted_anew: _Array

@@ -2,21 +2,24 @@
 
 Per request of a watched stratum c, for every bet j and either direction (`bets.py`):
 
-    R_cj <- (1 + R_cj) e_cj        G_j <- (1 + G_j) e_cj
+    R_cj <- (w + R_cj) e_cj        G_j <- (1 + G_j) e_cj
     S = mean_j G_j / 2 + sum over c of mean_j R_cj / 2
     an alarm when 3/4 S_down >= A (a fall) or 1/4 S_up >= A (a rise, which pages nobody and may take longer)
 
-m_c may differ from request to request as long as it is known before x is (`predictive.py`). The
-evidence of a segment is the sum over its strata. Where neighbouring requests are alike and no session says
-which, x is the mean of a block and e is 1 for all requests but its last (`blocks.py`).
+w is what is put on the bets that begin at the request: 1 where there is one segment, else what the
+segment was given since its last request (`beginnings.py`). m_c may differ from request to request as long
+as it is known before x is (`predictive.py`). The evidence of a segment is the sum over its strata. Where
+neighbouring requests are alike and no session says which, x is the mean of a block and e is 1 for all
+requests but its last (`blocks.py`).
 
 Assumptions: E[x | past] >= m_c in every stratum (for a rise: <= its mirror image) and, where `bets.py` cuts
 the best requests, that those are no better than in the reference period; nothing else about the distribution
 of x, and nothing about the mix of strata or its dependence on time.
-Guarantee: each of G, and of sum_c R_c (one request moves one stratum), grows by at most 1 per request
-in expectation, so S of either direction does, and 3/4 S_down + 1/4 S_up - t is a supermartingale. An
-alarm needs one of these two terms to reach A, hence E[requests to the first false alarm] >= A, over both
-directions and all segments, without a correction for their number.
+Guarantee: G grows by at most 1 per request in expectation, and sum_c R_c, of which one request moves one
+stratum, by what is put on bets, which adds up to no more. So S of either direction grows by at most 1, and
+3/4 S_down + 1/4 S_up - t is a supermartingale. An alarm needs one of these two terms to reach A, hence
+E[requests to the first false alarm] >= A, over both directions and all segments, without a correction for
+their number.
 Papers: Shin, Ramdas, Rinaldo 2023 (e-detectors); segments are ranked by M_(k) >= A/k, which bounds the
 error over patience of those named (`fleet.py` says what that is; Dandapanthula, Ramdas 2025).
 """
@@ -30,12 +33,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import Baselines
+from driftguard.detection.beginnings import after, put_on_bets, watched_segments
 from driftguard.detection.bets import DOWN, LANES, UP, Floats, mean_over_bets
 from driftguard.detection.blocks import bets_against
 from driftguard.detection.columns import Columns
 from driftguard.detection.predictive import safe_baseline
 from driftguard.detection.rounds import running_sums
-from driftguard.detection.state import StreamState
+from driftguard.detection.state import Ints, StreamState
 from driftguard.detection.windows import window_factors
 
 SHARES = (0.75, 0.25)  # of the evidence: down, up
@@ -60,21 +64,34 @@ class WatchRun:
 def watch(state: StreamState, base: Baselines, rows: Columns) -> WatchRun:
     places = np.flatnonzero(state.ready[rows.stratum])
     watched = rows[places]
+    segments = int(watched_segments(state).sum())
+    begin, _ = put_on_bets(watched.segment, _clock(state, places), state.begun, segments)
     one = np.zeros(len(state.ready), dtype=np.intp)
-    run = run_evidence(state, one, state.stream_evidence[None], base, watched)
+    run = run_evidence(state, one, state.stream_evidence[None], base, watched, begin)
     return replace(run, places=places)
 
 
+def _clock(state: StreamState, places: NDArray[np.intp]) -> Ints:
+    """How many drafted requests the stream has had up to those at these places [W] of a step."""
+    return int(state.drafted_requests.sum()) + 1 + places
+
+
 def run_evidence(
-    state: StreamState, stream_of: NDArray[np.intp], evidence: Floats, base: Baselines, rows: Columns
+    state: StreamState,
+    stream_of: NDArray[np.intp],
+    evidence: Floats,
+    base: Baselines,
+    rows: Columns,
+    begin: Floats,
 ) -> WatchRun:
     """The evidence after each of W watched rows of G streams, the streams one after the other.
 
-    `stream_of` [C] is each stratum's stream, `evidence` [G, LANES] that of the streams before the rows.
+    `stream_of` [C] is each stratum's stream, `evidence` [G, LANES] that of the streams before the rows,
+    `begin` [W] what is put on the bets that begin at each row.
     """
     bets, before = _bets(state, base, rows), state.stratum_evidence
     of_stream = running_sums(evidence, stream_of[rows.stratum], bets)
-    of_stratum = running_sums(before, rows.stratum, bets)
+    of_stratum = running_sums(before, rows.stratum, bets, begin)
     totals = _totals(before, stream_of, rows.stratum, of_stream, of_stratum)
     return WatchRun(np.arange(len(rows)), rows.stratum, of_stream, of_stratum, totals)
 
@@ -92,7 +109,13 @@ def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
     if watched == 0:
         return state
     strata = put(state.stratum_evidence, run.stratum[:watched], run.of_stratum[:watched])
-    return replace(state, stream_evidence=run.of_stream[watched - 1].copy(), stratum_evidence=strata)
+    segments, clock = state.segment_of_stratum[run.stratum[:watched]], _clock(state, run.places[:watched])
+    return replace(
+        state,
+        stream_evidence=run.of_stream[watched - 1].copy(),
+        stratum_evidence=strata,
+        begun=after(state.begun, segments, clock),
+    )
 
 
 def without_evidence(state: StreamState, direction: int) -> StreamState:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import digamma
 
 from driftguard.detection.baseline import Baselines
+from driftguard.detection.beginnings import watched_segments
 from driftguard.detection.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
 from driftguard.detection.columns import Columns
 from driftguard.detection.config import DetectorConfig
@@ -82,7 +83,9 @@ def expected_requests(
     """
     threshold = config.threshold(state.requests_per_day)
     # evidence.py: an alarm needs the sum of the stratum, and that of the stream where both are the same.
-    needed = (1.0 if len(state.setting_of_stratum) == 1 else 2.0) * threshold / SHARES[0]
+    needed = (
+        (1.0 if len(state.setting_of_stratum) == 1 else 2.0) * threshold / SHARES[0] / _begin(state, code)
+    )
     if state.of_windows[code]:
         found = _of_windows(needed, tuple(state.windows[code].tolist()), config.ignore, drop)
     else:
@@ -96,6 +99,13 @@ def expected_requests(
         found = _of_requests(needed / length, mean, variance, margin, fresh, shown, cut, drop)
         found = None if found is None else found * length
     return found if found is not None and found < threshold else None
+
+
+def _begin(state: StreamState, code: int) -> float:
+    """What is put on the bets that begin at a request of the stratum, on average (`beginnings.py`)."""
+    own = state.segment_of_stratum == state.segment_of_stratum[code]
+    share = float(state.drafted_requests[own].sum() / state.drafted_requests.sum())
+    return 1.0 / (float(watched_segments(state).sum()) * share)
 
 
 def _fresh(state: StreamState, base: Baselines, code: int) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import baselines
+from driftguard.detection.beginnings import put_on_bets
 from driftguard.detection.blocks import in_blocks
 from driftguard.detection.columns import Columns, columns_at
 from driftguard.detection.config import DetectorConfig
@@ -32,7 +33,7 @@ from driftguard.detection.predictive import predicted
 from driftguard.detection.reference import requests_until_joining, with_joining
 from driftguard.detection.sessions import NO_SESSION, OpenSessions, session_keys, sums_before
 from driftguard.detection.side_by_side import SideBySide, side_by_side
-from driftguard.detection.state import Floats, StreamState, changed, known_strata
+from driftguard.detection.state import Floats, Ints, StreamState, changed, known_strata
 from driftguard.detection.strata import NO_SETTING, settings_of
 from driftguard.detection.windows import after_gap
 
@@ -99,7 +100,8 @@ def _quiet(
     base = baselines(side.state.reference, side.state.blocks)
     rows = predicted(side.state, base, config.ignore, rows, earlier)
     bet_on, open_block = in_blocks(side.state, rows)
-    run = run_evidence(side.state, side.stream_of_stratum, side.evidence, base, bet_on)
+    begin, begun = _beginnings(side, rows, stream, starts)
+    run = run_evidence(side.state, side.stream_of_stratum, side.evidence, base, bet_on, begin)
     threshold = np.array([config.threshold(state.requests_per_day) for state in states])
     quiet[stream[(run.totals >= threshold[stream]).any(axis=0)]] = False
 
@@ -124,6 +126,7 @@ def _quiet(
             | side.own(together, place)
             | {
                 "stream_evidence": of_stream[place].copy(),
+                "begun": begun[side.first_segment[place] : side.first_segment[place + 1]].copy(),
                 "rhythms": side.own_rhythms(together, place, state.rhythms),
                 "sessions": sessions[place],
                 "in_session": state.in_session + named[place],
@@ -138,6 +141,16 @@ def _quiet(
         else None
         for place, state in enumerate(states)
     ]
+
+
+def _beginnings(
+    side: SideBySide, rows: Columns, stream: NDArray[np.intp], starts: list[int]
+) -> tuple[Floats, Ints]:
+    """What is put on the bets that begin at each row, and `begun` of all segments after them."""
+    drafted = np.bincount(side.stream_of_stratum, side.state.drafted_requests, len(starts) - 1)
+    clock = drafted.astype(np.int64)[stream] + 1 + np.arange(len(rows)) - np.array(starts)[stream]
+    segment = side.segment_of_stratum[rows.stratum]
+    return put_on_bets(segment, clock, side.begun, side.watched_segments[stream])
 
 
 def _pieces(side: SideBySide, rows: Columns) -> Piece | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from driftguard.detection.baseline import FIRST_CHECK
+from driftguard.detection.beginnings import begun_anew
 from driftguard.detection.columns import history_rows
 from driftguard.detection.findings import Direction
 from driftguard.detection.fold import end_incident
@@ -51,6 +52,7 @@ def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:
         rhythms=state.rhythms.without(anew),
         sessions=OpenSessions.empty(),
     )
+    state = begun_anew(state)
     known = [code for code in np.flatnonzero(anew) if _history_suffices(state, int(code))]
     rows = rows[np.flatnonzero(np.isin(rows.stratum, known))]
     return with_reference(state, rows, np.zeros((len(rows), 3)))

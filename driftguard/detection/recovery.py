@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,14 +92,15 @@ def run_tests(
         own = rows[places]
         bets = recovery_bets(state, base, own, halfway_of[own.segment], fall=fall)
         one = np.zeros(len(own), dtype=np.intp)
-        shares = map(_share, count(int(incident.seen[test]) + 1))
+        shares = _shares(int(incident.seen[test]), len(own))
         runs[int(test)] = RecoveryRun(places, running_sums(incident.wealth[test][None], one, bets, shares))
     return runs
 
 
-def _share(request: int) -> float:
-    """w_t; the sum of 1 / (n ln^2 n) over n >= 2 is 2.1097."""
-    return 1.0 / (2.11 * (request + 1) * math.log(request + 1) ** 2)
+def _shares(seen: int, requests: int) -> Floats:
+    """w_t of the requests that follow `seen` ones; the sum of 1 / (n ln^2 n) over n >= 2 is 2.1097."""
+    after = range(seen + 2, seen + 2 + requests)
+    return np.array([1.0 / (2.11 * n * math.log(n) ** 2) for n in after])
 
 
 def keep_tests(

@@ -33,6 +33,7 @@ from driftguard.detection.baseline import (
     needed_requests,
     terms,
 )
+from driftguard.detection.beginnings import begun_anew, watched_segments
 from driftguard.detection.bets import DOWN, NORMAL_CUT_OFF, NOT_CUT, UP, cut_off, mean_over_bets
 from driftguard.detection.columns import Columns, history_rows
 from driftguard.detection.config import DetectorConfig
@@ -145,7 +146,9 @@ def check_reference(
     if not state.ready.any():
         seen = counted(before, state, batch[: int(row.place[0]) + 1])
         state = replace(state, requests_per_day=requests_per_day(seen), steady_since=row.ended_at(0))
+    first = not watched_segments(state)[state.segment_of_stratum[code]]
     state = _with(state, "ready_ordinal", code, row.ordinal[0])
+    state = begun_anew(state) if first else state
     state = _with(state, "growing", code, _may_grow(config, state, row, code))
     finding = BaselineReady(
         **_baseline(config, state, code, row),

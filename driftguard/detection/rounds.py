@@ -6,8 +6,6 @@ while each sum takes its requests in their order: bit for bit what it is for the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -17,12 +15,12 @@ from driftguard.detection.bets import LARGEST_SUM, Floats
 
 
 def running_sums(
-    start: Floats, group: NDArray[np.integer[Any]], bets: Floats, starts: Iterable[float] | None = None
+    start: Floats, group: NDArray[np.integer[Any]], bets: Floats, starts: Floats | None = None
 ) -> Floats:
-    """R_t = (R_{t-1} + w_n) e_t after each of T requests [T, W], with R_{t-1} that of its own group.
+    """R_t = (R_{t-1} + w_t) e_t after each of T requests [T, W], with R_{t-1} that of its own group.
 
     `start` [G, W] is where the groups begin, `group` [T] whose request t is, `bets` [T, W] the e_t. `starts`
-    are the w_n: what is put on bets that begin at the n-th request of a group (1 by default).
+    [T] are the w_t: what is put on bets that begin at the request (1 by default).
     """
     requests = np.bincount(group, minlength=len(start))
     longest_first = np.argsort(-requests, kind="stable")
@@ -35,10 +33,13 @@ def running_sums(
     place = (np.cumsum(sizes) - sizes)[turn] + rank[group]
     sums, current, done = np.empty_like(bets), start[longest_first], 0
     sums[place] = bets
+    begin = np.ones(len(bets))
+    if starts is not None:
+        begin[place] = starts
     with np.errstate(over="ignore"):
-        for size, weight in zip(sizes.tolist(), repeat(1.0) if starts is None else starts, strict=False):
+        for size in sizes.tolist():
             of_round = sums[done : done + size]
-            np.multiply(current[:size] + weight, of_round, of_round)
+            np.multiply(current[:size] + begin[done : done + size, None], of_round, of_round)
             current, done = of_round, done + size
     # Only rows past an alarm, which are thrown away, can grow so far; they must still add up.
     after: Floats = np.minimum(sums, LARGEST_SUM, out=sums)[place]

@@ -39,6 +39,8 @@ class SideBySide:
     state: StreamState
     first_stratum: list[int]  # [G + 1]
     stream_of_stratum: NDArray[np.intp]  # [C]
+    first_segment: NDArray[np.int64]  # [G + 1]
+    begun: NDArray[np.int64]  # of each stream's segments, one after the other
     evidence: NDArray[np.float64]  # [G, LANES] of each stream
     batch: ObservationBatch
     starts: NDArray[np.int64]  # [G] where each batch begins
@@ -48,6 +50,18 @@ class SideBySide:
         the other streams in memory."""
         strata = slice(*self.first_stratum[place : place + 2])
         return {name: getattr(together, name)[strata].copy() for name in _WRITTEN}
+
+    @property
+    def segment_of_stratum(self) -> NDArray[np.int64]:
+        """[C] of the streams' segments one after the other."""
+        return self.first_segment[self.stream_of_stratum] + self.state.segment_of_stratum
+
+    @property
+    def watched_segments(self) -> NDArray[np.int64]:
+        """How many segments of each stream have a stratum with a baseline [G]."""
+        watched = np.zeros(self.first_segment[-1], dtype=np.int64)
+        watched[self.segment_of_stratum[self.state.ready]] = 1
+        return np.add.reduceat(watched, self.first_segment[:-1])
 
     def own_rhythms(self, together: StreamState, place: int, before: Rhythms) -> Rhythms:
         strata = slice(*self.first_stratum[place : place + 2])
@@ -66,6 +80,8 @@ def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBat
         state=StreamState(**columns, rhythms=_rhythms([state.rhythms for state in states])),
         first_stratum=[0, *np.cumsum(strata).tolist()],
         stream_of_stratum=np.repeat(streams, strata),
+        first_segment=np.concatenate([[0], np.cumsum([len(state.names) for state in states])]),
+        begun=np.concatenate([state.begun for state in states]),
         evidence=np.concatenate([state.stream_evidence for state in states]).reshape(len(states), -1),
         batch=joined(batches),
         starts=np.cumsum(requests) - requests,

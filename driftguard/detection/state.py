@@ -85,6 +85,7 @@ class StreamState:
     stratum_evidence: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] R_cj
     cut_off: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] b_j, see bets.py
     stream_evidence: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES] G_j
+    begun: Ints = field(default_factory=lambda: _ints(0))  # [S] see beginnings.py
     evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
     incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
     # [C] an operator accepted a new normal: the baseline is (being) relearned
@@ -190,7 +191,8 @@ def with_strata(
     names, strata, of_each = _assigned(state, batch.segment, settings)
     codes = np.array(of_each, dtype=np.uint16)
     added = len(strata) - len(state.setting_of_stratum)
-    state = replace(state, names=tuple(names))
+    begun = np.concatenate([state.begun, _ints(len(names) - len(state.names))])
+    state = replace(state, names=tuple(names), begun=begun)
     if added == 0:
         return state, codes
     setting_of_stratum = np.array([setting for _, setting in strata], dtype=np.int64)
