@@ -40,7 +40,7 @@ def server(rate: float) -> Server:
 
 
 GOOD = server(0.7)
-SLIGHT = server(0.685)  # by formula .9% slower
+SLIGHT = server(0.69)  # by formula .6% slower; found so soon that it looks up to twice as much
 WORSE = server(0.62)  # 5% slower
 BAD = server(0.2)  # 29% slower
 
