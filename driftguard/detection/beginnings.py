@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from driftguard.detection.state import Floats, Ints, StreamState
 
 
-def put_on_bets(
-    group: NDArray[np.integer[Any]], clock: Ints, begun: Ints, segments: Ints | int
-) -> tuple[Floats, Ints]:
-    """w of each of W requests, and `begun` after all of them.
+def put_on_bets(group: NDArray[np.integer[Any]], clock: Ints, begun: Ints, segments: Ints | int) -> Floats:
+    """w of each of W requests.
 
     `group` [W] is whose segment each request is of, `clock` [W] how many drafted requests its stream has
     had up to it, `begun` that count when the segment last began bets, `segments` ([W], or one for all) C.
@@ -34,19 +32,21 @@ def put_on_bets(
     previous[order[1:]] = clock[order[:-1]]
     first = order[np.flatnonzero(np.diff(group[order].astype(np.int64), prepend=-1))]
     previous[first] = begun[group[first]]
-    return (clock - previous) / np.maximum(segments, 1), after(begun, group, clock)
-
-
-def after(begun: Ints, group: NDArray[np.integer[Any]], clock: Ints) -> Ints:
-    begun = begun.copy()
-    begun[group] = clock  # of several requests of a group the last one stays
-    return begun
+    share: Floats = (clock - previous) / np.maximum(segments, 1)
+    return share
 
 
 def watched_segments(state: StreamState) -> NDArray[np.bool_]:
     """Which segments [S] have a stratum with a baseline."""
-    watched = np.zeros(len(state.names), dtype=np.bool_)
-    watched[state.segment_of_stratum[state.ready]] = True
+    return watched_among(len(state.names), state.segment_of_stratum, state.ready)
+
+
+def watched_among(
+    segments: int, segment_of_stratum: NDArray[np.integer[Any]], ready: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """The same of segments and strata [C] that need not be of one stream."""
+    watched = np.zeros(segments, dtype=np.bool_)
+    watched[segment_of_stratum[ready]] = True
     return watched
 
 

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.beginnings import after, put_on_bets, watched_segments
+from driftguard.detection.beginnings import put_on_bets, watched_segments
 from driftguard.detection.bets import DOWN, LANES, UP, Floats, mean_over_bets
 from driftguard.detection.blocks import bets_against
 from driftguard.detection.columns import Columns
@@ -65,7 +65,7 @@ def watch(state: StreamState, base: Baselines, rows: Columns) -> WatchRun:
     places = np.flatnonzero(state.ready[rows.stratum])
     watched = rows[places]
     segments = int(watched_segments(state).sum())
-    begin, _ = put_on_bets(watched.segment, _clock(state, places), state.begun, segments)
+    begin = put_on_bets(watched.segment, _clock(state, places), state.begun, segments)
     one = np.zeros(len(state.ready), dtype=np.intp)
     run = run_evidence(state, one, state.stream_evidence[None], base, watched, begin)
     return replace(run, places=places)
@@ -96,7 +96,7 @@ def run_evidence(
     return WatchRun(np.arange(len(rows)), rows.stratum, of_stream, of_stratum, totals)
 
 
-def put(before: Floats, group: NDArray[np.integer[Any]], sums: Floats) -> Floats:
+def put(before: NDArray[Any], group: NDArray[np.integer[Any]], sums: NDArray[Any]) -> NDArray[Any]:
     """Sums [G, W] with the last of each group among `sums` [T, W]; those of other groups as before."""
     after = before.copy()
     after[group] = sums  # of several rows of a group the last one stays
@@ -114,7 +114,7 @@ def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
         state,
         stream_evidence=run.of_stream[watched - 1].copy(),
         stratum_evidence=strata,
-        begun=after(state.begun, segments, clock),
+        begun=put(state.begun, segments, clock),
     )
 
 

@@ -83,9 +83,8 @@ def expected_requests(
     """
     threshold = config.threshold(state.requests_per_day)
     # evidence.py: an alarm needs the sum of the stratum, and that of the stream where both are the same.
-    needed = (
-        (1.0 if len(state.setting_of_stratum) == 1 else 2.0) * threshold / SHARES[0] / _begin(state, code)
-    )
+    sums = 1.0 if len(state.setting_of_stratum) == 1 else 2.0
+    needed = sums * threshold / SHARES[0] / _begin(state, code)
     if state.of_windows[code]:
         found = _of_windows(needed, tuple(state.windows[code].tolist()), config.ignore, drop)
     else:

@@ -100,7 +100,9 @@ def _quiet(
     base = baselines(side.state.reference, side.state.blocks)
     rows = predicted(side.state, base, config.ignore, rows, earlier)
     bet_on, open_block = in_blocks(side.state, rows)
-    begin, begun = _beginnings(side, rows, stream, starts)
+    clock = _clock(side, stream, starts)
+    segment = side.segment_of_stratum[rows.stratum]
+    begin = put_on_bets(segment, clock, side.begun, side.watched_segments[stream])
     run = run_evidence(side.state, side.stream_of_stratum, side.evidence, base, bet_on, begin)
     threshold = np.array([config.threshold(state.requests_per_day) for state in states])
     quiet[stream[(run.totals >= threshold[stream]).any(axis=0)]] = False
@@ -115,6 +117,7 @@ def _quiet(
         rhythms=tally(side.state, base, rows),
     )
     of_stream = put(side.evidence, stream, run.of_stream)
+    begun = put(side.begun, segment, clock)
     newest = _pieces(side, rows)
     missed = np.add.reduceat(gap, side.starts, dtype=np.int64).tolist()
     named = np.bincount(stream[rows.session != NO_SESSION], minlength=len(states)).tolist()
@@ -143,14 +146,11 @@ def _quiet(
     ]
 
 
-def _beginnings(
-    side: SideBySide, rows: Columns, stream: NDArray[np.intp], starts: list[int]
-) -> tuple[Floats, Ints]:
-    """What is put on the bets that begin at each row, and `begun` of all segments after them."""
+def _clock(side: SideBySide, stream: NDArray[np.intp], starts: list[int]) -> Ints:
+    """How many drafted requests the stream of each row has had up to it."""
     drafted = np.bincount(side.stream_of_stratum, side.state.drafted_requests, len(starts) - 1)
-    clock = drafted.astype(np.int64)[stream] + 1 + np.arange(len(rows)) - np.array(starts)[stream]
-    segment = side.segment_of_stratum[rows.stratum]
-    return put_on_bets(segment, clock, side.begun, side.watched_segments[stream])
+    clock: Ints = drafted.astype(np.int64)[stream] + 1 + np.arange(len(stream)) - np.array(starts)[stream]
+    return clock
 
 
 def _pieces(side: SideBySide, rows: Columns) -> Piece | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from driftguard.detection.beginnings import watched_among
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.rhythm import Rhythms
 from driftguard.detection.state import StreamState
@@ -59,9 +60,9 @@ class SideBySide:
     @property
     def watched_segments(self) -> NDArray[np.int64]:
         """How many segments of each stream have a stratum with a baseline [G]."""
-        watched = np.zeros(self.first_segment[-1], dtype=np.int64)
-        watched[self.segment_of_stratum[self.state.ready]] = 1
-        return np.add.reduceat(watched, self.first_segment[:-1])
+        segments = int(self.first_segment[-1])
+        watched = watched_among(segments, self.segment_of_stratum, self.state.ready)
+        return np.add.reduceat(watched, self.first_segment[:-1], dtype=np.int64)
 
     def own_rhythms(self, together: StreamState, place: int, before: Rhythms) -> Rhythms:
         strata = slice(*self.first_stratum[place : place + 2])

@@ -191,8 +191,9 @@ def with_strata(
     names, strata, of_each = _assigned(state, batch.segment, settings)
     codes = np.array(of_each, dtype=np.uint16)
     added = len(strata) - len(state.setting_of_stratum)
-    begun = np.concatenate([state.begun, _ints(len(names) - len(state.names))])
-    state = replace(state, names=tuple(names), begun=begun)
+    if len(names) > len(state.names):
+        begun = np.concatenate([state.begun, _ints(len(names) - len(state.names))])
+        state = replace(state, names=tuple(names), begun=begun)
     if added == 0:
         return state, codes
     setting_of_stratum = np.array([setting for _, setting in strata], dtype=np.int64)

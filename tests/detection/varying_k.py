@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from driftguard.records import AcceptanceRecord
@@ -45,24 +46,19 @@ def following(
 
 
 def without_positions(records: list[AcceptanceRecord]) -> list[AcceptanceRecord]:
-    return [changed(record, drafted_per_position=None, accepted_per_position=None) for record in records]
+    return [replace(record, drafted_per_position=None, accepted_per_position=None) for record in records]
 
 
 def with_k(records: list[AcceptanceRecord], k: int) -> list[AcceptanceRecord]:
-    return [changed(record, num_speculative_tokens=k) for record in records]
+    return [replace(record, num_speculative_tokens=k) for record in records]
 
 
 def ending_now(records: list[AcceptanceRecord]) -> list[AcceptanceRecord]:
     later = datetime.now(UTC) - timedelta(seconds=10) - records[-1].ended_at
     return [
-        changed(record, started_at=record.started_at + later, ended_at=record.ended_at + later)
+        replace(record, started_at=record.started_at + later, ended_at=record.ended_at + later)
         for record in records
     ]
-
-
-def changed(record: AcceptanceRecord, **fields: object) -> AcceptanceRecord:
-    known = {name: getattr(record, name) for name in record.__struct_fields__}
-    return AcceptanceRecord(**{**known, **fields})
 
 
 def _request(rng: np.random.Generator, number: int, quality: float, k: int) -> AcceptanceRecord:

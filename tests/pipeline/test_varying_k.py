@@ -10,6 +10,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from driftguard.detection import ObservationBatch
 from driftguard.incident_cost import slower_at_least
@@ -20,7 +21,7 @@ from driftguard.store.speeds import between
 from driftguard.store.streams import StreamRegistry
 from tests.alerting.http_receiver import wait_until
 from tests.cost.traffic import Server
-from tests.detection.varying_k import at_k, changed, ending_now, following
+from tests.detection.varying_k import at_k, ending_now, following
 from tests.pipeline.sidecar import post, running_sidecar
 
 CASES: tuple[dict[str, Any], ...] = (
@@ -40,7 +41,7 @@ JUDGED_BY_FIRST = [True, False, False, False, False, False, False, False, True, 
 
 def test_stored_records_are_observed_as_a_replay_observes_them(database: Database) -> None:
     plain = ending_now(at_k(1, np.full(len(CASES), 0.7), np.full(len(CASES), 3)))
-    records = [changed(record, **case) for record, case in zip(plain, CASES, strict=True)]
+    records = [replace(record, **case) for record, case in zip(plain, CASES, strict=True)]
     with database.session() as session:
         insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
         stored = read_after(session, -1, limit=100)
