@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -108,9 +108,8 @@ class IngestQueue:
     def _write_until_stopped(self) -> None:
         while group := self._next_group():
             self._write(group)
-            with self._changed:
-                self._unacknowledged -= sum(len(submission.records) for submission in group)
-                if self._backoff_seconds:
+            if self._backoff_seconds:
+                with self._changed:
                     self._changed.wait_for(lambda: self._stopping, timeout=self._backoff_seconds)
 
     def _next_group(self) -> list[_Submission]:
@@ -128,8 +127,14 @@ class IngestQueue:
     def _write(self, group: list[_Submission]) -> None:
         # A request that went away while it waited is dropped: it was never acknowledged.
         wanted = [submission for submission in group if submission.future.set_running_or_notify_cancel()]
+        self._make_room(submission for submission in group if submission.future.cancelled())
         if wanted:
             self._store(wanted)
+
+    def _make_room(self, group: Iterable[_Submission]) -> None:
+        """Before its sender is answered, who may send the next batch at once."""
+        with self._changed:
+            self._unacknowledged -= sum(len(submission.records) for submission in group)
 
     def _store(self, group: list[_Submission]) -> None:
         try:
@@ -143,6 +148,7 @@ class IngestQueue:
             return
         self._backoff_seconds = 0.0
         self._metrics.database_up.set(1)
+        self._make_room(group)
         for submission, result in zip(group, results, strict=True):
             submission.future.set_result(result)
         if any(result.accepted for result in results):
@@ -163,5 +169,6 @@ class IngestQueue:
             _log.warning("ingest_database_unavailable", detail=error.detail, wait=self._backoff_seconds)
         else:
             _log.error("ingest_failed", exc_info=error)
+        self._make_room(group)
         for submission in group:
             submission.future.set_exception(error)

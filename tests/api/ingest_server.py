@@ -45,6 +45,15 @@ def writers_held_up(database: Database) -> Iterator[None]:
         yield
 
 
+def is_held_up(database: Database) -> bool:
+    """Whether a transaction waits for writers_held_up."""
+    with psycopg.connect(database.libpq_url) as admin:
+        waiting = admin.execute(
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return waiting.fetchone() is not None
+
+
 def kill_held_up(database: Database) -> None:
     """Ends the connections that writers_held_up keeps waiting, as a failing database would."""
     with psycopg.connect(database.libpq_url, autocommit=True) as admin:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -17,7 +16,8 @@ from sqlalchemy import text
 from driftguard.records import AcceptanceRecord, encode_record
 from driftguard.settings import IngestSettings, Settings
 from driftguard.store.database import Database
-from tests.api.ingest_server import kill_held_up, serving, writers_held_up
+from tests.alerting.http_receiver import wait_until
+from tests.api.ingest_server import is_held_up, kill_held_up, serving, writers_held_up
 from tests.benchmarks.ingest_app import ingest_app
 from tests.store.samples import make_records
 
@@ -221,8 +221,7 @@ def test_a_full_queue_is_429_and_a_lost_database_503(client: httpx.Client, datab
     with ThreadPoolExecutor() as threads, writers_held_up(database):
         # The limit is 300 records: the first batch waits for the database, the second finds no room.
         waiting = threads.submit(client.post, PATH, content=lines(first))
-        while not database_is_waiting(database):
-            time.sleep(0.05)
+        wait_until(lambda: is_held_up(database), "the transaction of the first")
         busy = client.post(PATH, content=lines(second))
         kill_held_up(database)
         lost = waiting.result()
@@ -231,12 +230,6 @@ def test_a_full_queue_is_429_and_a_lost_database_503(client: httpx.Client, datab
     assert lost.status_code == 503
     assert stored(database) == 0
     assert client.post(PATH, content=lines(first)).json() == {"accepted": 200, "duplicates": 0}
-
-
-def database_is_waiting(database: Database) -> bool:
-    with database.session() as session:
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-        return bool(session.scalar(text(waiting)))
 
 
 def test_unknown_paths_and_methods_are_problems_too(refusing_client: httpx.Client) -> None:

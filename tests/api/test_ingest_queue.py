@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
@@ -14,7 +15,8 @@ from driftguard.errors import BadInput, Busy, DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.store.database import Database
 from driftguard.store.records import BatchResult
-from tests.api.ingest_server import kill_held_up, writers_held_up
+from tests.alerting.http_receiver import wait_until
+from tests.api.ingest_server import is_held_up, kill_held_up, writers_held_up
 from tests.store.samples import make_records
 
 WAIT_SECONDS = 60
@@ -57,6 +59,16 @@ def test_a_full_queue_says_when_to_come_back(database: Database) -> None:
         assert queue.submit(make_records(1, seed=9)).result(WAIT_SECONDS) == BatchResult(1, 0)
 
 
+def test_who_is_answered_finds_room_for_the_next_batch(database: Database) -> None:
+    more: list[Future[BatchResult]] = []
+    with running(database, limit=10) as queue:
+        with writers_held_up(database):
+            first = queue.submit(make_records(10))
+            first.add_done_callback(lambda _: more.append(queue.submit(make_records(10, seed=1))))
+        wait_until(lambda: bool(more), "the next batch to be taken")
+        assert more[0].result(WAIT_SECONDS) == BatchResult(10, 0)
+
+
 def test_a_batch_larger_than_the_limit_passes_alone(database: Database) -> None:
     with running(database, limit=10) as queue:
         assert queue.submit(make_records(50)).result(WAIT_SECONDS) == BatchResult(50, 0)
@@ -90,8 +102,8 @@ def test_lost_connections_are_told_and_the_writer_recovers(database: Database) -
         assert queue.submit(make_records(1, seed=1)).result(WAIT_SECONDS).accepted == 1
         with writers_held_up(database):
             future = queue.submit(batch)
-            with pytest.raises(TimeoutError):
-                future.result(timeout=0.3)
+            wait_until(lambda: is_held_up(database), "the transaction")
+            assert not future.done()
             kill_held_up(database)
             with pytest.raises(DatabaseUnavailable, match=r"closed the connection|terminat"):
                 future.result(WAIT_SECONDS)
