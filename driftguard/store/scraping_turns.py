@@ -7,7 +7,7 @@ and the database must pool sessions, not transactions.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from uuid import UUID
 
@@ -35,6 +35,7 @@ _COUNT_HELD = text(
           = hashtextextended('driftguard scraping ' || server, 0)
     """
 ).bindparams(_SERVERS)
+_UNLOCK_ALL = text("SELECT pg_advisory_unlock_all()")
 # The server notices within half a minute that the machine at the other end is gone, not after hours.
 _KEEPALIVES = ("tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 4")
 
@@ -85,7 +86,9 @@ class TurnLocks:
             connection.execute(forgotten)
 
     def close(self) -> None:
-        """Gives every lock back."""
+        """Gives every lock back. At once: the session outlives its connection by a moment."""
+        with suppress(DatabaseUnavailable), self._session() as connection:  # else they are gone already
+            connection.execute(_UNLOCK_ALL)
         self._connection.close()
 
     @contextmanager

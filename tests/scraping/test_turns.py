@@ -61,12 +61,13 @@ def second(database_url: str) -> Iterator[Loop]:
 
 
 def lose_connections(database: Database) -> None:
-    """What a restart of the database does to whoever holds a lock."""
+    """What a restart of the database does to whoever holds a lock; it ends when they are gone."""
     with database.session() as session:
         session.execute(
             text(
-                "SELECT pg_terminate_backend(pid) FROM pg_locks "
-                "WHERE locktype = 'advisory' AND pid <> pg_backend_pid()"
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_locks "
+                "WHERE locktype = 'advisory' AND pid <> pg_backend_pid() "
+                "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
             )
         )
 
