@@ -210,8 +210,9 @@ def test_an_unforeseen_failure_is_counted_and_later_pages_go_out(
     defer_new = WebhookSink.defer_new
 
     def failing_once(sink: WebhookSink, app: procrastinate.App) -> None:
-        for failure in failures:
-            raise failure
+        if sink._database is database:  # not one of another sidecar in this process
+            for failure in failures:
+                raise failure
         defer_new(sink, app)
 
     monkeypatch.setattr(WebhookSink, "defer_new", failing_once)
