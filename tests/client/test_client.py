@@ -64,7 +64,7 @@ def test_what_is_sent_arrives_once_however_often_it_is_sent(
     client = make(url, max_batch=25)
     for record in records + records[:10]:
         client.send(record)
-    client.close()
+    client.close(timeout_seconds=60)
     assert stored(database) == ids(records)
     assert (client.counts.sent, client.counts.waiting, client.counts.dropped) == (130, 0, 0)
 
@@ -76,7 +76,7 @@ def test_a_batch_that_is_too_large_is_sent_in_parts(
     client = make(url, max_batch=1_000, linger_seconds=60)
     for record in records:
         client.send(record)
-    assert client.flush()
+    assert client.flush(timeout_seconds=60)
     assert stored(database) == ids(records)
     assert client.counts.sent == 120
 
@@ -90,7 +90,7 @@ def test_records_wait_while_the_sidecar_is_away(make: MakeClient, database: Data
     wait_until(lambda: client.counts.failed_attempts > 0, "an attempt")
     assert client.counts.waiting == 30
     with serving(ingest_app(Settings(), database.libpq_url), port):
-        assert client.flush(timeout_seconds=30)
+        assert client.flush(timeout_seconds=60)
     assert stored(database) == ids(records)
     assert (client.counts.sent, client.counts.dropped) == (30, 0)
 
@@ -102,7 +102,7 @@ def test_a_full_buffer_drops_the_oldest_and_counts_them(make: MakeClient, databa
         client.send(record)
     assert (client.counts.dropped, client.counts.waiting) == (3, 5)
     with serving(ingest_app(Settings(), database.libpq_url), port):
-        assert client.flush(timeout_seconds=30)
+        assert client.flush(timeout_seconds=60)
     assert stored(database) == ids(records[3:])
 
 
@@ -115,7 +115,7 @@ def test_a_refused_record_is_named_and_the_others_are_stored(
     with caplog.at_level(logging.ERROR, "driftguard.client"):
         for record in (records[0], bad, records[2]):
             client.send(record)
-        assert client.flush()
+        assert client.flush(timeout_seconds=60)
     assert (client.counts.sent, client.counts.refused) == (2, 1)
     assert "accepted: 1000000 is more than drafted" in caplog.text
     assert str(bad.record_id) in caplog.text
@@ -152,7 +152,7 @@ def test_the_sidecar_says_when_to_come_again(make: MakeClient) -> None:
     with serving(Starlette(routes=[Route("/api/v1/records", answer, methods=["POST"])])) as served:
         client = make(served.base_url, linger_seconds=0)
         client.send(make_records(1)[0])
-        assert client.flush(timeout_seconds=30)
+        assert client.flush(timeout_seconds=60)
     assert len(asked) == 2
     assert asked[1] - asked[0] >= 1
     assert client.counts.failed_attempts == 1

@@ -21,6 +21,8 @@ from driftguard.records import AcceptanceRecord, decode_record
 from driftguard.settings import ProxySettings
 from tests.proxy.engines import Answer
 
+PATIENCE_SECONDS = 60.0
+
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
@@ -57,7 +59,7 @@ class Sidecar:
         return web.json_response({"accepted": len(lines), "duplicates": 0}, status=status)
 
     async def wait_for(self, count: int) -> list[AcceptanceRecord]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while len(self.records) < count:
                 await self.arrived.wait()
                 self.arrived.clear()
@@ -72,14 +74,7 @@ class Setup:
     sidecar: Sidecar
     seen: list[Seen]
     client: aiohttp.ClientSession
-    models_asked: asyncio.Event
     stop: Callable[[], Coroutine[Any, Any, None]]  # the proxy
-
-    async def identified(self) -> None:
-        """The proxy has been told what the engine is."""
-        async with asyncio.timeout(20):
-            await self.models_asked.wait()
-            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -107,11 +102,9 @@ async def proxied(
     """Records wait for `linger_seconds` for more before they are sent."""
     seen: list[Seen] = []
     sidecar = Sidecar()
-    models_asked = asyncio.Event()
 
     async def engine(request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/v1/models":
-            models_asked.set()
             return web.json_response({"data": [{"id": "m", "owned_by": owned_by}]})
         body = await request.read()
         seen.append(Seen(request.method, request.raw_path, dict(request.headers), body))
@@ -134,9 +127,7 @@ async def proxied(
         )
         proxy = f"http://127.0.0.1:{listeners.port}"
         client = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
-        yield Setup(
-            proxy, listeners.admin_url or "", upstream, sidecar, seen, client, models_asked, running.aclose
-        )
+        yield Setup(proxy, listeners.admin_url or "", upstream, sidecar, seen, client, running.aclose)
 
 
 def answering(

@@ -18,8 +18,10 @@ import pytest
 from driftguard.cli import main
 from driftguard.demo.processes import free_port
 from driftguard.store.database import Database
+from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import running_sidecar
 from tests.probes.servers import stub_server
+from tests.proxy.serving import PATIENCE_SECONDS
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("DRIFTGUARD_")}
 
@@ -54,12 +56,9 @@ def test_requests_become_a_stream_of_the_sidecar_though_a_worker_is_killed(
                     psutil.Process(process.pid).children()[0].kill()
                     until(admin_port, {"requests": asked, "records_sent": asked, "restarts": 1})
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
-        deadline = time.monotonic() + 20
-        while not (streams := sidecar.get("/api/v1/status").json()["streams"]):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        (stream,) = streams
+            assert process.wait(PATIENCE_SECONDS) == 0
+        wait_until(lambda: bool(sidecar.get("/api/v1/status").json()["streams"]), "the stream")
+        (stream,) = sidecar.get("/api/v1/status").json()["streams"]
         names_of = ("server", "target", "draft_version", "method")
         assert [stream[name] for name in names_of] == ["chat", "big/model", "v7", "eagle3"]
 
@@ -71,9 +70,9 @@ def until(admin_port: int, expected: dict[str, float]) -> None:
         'driftguard_proxy_records_total{outcome="sent"}': "records_sent",
         "driftguard_proxy_worker_restarts_total": "restarts",
     }
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        text = httpx.get(f"http://127.0.0.1:{admin_port}/driftguard/metrics", timeout=20).text
+        text = httpx.get(f"http://127.0.0.1:{admin_port}/driftguard/metrics").text
         pairs = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
         found = {names[name]: float(value) for name, value in pairs if name in names}
         if found == expected:

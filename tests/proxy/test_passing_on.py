@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from yarl import URL
 
 from tests.proxy.engines import DONE, Json, vllm
-from tests.proxy.serving import Handler, answering, proxied, served
+from tests.proxy.serving import PATIENCE_SECONDS, Handler, answering, proxied, served
 
 CHAT: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 PATH = "/v1/chat/completions"
@@ -187,12 +187,14 @@ def test_an_upstream_that_is_silent_is_given_up() -> None:
 
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(has_begun: bool) -> None:
+    arrived = asyncio.Event()
+
     async def engine(request: web.BaseRequest) -> web.StreamResponse:
         if has_begun:
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(request)
             await response.write(b"data: {}\n\n")
-            await asyncio.sleep(0.05)
+            await arrived.wait()
         assert request.transport is not None
         request.transport.abort()
         return web.Response()
@@ -201,6 +203,8 @@ def test_an_answer_that_breaks_off_is_not_taken_for_a_whole_one(has_begun: bool)
         async with proxied(engine) as setup:
             async with setup.client.post(setup.proxy + PATH, json=CHAT) as answer:
                 if has_begun:
+                    assert await answer.content.readline() == b"data: {}\n"
+                    arrived.set()
                     with pytest.raises(aiohttp.ClientPayloadError):
                         await answer.read()
                 else:
@@ -231,7 +235,7 @@ def test_a_client_that_leaves_ends_the_request_upstream() -> None:
             async with setup.client.post(setup.proxy + PATH, json=CHAT) as answer:
                 await answer.content.readline()
                 answer.close()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await cancelled.wait()
             assert setup.sidecar.records == []
 
@@ -252,7 +256,7 @@ def test_a_client_that_leaves_before_the_answer_ends_the_request_upstream() -> N
 
         async with proxied(engine, engine="vllm") as setup:
             waiting = asyncio.create_task(setup.client.post(setup.proxy + PATH, json=CHAT).__aenter__())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await asked.wait()
                 waiting.cancel()
                 await cancelled.wait()
@@ -278,7 +282,10 @@ def test_events_pass_one_by_one_as_they_come() -> None:
             return response
 
         async with proxied(engine, engine="vllm") as setup:
-            async with setup.client.post(setup.proxy + PATH, json=CHAT) as answer, asyncio.timeout(20):
+            async with (
+                setup.client.post(setup.proxy + PATH, json=CHAT) as answer,
+                asyncio.timeout(PATIENCE_SECONDS),
+            ):
                 event = b""
                 while event != DONE:
                     event = await answer.content.readuntil(b"\n\n")

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from driftguard.records import PROBE_SEGMENT
+from tests.alerting.http_receiver import wait_until
 from tests.proxy.engines import COMPACT, Json, sglang, triton, vllm
 from tests.proxy.serving import Setup, answering, proxied
 
@@ -180,10 +182,13 @@ def test_the_upstream_is_asked_what_it_is(owner: str, told: str) -> None:
 
     async def scenario() -> None:
         async with proxied(answering(sglang), engine="auto", owned_by=owner) as setup:
-            await setup.identified()
+            await asyncio.to_thread(
+                wait_until, lambda: any(line["event"] == "upstream" for line in logs), "the engine's answer"
+            )
             assert await _told(setup, CHAT) == told
 
-    asyncio.run(scenario())
+    with capture_logs() as logs:
+        asyncio.run(scenario())
 
 
 def test_nothing_that_is_said_leaves_the_proxy(capfd: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ def test_workers_stop_when_their_supervisor_is_killed() -> None:
 
 def test_a_worker_that_cannot_start_ends_the_proxy_with_an_error() -> None:
     with _supervised(failing=1) as process:
-        said = process.communicate(timeout=20)[0]
+        said = process.communicate(timeout=60)[0]
         assert "worker 1 did not start" in said
         assert "no such device" in said
         assert "ready" not in said

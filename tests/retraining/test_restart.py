@@ -157,20 +157,20 @@ def test_the_command_is_told_and_the_records_decide(
 
 
 @pytest.mark.parametrize(
-    ("command", "reason"),
+    ("command", "seconds", "reason"),
     [
-        (["restart.sh", "now"], "promote_command ended with status 7: restarting now"),
-        (["slow.sh"], "promote_command did not end within 1 s: waiting"),
-        (["none.sh"], "none.sh cannot be found, or not be executed"),
+        (["restart.sh", "now"], 60.0, "promote_command ended with status 7: restarting now"),
+        (["slow.sh"], 2.0, "promote_command did not end within 2 s: waiting"),
+        (["none.sh"], 60.0, "none.sh cannot be found, or not be executed"),
     ],
 )
 def test_a_command_that_fails_fails_the_run_and_keeps_the_draft(
-    restarts: Restarts, tmp_path: Path, command: list[str], reason: str
+    restarts: Restarts, tmp_path: Path, command: list[str], seconds: float, reason: str
 ) -> None:
     restarts.exits_with(7)
     script(tmp_path / "slow.sh", "echo waiting", "sleep 60")
     command = [str(tmp_path / command[0]), *command[1:]]
-    settings = restarts.settings(promote_command=command, promote_timeout_seconds=1.0)
+    settings = restarts.settings(promote_command=command, promote_timeout_seconds=seconds)
     made = passed_the_gate(restarts.database, settings)
     outcome = promote(restarts.database, settings, made.id, made.incident_id)
     assert (outcome.state, outcome.exit_code) == ("failed", 1)
@@ -223,19 +223,19 @@ def test_the_webhook_is_told_until_it_accepts(
 
 
 @pytest.mark.parametrize(
-    ("status", "garbled", "reason"),
+    ("status", "garbled", "seconds", "reason"),
     [
-        (400, False, "refused with HTTP 400"),
-        (503, False, "not accept within 0.3 s: HTTP 503"),
-        (200, True, "not accept within 0.3 s: DecodingError"),
+        (400, False, 60.0, "refused with HTTP 400"),
+        (503, False, 2.0, "not accept within 2 s: HTTP 503"),
+        (200, True, 2.0, "not accept within 2 s: DecodingError"),
     ],
 )
 def test_a_webhook_that_does_not_accept_fails_the_run(
-    restarts: Restarts, receiver: Receiver, status: int, garbled: bool, reason: str
+    restarts: Restarts, receiver: Receiver, status: int, garbled: bool, seconds: float, reason: str
 ) -> None:
     receiver.status, receiver.garbled = status, garbled
     settings = restarts.settings(
-        promote_command=[], promote_webhook=receiver.url, promote_timeout_seconds=0.3
+        promote_command=[], promote_webhook=receiver.url, promote_timeout_seconds=seconds
     )
     made = passed_the_gate(restarts.database, settings)
     outcome = promote(restarts.database, settings, made.id, made.incident_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from driftguard_engine import server
 from driftguard_engine.listener import bind
 from driftguard_engine.server import ServeOptions, serve
 from driftguard_engine.telemetry import Telemetry
@@ -15,6 +16,7 @@ from tests.engine.server.tiny_models import byte_tokenizer
 def main(arguments: Sequence[str]) -> int:
     engine = FakeEngine(byte_tokenizer())
     if "--fail" in arguments:
+        server.FAILURE_GRACE_SECONDS = 4.0  # a busy test has time to ask it
         engine.step_error = RuntimeError("device lost")
     telemetry = Telemetry(None, None, "test", engine.target_name)
     return serve(engine, telemetry, bind("127.0.0.1", 0), ServeOptions())

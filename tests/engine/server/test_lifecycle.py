@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from driftguard_engine import server
 from driftguard_engine.server import ServeOptions
 
 from tests.engine.server import fake_process
@@ -17,6 +18,12 @@ from tests.engine.server.fake_engine import TOKEN_TEXT, FakeEngine
 from tests.engine.server.processes import serving_process
 from tests.engine.server.serving import served, wait_until
 from tests.engine.server.tiny_models import byte_tokenizer
+
+
+@pytest.fixture
+def dead_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, the test gets to see what a dead engine answers before its server ends."""
+    monkeypatch.setattr(server, "FAILURE_GRACE_SECONDS", 600.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -55,6 +62,7 @@ def test_a_full_queue_answers_429_and_keeps_nothing_of_the_refused_request() -> 
         assert first.result().status_code == 200
 
 
+@pytest.mark.usefixtures("dead_for_long")
 def test_a_dead_engine_fails_its_requests_and_says_so(fake: FakeEngine) -> None:
     fake.paused.set()
     with served(fake) as client, ThreadPoolExecutor(2) as pool:
@@ -74,6 +82,7 @@ def test_a_dead_engine_fails_its_requests_and_says_so(fake: FakeEngine) -> None:
         assert refused.status_code == 503
 
 
+@pytest.mark.usefixtures("dead_for_long")
 def test_an_engine_that_fails_every_request_is_dead(fake: FakeEngine) -> None:
     with served(fake) as client:
         fake.request_error = "device lost"
@@ -86,6 +95,7 @@ def test_an_engine_that_fails_every_request_is_dead(fake: FakeEngine) -> None:
         wait_until(lambda: client.get("/health").status_code == 503, "the engine is given up")
 
 
+@pytest.mark.usefixtures("dead_for_long")
 def test_a_lost_device_ends_the_process_after_its_requests_have_their_answer(fake: FakeEngine) -> None:
     with served(fake) as client:
         fake.request_error = fake.lost = "CUDA error: an illegal memory access was encountered"
