@@ -16,6 +16,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import certifi
+import httpx
 import psycopg
 import pytest
 import structlog
@@ -40,9 +41,14 @@ MEMORY = Path("/dev/shm")  # a database is copied there 10 times sooner: it is 4
 MEMORY_NEEDED_BYTES = 4 * 2**30  # for all workers; containers often have less
 
 
+PATIENCE_SECONDS = 60.0  # with a server of this machine, which may be busy with other tests
+
+
 def pytest_configure() -> None:
     """httpx reads every known certificate authority for each client, which takes a tenth of a second: one
-    is enough, as no test speaks TLS."""
+    is enough, as no test speaks TLS. And where a test names no timeout, it would not wait longer than 5 s."""
+    for phase in ("connect", "read", "write", "pool"):
+        setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_SECONDS)
     end = "-----END CERTIFICATE-----\n"
     with tempfile.NamedTemporaryFile("w", suffix=".pem", delete=False) as file:
         file.write(certifi.contents().partition(end)[0] + end)

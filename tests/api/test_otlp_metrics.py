@@ -33,6 +33,7 @@ from driftguard.settings import Settings
 from driftguard.store.database import Database
 from tests.adapters.fake_engines import FakeTgi, FakeVllm, K
 from tests.adapters.otlp_exports import as_json, exported
+from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import kill_held_up, serving, writers_held_up
 from tests.api.otlp_answers import JSON, PROTOBUF, answered
 
@@ -288,15 +289,12 @@ def test_a_server_whose_exports_stop_is_stale_and_one_that_is_away_is_told(
         connection.execute(
             "UPDATE sources SET scraped_at = scraped_at - interval '1 hour' WHERE server = 'leaves'"
         )
-    for _ in range(200):
-        if source(client, "leaves")["condition"] == "stale":
-            break
-        time.sleep(0.05)
+    wait_until(lambda: source(client, "leaves")["condition"] == "stale", "a look at the exports")
     assert source(client, "leaves")["detail"] == "its exports have stopped"
     assert "leaves" in client.get("/").text
     up = 'driftguard_source_up{kind="vllm",source="leaves"} 0.0'
     stale = 'driftguard_source_condition{condition="stale",kind="vllm",source="leaves"} 1.0'
-    assert {up, stale} <= set(client.get("/metrics").text.splitlines())
+    wait_until(lambda: {up, stale} <= set(client.get("/metrics").text.splitlines()), "the metrics to follow")
 
 
 def test_an_export_that_the_database_did_not_take_is_taken_when_it_is_sent_again(

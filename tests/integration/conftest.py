@@ -6,7 +6,7 @@ Started once per test process. Tests that share them only read; one that changes
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,9 +58,10 @@ def prometheus(
     base = str(drifted_sidecar.base_url)
     with running_prometheus(directory, [base], hastened_rules(TIMES)) as server:
         traffic = Traffic(seed=21, start=datetime.now(UTC) - timedelta(seconds=60), seconds_apart=0.1)
-        wait_until(lambda: _records(server) > 0, "the first scrape")
-        for _ in range(SCRAPES_OF_TRAFFIC):
-            _wait_for_more(server, lambda: post(drifted_sidecar, traffic.draw(30, BAD)))
+        wait_until(lambda: _records(server) == 1_800, "the first scrape")
+        for sent in range(1, SCRAPES_OF_TRAFFIC + 1):
+            post(drifted_sidecar, traffic.draw(30, BAD))
+            wait_until(lambda: _records(server) == 1_800 + 30 * sent, "a scrape of new traffic")  # noqa: B023
         yield server
 
 
@@ -69,12 +70,5 @@ def _shows_incident(client: httpx.Client) -> bool:
     return bool(re.search(r'^driftguard_incidents_open{direction="down".* 1\.0$', text, re.MULTILINE))
 
 
-def _wait_for_more(server: Prometheus, act: Callable[[], None]) -> None:
-    before = _records(server)
-    act()
-    wait_until(lambda: _records(server) > before, "a scrape of new traffic")
-
-
 def _records(server: Prometheus) -> float:
-    found = server.query("sum(driftguard_records_total)")
-    return float(found[0]["value"][1]) if found else 0.0
+    return sum(server.values("sum(driftguard_records_total)"))

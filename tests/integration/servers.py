@@ -40,10 +40,9 @@ class Prometheus:
         assert answer.status_code == 200, f"{expression}: {answer.text}"
         return list(answer.json()["data"]["result"])
 
-    def value(self, expression: str) -> float:
-        """The one sample of an expression."""
-        (sample,) = self.query(expression)
-        return float(sample["value"][1])
+    def values(self, expression: str) -> list[float]:
+        """Of its samples: none while there are none, or while the newest scrape failed."""
+        return [float(sample["value"][1]) for sample in self.query(expression)]
 
     def alerts(self) -> list[dict[str, Any]]:
         """Pending and firing ones, with `labels`, `annotations` and `state`."""

@@ -38,6 +38,12 @@ def messages(receiver: Receiver, name: str) -> list[dict[str, Any]]:
     return [item.body for item in receiver.taken() if item.path == f"/hook/{name}"]
 
 
+def pages(receiver: Receiver) -> list[dict[str, Any]]:
+    """Of the drift. On a machine so busy that scrapes fail, the sidecar is a page as well."""
+    told = messages(receiver, "pagerduty")
+    return [page for page in told if page["payload"]["custom_details"]["runbook"].endswith("AcceptanceDrift")]
+
+
 @needs_prometheus
 @needs_alertmanager
 @pytest.mark.usefixtures("impatient_sidecar")
@@ -64,7 +70,7 @@ def test_a_drift_pages_once_and_resolves_once_although_alertmanager_is_away_both
         wait_until(lambda: bool(prometheus.firing("DriftGuardAcceptanceDrift")), "the alerts")
 
         with running_alertmanager(tmp_path / "alertmanager", config, port=port):
-            wait_until(lambda: bool(messages(pager, "pagerduty")), "the page")
+            wait_until(lambda: bool(pages(pager)), "the page")
             wait_until(lambda: bool(messages(pager, "watchdog")), "the watchdog")
 
         (incident,) = sidecar.get("/api/v1/incidents").json()["incidents"]
@@ -75,11 +81,11 @@ def test_a_drift_pages_once_and_resolves_once_although_alertmanager_is_away_both
         wait_until(lambda: not prometheus.firing("DriftGuardAcceptanceDrift"), "the end of the alerts")
 
         with running_alertmanager(tmp_path / "alertmanager", config, port=port):
-            wait_until(lambda: len(messages(pager, "pagerduty")) == 2, "the resolution")
+            wait_until(lambda: len(pages(pager)) == 2, "the resolution")
             beats = len(messages(pager, "watchdog"))
             wait_until(lambda: len(messages(pager, "watchdog")) > beats + 1, "more of the watchdog")
 
-        page, resolution = messages(pager, "pagerduty")
+        page, resolution = pages(pager)
         assert (page["event_action"], resolution["event_action"]) == ("trigger", "resolve")
         assert page["dedup_key"] == resolution["dedup_key"]
         told = page["payload"]["summary"]

@@ -21,8 +21,11 @@ from driftguard.settings import Settings
 from driftguard.store.database import Database
 from driftguard.store.tables import Record
 from tests.adapters.fake_engines import FakeVllm
+from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
 from tests.scraping.served import Served, ok, served
+
+PATIENCE_SECONDS = 60.0
 
 
 @contextmanager
@@ -35,13 +38,16 @@ def sidecar(database: Database, data_dir: Path, sources: list[dict[str, Any]]) -
 
 
 def until(client: httpx.Client, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    status: dict[str, Any] = {}
-    for _ in range(200):
-        status = client.get("/api/v1/status").json()
-        if holds(status):
-            return status
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds(status := client.get("/api/v1/status").json()):
+        assert time.monotonic() < deadline, status
         time.sleep(0.05)
-    raise AssertionError(status)
+    return dict(status)
+
+
+def shows(client: httpx.Client, *samples: str) -> bool:
+    """Whether its metrics have these lines."""
+    return set(samples) <= set(client.get("/metrics").text.splitlines())
 
 
 def condition(status: dict[str, Any]) -> str | None:
@@ -85,7 +91,10 @@ def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted(
     with sidecar(database, tmp_path, sources) as client:
         status = until(
             client,
-            lambda status: bool(status["streams"]) and condition(status) == "reporting",
+            lambda status: (
+                bool(status["streams"])
+                and [source["condition"] for source in status["sources"]] == ["reporting", "metrics_hidden"]
+            ),
         )
         chat, code = status["sources"]
         assert (chat["server"], chat["kind"], chat["fidelity"], chat["detail"]) == (
@@ -113,7 +122,7 @@ def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
     with sidecar(database, tmp_path, [{"url": server.url, "server": "chat"}]) as client:
         until(client, lambda status: bool(status["sources"]))
         engine.serve([2] * 100)
-        until(client, lambda status: bool(status["streams"]))
+        until(client, lambda status: stored_steps(database) == 100)  # and no more will come
         hours_ago = datetime.now(UTC) - timedelta(hours=6)
         with database.session() as session:
             connection = session.connection().connection.driver_connection
@@ -147,19 +156,27 @@ def test_two_sidecars_with_the_same_source_count_it_once_and_the_second_takes_ov
         first = stack.enter_context(sidecar(database, tmp_path, sources))
         until(first, lambda status: bool(status["streams"]))
         with sidecar(database, tmp_path, sources) as second:
-            status = until(second, lambda status: stored_steps(database) >= 8)
-            assert status["sources_elsewhere"] == ["chat"]
+            status = until(
+                second,
+                lambda status: (
+                    status["sources_elsewhere"] == ["chat"]
+                    and bool(status["sources"])
+                    and stored_steps(database) >= 8
+                ),
+            )
             assert status["sources"][0]["scraped_by"] in second.get("/").text
             assert second.get("/readyz").json()["status"] == "ready"
-            assert 'driftguard_scraping_active{source="chat"} 1.0' in first.get("/metrics").text
-            metrics = second.get("/metrics").text
-            assert 'driftguard_scraping_active{source="chat"} 0.0' in metrics
-            assert "driftguard_source_up{" not in metrics
+            assert shows(first, 'driftguard_scraping_active{source="chat"} 1.0')
+            wait_until(
+                lambda: shows(second, 'driftguard_scraping_active{source="chat"} 0.0'), "the second's metrics"
+            )
+            assert "driftguard_source_up{" not in second.get("/metrics").text
 
             stack.close()
             by_first = stored_steps(database)
             until(second, lambda status: stored_steps(database) > by_first)
-            assert 'driftguard_source_up{kind="vllm",source="chat"} 1.0' in second.get("/metrics").text
+            up = 'driftguard_source_up{kind="vllm",source="chat"} 1.0'
+            wait_until(lambda: shows(second, up), "the metrics of what is stored")
     assert stored_steps(database) <= engine.steps
 
 
