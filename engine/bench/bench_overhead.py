@@ -2,9 +2,10 @@
 
     python engine/bench/bench_overhead.py [--target DIR] [--batch 1 4 8] [--drafted 3] [--context 64]
 
-Verification and the target's forward pass over the same step, K + 1 tokens of each row, alternate in one run;
-CPU time, so that what else the machine does hardly counts. The draws of the K drafts are told beside it: they
-belong to drafting.
+The draws of a step's K drafts, the target's forward pass over K + 1 tokens of each row and the verification
+follow one another as in the engine: each finds the processor's caches as the one before has left them.
+CPU time, so that what else the machine does hardly counts. The draws are told beside the verification: they
+belong to drafting, with the laws that they find and the random numbers of the step.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.loading import Placement, load
-from driftguard_engine.verify import DraftSampler, verify_chain
+from driftguard_engine.sampling import Sampling
+from driftguard_engine.speculation import SpeculativeStep
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 REACH = 0.1
 REPEATS = 60
@@ -60,38 +65,31 @@ def _costs(
     fed = torch.randint(target.vocabulary, (batch * (drafted + 1),)).tolist()
     logits = target.forward(fed, spans).view(batch, drafted + 1, -1)
     draft = logits[:, :-1] + 0.5 * torch.randn(batch, drafted, logits.shape[-1])
-    settings = _settings(batch, sampling)
-    tokens = _drawn(draft, settings)
-    lengths = torch.full((batch,), drafted)
-    forward, verify, draws = _alternating(
-        lambda: target.forward(fed, spans),
-        lambda: verify_chain(logits, draft, tokens, lengths, *settings),
-        lambda: _drawn(draft, settings),
-    )
+    temperature, top_k, top_p = (torch.full((batch,), value) for value in sampling)
+    settings = Sampling.of(temperature, top_k, top_p, torch.arange(batch), batch, logits.device)
+    times: list[tuple[float, float, float]] = []
+    for _ in range(REPEATS):  # a slow moment of the machine meets all of them
+        draws, step = _timed(lambda: _drawn(draft, settings))
+        forward, _ = _timed(lambda: target.forward(fed, spans))
+        verify, _ = _timed(lambda: step.verify(logits, range(batch)))  # noqa: B023
+        times.append((forward, verify, draws))
+    forward, verify, draws = (statistics.median(seen) for seen in zip(*times, strict=True))
     return forward, verify, draws
 
 
-def _settings(
-    batch: int, sampling: tuple[float, int, float]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    temperature, top_k, top_p = (torch.full((batch,), value) for value in sampling)
-    return temperature, top_k, top_p, torch.arange(batch), torch.full((batch,), 100)
+def _drawn(draft: Tensor, settings: Sampling) -> SpeculativeStep:
+    batch, drafted, vocabulary = draft.shape
+    step = SpeculativeStep(settings, [100] * batch, drafted, vocabulary, draft.device)
+    for draft_logits in draft.unbind(1):
+        step.draw(draft_logits, range(batch))
+    return step
 
 
-def _drawn(draft: Tensor, settings: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]) -> Tensor:
-    sampler = DraftSampler(*settings, steps=draft.shape[1])
-    return torch.stack([sampler.draw(draft[:, step], step) for step in range(draft.shape[1])], 1)
-
-
-def _alternating(*calls: Callable[[], object]) -> tuple[float, ...]:
-    """Median microseconds of CPU time of each: a slow moment of the machine meets all of them."""
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(REPEATS):
-        for call, seen in zip(calls, times, strict=True):
-            begin = time.process_time()
-            call()
-            seen.append(1e6 * (time.process_time() - begin))
-    return tuple(statistics.median(seen) for seen in times)
+def _timed(call: Callable[[], Result]) -> tuple[float, Result]:
+    """Microseconds of CPU time, and what the call gave."""
+    begin = time.process_time()
+    given = call()
+    return 1e6 * (time.process_time() - begin), given
 
 
 def _options() -> argparse.Namespace:

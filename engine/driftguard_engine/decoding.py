@@ -10,10 +10,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from driftguard_engine.drafters.base import Drafter, DraftRow, Proposal, Sampling
+from driftguard_engine.checks import InvalidLogits
+from driftguard_engine.drafters.base import Drafter, DraftRow
 from driftguard_engine.models.base import TokenModel
+from driftguard_engine.sampling import Sampling
 from driftguard_engine.sequence import RunningSequence
-from driftguard_engine.verify import InvalidLogits, verify_chain
+from driftguard_engine.speculation import SpeculativeStep
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,6 @@ class Decoder:
         self._target = target
         self._device = device
         self._sampling_of: tuple[tuple[str, ...], Sampling] | None = None
-        self._no_proposal = Proposal([], torch.empty(0, target.vocabulary, device=device))
 
     def admit(self, row: RunningSequence) -> None:
         """Nothing is kept of it."""
@@ -80,15 +81,16 @@ class Decoder:
         self, rows: Sequence[RunningSequence], draft_counts: Sequence[int]
     ) -> list[tuple[RunningSequence, RowOutcome]]:
         """One outcome per row."""
-        sampling = self._sampling(rows)
-        proposals = self._propose(rows, draft_counts, sampling)
-        token_ids, spans = [], []
-        for row, proposal in zip(rows, proposals, strict=True):
-            token_ids += [row.token_ids[-1], *proposal.token_ids]
-            spans.append(row.step_span(len(proposal.token_ids)))
-        logits = self._target.forward(token_ids, spans)  # [N, V]
         positions = [len(row.token_ids) for row in rows]
-        outcomes = _assemble(logits, proposals, positions, sampling).outcomes()
+        drafts, vocabulary = max(draft_counts), self._target.vocabulary
+        step = SpeculativeStep(self._sampling(rows), positions, drafts, vocabulary, self._device)
+        self._draft(rows, draft_counts, step)
+        token_ids, spans = [], []
+        for row, proposal in zip(rows, step.proposals, strict=True):
+            token_ids += [row.token_ids[-1], *proposal]
+            spans.append(row.step_span(len(proposal)))
+        logits = self._target.forward(token_ids, spans)  # [N, V]
+        outcomes = _outcomes(step, _padded(logits, step.proposals), range(len(rows)))
         return list(zip(rows, outcomes, strict=True))
 
     def _sampling(self, rows: Sequence[RunningSequence]) -> Sampling:
@@ -96,109 +98,61 @@ class Decoder:
         names = tuple(row.request.request_id for row in rows)
         if self._sampling_of is None or self._sampling_of[0] != names:
             params = [row.request.params for row in rows]
-            sampling = Sampling(
-                torch.tensor([each.temperature for each in params], dtype=torch.float32, device=self._device),
-                torch.tensor([each.top_k for each in params], device=self._device),
-                torch.tensor([each.top_p for each in params], dtype=torch.float32, device=self._device),
-                torch.tensor([each.seed for each in params], device=self._device),
+            sampling = Sampling.of(
+                torch.tensor([each.temperature for each in params], dtype=torch.float32),
+                torch.tensor([each.top_k for each in params]),
+                torch.tensor([each.top_p for each in params], dtype=torch.float32),
+                torch.tensor([each.seed for each in params]),
+                len(params),
+                torch.device("cpu"),
             )
             self._sampling_of = (names, sampling)
         return self._sampling_of[1]
 
-    def _propose(
-        self, rows: Sequence[RunningSequence], draft_counts: Sequence[int], sampling: Sampling
-    ) -> list[Proposal]:
-        """One proposal per row, empty without speculation; rows of one batch may have different drafts."""
+    def _draft(
+        self, rows: Sequence[RunningSequence], draft_counts: Sequence[int], step: SpeculativeStep
+    ) -> None:
+        """Rows of one batch may have different drafts, or none."""
         by_drafter: dict[Drafter, list[DraftRow]] = {}
         for index, (row, count) in enumerate(zip(rows, draft_counts, strict=True)):
             if row.draft.drafter is not None and count > 0:
                 name, prompt = row.request.request_id, row.request.prompt_token_ids
                 wanted = DraftRow(name, row.slot, index, row.token_ids, count, len(prompt) - 1)
                 by_drafter.setdefault(row.draft.drafter, []).append(wanted)
-        proposals = [self._no_proposal] * len(rows)
         for drafter, wanting in by_drafter.items():
             try:
-                drawn = drafter.propose(wanting, sampling)
+                drafter.propose(wanting, step)
             except InvalidLogits as error:
                 # The target needs no draft: the requests go on without one.
                 logger.error("the draft gives no usable logits (%s); this step is not drafted", error)
-                continue
-            for draft_row, proposal in zip(wanting, drawn, strict=True):
-                proposals[draft_row.index] = proposal
-        return proposals
+                step.withdraw(row.index for row in wanting)
 
 
-@dataclass(frozen=True, slots=True)
-class _Verification:
-    """B rows, K = the longest draft among them; shorter ones are padded, `lengths` says how many are real."""
-
-    target_logits: Tensor  # [B, K+1, V]
-    draft_logits: Tensor  # [B, K, V]
-    draft_tokens: Tensor  # [B, K]
-    lengths: Tensor  # [B]
-    position: Tensor  # [B]
-    sampling: Sampling
-
-    def outcomes(self) -> list[RowOutcome]:
-        """A row without usable logits gets an error; the others are verified without it."""
-        try:
-            return self._verify()
-        except InvalidLogits as error:
-            logger.error("%d of %d rows: %s", len(error.rows), self.lengths.shape[0], error)
-            bad, failed = set(error.rows), RowOutcome([], 0, 0, f"the model gave no usable logits: {error}")
-        good = [row for row in range(self.lengths.shape[0]) if row not in bad]
-        outcomes = iter(self._only(good).outcomes() if good else [])
-        return [failed if row in bad else next(outcomes) for row in range(self.lengths.shape[0])]
-
-    def _verify(self) -> list[RowOutcome]:
-        result = verify_chain(
-            self.target_logits,
-            self.draft_logits,
-            self.draft_tokens,
-            self.lengths,
-            self.sampling.temperature,
-            self.sampling.top_k,
-            self.sampling.top_p,
-            self.sampling.seed,
-            self.position,
-        )
-        counts = zip(result.tokens.tolist(), self.lengths.tolist(), result.accepted.tolist(), strict=True)
-        return [RowOutcome(row[: accepted + 1], drafted, accepted) for row, drafted, accepted in counts]
-
-    def _only(self, rows: Sequence[int]) -> _Verification:
-        index = torch.tensor(rows, device=self.lengths.device)
-        return _Verification(
-            self.target_logits[index],
-            self.draft_logits[index],
-            self.draft_tokens[index],
-            self.lengths[index],
-            self.position[index],
-            self.sampling.rows(index),
-        )
+def _padded(logits: Tensor, proposals: Sequence[Sequence[int]]) -> Tensor:
+    """[N, V], for every row its 1 + draft tokens' logits, row after row -> [B, 1 + the longest, V]."""
+    counts = [1 + len(proposal) for proposal in proposals]
+    if min(counts) == max(counts):
+        return logits.view(len(counts), counts[0], -1)
+    return torch.nn.utils.rnn.pad_sequence(list(torch.split(logits, counts)), batch_first=True)
 
 
-def _assemble(
-    target_logits: Tensor, proposals: Sequence[Proposal], positions: Sequence[int], sampling: Sampling
-) -> _Verification:
-    """target_logits [N, V]: for every row its 1 + draft tokens' logits, one row after another."""
-    device, vocabulary = target_logits.device, target_logits.shape[-1]
-    counts = [len(proposal.token_ids) for proposal in proposals]
-    longest, batch = max(counts), len(counts)
-    if min(counts) == longest:
-        padded = target_logits.view(batch, longest + 1, vocabulary)
-        draft_logits = torch.stack([proposal.logits for proposal in proposals])
+def _outcomes(step: SpeculativeStep, target_logits: Tensor, rows: Sequence[int]) -> list[RowOutcome]:
+    """Of these rows, by target_logits [R, 1 + the longest proposal, V].
+
+    A row without usable logits gets an error; the others are verified without it.
+    """
+    try:
+        emitted = step.verify(target_logits, rows)
+    except InvalidLogits as error:
+        logger.error("%d of %d rows: %s", len(error.rows), len(rows), error)
+        bad, failed = set(error.rows), RowOutcome([], 0, 0, f"the model gave no usable logits: {error}")
     else:
-        parts = torch.split(target_logits, [count + 1 for count in counts])
-        padded = torch.nn.utils.rnn.pad_sequence(list(parts), batch_first=True)
-        draft_logits = torch.nn.utils.rnn.pad_sequence(
-            [proposal.logits for proposal in proposals], batch_first=True
-        )
-    tokens = [proposal.token_ids + [-1] * (longest - len(proposal.token_ids)) for proposal in proposals]
-    return _Verification(
-        padded,
-        draft_logits,
-        torch.tensor(tokens, dtype=torch.int64, device=device).view(batch, longest),
-        torch.tensor(counts, device=device),
-        torch.tensor(positions, device=device),
-        sampling,
-    )
+        drafted = [len(step.proposals[row]) for row in rows]
+        return [
+            RowOutcome(tokens, count, len(tokens) - 1) for tokens, count in zip(emitted, drafted, strict=True)
+        ]
+    good = [at for at in range(len(rows)) if at not in bad]
+    longest = max((len(step.proposals[rows[at]]) for at in good), default=0)
+    kept = target_logits[good, : 1 + longest]
+    others = iter(_outcomes(step, kept, [rows[at] for at in good]) if good else [])
+    return [failed if at in bad else next(others) for at in range(len(rows))]

@@ -81,8 +81,7 @@ class ReferenceVerification:
 
     def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
         lawful, kept = _lawful(logits.float())
-        words = reference.draft_words(Noise.of(rows.seeds, rows.lengths + step), 1)[0]
-        drawn = reference.sample_draft(kept, _shaping(rows), words)
+        drawn = reference.sample_draft(kept, _shaping(rows), Noise.of(rows.seeds, rows.lengths), step)
         self.draft_tokens[:, step] = torch.where(lawful, drawn, -1)
         self._draft_logits[:, step] = kept
 

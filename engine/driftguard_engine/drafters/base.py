@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from driftguard_engine.kv_cache import Span
+from driftguard_engine.speculation import SpeculativeStep
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRow:
     """One sequence that wants up to `count` >= 1 draft tokens.
 
-    index: its row in the batch's sampling tensors. token_ids: the whole sequence so far (read only), of which
+    index: its row in the batch's step; ascending. token_ids: the whole sequence so far (read only), of which
     the first `prefilled` were read by `Drafter.prefill`.
     request_id: names the sequence over its life; slots are reused.
     """
@@ -28,34 +27,8 @@ class DraftRow:
     prefilled: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling parameters of the batch's B rows, each [B]."""
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    seed: Tensor
-
-    def rows(self, index: Tensor) -> Sampling:
-        """Those of the rows in index [R]."""
-        return Sampling(self.temperature[index], self.top_k[index], self.top_p[index], self.seed[index])
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """Draft tokens of one sequence, and the raw logits [count, V] that they were drawn from."""
-
-    token_ids: list[int]
-    logits: Tensor
-
-
 class Drafter(Protocol):
-    """Guesses the next tokens of running sequences.
-
-    Every drafted token is a draw from the law of its logits, under the row's own sampling and noise: that is
-    what makes verification exact.
-    """
+    """Guesses the next tokens of running sequences."""
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
         """Reads prompt tokens (not each prompt's last one), as `TokenModel.prefill`."""
@@ -65,8 +38,8 @@ class Drafter(Protocol):
         """As `TokenModel.copy`."""
         ...
 
-    def propose(self, rows: Sequence[DraftRow], sampling: Sampling) -> list[Proposal]:
-        """At most row.count tokens for every row, in order; fewer or none where it has no guess."""
+    def propose(self, rows: Sequence[DraftRow], step: SpeculativeStep) -> None:
+        """Draws or guesses in the step at most row.count tokens for every row; fewer where it has none."""
         ...
 
     def forget(self, request_id: str) -> None:

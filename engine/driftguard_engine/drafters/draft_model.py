@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from driftguard_engine.drafters.base import DraftRow, Proposal, Sampling
+from driftguard_engine.drafters.base import DraftRow
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.base import TokenModel
-from driftguard_engine.verify import DraftSampler
+from driftguard_engine.speculation import SpeculativeStep
 
 
 class DraftModelDrafter:
@@ -40,28 +39,14 @@ class DraftModelDrafter:
     def copy(self, source: int, span: Span) -> None:
         self.model.copy(source, span)
 
-    def propose(self, rows: Sequence[DraftRow], sampling: Sampling) -> list[Proposal]:
+    def propose(self, rows: Sequence[DraftRow], step: SpeculativeStep) -> None:
         counts = [min(row.count, self.most_drafts(len(row.token_ids))) for row in rows]
-        drawn: list[list[int]] = [[] for _ in rows]
-        logits: list[list[Tensor]] = [[] for _ in rows]
-        steps = max(counts, default=0)
-        sampler = self._sampler(rows, sampling, steps)
-        for step in range(steps):
-            active = [at for at, count in enumerate(counts) if count > step]
-            step_logits = self._forward([rows[at] for at in active], [drawn[at] for at in active])  # [R, V]
-            chosen = None if len(active) == len(rows) else torch.tensor(active, device=step_logits.device)
-            step_tokens = sampler.draw(step_logits, step, chosen).tolist()
-            for place, at in enumerate(active):
-                drawn[at].append(step_tokens[place])
-                logits[at].append(step_logits[place])
-        for row, tokens in zip(rows, drawn, strict=True):
-            if tokens:
+        for drawn in range(max(counts, default=0)):
+            active = [row for row, count in zip(rows, counts, strict=True) if count > drawn]
+            step.draw(self._forward(active, step.proposals), [row.index for row in active])
+        for row in rows:
+            if tokens := step.proposals[row.index]:
                 self._fed[row.request_id] = (len(row.token_ids), tokens[:-1])
-        nothing = torch.empty(0, self.vocabulary, device=sampling.seed.device)
-        return [
-            Proposal(tokens, torch.stack(each) if each else nothing)
-            for tokens, each in zip(drawn, logits, strict=True)
-        ]
 
     def most_drafts(self, length: int) -> int:
         """How many tokens its context allows behind a sequence of this length."""
@@ -70,12 +55,13 @@ class DraftModelDrafter:
     def forget(self, request_id: str) -> None:
         self._fed.pop(request_id, None)
 
-    def _forward(self, rows: Sequence[DraftRow], drawn: Sequence[list[int]]) -> Tensor:
-        """Feeds what the cache lacks of each sequence with its drawn tokens; last tokens' logits [R, V]."""
+    def _forward(self, rows: Sequence[DraftRow], proposals: Sequence[list[int]]) -> Tensor:
+        """Feeds what the cache lacks of each sequence with its proposal; last tokens' logits [R, V]."""
         ids: list[int] = []
         spans: list[Span] = []
         lasts: list[int] = []
-        for row, tokens in zip(rows, drawn, strict=True):
+        for row in rows:
+            tokens = proposals[row.index]
             fed = tokens[-1:] or self._pending(row)
             length = len(row.token_ids) + len(tokens)
             ids.extend(fed)
@@ -97,13 +83,6 @@ class DraftModelDrafter:
                 break
             cached += 1
         return row.token_ids[cached:]
-
-    @staticmethod
-    def _sampler(rows: Sequence[DraftRow], sampling: Sampling, steps: int) -> DraftSampler:
-        device = sampling.seed.device
-        own = sampling.rows(torch.tensor([row.index for row in rows], device=device))
-        position = torch.tensor([len(row.token_ids) for row in rows], device=device)
-        return DraftSampler(own.temperature, own.top_k, own.top_p, own.seed, position, steps)
 
     def _known(self, token_ids: list[int]) -> list[int]:
         """A padding id that only the target has becomes 0: the guess may be poor, never an error."""

@@ -1,18 +1,15 @@
 """Drafting without a model: what followed the same few tokens earlier in the sequence.
 
-Prompt lookup (Saxena 2023). The guess is certain, so its law is a point mass: logit 0 at the token, -inf
-elsewhere.
+Prompt lookup (Saxena 2023). The guess is certain, so its law is a point mass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
-from driftguard_engine.drafters.base import DraftRow, Proposal, Sampling
+from driftguard_engine.drafters.base import DraftRow
 from driftguard_engine.kv_cache import Span
+from driftguard_engine.speculation import SpeculativeStep
 
 
 class SuffixIndex:
@@ -48,11 +45,9 @@ class SuffixIndex:
 class NgramDrafter:
     """See `Drafter`."""
 
-    def __init__(self, min_tokens: int, max_tokens: int, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, min_tokens: int, max_tokens: int) -> None:
         self.min_tokens = min_tokens
         self.max_tokens = max_tokens
-        self._vocabulary = vocabulary
-        self._device = device
         self._indexes: dict[str, SuffixIndex] = {}
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
@@ -61,22 +56,15 @@ class NgramDrafter:
     def copy(self, source: int, span: Span) -> None:
         """Nothing was read."""
 
-    def propose(self, rows: Sequence[DraftRow], sampling: Sampling) -> list[Proposal]:
-        del sampling
-        return [self._propose(row) for row in rows]
+    def propose(self, rows: Sequence[DraftRow], step: SpeculativeStep) -> None:
+        for row in rows:
+            step.guess(row.index, self._continuation(row))
 
     def forget(self, request_id: str) -> None:
         self._indexes.pop(request_id, None)
 
-    def _propose(self, row: DraftRow) -> Proposal:
+    def _continuation(self, row: DraftRow) -> list[int]:
         index = self._indexes.get(row.request_id)
         if index is None:
             index = self._indexes[row.request_id] = SuffixIndex(self.min_tokens, self.max_tokens)
-        token_ids = index.continuation(row.token_ids, row.count)
-        return Proposal(token_ids, self._point_mass(token_ids))
-
-    def _point_mass(self, token_ids: list[int]) -> Tensor:
-        logits = torch.full((len(token_ids), self._vocabulary), float("-inf"), device=self._device)
-        if token_ids:
-            logits[range(len(token_ids)), token_ids] = 0.0
-        return logits
+        return index.continuation(row.token_ids, row.count)

@@ -50,6 +50,6 @@ def _configured(config: EngineConfig, target: LoadedModel, placement: Placement)
         return open_draft(config.draft, None, target, placement)
     if config.drafter == "ngram":
         least, most = config.ngram_min_tokens, config.ngram_max_tokens
-        drafter = NgramDrafter(least, most, target.model.vocabulary, placement.device)
+        drafter = NgramDrafter(least, most)
         return LoadedDraft(DraftInfo("ngram", f"ngram-{least}-{most}", "ngram"), drafter)
     return LoadedDraft(NO_DRAFT, None)

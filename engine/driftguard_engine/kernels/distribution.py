@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ Integers = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 Truths = NDArray[np.bool_]
 Index = NDArray[Any] | slice
+EVERY = slice(None)  # row
 Exp2 = Callable[[Singles], Singles]  # of powers in [LEAST_POWER, 0], which it may overwrite
 
 GREEDY_BELOW = float(torch.finfo(torch.float32).tiny)  # temperatures that float32 cannot divide by are 0
@@ -33,9 +35,12 @@ FIXED = np.float64(2**40)  # steps in a weight of 1, where top-p adds weights as
 _LOWEST = np.finfo(np.float32).min
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shaping:
-    """What turns logits into a law, per batch row: all [B]. top_k <= 0 or >= V is off, top_p >= 1 is off."""
+    """What turns logits into a law, per batch row: all [B]. top_k <= 0 or >= V is off, top_p >= 1 is off.
+
+    What follows from it is found once: a batch stays the same for many steps.
+    """
 
     temperature: Doubles
     top_k: Integers
@@ -49,11 +54,24 @@ class Shaping:
             np.array(top_p.tolist(), np.float32).astype(np.float64),  # as the kernels read it
         )
 
-    @property
+    @cached_property
     def greedy(self) -> Truths:
         return self.temperature < GREEDY_BELOW
 
-    @property
+    @cached_property
+    def any_greedy(self) -> bool:
+        return bool(self.greedy.any())
+
+    @cached_property
+    def all_greedy(self) -> bool:
+        return bool(self.greedy.all())
+
+    @cached_property
+    def filters(self) -> bool:
+        """Whether any row asks for top-k or top-p."""
+        return bool((self.top_k > 0).any() or (self.top_p < 1).any())
+
+    @cached_property
     def scale(self) -> Singles:
         """Powers of two per unit of logit: [B], 0 where the row is greedy."""
         powers = math.log2(math.e) / np.maximum(self.temperature, GREEDY_BELOW)
@@ -64,7 +82,14 @@ class Shaping:
         return ((self.top_k > 0) & (self.top_k < size)) | (self.top_p < 1)
 
     def rows(self, index: Index) -> Shaping:
+        if isinstance(index, slice) and index == EVERY:
+            return self
         return Shaping(self.temperature[index], self.top_k[index], self.top_p[index])
+
+
+_LAW = np.dtype(
+    [("peak", np.float32), ("cut", np.float32), ("normaliser", np.float64), ("cut_token", np.int64)]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +100,28 @@ class Laws:
     """
 
     scale: Singles  # [B]
-    peak: Singles  # [B, S]: the largest logit
-    normaliser: Doubles  # [B, S]: sum of the weights
-    cut: Singles  # [B, S]; -inf where nothing is taken away
-    cut_token: Integers  # [B, S]
+    of_steps: NDArray[np.void]  # [B, S] of _LAW, whose fields are the properties below
     tile_mass: Doubles  # [B, S, T]: sum of the weights in each tile, before any cut
+
+    @property
+    def peak(self) -> Singles:
+        """[B, S]: the largest logit."""
+        return self.of_steps["peak"]
+
+    @property
+    def normaliser(self) -> Doubles:
+        """[B, S]: sum of the weights."""
+        return self.of_steps["normaliser"]
+
+    @property
+    def cut(self) -> Singles:
+        """[B, S]; -inf where nothing is taken away."""
+        return self.of_steps["cut"]
+
+    @property
+    def cut_token(self) -> Integers:
+        """[B, S]"""
+        return self.of_steps["cut_token"]
 
     def weigh(self, logits: Singles, tokens: Integers, exp2: Exp2) -> Singles:
         """Weights of tokens [B, S, N] (or broadcast to that) with these logits [B, S, N]."""
@@ -91,17 +133,35 @@ class Laws:
         weights *= kept
         return weights
 
+    @classmethod
+    def certain(cls, shaping: Shaping, steps: int, size: int) -> Laws:
+        """Of point masses, logit 0 at a token and -inf elsewhere, which every shaping leaves as they are.
+
+        The mass of their tiles is left out: nobody reads that of a draft that is not drawn.
+        """
+        shape = (len(shaping.top_k), steps)
+        of_steps = np.empty(shape, _LAW)
+        of_steps[...] = (0, -np.inf, 1, -1)
+        return cls(shaping.scale, of_steps, np.zeros((*shape, tiles.tiles_of(size))))
+
+    def put(self, rows: Index, steps: slice, found: Laws) -> None:
+        """Laws of the same shaping into the place of these rows and steps."""
+        self.of_steps[rows, steps], self.tile_mass[rows, steps] = found.of_steps, found.tile_mass
+
+    def beside(self, others: Laws) -> Laws:
+        """These laws, and behind them others of the same rows and shaping: [B, S + S']."""
+        (rows, own), further = self.of_steps.shape, others.of_steps.shape[1]
+        of_steps = np.empty((rows, own + further), _LAW)  # numpy joins arrays of such types slowly
+        of_steps[:, :own], of_steps[:, own:] = self.of_steps, others.of_steps
+        return Laws(self.scale, of_steps, np.concatenate((self.tile_mass, others.tile_mass), axis=1))
+
+    def rows(self, index: Index, steps: slice = slice(None)) -> Laws:
+        return Laws(self.scale[index], self.of_steps[index, steps], self.tile_mass[index, steps])
+
     def at(self, step: Integers) -> Laws:
         """The laws at steps step[b] of row b: [B, N], S = N."""
         row = np.arange(len(step))[:, np.newaxis]
-        return Laws(
-            self.scale,
-            self.peak[row, step],
-            self.normaliser[row, step],
-            self.cut[row, step],
-            self.cut_token[row, step],
-            self.tile_mass[row, step],
-        )
+        return Laws(self.scale, self.of_steps[row, step], self.tile_mass[row, step])
 
 
 def laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
@@ -120,15 +180,15 @@ def laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
     mass = sums.astype(np.float64)
     if mass.shape[-1] > 1:
         mass *= _weights(maxima, peak[..., np.newaxis], scale, exp2)
-    normaliser, cut = tiles.row_sum(mass), np.full(peak.shape, -np.inf, np.float32)
-    cut_token = np.full(peak.shape, -1, np.int64)
-    narrows = shaping.narrows(size)
-    if narrows.any():
+    found = Laws(scale, np.empty(peak.shape, _LAW), mass)
+    found.peak[...], found.normaliser[...] = peak, tiles.row_sum(mass)
+    found.cut[...], found.cut_token[...] = -np.inf, -1
+    if shaping.filters and (narrows := shaping.narrows(size)).any():
         rows = slice(None) if narrows.all() else narrows.nonzero()[0]
-        cut[rows], cut_token[rows], normaliser[rows] = _cut(
-            logits[rows], normaliser[rows], shaping.rows(rows), scale[rows], exp2
+        found.cut[rows], found.cut_token[rows], found.normaliser[rows] = _cut(
+            logits[rows], found.normaliser[rows], shaping.rows(rows), exp2
         )
-    return Laws(scale, peak, normaliser, cut, cut_token, mass)
+    return found
 
 
 def _weights(logits: Singles, peak: Singles, scale: Singles, exp2: Exp2) -> Singles:
@@ -144,7 +204,6 @@ def _cut(
     logits: Singles,
     normaliser: Doubles,
     shaping: Shaping,
-    scale: Singles,
     exp2: Exp2,
     likeliest: int = LIKELIEST,
 ) -> tuple[Singles, Integers, Doubles]:
@@ -159,7 +218,7 @@ def _cut(
     most = min(size, int(np.where(limited, top_k, likeliest).max()))
     chosen = logits if most == size else np.partition(logits, size - most, axis=-1)[..., size - most :]
     ordered = np.sort(chosen, axis=-1)[..., ::-1]
-    weights = _weights(ordered, ordered[..., :1], scale, exp2)
+    weights = _weights(ordered, ordered[..., :1], shaping.scale, exp2)
     held = (weights * FIXED).astype(np.int64).cumsum(-1)
     present = (ordered > -np.inf).sum(-1)  # [B, S]
     possible = np.where(present < most, np.maximum(present, 1), size)  # 1: in a row without a law
@@ -174,7 +233,7 @@ def _cut(
     if beyond.any():
         rows = beyond.nonzero()[0]
         cut[rows], token[rows], kept[rows] = _cut(
-            logits[rows], normaliser[rows], shaping.rows(rows), scale[rows], exp2, size
+            logits[rows], normaliser[rows], shaping.rows(rows), exp2, size
         )
     return cut, token, kept
 

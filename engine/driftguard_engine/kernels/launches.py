@@ -18,7 +18,7 @@ from torch import Tensor
 from driftguard_engine.kernels.distribution import Shaping
 from driftguard_engine.kernels.launching import Argument, Size
 from driftguard_engine.kernels.reference import Noise
-from driftguard_engine.kernels.tiles import LANES, TILE
+from driftguard_engine.kernels.tiles import LANES, tiles_of
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -131,10 +131,6 @@ class Workspace:
             room(batch),
             room(batch),
         )
-
-
-def tiles_of(size: int) -> int:
-    return -(-size // TILE)
 
 
 def draw_drafts(launcher: Launcher, logits: Tensor, settings: Settings, space: Workspace, step: int) -> None:

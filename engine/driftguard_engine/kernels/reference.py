@@ -8,6 +8,7 @@ Inputs are checked by `driftguard_engine.verify`; nothing is checked here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from driftguard_engine.kernels.exp2 import Singles, numpy_exp2
 from driftguard_engine.kernels.inverse_cdf import pick
 from driftguard_engine.kernels.philox import RandomWords
 
-_PURPOSES = np.array([[[philox.ACCEPT]], [[philox.RESIDUAL]]])
+_PURPOSES = np.array([philox.DRAFT, philox.ACCEPT, philox.RESIDUAL])
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,36 @@ class Noise:
 
     def rows(self, index: Index) -> Noise:
         return Noise(self.seed[index], self.position[index])
+
+
+class StepNoise:
+    """The random words of B rows at S steps, for every purpose.
+
+    In one pass, because one over few costs as much as one over many; not before the first is asked for,
+    because greedy rows need none.
+    """
+
+    def __init__(self, noise: Noise, steps: int) -> None:
+        self._start, self._steps = noise, steps
+
+    @cached_property
+    def _words(self) -> RandomWords:
+        """[2, 3, B, S]"""
+        seed, position = self._start.seed[:, np.newaxis], self._start.position[:, np.newaxis]
+        return philox.words(seed, position + np.arange(self._steps), _PURPOSES[:, np.newaxis, np.newaxis])
+
+    @property
+    def draft(self) -> RandomWords:
+        """[2, B, S]"""
+        return self._words[:, 0]
+
+    @property
+    def accept(self) -> RandomWords:
+        return self._words[:, 1]
+
+    @property
+    def residual(self) -> RandomWords:
+        return self._words[:, 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +92,30 @@ class Arrays:
 
     target: Singles
     draft: Singles
+    draft_laws: Laws  # [B, K]: of greedy rows, and of what is not proposed, any
     tokens: Integers
     lengths: Integers
     proposed: Truths  # [B, K]: draft tokens within the row's length that the vocabulary has
     shaping: Shaping
-    noise: Noise
 
     @classmethod
-    def of(cls, chain: Chain) -> Arrays:
-        target, draft = singles(chain.target_logits), singles(chain.draft_logits)
+    def of(cls, chain: Chain, exp2: Exp2 = numpy_exp2) -> Arrays:
+        target, draft, shaping = singles(chain.target_logits), singles(chain.draft_logits), chain.shaping
+        found = draft_laws(draft, shaping, exp2)
         tokens, lengths = chain.draft_tokens.cpu().numpy(), chain.draft_lengths.cpu().numpy()
         known = tokens.view(np.uint64) < target.shape[-1]  # without its sign an id below 0 is too large
         proposed = (np.arange(tokens.shape[1]) < lengths[:, np.newaxis]) & known
-        return cls(target, draft, tokens, lengths, proposed, chain.shaping, chain.noise)
+        return cls(target, draft, found, tokens, lengths, proposed, shaping)
 
     def rows(self, index: Index) -> Arrays:
         return Arrays(
             self.target[index],
             self.draft[index],
+            self.draft_laws.rows(index),
             self.tokens[index],
             self.lengths[index],
             self.proposed[index],
             self.shaping.rows(index),
-            self.noise.rows(index),
         )
 
 
@@ -94,74 +126,92 @@ def singles(logits: Tensor) -> Singles:
 def verify_chain(chain: Chain, exp2: Exp2 = numpy_exp2) -> tuple[Tensor, Tensor]:
     """Tokens [B, K+1], int64 padded with -1, and how many drafts of each row were accepted, int64 [B]."""
     device = chain.target_logits.device
-    tokens, accepted, _ = verify(Arrays.of(chain), exp2)
+    noise = StepNoise(chain.noise, chain.target_logits.shape[1])
+    given = Arrays.of(chain, exp2)
+    accepted, own, _ = verify(given, noise, exp2)
+    tokens = emitted(given.tokens, accepted, own)
     return torch.from_numpy(tokens).to(device), torch.from_numpy(accepted).to(device)
 
 
 @np.errstate(invalid="ignore", divide="ignore")  # rows that nobody reads may hold anything
-def verify(given: Arrays, exp2: Exp2 = numpy_exp2) -> tuple[Integers, Integers, bool]:
-    """As `verify_chain`, and whether every row of logits has a law, also those that are not read.
+def verify(given: Arrays, noise: StepNoise, exp2: Exp2 = numpy_exp2) -> tuple[Integers, Integers, bool]:
+    """How many drafts of each row are accepted, and the token of the target's own behind them: both [B].
+
+    And whether every row of logits has a law, also those that are not read.
 
     What a row of logits without a law gives is meaningless, but harms no other request.
     """
-    greedy = given.shaping.greedy
-    if greedy.all():
+    if given.shaping.all_greedy:
         return _verify_greedy(given)
-    if not greedy.any():
-        return _verify_stochastic(given, exp2)
-    tokens = np.empty(given.target.shape[:2], np.int64)
-    accepted = np.empty(len(tokens), np.int64)
-    tokens[greedy], accepted[greedy], lawful = _verify_greedy(given.rows(greedy))
-    tokens[~greedy], accepted[~greedy], others_lawful = _verify_stochastic(given.rows(~greedy), exp2)
-    return tokens, accepted, lawful and others_lawful
+    if not given.shaping.any_greedy:
+        return _verify_stochastic(given, noise.accept, noise.residual, exp2)
+    greedy = given.shaping.greedy
+    accepted, own = np.empty((2, len(greedy)), np.int64)
+    accepted[greedy], own[greedy], lawful = _verify_greedy(given.rows(greedy))
+    accept, residual = noise.accept[:, ~greedy], noise.residual[:, ~greedy]
+    others = _verify_stochastic(given.rows(~greedy), accept, residual, exp2)
+    accepted[~greedy], own[~greedy], others_lawful = others
+    return accepted, own, lawful and others_lawful
 
 
-def draft_words(noise: Noise, steps: int) -> RandomWords:
-    """The draft's noise, [steps, 2, B]: in one pass, because a pass over few costs as much as over many."""
-    position = noise.position + np.arange(steps)[:, np.newaxis]
-    return philox.words(noise.seed, position, philox.DRAFT).swapaxes(0, 1)
+@np.errstate(invalid="ignore", divide="ignore")
+def draft_laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
+    """Laws of the draft's logits [B, S, V]; rows that are greedy need none and have that of a point mass."""
+    if not shaping.any_greedy:
+        return laws(logits, shaping, exp2)
+    found, drawn = Laws.certain(shaping, *logits.shape[1:]), ~shaping.greedy
+    if not shaping.all_greedy:
+        found.put(drawn, slice(None), laws(logits[drawn], shaping.rows(drawn), exp2))
+    return found
 
 
-def sample_draft(logits: Tensor, shaping: Shaping, words: RandomWords, exp2: Exp2 = numpy_exp2) -> Tensor:
-    """One token per row of logits [B, V], int64 [B]: argmax at temperature 0, else by words [2, B]."""
-    rows, greedy = singles(logits), shaping.greedy
-    tokens = rows.argmax(-1) if greedy.any() else np.empty(len(rows), np.int64)
-    if not greedy.all():
-        drawn = slice(None) if not greedy.any() else ~greedy
-        law = laws(rows[drawn, np.newaxis], shaping.rows(drawn), exp2)
-        mass = _row_weights(rows[drawn], law, exp2)
-        tokens[drawn] = _draw(mass, law.tile_mass[:, 0], law.cut[:, 0] > -np.inf, words[:, drawn])
-    return torch.from_numpy(tokens).to(logits.device)
+def draw_drafts(
+    logits: Singles, law: Laws, shaping: Shaping, words: RandomWords, exp2: Exp2 = numpy_exp2
+) -> Integers:
+    """One token per row of logits [B, V] and its law, S = 1: argmax of greedy rows, else by words [2, B]."""
+    if shaping.any_greedy:
+        tokens: Integers = logits.argmax(-1)
+        if not shaping.all_greedy:
+            drawn = ~shaping.greedy
+            others = logits[drawn], law.rows(drawn), shaping.rows(drawn), words[:, drawn]
+            tokens[drawn] = draw_drafts(*others, exp2)
+        return tokens
+    mass = law.weigh(logits[:, np.newaxis], np.arange(logits.shape[-1]), exp2)[:, 0]
+    return _draw(mass, law.tile_mass[:, 0], law.cut[:, 0] > -np.inf, words)
+
+
+def sample_draft(
+    logits: Tensor, shaping: Shaping, noise: Noise, step: int, exp2: Exp2 = numpy_exp2
+) -> Tensor:
+    """One token per row of logits [B, V], int64 [B], `step` behind the position of the noise."""
+    rows, here = singles(logits), Noise(noise.seed, noise.position + step)
+    law, words = draft_laws(rows[:, np.newaxis], shaping, exp2), StepNoise(here, 1).draft[..., 0]
+    return torch.from_numpy(draw_drafts(rows, law, shaping, words, exp2)).to(logits.device)
 
 
 def _verify_greedy(given: Arrays) -> tuple[Integers, Integers, bool]:
     best = given.target.argmax(-1)  # [B, K+1]; the first of equals
     accepted = _leading((given.tokens == best[:, :-1]) & given.proposed)
     own = best[np.arange(len(accepted)), accepted]
-    return _emit(given.tokens, accepted, own), accepted, _all_finite(given.target.max(-1))
+    return accepted, own, _all_finite(given.target.max(-1))
 
 
-def _verify_stochastic(given: Arrays, exp2: Exp2) -> tuple[Integers, Integers, bool]:
-    # Both models' laws at once, because few calls over all rows cost less than many: [B, K+1 + K, V].
+def _verify_stochastic(
+    given: Arrays, accept: RandomWords, residual: RandomWords, exp2: Exp2
+) -> tuple[Integers, Integers, bool]:
+    # Both models' rows at once, because few calls over all rows cost less than many: [B, K+1 + K, V].
     logits = np.concatenate((given.target, given.draft), axis=1)
-    law = laws(logits, given.shaping, exp2)
-    accept, residual = _noise(given)
-    passed = _passes(given, logits, law, philox.uniforms_of(accept[0, :, :-1]), exp2)
+    law = laws(given.target, given.shaping, exp2).beside(given.draft_laws)
+    drafts = given.tokens.shape[1]
+    passed = _passes(given, logits, law, philox.uniforms_of(accept[0, :, :drafts]), exp2)
     accepted = _leading(passed & given.proposed)
     words = residual[:, np.arange(len(accepted)), accepted]
     own = _draw(*_own_masses(given, logits, law, accepted, exp2), words)
-    return _emit(given.tokens, accepted, own), accepted, _all_finite(law.peak)
+    return accepted, own, _all_finite(law.peak)
 
 
 def _all_finite(peaks: Singles) -> bool:
     return bool(np.isfinite(peaks).all())
-
-
-def _noise(given: Arrays) -> RandomWords:
-    """Of both purposes, at every step: [2, 2, B, K+1]."""
-    seed, position = given.noise.seed[:, np.newaxis], given.noise.position[:, np.newaxis]
-    drawn = philox.words(seed, position + np.arange(given.target.shape[1]), _PURPOSES)
-    return drawn.swapaxes(0, 1)
 
 
 def _passes(given: Arrays, logits: Singles, law: Laws, uniform: Doubles, exp2: Exp2) -> Truths:
@@ -205,11 +255,6 @@ def _own_masses(
     return mass, law.tile_mass[:, 0], changed
 
 
-def _row_weights(logits: Singles, law: Laws, exp2: Exp2) -> Singles:
-    """Weights of logits [B, V] under laws of one step: [B, V]."""
-    return law.weigh(logits[:, np.newaxis], np.arange(logits.shape[-1]), exp2)[:, 0]
-
-
 def _draw(mass: Singles, tile_mass: Doubles, changed: Truths, words: RandomWords) -> Integers:
     """A token of [B, V] by its mass: the tile by words[1], inside by words[0].
 
@@ -233,7 +278,7 @@ def _leading(passed: Truths) -> Integers:
     return count
 
 
-def _emit(draft_tokens: Integers, accepted: Integers, own: Integers) -> Integers:
+def emitted(draft_tokens: Integers, accepted: Integers, own: Integers) -> Integers:
     """Accepted drafts, then the target's own token [B], then -1: [B, K+1]."""
     rows, drafts = draft_tokens.shape
     tokens = np.full((rows, drafts + 1), -1, np.int64)

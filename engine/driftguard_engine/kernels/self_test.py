@@ -67,9 +67,8 @@ def _question(dtype: torch.dtype) -> Chain:
         torch.tensor([1.0, 1.0, 0.9, 1.0, 0.5, 1.0]),
     )
     noise = Noise.of(torch.arange(_BATCH) + _SEED, torch.arange(_BATCH))
-    words = reference.draft_words(noise, _DRAFTS)
     steps = [
-        reference.sample_draft(draft[:, step], shaping, words[step], fused_exp2) for step in range(_DRAFTS)
+        reference.sample_draft(draft[:, step], shaping, noise, step, fused_exp2) for step in range(_DRAFTS)
     ]
     lengths = torch.tensor([3, 3, 3, 0, 2, 3])
     return Chain(target, draft, torch.stack(steps, 1), lengths, shaping, noise)

@@ -20,6 +20,11 @@ RUN = CHUNK // LANES
 _CHUNKS = TILE // CHUNK
 
 
+def tiles_of(size: int) -> int:
+    """T: tiles in a row of this size."""
+    return -(-size // TILE)
+
+
 def chunked(row: NDArray[Number], value: float) -> NDArray[Number]:
     """[..., V] -> [..., C, CHUNK], `value` where the row has ended; a short row takes fewer lanes."""
     size = row.shape[-1]
@@ -38,7 +43,11 @@ def clear_unread(chunks: NDArray[Number], size: int) -> NDArray[Number]:
 
 def tile_maxima(row: NDArray[Number]) -> NDArray[Number]:
     """[..., V] -> [..., T]. Of the same numbers, in any order, the same one is the largest."""
-    maxima: NDArray[Number] = np.maximum.reduceat(row, np.arange(0, row.shape[-1], TILE), axis=-1)
+    maxima: NDArray[Number]
+    if row.shape[-1] <= TILE:  # which reduceat takes longer for
+        maxima = row.max(-1, keepdims=True)
+    else:
+        maxima = np.maximum.reduceat(row, np.arange(0, row.shape[-1], TILE), axis=-1)
     return maxima
 
 
@@ -67,6 +76,8 @@ def tile_sums(chunks: NDArray[Number]) -> NDArray[Number]:
 
 def row_sum(tiles: NDArray[Number]) -> NDArray[Number]:
     """[..., T] -> [...]: every 32nd tile one after another, then the halves; few tiles take fewer lanes."""
+    if tiles.shape[-1] == 1:
+        return tiles[..., 0]
     rounds = _padded(tiles, min(LANES, 1 << (tiles.shape[-1] - 1).bit_length()), 0)
     total: NDArray[Number] = _halved(rounds.sum(-2).T).T
     return total

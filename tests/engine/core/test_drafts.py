@@ -9,15 +9,11 @@ import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import InvalidModel, UnknownDraft
-from driftguard_engine.drafters.base import DraftRow, Sampling
-from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT
 from driftguard_engine.engine import Engine
 
@@ -187,13 +183,3 @@ def test_a_draft_with_another_shape_of_vocabulary_and_context_still_drafts(
         done = serve(engine, request("r", max_tokens=60))["r"]
         assert done.output_token_ids == expected
         assert done.counts.drafted > 0
-
-
-def test_what_a_full_draft_offers_lies_where_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind its own context it offers nothing, but verification reads that beside logits on the device."""
-    model: Any = SimpleNamespace(max_length=4, vocabulary=9)
-    monkeypatch.setattr(DraftModelDrafter, "_sampler", lambda *_: None)  # reads values, which meta lacks
-    device = torch.device("meta")
-    sampling = Sampling(*(torch.empty(1, device=device) for _ in range(4)))
-    (offered,) = DraftModelDrafter(model, 9).propose([DraftRow("r", 0, 0, [1] * 6, 2, 5)], sampling)
-    assert (offered.token_ids, offered.logits.shape, offered.logits.device) == ([], (0, 9), device)

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 from driftguard_engine.config import EngineConfig
-from driftguard_engine.drafters.base import Proposal
-from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.engine import Engine
+from driftguard_engine.kernels import reference
 from scipy import stats
 
 from tests.engine.core.tiny import letter_tokenizer, new_module, request, save, serve
@@ -147,16 +146,10 @@ def test_sampled_output_has_the_targets_law(
     assert p_value(observed, exact_law(module, temperature, top_k, top_p)) > 1e-3
 
 
-def test_the_law_is_missed_when_a_drafter_lies_about_its_logits(
+def test_the_law_is_missed_when_drafts_are_no_draws_from_the_laws_that_are_kept(
     letters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = DraftModelDrafter.propose
-
-    def lying(self: DraftModelDrafter, *arguments: Any) -> list[Proposal]:
-        proposals = honest(self, *arguments)
-        return [Proposal(each.token_ids, torch.zeros_like(each.logits)) for each in proposals]
-
-    monkeypatch.setattr(DraftModelDrafter, "propose", lying)
+    monkeypatch.setattr(reference, "draw_drafts", lambda logits, *_: logits.argmax(-1))
     module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
     observed = first_three(letter_engine(letters, "draft_model"), 3000, temperature=1.0)
     assert p_value(observed, exact_law(module, 1.0, 0, 1.0)) < 1e-6

@@ -191,9 +191,8 @@ def answer(given: Case) -> Outcome:
 
 
 def drawn_by_reference(given: Case) -> Tensor:
-    words = reference.draft_words(given.noise, given.draft.shape[1])
     steps = [
-        reference.sample_draft(given.draft[:, step], given.shaping, words[step], fused_exp2)
+        reference.sample_draft(given.draft[:, step], given.shaping, given.noise, step, fused_exp2)
         for step in range(given.draft.shape[1])
     ]
     return torch.stack(steps, 1) if steps else torch.zeros(len(given.draft), 0, dtype=torch.int64)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from driftguard_engine.checks import InvalidLogits
 from driftguard_engine.verify import (
     BackendUnavailable,
-    InvalidLogits,
     VerifyResult,
     active_backend,
     sample_draft,

@@ -1,0 +1,134 @@
+"""One speculative step of a batch: drafts are drawn here, and verified by the laws that they were drawn from.
+
+Whoever drafts hands logits in and reads tokens. What a token was drawn from stays here with it, so that it
+can be verified by nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from driftguard_engine.checks import expect_laws
+from driftguard_engine.kernels import reference
+from driftguard_engine.kernels.backend import backend_of
+from driftguard_engine.kernels.distribution import EVERY, Index, Integers, Laws
+from driftguard_engine.kernels.exp2 import Singles
+from driftguard_engine.kernels.reference import Arrays, Chain, Noise, StepNoise, singles
+from driftguard_engine.sampling import Sampling
+from driftguard_engine.verify import draw_by_kernels, verify_by_kernels, verify_by_reference
+
+
+class SpeculativeStep:
+    """Of B rows with up to K drafts each, over V tokens. `proposals` [B] are the drafts so far.
+
+    Where the reference computes, verification finds the laws of the target alone and knows the drafts'.
+    """
+
+    def __init__(
+        self, sampling: Sampling, positions: Sequence[int], drafts: int, vocabulary: int, device: torch.device
+    ) -> None:
+        """positions [B]: index in each row's sequence of the first token that this step gives it, >= 0."""
+        self.proposals: list[list[int]] = [[] for _ in positions]
+        self._shaping, self._noise = sampling.shaping, Noise(sampling.seed, np.array(positions))
+        self._words = StepNoise(self._noise, drafts + 1)
+        self._device, self._launcher = device, backend_of(device).launcher
+        self._vocabulary = vocabulary
+        read_on = torch.device("cpu") if self._launcher is None else device
+        self._logits = torch.zeros(len(positions), drafts, vocabulary, device=read_on)
+        self._laws = Laws.certain(sampling.shaping, drafts, vocabulary)  # of the reference
+
+    def draw(self, draft_logits: Tensor, rows: Sequence[int]) -> None:
+        """The next draft of these rows, which have equally many, from the draft's raw logits for them [R, V].
+
+        Raises ValueError, InvalidLogits.
+        """
+        step = len(self.proposals[rows[0]])
+        if any(len(self.proposals[row]) != step for row in rows):
+            raise ValueError(f"rows {list(rows)} must have equally many drafts")
+        self._expect_shape("draft_logits", draft_logits, len(rows))
+        logits, index = draft_logits.detach(), self._index(rows)
+        if self._launcher is None:
+            tokens = self._draw_by_reference(singles(logits), step, index)
+        else:
+            self._logits[index, step] = logits.float()
+            shaping, noise = self._shaping.rows(index), self._noise.rows(index)
+            tokens = draw_by_kernels(self._launcher, logits, shaping, noise, step).tolist()
+        for row, token in zip(rows, tokens, strict=True):
+            self.proposals[row].append(token)
+
+    def guess(self, row: int, token_ids: Iterable[int]) -> None:
+        """Drafts of a row that were not drawn: their law is certain of them."""
+        for token in token_ids:
+            kept = self._logits[row, len(self.proposals[row])]
+            kept.fill_(-torch.inf)
+            kept[token] = 0
+            self.proposals[row].append(token)
+
+    def withdraw(self, rows: Iterable[int]) -> None:
+        """These rows go without drafts."""
+        for row in rows:
+            self.proposals[row] = []
+
+    def verify(self, target_logits: Tensor, rows: Sequence[int]) -> list[list[int]]:
+        """What these rows, ascending, emit: the drafts that are accepted and one token of the target's own.
+
+        As `verify.verify_chain` does, by target_logits [R, 1 + the longest proposal, V].
+        Raises ValueError, InvalidLogits.
+        """
+        proposals = [self.proposals[row] for row in rows]
+        lengths = [len(tokens) for tokens in proposals]
+        drafts = max(lengths)
+        self._expect_shape("target_logits", target_logits, len(rows), drafts + 1)
+        padded = [tokens + [-1] * (drafts - len(tokens)) for tokens in proposals]
+        tokens, target = np.array(padded, np.int64), target_logits.detach()
+        if self._launcher is None:
+            accepted, own = self._verify_by_reference(singles(target), tokens, np.array(lengths), rows)
+            return [
+                [*each[:count], token]
+                for each, count, token in zip(proposals, accepted.tolist(), own.tolist(), strict=True)
+            ]
+        index = self._index(rows)
+        offered, there = (torch.from_numpy(each).to(self._device) for each in (tokens, np.array(lengths)))
+        shaping, noise = self._shaping.rows(index), self._noise.rows(index)
+        result = verify_by_kernels(
+            self._launcher, Chain(target, self._logits[index, :drafts], offered, there, shaping, noise)
+        )
+        return [
+            row[:count] for row, count in zip(result.tokens.tolist(), result.emitted.tolist(), strict=True)
+        ]
+
+    def _draw_by_reference(self, logits: Singles, step: int, index: Index) -> list[int]:
+        expect_laws("draft_logits", logits)
+        shaping = self._shaping.rows(index)
+        if shaping.all_greedy:
+            tokens = logits.argmax(-1)
+        else:
+            law = reference.draft_laws(logits[:, np.newaxis], shaping)
+            words = self._words.draft[:, index, step]
+            tokens = reference.draw_drafts(logits, law, shaping, words)
+            singles(self._logits)[index, step] = logits
+            self._laws.put(index, slice(step, step + 1), law)
+        drawn: list[int] = tokens.tolist()
+        return drawn
+
+    def _verify_by_reference(
+        self, target: Singles, tokens: Integers, lengths: Integers, rows: Sequence[int]
+    ) -> tuple[Integers, Integers]:
+        draft, laws, shaping, words = singles(self._logits), self._laws, self._shaping, self._words
+        drafts, index = tokens.shape[1], self._index(rows)
+        if index is not EVERY or drafts < draft.shape[1]:
+            draft, laws, shaping = draft[index, :drafts], laws.rows(index, slice(drafts)), shaping.rows(index)
+            words = StepNoise(self._noise.rows(index), drafts + 1)
+        return verify_by_reference(Arrays(target, draft, laws, tokens, lengths, tokens >= 0, shaping), words)
+
+    def _expect_shape(self, name: str, logits: Tensor, *shape: int) -> None:
+        if logits.shape != (*shape, self._vocabulary):
+            wanted = [*shape, self._vocabulary]
+            raise ValueError(f"{name} must have shape {wanted}, got {list(logits.shape)}")
+
+    def _index(self, rows: Sequence[int]) -> Index:
+        return EVERY if len(rows) == len(self.proposals) else np.array(rows)
