@@ -76,9 +76,9 @@ def filled(expression: str, values: dict[str, str]) -> str:
 def eventually(look: Callable[[], object], expected: object) -> None:
     """With the next scrape, where the newest took too long, or something is not told yet."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (found := look()) != expected:
-        assert time.monotonic() < deadline, found
+    while (found := look()) != expected and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert found == expected
 
 
 def numbers(fleet: Fleet, query: Query, instance: str) -> list[float]:

@@ -13,8 +13,10 @@ from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
+from sqlalchemy import delete
 
 from driftguard.store.database import Database
+from driftguard.store.tables import StreamCost
 from tests.alerting.http_receiver import wait_until
 from tests.conftest import fresh_database
 from tests.integration.committed_config import hastened_rules
@@ -41,6 +43,10 @@ def drifted_sidecar(postgres_server: str, template_database: str) -> Iterator[ht
                 post(client, traffic.draw(1500, GOOD))
                 post(client, traffic.draw(300, BAD))
                 wait_until(lambda: _shows_incident(client), "the incident in the metrics")
+                # Measured before the fall arrived, its cost would be measured again in ten minutes.
+                with database.session() as session:
+                    session.execute(delete(StreamCost))
+                wait_until(lambda: _tells_loss(client), "what the fall costs")
                 yield client
         finally:
             database.close()
@@ -68,6 +74,11 @@ def prometheus(
 def _shows_incident(client: httpx.Client) -> bool:
     text = client.get("/metrics").text
     return bool(re.search(r'^driftguard_incidents_open{direction="down".* 1\.0$', text, re.MULTILINE))
+
+
+def _tells_loss(client: httpx.Client) -> bool:
+    (stream,) = client.get("/api/v1/status").json()["streams"]
+    return bool(stream["cost"] and stream["cost"]["lost"])
 
 
 def _records(server: Prometheus) -> float:
