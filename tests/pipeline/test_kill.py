@@ -103,7 +103,7 @@ def test_killed_at_any_moment_the_fold_ends_where_an_uninterrupted_one_does(
     moments = random.Random(11)
     for kill in range(1, KILLS + 1):
         process = start(folding, batch=20)
-        wanted = kill * RECORDS // (KILLS + 2)  # so that the last kill, too, falls inside the fold
+        wanted = kill * RECORDS // (2 * KILLS)  # so that the last kill, however late, falls inside the fold
         wait_until(lambda: folded(database) >= wanted, "the fold to get so far", timeout_seconds=60)  # noqa: B023
         time.sleep(moments.uniform(0.0, 0.02))  # anywhere in a batch
         os.kill(process, signal.SIGKILL)
