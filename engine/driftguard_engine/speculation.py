@@ -50,13 +50,13 @@ class SpeculativeStep:
         if any(len(self.proposals[row]) != step for row in rows):
             raise ValueError(f"rows {list(rows)} must have equally many drafts")
         self._expect_shape("draft_logits", draft_logits, len(rows))
-        logits, index = draft_logits.detach(), self._index(rows)
+        index = self._index(rows)
         if self._launcher is None:
-            tokens = self._draw_by_reference(singles(logits), step, index)
+            tokens = self._draw_by_reference(singles(draft_logits), step, index)
         else:
-            self._logits[index, step] = logits.float()
+            self._logits[index, step] = draft_logits.float()
             shaping, noise = self._shaping.rows(index), self._noise.rows(index)
-            tokens = draw_by_kernels(self._launcher, logits, shaping, noise, step).tolist()
+            tokens = draw_by_kernels(self._launcher, draft_logits, shaping, noise, step).tolist()
         for row, token in zip(rows, tokens, strict=True):
             self.proposals[row].append(token)
 
@@ -84,9 +84,9 @@ class SpeculativeStep:
         drafts = max(lengths)
         self._expect_shape("target_logits", target_logits, len(rows), drafts + 1)
         padded = [tokens + [-1] * (drafts - len(tokens)) for tokens in proposals]
-        tokens, target = np.array(padded, np.int64), target_logits.detach()
+        tokens = np.array(padded, np.int64)
         if self._launcher is None:
-            accepted, own = self._verify_by_reference(singles(target), tokens, np.array(lengths), rows)
+            accepted, own = self._verify_by_reference(singles(target_logits), tokens, np.array(lengths), rows)
             return [
                 [*each[:count], token]
                 for each, count, token in zip(proposals, accepted.tolist(), own.tolist(), strict=True)
@@ -95,7 +95,7 @@ class SpeculativeStep:
         offered, there = (torch.from_numpy(each).to(self._device) for each in (tokens, np.array(lengths)))
         shaping, noise = self._shaping.rows(index), self._noise.rows(index)
         result = verify_by_kernels(
-            self._launcher, Chain(target, self._logits[index, :drafts], offered, there, shaping, noise)
+            self._launcher, Chain(target_logits, self._logits[index, :drafts], offered, there, shaping, noise)
         )
         return [
             row[:count] for row, count in zip(result.tokens.tolist(), result.emitted.tolist(), strict=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -87,9 +87,12 @@ class Shaping:
         return Shaping(self.temperature[index], self.top_k[index], self.top_p[index])
 
 
-_LAW = np.dtype(
-    [("peak", np.float32), ("cut", np.float32), ("normaliser", np.float64), ("cut_token", np.int64)]
-)
+@cache
+def _law_of(size: int) -> np.dtype[np.void]:
+    """One law over V tokens."""
+    tile_mass = ("tile_mass", np.float64, (tiles.tiles_of(size),))
+    singles = [("peak", np.float32), ("cut", np.float32)]
+    return np.dtype([*singles, ("normaliser", np.float64), ("cut_token", np.int64), tile_mass])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +103,7 @@ class Laws:
     """
 
     scale: Singles  # [B]
-    of_steps: NDArray[np.void]  # [B, S] of _LAW, whose fields are the properties below
-    tile_mass: Doubles  # [B, S, T]: sum of the weights in each tile, before any cut
+    of_steps: NDArray[np.void]  # [B, S], whose fields are the properties below
 
     @property
     def peak(self) -> Singles:
@@ -123,6 +125,11 @@ class Laws:
         """[B, S]"""
         return self.of_steps["cut_token"]
 
+    @property
+    def tile_mass(self) -> Doubles:
+        """[B, S, T]: sum of the weights in each tile, before any cut."""
+        return self.of_steps["tile_mass"]
+
     def weigh(self, logits: Singles, tokens: Integers, exp2: Exp2) -> Singles:
         """Weights of tokens [B, S, N] (or broadcast to that) with these logits [B, S, N]."""
         cut = self.cut[..., np.newaxis]
@@ -139,29 +146,27 @@ class Laws:
 
         The mass of their tiles is left out: nobody reads that of a draft that is not drawn.
         """
-        shape = (len(shaping.top_k), steps)
-        of_steps = np.empty(shape, _LAW)
-        of_steps[...] = (0, -np.inf, 1, -1)
-        return cls(shaping.scale, of_steps, np.zeros((*shape, tiles.tiles_of(size))))
+        of_steps = np.empty((len(shaping.top_k), steps), _law_of(size))
+        of_steps[...] = (0, -np.inf, 1, -1, 0)
+        return cls(shaping.scale, of_steps)
 
     def put(self, rows: Index, steps: slice, found: Laws) -> None:
         """Laws of the same shaping into the place of these rows and steps."""
-        self.of_steps[rows, steps], self.tile_mass[rows, steps] = found.of_steps, found.tile_mass
+        self.of_steps[rows, steps] = found.of_steps
 
     def beside(self, others: Laws) -> Laws:
         """These laws, and behind them others of the same rows and shaping: [B, S + S']."""
         (rows, own), further = self.of_steps.shape, others.of_steps.shape[1]
-        of_steps = np.empty((rows, own + further), _LAW)  # numpy joins arrays of such types slowly
+        of_steps = np.empty((rows, own + further), self.of_steps.dtype)  # faster than numpy's concatenate
         of_steps[:, :own], of_steps[:, own:] = self.of_steps, others.of_steps
-        return Laws(self.scale, of_steps, np.concatenate((self.tile_mass, others.tile_mass), axis=1))
+        return Laws(self.scale, of_steps)
 
     def rows(self, index: Index, steps: slice = slice(None)) -> Laws:
-        return Laws(self.scale[index], self.of_steps[index, steps], self.tile_mass[index, steps])
+        return Laws(self.scale[index], self.of_steps[index, steps])
 
     def at(self, step: Integers) -> Laws:
         """The laws at steps step[b] of row b: [B, N], S = N."""
-        row = np.arange(len(step))[:, np.newaxis]
-        return Laws(self.scale, self.of_steps[row, step], self.tile_mass[row, step])
+        return Laws(self.scale, self.of_steps[np.arange(len(step))[:, np.newaxis], step])
 
 
 def laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
@@ -180,8 +185,8 @@ def laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
     mass = sums.astype(np.float64)
     if mass.shape[-1] > 1:
         mass *= _weights(maxima, peak[..., np.newaxis], scale, exp2)
-    found = Laws(scale, np.empty(peak.shape, _LAW), mass)
-    found.peak[...], found.normaliser[...] = peak, tiles.row_sum(mass)
+    found = Laws(scale, np.empty(peak.shape, _law_of(size)))
+    found.peak[...], found.normaliser[...], found.tile_mass[...] = peak, tiles.row_sum(mass), mass
     found.cut[...], found.cut_token[...] = -np.inf, -1
     if shaping.filters and (narrows := shaping.narrows(size)).any():
         rows = slice(None) if narrows.all() else narrows.nonzero()[0]
@@ -224,7 +229,7 @@ def _cut(
     possible = np.where(present < most, np.maximum(present, 1), size)  # 1: in a row without a law
     count = np.minimum(np.where(limited, top_k, size), possible)
     if (top_p < 1).any():
-        of_limited = _ranked(held, np.minimum(count, most))
+        of_limited = held[_last(np.minimum(count, most))]
         total = np.where(limited, of_limited, normaliser * FIXED)
         nucleus = 1 + (held < (top_p * total)[..., np.newaxis]).sum(-1)
         count = np.where(top_p < 1, np.minimum(count, nucleus), count)
@@ -242,16 +247,17 @@ def _cut_at(
     logits: Singles, ordered: Singles, held: Integers, count: Integers
 ) -> tuple[Singles, Integers, Doubles]:
     """What `_cut` tells where count [B, S] tokens stay. held: weights of as many of the ordered ones."""
-    cut = _ranked(ordered, count)
+    last = _last(count)
+    cut = ordered[last]
     equal = logits == cut[..., np.newaxis]
     token = equal.argmax(-1)
     staying = count - (ordered > cut[..., np.newaxis]).sum(-1)
     if (shared := staying > 1).any():  # the last of several equal ones that stay
         token[shared] = (equal[shared].cumsum(-1) < staying[shared, np.newaxis]).sum(-1)
-    return cut, token, _ranked(held, count) / FIXED
+    return cut, token, held[last] / FIXED
 
 
-def _ranked(values: NDArray[Any], count: Integers) -> NDArray[Any]:
-    """Of values [B, S, N] the one at place count [B, S], counted from 1: [B, S]."""
+def _last(count: Integers) -> tuple[Integers, Integers, Integers]:
+    """Where the last of the first count [B, S] is along the last axis of [B, S, N]."""
     rows, steps = count.shape
-    return values[np.arange(rows)[:, np.newaxis], np.arange(steps), count - 1]
+    return np.arange(rows)[:, np.newaxis], np.arange(steps), count - 1

@@ -15,7 +15,17 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.kernels import philox, tiles
-from driftguard_engine.kernels.distribution import Doubles, Exp2, Index, Integers, Laws, Shaping, Truths, laws
+from driftguard_engine.kernels.distribution import (
+    EVERY,
+    Doubles,
+    Exp2,
+    Index,
+    Integers,
+    Laws,
+    Shaping,
+    Truths,
+    laws,
+)
 from driftguard_engine.kernels.exp2 import Singles, numpy_exp2
 from driftguard_engine.kernels.inverse_cdf import pick
 from driftguard_engine.kernels.philox import RandomWords
@@ -199,14 +209,13 @@ def _verify_greedy(given: Arrays) -> tuple[Integers, Integers, bool]:
 def _verify_stochastic(
     given: Arrays, accept: RandomWords, residual: RandomWords, exp2: Exp2
 ) -> tuple[Integers, Integers, bool]:
-    # Both models' rows at once, because few calls over all rows cost less than many: [B, K+1 + K, V].
-    logits = np.concatenate((given.target, given.draft), axis=1)
-    law = laws(given.target, given.shaping, exp2).beside(given.draft_laws)
+    # Both models' laws side by side, because few calls over all cost less than many: [B, K + K+1].
+    law = given.draft_laws.beside(laws(given.target, given.shaping, exp2))
     drafts = given.tokens.shape[1]
-    passed = _passes(given, logits, law, philox.uniforms_of(accept[0, :, :drafts]), exp2)
+    passed = _passes(given, law, philox.uniforms_of(accept[0, :, :drafts]), exp2)
     accepted = _leading(passed & given.proposed)
     words = residual[:, np.arange(len(accepted)), accepted]
-    own = _draw(*_own_masses(given, logits, law, accepted, exp2), words)
+    own = _draw(*_own_masses(given, law, accepted, exp2), words)
     return accepted, own, _all_finite(law.peak)
 
 
@@ -214,35 +223,36 @@ def _all_finite(peaks: Singles) -> bool:
     return bool(np.isfinite(peaks).all())
 
 
-def _passes(given: Arrays, logits: Singles, law: Laws, uniform: Doubles, exp2: Exp2) -> Truths:
+def _passes(given: Arrays, law: Laws, uniform: Doubles, exp2: Exp2) -> Truths:
     """u q(x) < p(x), multiplied out: [B, K]."""
     rows, drafts = given.tokens.shape
-    tokens = np.zeros(logits.shape[:2], np.int64)
-    tokens[:, :drafts] = tokens[:, drafts + 1 :] = np.where(given.proposed, given.tokens, 0)
-    offered = logits[np.arange(rows)[:, np.newaxis], np.arange(2 * drafts + 1), tokens]
-    weight = law.weigh(offered[..., np.newaxis], tokens[..., np.newaxis], exp2)[..., 0]
-    weight, normaliser = weight.astype(np.float64), law.normaliser
-    p, q = slice(0, drafts), slice(drafts + 1, None)
+    tokens = np.where(given.proposed, given.tokens, 0)
+    at = np.arange(rows)[:, np.newaxis], np.arange(drafts), tokens
+    offered = np.stack((given.draft[at], given.target[at]), axis=1)  # [B, 2, K]
+    both, of_both = offered.reshape(rows, -1, 1), np.concatenate((tokens, tokens), axis=1)
+    law = law.rows(EVERY, slice(2 * drafts))
+    weight = law.weigh(both, of_both[..., np.newaxis], exp2)[..., 0].astype(np.float64)
+    q, p, normaliser = slice(drafts), slice(drafts, None), law.normaliser
     return uniform * (weight[:, q] * normaliser[:, p]) < weight[:, p] * normaliser[:, q]
 
 
-def _own_masses(
-    given: Arrays, logits: Singles, law: Laws, accepted: Integers, exp2: Exp2
-) -> tuple[Singles, Doubles, Truths]:
+def _own_masses(given: Arrays, law: Laws, accepted: Integers, exp2: Exp2) -> tuple[Singles, Doubles, Truths]:
     """What the target's own token is drawn by, as `_draw` takes it.
 
     A rejected draft leaves (p - q)+. After the last draft nothing was rejected, and an id that the vocabulary
     lacks was no draw from q: both leave p itself.
     """
     row, drafts = np.arange(len(accepted)), given.tokens.shape[1]
-    stopped, rejected = accepted[:, np.newaxis], np.zeros(len(row), np.bool_)
+    stopped, rejected = (drafts + accepted)[:, np.newaxis], np.zeros(len(row), np.bool_)
+    logits = given.target[row, accepted][:, np.newaxis]
     if drafts:
         step = np.minimum(accepted, drafts - 1)
         rejected = given.proposed[row, step] & (step == accepted)
     if rejected.any():
-        stopped = np.stack((accepted, drafts + 1 + step), axis=1)  # of the target's rows, of the draft's
+        stopped = np.stack((drafts + accepted, step), axis=1)  # the target's law, the draft's
+        logits = np.stack((logits[:, 0], given.draft[row, step]), axis=1)
     law = law.at(stopped)
-    weights = law.weigh(logits[row[:, np.newaxis], stopped], np.arange(logits.shape[-1]), exp2)
+    weights = law.weigh(logits, np.arange(logits.shape[-1]), exp2)
     mass, changed = weights[:, 0], law.cut[:, 0] > -np.inf
     if rejected.any():
         share = (1 / law.normaliser).astype(np.float32)
