@@ -1,7 +1,7 @@
 """What speculation costs a stream: gathered from the store, computed purely, kept.
 
 With an incident as it opens, and for every stream in service every few minutes: an open incident is then told
-what it costs by now.
+what it costs by now. A new one, which is found before enough requests were timed, waits a minute only.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
+MEASURE_NEW_EVERY: Final = timedelta(minutes=1)  # of streams with an incident that lacks its cost,
+NEW_FOR: Final = timedelta(minutes=30)  # for so long after it opened
 OUTDATED_AFTER: Final = 6 * MEASURE_EVERY  # with traffic that was not measured
 _AT_A_TIME: Final = 10  # streams: about a twentieth of a second each
 _NEWEST: Final = 2**62  # above every seq
@@ -63,14 +65,16 @@ def refresh(
     destinations: Sequence[str] = (),
     page_slowdown: float = PAGE_SLOWDOWN,
 ) -> None:
-    """Measures the streams that waited longest, a few at a time, each in a transaction of its own.
+    """Measures the streams whose incident waits for it and those that waited longest, a few of either at a
+    time, each in a transaction of its own.
 
     `destinations` are told of an incident whose severity that raises; `page_slowdown` as in
     driftguard.incidents.
     """
     with database.session() as session:
+        awaited = stream_costs.awaited(session, now - NEW_FOR, now - MEASURE_NEW_EVERY, limit=_AT_A_TIME)
         outdated = stream_costs.outdated(session, now - MEASURE_EVERY, limit=_AT_A_TIME)
-        waiting = [stream.id for stream in outdated]
+        waiting = dict.fromkeys(stream.id for stream in [*awaited, *outdated])
     for stream_id in waiting:
         with database.session() as session:
             if stream := streams.get_stream(session, stream_id):

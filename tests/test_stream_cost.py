@@ -121,6 +121,24 @@ def test_an_incident_tells_its_cost_and_that_no_speculation_would_be_faster(
         assert "speculation off would now be faster" in client.get(f"/incidents/{incident.id}").text
 
 
+def test_a_new_incident_is_told_its_cost_within_a_minute(database: Database) -> None:
+    """Although the stream was measured right before, when too few requests were timed."""
+    rng, now = np.random.default_rng(1), datetime.now(UTC)
+    send(database, rng, GOOD, 0, {4: 1200})
+    send(database, rng, BAD, 40, {4: 60})
+    fold_all(database)
+    found = only_incident(database)[0].evidence
+    stream_cost.refresh(database, now)
+    with database.session() as session:
+        session.execute(update(Incident).values(evidence={**found, "slowdown_measured": None, "cost": None}))
+        session.execute(update(Stream).values(last_seen_at=now + timedelta(minutes=1)))
+    send(database, rng, BAD, 45, {4: 300})
+    stream_cost.refresh(database, now + timedelta(seconds=59))
+    assert cost_of(only_incident(database)[0]) is None
+    stream_cost.refresh(database, now + timedelta(seconds=61))
+    assert cost_of(only_incident(database)[0]) is not None
+
+
 def test_with_one_k_an_incident_tells_the_loss_and_how_to_learn_the_rest(database: Database) -> None:
     incident, stream = fallen(database, BAD, 2, {4: 1200})
     cost = cost_of(incident)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import exists, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from driftguard.store.tables import Stream, StreamCost
+from driftguard.store.tables import Incident, Stream, StreamCost
 
 
 def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
@@ -26,6 +26,28 @@ def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
             ),
         )
         .order_by(StreamCost.measured_at.asc().nulls_first(), Stream.id)
+        .limit(limit)
+    )
+    return list(session.scalars(query))
+
+
+def awaited(session: Session, opened_since: datetime, before: datetime, *, limit: int) -> list[Stream]:
+    """Streams with an incident opened since then that is not resolved and was not told what it surely costs,
+    with traffic newer than their last measurement, and none since `before`; the longest unmeasured first."""
+    query = (
+        select(Stream)
+        .join(StreamCost, StreamCost.stream_id == Stream.id)
+        .where(
+            exists().where(
+                Incident.stream_id == Stream.id,
+                Incident.state != "resolved",
+                Incident.opened_at >= opened_since,
+                Incident.evidence["slowdown_measured"].as_float().is_(None),
+            ),
+            StreamCost.measured_at < before,
+            Stream.last_seen_at > StreamCost.measured_at,
+        )
+        .order_by(StreamCost.measured_at, Stream.id)
         .limit(limit)
     )
     return list(session.scalars(query))
