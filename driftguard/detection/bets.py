@@ -26,6 +26,8 @@ in expectation.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
@@ -71,6 +73,43 @@ def cut_off(x: Floats) -> Floats:
     return np.concatenate(above)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Offers:
+    """What T requests can be bet on: a stake of s on bet j gives e_tj = 1 + min(s, most_tj) gain_tj."""
+
+    gain: Floats  # [T, BETS]
+    most: Floats  # [T, BETS]
+
+    def factors(self, stakes: Floats) -> Floats:
+        """e_tj [T, BETS], each at least .02."""
+        bets: Floats = 1.0 + np.minimum(stakes, self.most) * self.gain
+        return bets
+
+
+def offers(x: Floats, boundary: Floats, variance: Floats, *, rise: bool, cut: Floats | None = None) -> Offers:
+    """Of requests x [T] against boundary [T] with variance [T], in its standard deviations.
+
+    `cut` [T, BETS] (or [BETS]) are the b_j; where NaN, and by default, nothing is cut.
+    """
+    deviation = np.sqrt(np.maximum(variance, SMALLEST_VARIANCE))
+    z = (x - boundary if rise else boundary - x) / deviation
+    room = np.maximum(boundary if rise else 1.0 - boundary, 1e-9)[:, None] / deviation[:, None]
+    cut = np.full(BETS, np.nan) if cut is None else cut
+    known = ~np.isnan(cut)
+    reach, lost = np.where(known, np.minimum(REACH, room), room), np.where(known, cut, 0.0)
+    return Offers(np.maximum(z[:, None], -reach) - lost, LARGEST_STAKE / (reach + lost))
+
+
+def stakes(shown: Floats) -> Floats:
+    """[T, BETS] for a change at an unknown time of which the requests show `shown` [T]: how much of a lasting
+    one, in their standard deviations, against the first request of a session.
+
+    Where it is 0 all stakes are; the SUDDEN ones are otherwise not scaled, because a session that is open
+    when acceptance falls shows all of it.
+    """
+    return STAKES * np.where(SUDDEN, (shown > 0.0)[:, None], shown[:, None])
+
+
 def factors(
     x: Floats,
     boundary: Floats,
@@ -80,25 +119,9 @@ def factors(
     shown: Floats | None = None,
     cut: Floats | None = None,
 ) -> Floats:
-    """e_tj of requests x [T] against boundary [T] with variance [T]: [T, BETS], each at least .02.
-
-    `shown` [T] scales the stakes (1 by default): how much of a lasting change the request would show, in
-    its standard deviations, against the first of a session. Where it is 0 all stakes are; the SUDDEN
-    ones are otherwise not scaled, because a session that is open when acceptance falls shows all of it.
-    `cut` [T, BETS] (or [BETS]) are the b_j; where NaN, and by default, nothing is cut.
-    """
-    deviation = np.sqrt(np.maximum(variance, SMALLEST_VARIANCE))
-    z = (x - boundary if rise else boundary - x) / deviation
-    room = np.maximum(boundary if rise else 1.0 - boundary, 1e-9)[:, None] / deviation[:, None]
-    cut = np.full(BETS, np.nan) if cut is None else cut
-    known = ~np.isnan(cut)
-    reach, lost = np.where(known, np.minimum(REACH, room), room), np.where(known, cut, 0.0)
-    wanted = STAKES
-    if shown is not None:
-        wanted = STAKES * np.where(SUDDEN, (shown > 0.0)[:, None], shown[:, None])
-    stake = np.minimum(wanted, LARGEST_STAKE / (reach + lost))
-    bets: Floats = 1.0 + stake * (np.maximum(z[:, None], -reach) - lost)
-    return bets
+    """e_tj [T, BETS] of `offers` with the `stakes` for `shown` (1 by default)."""
+    offered = offers(x, boundary, variance, rise=rise, cut=cut)
+    return offered.factors(STAKES if shown is None else stakes(shown))
 
 
 def mean_over_bets(evidence: Floats) -> Floats:

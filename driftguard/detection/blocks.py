@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.baseline import Baselines
-from driftguard.detection.bets import DOWN, UP, factors
+from driftguard.detection.bets import DOWN, UP, Offers, offers, stakes
 from driftguard.detection.columns import Columns
 from driftguard.detection.predictive import change_shown, request_variance
 from driftguard.detection.state import StreamState
@@ -27,14 +27,21 @@ from driftguard.detection.state import StreamState
 Floats = NDArray[np.float64]
 
 
+def offers_against(
+    state: StreamState, base: Baselines, rows: Columns, boundary: Floats, *, rise: bool
+) -> Offers:
+    """What these rows offer to bet on: x below `boundary` [T] (above, for a rise)."""
+    cut = state.cut_off[rows.stratum, (UP if rise else DOWN)]
+    variance = request_variance(base.within[rows.stratum], base.between[rows.stratum], rows.fresh)
+    return offers(rows.x, boundary, variance, rise=rise, cut=cut)
+
+
 def bets_against(
     state: StreamState, base: Baselines, rows: Columns, boundary: Floats, *, rise: bool
 ) -> Floats:
-    """e [T, BETS] of these rows that x lies below `boundary` [T] (above, for a rise)."""
-    cut = state.cut_off[rows.stratum, (UP if rise else DOWN)]
-    parts = base.within[rows.stratum], base.between[rows.stratum], rows.fresh
-    variance, shown = request_variance(*parts), change_shown(*parts)
-    return factors(rows.x, boundary, variance, rise=rise, shown=shown, cut=cut)
+    """e [T, BETS] of the same, on a change at any time."""
+    shown = change_shown(base.within[rows.stratum], base.between[rows.stratum], rows.fresh)
+    return offers_against(state, base, rows, boundary, rise=rise).factors(stakes(shown))
 
 
 def in_blocks(state: StreamState, rows: Columns) -> tuple[Columns, Floats]:

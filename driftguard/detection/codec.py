@@ -21,7 +21,7 @@ from driftguard.detection.state import OpenIncident, StreamState
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 6  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
+VERSION = 7  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -120,8 +120,10 @@ class _State(msgspec.Struct, array_like=True):
     joining: _Array
     growing: _Array
     stratum_evidence: _Array
+    stratum_mean_start: _Array
     cut_off: _Array
     stream_evidence: _Array
+    stream_mean_start: _Array
     begun: _Array
     evidence_since: tuple[int, int]
     incidents: tuple[_Incident | None, _Incident | None]

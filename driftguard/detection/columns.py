@@ -38,6 +38,7 @@ class Columns:
     expected: Floats  # [T] see predictive.py; 0 where the stratum has no baseline yet
     margin: Floats  # [T]
     fresh: Floats  # [T]
+    open_for: Floats  # [T] how many drafted requests of the stream ago the session began
 
     def __len__(self) -> int:
         return len(self.ordinal)
@@ -94,6 +95,7 @@ def columns_at(
         expected=zero,
         margin=zero,
         fresh=zero,
+        open_for=zero,
     )
 
 
@@ -110,5 +112,6 @@ def history_rows(state: StreamState) -> Columns:
         log_length=np.zeros(len(past)),
         session=np.zeros(len(past), dtype=np.uint64),
         rhythm=np.zeros(len(past)),
+        open_for=np.zeros(len(past)),
         **wide,
     )

@@ -26,18 +26,20 @@ error over patience of those named (`fleet.py` says what that is; Dandapanthula,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from driftguard.detection.ages import InSessions, Running, aging_sums
 from driftguard.detection.baseline import Baselines
 from driftguard.detection.beginnings import put_on_bets, watched_segments
 from driftguard.detection.bets import DOWN, LANES, UP, Floats, mean_over_bets
-from driftguard.detection.blocks import bets_against
+from driftguard.detection.blocks import bets_against, offers_against
 from driftguard.detection.columns import Columns
-from driftguard.detection.predictive import safe_baseline
+from driftguard.detection.predictive import deviations_of_first, safe_baseline
 from driftguard.detection.rounds import running_sums
 from driftguard.detection.state import Ints, StreamState
 from driftguard.detection.windows import window_factors
@@ -51,8 +53,8 @@ class WatchRun:
 
     places: NDArray[np.intp]  # [W] among the T
     stratum: NDArray[np.uint16]  # [W]
-    of_stream: Floats  # [W, LANES] G_j
-    of_stratum: Floats  # [W, LANES] R_cj of the request's own stratum c
+    of_stream: Running  # [W, LANES] G_j
+    of_stratum: Running  # [W, LANES] R_cj of the request's own stratum c
     totals: Floats  # [2, W] the share of S of either direction
 
     def first_alarm(self, direction: int, threshold: float) -> int | None:
@@ -67,8 +69,21 @@ def watch(state: StreamState, base: Baselines, rows: Columns) -> WatchRun:
     segments = int(watched_segments(state).sum())
     begin = put_on_bets(watched.segment, _clock(state, places), state.begun, segments)
     one = np.zeros(len(state.ready), dtype=np.intp)
-    run = run_evidence(state, one, state.stream_evidence[None], base, watched, begin)
+    run = run_evidence(state, one, of_streams([state]), base, watched, _clock(state, places), begin)
     return replace(run, places=places)
+
+
+def of_streams(states: Sequence[StreamState]) -> Running:
+    """Of each stream as a whole [G, LANES]."""
+    return Running(
+        np.array([state.stream_evidence for state in states]),
+        np.array([state.stream_mean_start for state in states]),
+    )
+
+
+def of_strata(state: StreamState) -> Running:
+    """Of each stratum [C, LANES]."""
+    return Running(state.stratum_evidence, state.stratum_mean_start)
 
 
 def _clock(state: StreamState, places: NDArray[np.intp]) -> Ints:
@@ -79,20 +94,31 @@ def _clock(state: StreamState, places: NDArray[np.intp]) -> Ints:
 def run_evidence(
     state: StreamState,
     stream_of: NDArray[np.intp],
-    evidence: Floats,
+    streams: Running,
     base: Baselines,
     rows: Columns,
+    clock: Ints,
     begin: Floats,
 ) -> WatchRun:
     """The evidence after each of W watched rows of G streams, the streams one after the other.
 
-    `stream_of` [C] is each stratum's stream, `evidence` [G, LANES] that of the streams before the rows,
-    `begin` [W] what is put on the bets that begin at each row.
+    `stream_of` [C] is each stratum's stream, `streams` [G, LANES] theirs before the rows, `clock` [W] the
+    count of the stream's drafted requests at each row, `begin` [W] what is put on the bets that begin there.
     """
-    bets, before = _bets(state, base, rows), state.stratum_evidence
-    of_stream = running_sums(evidence, stream_of[rows.stratum], bets)
-    of_stratum = running_sums(before, rows.stratum, bets, begin)
-    totals = _totals(before, stream_of, rows.stratum, of_stream, of_stratum)
+    stream, strata = stream_of[rows.stratum], of_strata(state)
+    in_sessions = np.zeros(len(streams.evidence), dtype=np.bool_)
+    in_sessions[stream_of[state.ready & (base.between > 0.0)]] = True
+    # Every row counts twice: for its stream and for its stratum.
+    group = np.concatenate([stream, len(streams.evidence) + rows.stratum.astype(np.intp)])
+    begin, start = np.concatenate([np.ones(len(rows)), begin]), streams.followed_by(strata)
+    run = Running(np.empty((len(group), LANES)), np.empty((len(group), LANES)))
+    for sums, chosen in ((_ageless, ~in_sessions), (_aging, in_sessions)):
+        own = np.flatnonzero(chosen[stream])
+        if len(own):
+            both = np.concatenate([own, own + len(rows)])
+            run[both] = sums(state, base, rows[own], clock[own], start, group[both], begin[both])
+    of_stream, of_stratum = run[: len(rows)], run[len(rows) :]
+    totals = _totals(strata.evidence, stream_of, rows.stratum, of_stream.evidence, of_stratum.evidence)
     return WatchRun(np.arange(len(rows)), rows.stratum, of_stream, of_stratum, totals)
 
 
@@ -108,12 +134,14 @@ def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
     watched = int(np.searchsorted(run.places, stop))
     if watched == 0:
         return state
-    strata = put(state.stratum_evidence, run.stratum[:watched], run.of_stratum[:watched])
+    strata = of_strata(state).put(run.stratum[:watched], run.of_stratum[:watched])
     segments, clock = state.segment_of_stratum[run.stratum[:watched]], _clock(state, run.places[:watched])
     return replace(
         state,
-        stream_evidence=run.of_stream[watched - 1].copy(),
-        stratum_evidence=strata,
+        stream_evidence=run.of_stream.evidence[watched - 1].copy(),
+        stream_mean_start=run.of_stream.mean_start[watched - 1].copy(),
+        stratum_evidence=strata.evidence,
+        stratum_mean_start=strata.mean_start,
         begun=put(state.begun, segments, clock),
     )
 
@@ -153,20 +181,71 @@ def bets_on(state: StreamState, base: Baselines, rows: Columns, *, rise: bool) -
     bets = bets_against(state, base, rows, safe_baseline(rows, rise=rise), rise=rise)
     places = np.flatnonzero(state.of_windows[rows.stratum])
     if len(places):
-        own = rows[places]
-        learned, drafted = state.windows[own.stratum], own.drafted.astype(np.float64)
-        x = own.x - (own.expected - learned[:, 0])  # as if it had no rhythm
-        bets[places] = window_factors(learned, x, drafted, own.margin, rise=rise)
+        bets[places] = _of_windows(state, rows[places], rise=rise)
     return bets
 
 
-def _bets(state: StreamState, base: Baselines, rows: Columns) -> Floats:
-    """e [W, LANES]. A direction with an open incident collects no evidence: e = 0 keeps its sums at 0."""
+def _of_windows(state: StreamState, rows: Columns, *, rise: bool) -> Floats:
+    """e [T, BETS] of rows that are windows."""
+    learned, drafted = state.windows[rows.stratum], rows.drafted.astype(np.float64)
+    x = rows.x - (rows.expected - learned[:, 0])  # as if it had no rhythm
+    return window_factors(learned, x, drafted, rows.margin, rise=rise)
+
+
+def _ageless(
+    state: StreamState,
+    base: Baselines,
+    rows: Columns,
+    _clock: Ints,
+    start: Running,
+    group: NDArray[np.intp],
+    begin: Floats,
+) -> Running:
+    """Of streams in which no session moves what is expected: their bets are the same at any age.
+
+    A direction with an open incident collects no evidence: e = 0 keeps its sums at 0.
+    """
     bets = np.zeros((len(rows), LANES))
     for lanes, rise in ((DOWN, False), (UP, True)):
         if state.incidents[int(rise)] is None:
             bets[:, lanes] = bets_on(state, base, rows, rise=rise)
-    return bets
+    sums = running_sums(start.evidence, group, np.tile(bets, (2, 1)), begin)
+    return Running(sums, start.mean_start[group])
+
+
+def _aging(
+    state: StreamState,
+    base: Baselines,
+    rows: Columns,
+    clock: Ints,
+    start: Running,
+    group: NDArray[np.intp],
+    begin: Floats,
+) -> Running:
+    """Of streams with sessions. A window's bets are the same at any age: all that it offers, a stake of 1."""
+    windows = np.flatnonzero(state.of_windows[rows.stratum])
+    offered = [
+        offers_against(state, base, rows, safe_baseline(rows, rise=rise), rise=rise) for rise in (False, True)
+    ]
+    for rise, own in enumerate(offered):
+        own.gain[windows] = _of_windows(state, rows[windows], rise=bool(rise)) - 1.0
+        own.most[windows] = 1.0
+    parts = base.within[rows.stratum], base.between[rows.stratum], rows.fresh
+    scale = np.where(rows.fresh > 0.0, deviations_of_first(*parts), 0.0)
+    scale[windows] = np.inf
+    requests = InSessions(
+        gain=np.hstack([own.gain for own in offered]),
+        most=np.hstack([own.most for own in offered]),
+        scale=scale,
+        clock=clock.astype(np.float64),
+        open_for=rows.open_for,
+        pulled=1.0 - rows.fresh,
+    )
+    run = aging_sums(start, group, requests[np.tile(np.arange(len(rows)), 2)], begin)
+    for lanes, incident in zip((DOWN, UP), state.incidents, strict=True):
+        if incident is not None:
+            run.evidence[:, lanes] = run.mean_start[:, lanes] = 0.0
+    return run
 
 
 def _totals(

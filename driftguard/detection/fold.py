@@ -38,8 +38,8 @@ from driftguard.detection.opening import open_incident
 from driftguard.detection.predictive import predicted
 from driftguard.detection.recovery import WAITING, keep_tests, requests_until_silent, run_tests
 from driftguard.detection.reference import check_reference, requests_until_check, with_joining, with_reference
-from driftguard.detection.sessions import NO_SESSION, sums_before
-from driftguard.detection.state import DIRECTIONS, OpenIncident, StreamState, with_strata
+from driftguard.detection.sessions import NO_SESSION, OpenSessions, sums_before
+from driftguard.detection.state import DIRECTIONS, Floats, OpenIncident, StreamState, with_strata
 from driftguard.detection.windows import after_gap
 
 STEP_OBSERVATIONS = 2048
@@ -86,10 +86,10 @@ def _step(
     state, findings = day_begins(state, rows[start : start + 1], config.ignore)
     base = baselines(state.reference, state.blocks)
     part = with_hours(state, rows[start : _step_end(config, state, rows, start)])
-    earlier, _ = sums_before(state.sessions, part.session, part.x - part.rhythm, part.log_length)
+    seen = int(state.drafted_requests.sum())
+    earlier, _ = _sessions(state, part, seen)
     part = predicted(state, base, config.ignore, part, earlier)
     threshold = config.threshold(state.requests_per_day)
-    seen = int(state.drafted_requests.sum())
     bet_on, _ = in_blocks(state, part)
     run = watch(state, base, bet_on)
     tests = [
@@ -129,7 +129,7 @@ def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: 
 
 def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows: Columns) -> StreamState:
     """The state that has put these rows in its history, sessions, blocks, day and reference periods."""
-    earlier, sessions = sums_before(state.sessions, rows.session, rows.x - rows.rhythm, rows.log_length)
+    earlier, sessions = _sessions(state, rows, int(state.drafted_requests.sum()))
     _, open_block = in_blocks(state, rows)
     state = with_reference(state, rows, earlier)
     return replace(
@@ -144,6 +144,11 @@ def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows
         rhythms=tally(state, base, rows),
         history=state.history.followed_by(rows, config.history),
     )
+
+
+def _sessions(state: StreamState, rows: Columns, seen: int) -> tuple[Floats, OpenSessions]:
+    """Each row's session as it was before it, and the table after all; `seen` requests came before."""
+    return sums_before(state.sessions, rows.session, rows.x - rows.rhythm, rows.log_length, seen + 1)
 
 
 def _past(state: StreamState) -> Columns:

@@ -24,14 +24,14 @@ from driftguard.detection.columns import Columns, columns_at
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.counting import counts_of, windows_in
 from driftguard.detection.days import tally, with_hours
-from driftguard.detection.evidence import put, run_evidence
+from driftguard.detection.evidence import of_strata, put, run_evidence
 from driftguard.detection.findings import Finding
 from driftguard.detection.fold import fold
 from driftguard.detection.history import COLUMNS, Piece
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.predictive import predicted
 from driftguard.detection.reference import requests_until_joining, with_joining
-from driftguard.detection.sessions import NO_SESSION, OpenSessions, session_keys, sums_before
+from driftguard.detection.sessions import KNOWN, NO_SESSION, OpenSessions, session_keys, sums_before
 from driftguard.detection.side_by_side import SideBySide, side_by_side
 from driftguard.detection.state import Floats, Ints, StreamState, changed, known_strata
 from driftguard.detection.strata import NO_SETTING, settings_of
@@ -96,27 +96,29 @@ def _quiet(
     rows = with_hours(side.state, rows[np.flatnonzero(quiet[stream])])
     stream = side.stream_of_stratum[rows.stratum]
     starts = np.searchsorted(stream, np.arange(len(states) + 1)).tolist()
-    earlier, sessions = _sessions(states, rows, starts)
+    clock = _clock(side, stream, starts)
+    earlier, sessions = _sessions(states, rows, clock, starts)
     base = baselines(side.state.reference, side.state.blocks)
     rows = predicted(side.state, base, config.ignore, rows, earlier)
     bet_on, open_block = in_blocks(side.state, rows)
-    clock = _clock(side, stream, starts)
     segment = side.segment_of_stratum[rows.stratum]
     begin = put_on_bets(segment, clock, side.begun, side.watched_segments[stream])
-    run = run_evidence(side.state, side.stream_of_stratum, side.evidence, base, bet_on, begin)
+    run = run_evidence(side.state, side.stream_of_stratum, side.evidence, base, bet_on, clock, begin)
     threshold = np.array([config.threshold(state.requests_per_day) for state in states])
     quiet[stream[(run.totals >= threshold[stream]).any(axis=0)]] = False
 
+    strata = of_strata(side.state).put(rows.stratum, run.of_stratum)
     together = replace(
         side.state,
         drafted_requests=side.state.drafted_requests
         + np.bincount(rows.stratum, minlength=len(side.state.ready_ordinal)),
         joining=with_joining(side.state, rows, earlier),
-        stratum_evidence=put(side.state.stratum_evidence, rows.stratum, run.of_stratum),
+        stratum_evidence=strata.evidence,
+        stratum_mean_start=strata.mean_start,
         open_block=open_block,
         rhythms=tally(side.state, base, rows),
     )
-    of_stream = put(side.evidence, stream, run.of_stream)
+    of_stream = side.evidence.put(stream, run.of_stream)
     begun = put(side.begun, segment, clock)
     newest = _pieces(side, rows)
     missed = np.add.reduceat(gap, side.starts, dtype=np.int64).tolist()
@@ -128,7 +130,8 @@ def _quiet(
             counts[place].after(state)
             | side.own(together, place)
             | {
-                "stream_evidence": of_stream[place].copy(),
+                "stream_evidence": of_stream.evidence[place].copy(),
+                "stream_mean_start": of_stream.mean_start[place].copy(),
                 "begun": begun[side.first_segment[place] : side.first_segment[place + 1]].copy(),
                 "rhythms": side.own_rhythms(together, place, state.rhythms),
                 "sessions": sessions[place],
@@ -196,16 +199,17 @@ def _rows(side: SideBySide, states: list[StreamState], evident: NDArray[np.bool_
 
 
 def _sessions(
-    states: list[StreamState], rows: Columns, starts: list[int]
+    states: list[StreamState], rows: Columns, clock: Ints, starts: list[int]
 ) -> tuple[Floats, list[OpenSessions]]:
-    """Each row's session as it was before it [T, 3], and each stream's table after its rows."""
-    earlier, after = np.zeros((len(rows), 3)), [state.sessions for state in states]
+    """Each row's session as it was before it [T, KNOWN], and each stream's table after its rows."""
+    earlier, after = np.zeros((len(rows), KNOWN)), [state.sessions for state in states]
     if not rows.session.any():
         return earlier, after
     gap = rows.x - rows.rhythm
     for place, (start, end) in enumerate(pairwise(starts)):
         own = slice(start, end)
-        earlier[own], after[place] = sums_before(
-            after[place], rows.session[own], gap[own], rows.log_length[own]
-        )
+        if start < end:
+            earlier[own], after[place] = sums_before(
+                after[place], rows.session[own], gap[own], rows.log_length[own], int(clock[start])
+            )
     return earlier, after

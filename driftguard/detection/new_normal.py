@@ -12,7 +12,7 @@ from driftguard.detection.columns import history_rows
 from driftguard.detection.findings import Direction
 from driftguard.detection.fold import end_incident
 from driftguard.detection.reference import with_reference
-from driftguard.detection.sessions import OpenSessions
+from driftguard.detection.sessions import KNOWN, OpenSessions
 from driftguard.detection.state import DIRECTIONS, NOT_READY, StreamState
 from driftguard.detection.strata import unpack
 from driftguard.detection.windows import WINDOW_REFERENCE
@@ -55,7 +55,7 @@ def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:
     state = begun_anew(state)
     known = [code for code in np.flatnonzero(anew) if _history_suffices(state, int(code))]
     rows = rows[np.flatnonzero(np.isin(rows.stratum, known))]
-    return with_reference(state, rows, np.zeros((len(rows), 3)))
+    return with_reference(state, rows, np.zeros((len(rows), KNOWN)))
 
 
 def _history_suffices(state: StreamState, code: int) -> bool:

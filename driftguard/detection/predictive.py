@@ -51,6 +51,7 @@ def predicted(
         expected=np.where(watched, expected, 0.0),
         margin=np.where(watched, fresh * margin, 0.0),
         fresh=np.where(told, fresh, 0.0),
+        open_for=session_before[:, 3],
     )
     return _windows_predicted(state, ignore, rows, hour_variance)
 
@@ -85,7 +86,7 @@ def _windows_predicted(state: StreamState, ignore: float, rows: Columns, hour_va
 
 
 def _session_effect(base: Baselines, rows: Columns, before: Floats) -> tuple[Floats, Floats]:
-    """(w d, 1 - w) of each request, from the sums of its session before it [T, 3]."""
+    """(w d, 1 - w) of each request, from its session before it [T, KNOWN]."""
     own, n = rows.stratum, before[:, 0]
     line = base.mean[own] * n + base.slope[own] * (before[:, 2] - n * base.middle[own])
     weight = n * base.between[own]
@@ -102,9 +103,15 @@ def request_variance(within: Floats, between: Floats, fresh: Floats) -> Floats:
 def change_shown(within: Floats, between: Floats, fresh: Floats) -> Floats:
     """How much of a lasting change each request shows [T], in its standard deviations, against the first of
     a session."""
-    of_first = request_variance(within, between, np.ones_like(fresh))
-    part: Floats = fresh * np.sqrt(of_first / request_variance(within, between, fresh))
+    part: Floats = fresh * deviations_of_first(within, between, fresh)
     return part
+
+
+def deviations_of_first(within: Floats, between: Floats, fresh: Floats) -> Floats:
+    """The standard deviation of the first request of a session in those of each request [T]."""
+    of_first = request_variance(within, between, np.ones_like(fresh))
+    deviations: Floats = np.sqrt(of_first / request_variance(within, between, fresh))
+    return deviations
 
 
 def safe_baseline(rows: Columns, *, rise: bool) -> Floats:

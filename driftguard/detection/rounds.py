@@ -6,12 +6,40 @@ while each sum takes its requests in their order: bit for bit what it is for the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.bets import LARGEST_SUM, Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rounds:
+    """T requests of G groups, ordered by round, in each round those of the longest groups first."""
+
+    longest_first: NDArray[np.intp]  # [G]
+    sizes: list[int]  # of the rounds: how many groups have so many requests
+    place: NDArray[np.intp]  # [T] of each request among all, ordered so
+
+    @classmethod
+    def of(cls, group: NDArray[np.integer[Any]], groups: int) -> Rounds:
+        requests = np.bincount(group, minlength=groups)
+        longest_first = np.argsort(-requests, kind="stable")
+        rank = np.empty(groups, dtype=np.intp)
+        rank[longest_first] = np.arange(groups)
+        by_group = np.argsort(group, kind="stable")
+        turn = np.empty(len(group), dtype=np.intp)  # how many requests of its group came before
+        turn[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(requests) - requests, requests)
+        sizes = np.bincount(turn)
+        return cls(longest_first, sizes.tolist(), (np.cumsum(sizes) - sizes)[turn] + rank[group])
+
+    def ordered(self, values: Floats) -> Floats:
+        """Values [T, ...] of the requests in this order."""
+        moved = np.empty_like(values)
+        moved[self.place] = values
+        return moved
 
 
 def running_sums(
@@ -22,25 +50,14 @@ def running_sums(
     `start` [G, W] is where the groups begin, `group` [T] whose request t is, `bets` [T, W] the e_t. `starts`
     [T] are the w_t: what is put on bets that begin at the request (1 by default).
     """
-    requests = np.bincount(group, minlength=len(start))
-    longest_first = np.argsort(-requests, kind="stable")
-    rank = np.empty(len(start), dtype=np.intp)
-    rank[longest_first] = np.arange(len(start))
-    by_group = np.argsort(group, kind="stable")
-    turn = np.empty(len(group), dtype=np.intp)  # how many requests of its group came before
-    turn[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(requests) - requests, requests)
-    sizes = np.bincount(turn)  # of the rounds: in each the first of the longest groups
-    place = (np.cumsum(sizes) - sizes)[turn] + rank[group]
-    sums, current, done = np.empty_like(bets), start[longest_first], 0
-    sums[place] = bets
-    begin = np.ones(len(bets))
-    if starts is not None:
-        begin[place] = starts
+    rounds = Rounds.of(group, len(start))
+    sums, current, done = rounds.ordered(bets), start[rounds.longest_first], 0
+    begin = np.ones(len(bets)) if starts is None else rounds.ordered(starts)
     with np.errstate(over="ignore"):
-        for size in sizes.tolist():
+        for size in rounds.sizes:
             of_round = sums[done : done + size]
             np.multiply(current[:size] + begin[done : done + size, None], of_round, of_round)
             current, done = of_round, done + size
     # Only rows past an alarm, which are thrown away, can grow so far; they must still add up.
-    after: Floats = np.minimum(sums, LARGEST_SUM, out=sums)[place]
+    after: Floats = np.minimum(sums, LARGEST_SUM, out=sums)[rounds.place]
     return after

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ Keys = NDArray[np.uint64]
 
 OPEN_SESSIONS = 512  # per stream
 NO_SESSION = 0
+KNOWN = 4  # of a session: requests, sum of x, sum of log length, how many requests of the stream ago it began
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,11 +27,11 @@ class OpenSessions:
     """Q sessions, least recently seen first."""
 
     key: Keys  # [Q]
-    sums: Floats  # [Q, 3] requests, sum of x, sum of log length
+    sums: Floats  # [Q, KNOWN], in place of the last the stream's count of requests when it began
 
     @classmethod
     def empty(cls) -> OpenSessions:
-        return cls(np.zeros(0, dtype=np.uint64), np.zeros((0, 3)))
+        return cls(np.zeros(0, dtype=np.uint64), np.zeros((0, KNOWN)))
 
     def __len__(self) -> int:
         return len(self.key)
@@ -54,18 +56,23 @@ def _hash(session: str, stratum: int) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") or 1
 
 
-def sums_before(table: OpenSessions, keys: Keys, x: Floats, line: Floats) -> tuple[Floats, OpenSessions]:
-    """Each request's session as it was before it [T, 3], and the table after all of them."""
+def sums_before(
+    table: OpenSessions, keys: Keys, x: Floats, line: Floats, clock: int
+) -> tuple[Floats, OpenSessions]:
+    """Each request's session as it was before it [T, KNOWN], and the table after all of them.
+
+    `clock` counts the stream's drafted requests up to the first of these.
+    """
     if not keys.any():
-        return np.zeros((len(keys), 3)), table
+        return np.zeros((len(keys), KNOWN)), table
     resting = _places(table, keys)  # of sessions of this batch that were open before it
     seen: dict[int, list[float]] = {}  # of this batch, least recently seen first
     moved: dict[int, int] = {}  # from the table to `seen`: their places
     opened, least_recent, dropped = len(table), iter(table.key.tolist()), 0
     before = []
-    for key, value, length in zip(keys.tolist(), x.tolist(), line.tolist(), strict=True):
+    for now, key, value, length in zip(count(clock), keys.tolist(), x.tolist(), line.tolist()):
         if key == NO_SESSION:
-            before.append([0.0, 0.0, 0.0])
+            before.append([0.0] * KNOWN)
             continue
         if key in seen:
             sums = seen.pop(key)
@@ -73,10 +80,10 @@ def sums_before(table: OpenSessions, keys: Keys, x: Floats, line: Floats) -> tup
             moved[key] = resting.pop(key)
             sums = table.sums[moved[key]].tolist()
         else:
-            sums = [0.0, 0.0, 0.0]
+            sums = [0.0, 0.0, 0.0, float(now)]
             opened += 1
-        before.append(sums)
-        seen[key] = [sums[0] + 1.0, sums[1] + value, sums[2] + length]
+        before.append([*sums[:3], now - sums[3]])
+        seen[key] = [sums[0] + 1.0, sums[1] + value, sums[2] + length, sums[3]]
         if opened > OPEN_SESSIONS:
             opened -= 1
             for oldest in least_recent:
@@ -90,7 +97,7 @@ def sums_before(table: OpenSessions, keys: Keys, x: Floats, line: Floats) -> tup
     rest[list(moved.values())] = False
     after = OpenSessions(
         np.concatenate([table.key[rest], np.array(list(seen), dtype=np.uint64)]),
-        np.concatenate([table.sums[rest], np.array(list(seen.values())).reshape(-1, 3)]),
+        np.concatenate([table.sums[rest], np.array(list(seen.values())).reshape(-1, KNOWN)]),
     )
     return np.array(before), after
 

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from driftguard.detection.ages import Running
 from driftguard.detection.beginnings import watched_among
+from driftguard.detection.evidence import of_streams
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.rhythm import Rhythms
 from driftguard.detection.state import StreamState
@@ -25,11 +27,12 @@ _OF_STRATUM = (  # columns of a state over its strata that a fold of watched str
     "growing",
     "cut_off",
     "stratum_evidence",
+    "stratum_mean_start",
     "windows",
     "blocks",
     "open_block",
 )
-_WRITTEN = ("drafted_requests", "joining", "stratum_evidence", "open_block")
+_WRITTEN = ("drafted_requests", "joining", "stratum_evidence", "stratum_mean_start", "open_block")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +45,7 @@ class SideBySide:
     stream_of_stratum: NDArray[np.intp]  # [C]
     first_segment: NDArray[np.int64]  # [G + 1]
     begun: NDArray[np.int64]  # of each stream's segments, one after the other
-    evidence: NDArray[np.float64]  # [G, LANES] of each stream
+    evidence: Running  # [G, LANES] of each stream
     batch: ObservationBatch
     starts: NDArray[np.int64]  # [G] where each batch begins
 
@@ -83,7 +86,7 @@ def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBat
         stream_of_stratum=np.repeat(streams, strata),
         first_segment=np.concatenate([[0], np.cumsum([len(state.names) for state in states])]),
         begun=np.concatenate([state.begun for state in states]),
-        evidence=np.concatenate([state.stream_evidence for state in states]).reshape(len(states), -1),
+        evidence=of_streams(states),
         batch=joined(batches),
         starts=np.cumsum(requests) - requests,
     )

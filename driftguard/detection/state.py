@@ -83,8 +83,10 @@ class StreamState:
     joining: Floats = field(default_factory=lambda: np.zeros((0, 2, GROWN)))
     growing: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))  # [C]
     stratum_evidence: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] R_cj
+    stratum_mean_start: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] see ages.py
     cut_off: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] b_j, see bets.py
     stream_evidence: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES] G_j
+    stream_mean_start: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES]
     begun: Ints = field(default_factory=lambda: _ints(0))  # [S] see beginnings.py
     evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
     incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
@@ -210,6 +212,7 @@ def with_strata(
         joining=np.concatenate([state.joining, np.zeros((added, 2, GROWN))]),
         growing=np.concatenate([state.growing, np.zeros(added, dtype=np.bool_)]),
         stratum_evidence=np.concatenate([state.stratum_evidence, np.zeros((added, LANES))]),
+        stratum_mean_start=np.concatenate([state.stratum_mean_start, np.zeros((added, LANES))]),
         cut_off=np.concatenate([state.cut_off, np.tile(NOT_CUT, (added, 1))]),
         accepted_anew=np.concatenate([state.accepted_anew, np.zeros(added, dtype=np.bool_)]),
         windows=np.concatenate([state.windows, np.zeros((added, LEARNED))]),

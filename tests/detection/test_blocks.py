@@ -26,6 +26,7 @@ from driftguard.detection.blocks import in_blocks, in_past_blocks
 from driftguard.detection.columns import columns_of, history_rows
 from driftguard.detection.dependence import PAIRED, SCALES, add_neighbours
 from driftguard.detection.predictive import predicted
+from driftguard.detection.sessions import KNOWN
 from driftguard.detection.state import with_strata
 from tests.detection.traffic import fold_all, normal, requests
 
@@ -201,7 +202,7 @@ def test_the_history_tells_the_blocks_as_they_were_bet_on() -> None:
     later, strata = with_strata(state, batch[5_000:], np.ones(500, dtype=np.bool_))
     rows = columns_of(later, batch[5_000:], np.ones(500, dtype=np.bool_), strata)
     base = baselines(state.reference, state.blocks)
-    bet_on, _ = in_blocks(state, predicted(state, base, config.ignore, rows, np.zeros((500, 3))))
+    bet_on, _ = in_blocks(state, predicted(state, base, config.ignore, rows, np.zeros((500, KNOWN))))
     after, _ = fold(config, state, batch[5_000:])
     past = in_past_blocks(after, history_rows(after))[-500:]
     assert past.fresh.tolist() == bet_on.fresh.tolist()
