@@ -107,7 +107,7 @@ def ours_and_oracle(effort: Effort, scenario: Scenario, mean_time: float) -> lis
     for number in range(effort.runs):
         state = None
         for index, drop in enumerate(DROPS):
-            traffic = _run(scenario, number, drop)
+            traffic = traffic_of(scenario, number, drop)
             batch = traffic.batch()
             state = state or warmed_up(DetectorConfig(), batch[:RUN_IN])
             if state is None:
@@ -211,13 +211,14 @@ def _river_false_alarms(detector: RiverDetector, threshold: float, streams: Sequ
     return FalseAlarms(watched, alarms)
 
 
-def _run(scenario: Scenario, number: int, drop: float) -> Traffic:
+def traffic_of(scenario: Scenario, number: int, drop: float) -> Traffic:
+    """RUN_IN requests before the change, HORIZON after it."""
     change = Change(RUN_IN, drop, scenario.ramp)
     return simulate(scenario.family, seed_of(scenario.family, DELAY, number), RUN_IN + HORIZON, change)
 
 
 def _compared(scenario: Scenario, number: int, drop: float) -> Traffic:
-    return _run(scenario, number, drop).part(RUN_IN - COMPARED_RUN_IN, RUN_IN + HORIZON)
+    return traffic_of(scenario, number, drop).part(RUN_IN - COMPARED_RUN_IN, RUN_IN + HORIZON)
 
 
 def _delays(detector: Detector, threshold: float, runs: Sequence[Traffic]) -> Delays:
