@@ -13,8 +13,10 @@ stake is what a bet of the mean age would, the mean weighted by what each is wor
 
     R <- (R + w_t) e       mean start <- (R mean start + w_t now) / (R + w_t)
 
-All of this is known before x is, so that the guarantee of `evidence.py` does not depend on it. On simulated
-sessions (tests/benchmarks/detection) it takes as long as a sum that keeps the bets of every t apart.
+All of this is known before x is, so that the guarantee of `evidence.py` does not depend on it. With the bets
+of every t kept apart it is no faster: in 60 runs of the sessions of tests/benchmarks/detection a drop of
+.05, .10 and .20 took 535, 179 and 49 requests then and 540, 178 and 53 with one sum where sessions follow one
+another, and 366, 34 and 12 against 385, 34 and 11 where 16 are open at a time.
 """
 
 from __future__ import annotations

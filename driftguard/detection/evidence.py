@@ -8,7 +8,8 @@ Per request of a watched stratum c, for every bet j and either direction (`bets.
 
 w is what is put on the bets that begin at the request: 1 where there is one segment, else what the
 segment was given since its last request (`beginnings.py`). m_c may differ from request to request as long
-as it is known before x is (`predictive.py`). The evidence of a segment is the sum over its strata. Where
+as it is known before x is (`predictive.py`). The evidence of a segment is the sum over its strata. Where a
+session's earlier requests pull the expectation along, stakes follow the age of the bets (`ages.py`). Where
 neighbouring requests are alike and no session says which, x is the mean of a block and e is 1 for all
 requests but its last (`blocks.py`).
 
