@@ -3,7 +3,7 @@
 The exact oracle of `bench_detection` is told the drop. Here it stands beside one that knows everything but
 which of the three it will be: the largest of the three oracles' statistics, at the same realised false-alarm
 rate. Nobody who does not know the drop can be much faster. The runs are the first of `bench_detection`'s. Run
-it as
+it (ten minutes; committed in results/unknown_drop.md) as
 
     python -m tests.benchmarks.bench_unknown_drop [--runs 60]
 """
