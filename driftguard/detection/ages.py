@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.bets import BETS, LARGEST_SUM, STAKES, Floats
-from driftguard.detection.rounds import Rounds
+from driftguard.detection.rounds import Rounds, put
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,11 +49,9 @@ class Running:
             np.concatenate([self.evidence, sums.evidence]), np.concatenate([self.mean_start, sums.mean_start])
         )
 
-    def put(self, rows: NDArray[np.integer[Any]], sums: Running) -> Running:
-        """These with others at `rows`; of several for a row the last one stays."""
-        after = Running(self.evidence.copy(), self.mean_start.copy())
-        after[rows] = sums
-        return after
+    def put(self, group: NDArray[np.integer[Any]], sums: Running) -> Running:
+        """As `rounds.put`."""
+        return Running(put(self.evidence, group, sums.evidence), put(self.mean_start, group, sums.mean_start))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,9 +75,9 @@ def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, st
     `group` [T] and `starts` [T] are as in `rounds.running_sums`, all starts above 0; W is a multiple of BETS.
     """
     rounds = Rounds.of(group, len(start.evidence))
-    each = requests.pulled / np.maximum(requests.open_for, 1.0)
-    # shown = max(1 - each (now - mean start), 1 - w)
-    columns = starts, starts * requests.clock, each, 1.0 - each * requests.clock, 1.0 - requests.pulled
+    by_age = requests.pulled / np.maximum(requests.open_for, 1.0)
+    # shown = max(1 - by_age (now - mean start), 1 - w)
+    columns = starts, starts * requests.clock, by_age, 1.0 - by_age * requests.clock, 1.0 - requests.pulled
     of_request = np.stack([rounds.ordered(column) for column in columns])[:, :, None]
     of_first = np.tile(STAKES, requests.gain.shape[1] // BETS) * requests.scale[:, None]
     of_lane = np.stack([rounds.ordered(part) for part in (of_first, requests.most, requests.gain)])
@@ -88,11 +86,11 @@ def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, st
     evidence, mean_start = [sums[:0]], [means[:0]]
     with np.errstate(over="ignore", invalid="ignore"):
         for size in rounds.sizes:
-            begin, begin_now, each, shown_new, least = of_request[:, done : done + size]
+            begin, begin_now, slope, shown_new, least = of_request[:, done : done + size]
             first, most, gain = of_lane[:, done : done + size]
             sums, worth = sums[:size], sums[:size] + begin
             means = (sums * means[:size] + begin_now) / worth
-            shown = np.maximum(means * each + shown_new, least)
+            shown = np.maximum(means * slope + shown_new, least)
             sums = worth + worth * (np.minimum(first * shown, most) * gain)
             evidence.append(sums)
             mean_start.append(means)

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +40,7 @@ from driftguard.detection.bets import DOWN, LANES, UP, Floats, mean_over_bets
 from driftguard.detection.blocks import bets_against, offers_against
 from driftguard.detection.columns import Columns
 from driftguard.detection.predictive import deviations_of_first, safe_baseline
-from driftguard.detection.rounds import running_sums
+from driftguard.detection.rounds import put, running_sums
 from driftguard.detection.state import Ints, StreamState
 from driftguard.detection.windows import window_factors
 
@@ -67,10 +66,10 @@ class WatchRun:
 def watch(state: StreamState, base: Baselines, rows: Columns) -> WatchRun:
     places = np.flatnonzero(state.ready[rows.stratum])
     watched = rows[places]
-    segments = int(watched_segments(state).sum())
-    begin = put_on_bets(watched.segment, _clock(state, places), state.begun, segments)
+    segments, clock = int(watched_segments(state).sum()), _clock(state, places)
+    begin = put_on_bets(watched.segment, clock, state.begun, segments)
     one = np.zeros(len(state.ready), dtype=np.intp)
-    run = run_evidence(state, one, of_streams([state]), base, watched, _clock(state, places), begin)
+    run = run_evidence(state, one, of_streams([state]), base, watched, clock, begin)
     return replace(run, places=places)
 
 
@@ -121,13 +120,6 @@ def run_evidence(
     of_stream, of_stratum = run[: len(rows)], run[len(rows) :]
     totals = _totals(strata.evidence, stream_of, rows.stratum, of_stream.evidence, of_stratum.evidence)
     return WatchRun(np.arange(len(rows)), rows.stratum, of_stream, of_stratum, totals)
-
-
-def put(before: NDArray[Any], group: NDArray[np.integer[Any]], sums: NDArray[Any]) -> NDArray[Any]:
-    """Sums [G, W] with the last of each group among `sums` [T, W]; those of other groups as before."""
-    after = before.copy()
-    after[group] = sums  # of several rows of a group the last one stays
-    return after
 
 
 def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
@@ -197,7 +189,7 @@ def _ageless(
     state: StreamState,
     base: Baselines,
     rows: Columns,
-    _clock: Ints,
+    _: Ints,
     start: Running,
     group: NDArray[np.intp],
     begin: Floats,

@@ -24,13 +24,14 @@ from driftguard.detection.columns import Columns, columns_at
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.counting import counts_of, windows_in
 from driftguard.detection.days import tally, with_hours
-from driftguard.detection.evidence import of_strata, put, run_evidence
+from driftguard.detection.evidence import of_strata, run_evidence
 from driftguard.detection.findings import Finding
 from driftguard.detection.fold import fold
 from driftguard.detection.history import COLUMNS, Piece
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.predictive import predicted
 from driftguard.detection.reference import requests_until_joining, with_joining
+from driftguard.detection.rounds import put
 from driftguard.detection.sessions import KNOWN, NO_SESSION, OpenSessions, session_keys, sums_before
 from driftguard.detection.side_by_side import SideBySide, side_by_side
 from driftguard.detection.state import Floats, Ints, StreamState, changed, known_strata

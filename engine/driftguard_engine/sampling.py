@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.checks import expect, expect_range
-from driftguard_engine.kernels.distribution import Index, Integers, Shaping
+from driftguard_engine.kernels.distribution import Integers, Shaping
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,3 @@ class Sampling:
         expect_range("temperature", temperature, 0, torch.finfo(temperature.dtype).max)
         expect_range("top_p", top_p, 0, math.inf)
         return cls(Shaping.of(temperature, top_k, top_p), np.array(seed.tolist()))
-
-    def rows(self, index: Index) -> Sampling:
-        return Sampling(self.shaping.rows(index), self.seed[index])

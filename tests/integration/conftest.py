@@ -43,7 +43,7 @@ def drifted_sidecar(postgres_server: str, template_database: str) -> Iterator[ht
                 post(client, traffic.draw(1500, GOOD))
                 post(client, traffic.draw(300, BAD))
                 wait_until(lambda: _shows_incident(client), "the incident in the metrics")
-                # Measured before the fall arrived, its cost would be measured again in ten minutes.
+                # Measured before the fall arrived, its cost would be measured again a minute later only.
                 with database.session() as session:
                     session.execute(delete(StreamCost))
                 wait_until(lambda: _tells_loss(client), "what the fall costs")

@@ -19,9 +19,8 @@ from driftguard.proxy.listening import listeners_of
 from driftguard.proxy.workers import Worker
 from driftguard.records import AcceptanceRecord, decode_record
 from driftguard.settings import ProxySettings
+from tests.conftest import PATIENCE_SECONDS
 from tests.proxy.engines import Answer
-
-PATIENCE_SECONDS = 60.0
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 

@@ -19,9 +19,9 @@ from driftguard.cli import main
 from driftguard.demo.processes import free_port
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import wait_until
+from tests.conftest import PATIENCE_SECONDS
 from tests.pipeline.sidecar import running_sidecar
 from tests.probes.servers import stub_server
-from tests.proxy.serving import PATIENCE_SECONDS
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("DRIFTGUARD_")}
 

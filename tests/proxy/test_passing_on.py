@@ -12,8 +12,9 @@ from aiohttp import web
 from openai import AsyncOpenAI
 from yarl import URL
 
+from tests.conftest import PATIENCE_SECONDS
 from tests.proxy.engines import DONE, Json, vllm
-from tests.proxy.serving import PATIENCE_SECONDS, Handler, answering, proxied, served
+from tests.proxy.serving import Handler, answering, proxied, served
 
 CHAT: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 PATH = "/v1/chat/completions"

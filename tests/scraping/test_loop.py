@@ -23,9 +23,8 @@ from driftguard.store.tables import Record
 from tests.adapters.fake_engines import FakeVllm
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
+from tests.conftest import PATIENCE_SECONDS
 from tests.scraping.served import Served, ok, served
-
-PATIENCE_SECONDS = 60.0
 
 
 @contextmanager
