@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from driftguard.detection.beginnings import put_on_bets
-from driftguard.detection.evidence import put
+from driftguard.detection.rounds import put
 
 REQUESTS = 5_000
 
