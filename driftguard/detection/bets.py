@@ -15,8 +15,9 @@ the mirror image.
 Assumptions: E[x | past] >= m and, where requests are cut, E[(-z - REACH_j)+ | past] <= b_j: the best
 requests are no better than in the reference period. Beyond that v only steers the speed.
 Most STAKES lie between .3 and .5, best for falls of .05 and .10 at sd .13, where time is lost: a nat of
-evidence takes 15 requests after a fall of .05. The largest one, whose reach is a third of a standard
-deviation, is for falls of .20 and more: .83 nats per request, where a stake of .90 gives .70.
+evidence takes 15 requests after a fall of .05. The two largest, whose reach is a third of a standard
+deviation and none, are for falls of .20 and more: .83 nats per request, where a stake of .90 gives .70. One
+more of them saves .5 nats there; one below .19, best for falls under .03, would only take from the others.
 
 Sums of bets: R <- (1 + R) e, that is R_t = sum over k <= t of the product of e_k .. e_t: one bet
 started at every request. Under the null R_t - t is a supermartingale (Shin, Ramdas, Rinaldo 2023,
@@ -36,7 +37,7 @@ Floats = NDArray[np.float64]
 
 BETS = 10
 LANES = 2 * BETS  # bets on a fall, then bets on a rise
-STAKES: Floats = np.array([0.12, 0.19, 0.28, 0.34, 0.38, 0.42, 0.46, 0.65, 0.90, 1.60])  # of 1 / sd
+STAKES: Floats = np.array([0.19, 0.28, 0.34, 0.38, 0.42, 0.46, 0.65, 0.90, 1.60, 2.30])  # of 1 / sd
 SUDDEN = STAKES >= 0.6
 DOWN, UP = slice(0, BETS), slice(BETS, LANES)
 LARGEST_STAKE = 0.98  # part of the wealth that one request can lose
