@@ -110,7 +110,7 @@ class SpeculativeStep:
             law = reference.draft_laws(logits[:, np.newaxis], shaping)
             words = self._words.draft[:, index, step]
             tokens = reference.draw_drafts(logits, law, shaping, words)
-            singles(self._logits)[index, step] = logits
+            self._logits.numpy()[index, step] = logits
             self._laws.put(index, slice(step, step + 1), law)
         drawn: list[int] = tokens.tolist()
         return drawn
@@ -118,7 +118,7 @@ class SpeculativeStep:
     def _verify_by_reference(
         self, target: Singles, tokens: Integers, lengths: Integers, rows: Sequence[int]
     ) -> tuple[Integers, Integers]:
-        draft, laws, shaping, words = singles(self._logits), self._laws, self._shaping, self._words
+        draft, laws, shaping, words = self._logits.numpy(), self._laws, self._shaping, self._words
         drafts, index = tokens.shape[1], self._index(rows)
         if index is not EVERY or drafts < draft.shape[1]:
             draft, laws, shaping = draft[index, :drafts], laws.rows(index, slice(drafts)), shaping.rows(index)

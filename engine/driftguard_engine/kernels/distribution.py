@@ -67,24 +67,57 @@ class Shaping:
         return bool(self.greedy.all())
 
     @cached_property
-    def filters(self) -> bool:
-        """Whether any row asks for top-k or top-p."""
-        return bool((self.top_k > 0).any() or (self.top_p < 1).any())
-
-    @cached_property
     def scale(self) -> Singles:
         """Powers of two per unit of logit: [B], 0 where the row is greedy."""
         powers = math.log2(math.e) / np.maximum(self.temperature, GREEDY_BELOW)
         return np.where(self.greedy, 0, powers).astype(np.float32)
 
+    def limited(self, size: int) -> Truths:
+        """Which rows top-k takes tokens from: [B]."""
+        return (self.top_k > 0) & (self.top_k < size)
+
     def narrows(self, size: int) -> Truths:
         """Which rows top-k or top-p may take tokens from: [B]."""
-        return ((self.top_k > 0) & (self.top_k < size)) | (self.top_p < 1)
+        return self.limited(size) | (self.top_p < 1)
+
+    def cuts(self, size: int) -> Cuts:
+        """What `laws` over V = size tokens take away."""
+        if size not in self._cuts:
+            self._cuts[size] = Cuts.of(self, size)
+        return self._cuts[size]
+
+    @cached_property
+    def _cuts(self) -> dict[int, Cuts]:
+        return {}
 
     def rows(self, index: Index) -> Shaping:
         if isinstance(index, slice) and index == EVERY:
             return self
         return Shaping(self.temperature[index], self.top_k[index], self.top_p[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Of the rows of a `Shaping` over V tokens, the N that top-k or top-p may take tokens from."""
+
+    rows: Index  # [N], EVERY where N is B
+    shaping: Shaping  # theirs
+    limited: Truths  # [N, 1]: by top-k
+    all_limited: bool  # and every row of the shaping is among them
+    top_k: Integers  # [N, 1]; V where not limited
+    by_mass: Truths | None  # [N, 1]: by top-p; None where no row is
+    ordered: int  # tokens, the likeliest, among which a cut is looked for
+
+    @classmethod
+    def of(cls, shaping: Shaping, size: int, likeliest: int = LIKELIEST) -> Cuts:
+        narrows = shaping.narrows(size)
+        rows = EVERY if narrows.all() else narrows.nonzero()[0]
+        own = shaping.rows(rows)
+        limited, by_mass = own.limited(size)[:, np.newaxis], own.top_p[:, np.newaxis] < 1
+        top_k = np.where(limited, own.top_k[:, np.newaxis], size)
+        ordered = int(np.where(limited, top_k, min(size, likeliest)).max(initial=0))
+        all_limited = rows is EVERY and bool(limited.all())
+        return cls(rows, own, limited, all_limited, top_k, by_mass if by_mass.any() else None, ordered)
 
 
 @cache
@@ -127,7 +160,7 @@ class Laws:
 
     @property
     def tile_mass(self) -> Doubles:
-        """[B, S, T]: sum of the weights in each tile, before any cut."""
+        """[B, S, T]: sum of the weights in each tile, 0 where top-k cuts. Of use where nothing is cut."""
         return self.of_steps["tile_mass"]
 
     def weigh(self, logits: Singles, tokens: Integers, exp2: Exp2) -> Singles:
@@ -175,9 +208,30 @@ def laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
     Every temperature must be positive. A row without a finite maximum has no law: what it gives is
     meaningless, but harms no other row.
     """
-    scale, size = shaping.scale, logits.shape[-1]
-    chunks, maxima = tiles.chunked(logits, -np.inf), tiles.tile_maxima(logits)
+    size = logits.shape[-1]
+    cuts, maxima = shaping.cuts(size), tiles.tile_maxima(logits)
     peak = maxima.max(-1)
+    found = Laws(shaping.scale, np.empty(peak.shape, _law_of(size)))
+    found.peak[...], found.cut[...], found.cut_token[...] = peak, -np.inf, -1
+    if cuts.all_limited:
+        found.normaliser[...], found.tile_mass[...] = 0, 0  # `_cut` adds up the few weights that stay
+    else:
+        mass = _tile_mass(logits, maxima, peak, shaping.scale, exp2)
+        found.normaliser[...] = tiles.row_sum(mass)
+        if cuts.ordered:  # a row's law is the same whatever the other rows ask for
+            mass[shaping.limited(size)] = 0
+        found.tile_mass[...] = mass
+    if cuts.ordered:
+        found.cut[cuts.rows], found.cut_token[cuts.rows], found.normaliser[cuts.rows] = _cut(
+            logits[cuts.rows], found.normaliser[cuts.rows], cuts, exp2
+        )
+    return found
+
+
+def _tile_mass(logits: Singles, maxima: Singles, peak: Singles, scale: Singles, exp2: Exp2) -> Doubles:
+    """Sum of the weights in each tile of logits [B, S, V], from their maxima: [B, S, T]."""
+    size = logits.shape[-1]
+    chunks = tiles.chunked(logits, -np.inf)
     # Each tile is weighed against its own maximum, so that a kernel needs to read it only once. -inf less
     # -inf would be no number.
     own = tiles.per_chunk(np.maximum(maxima, _LOWEST), chunks.shape[-2])
@@ -185,15 +239,7 @@ def laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
     mass = sums.astype(np.float64)
     if mass.shape[-1] > 1:
         mass *= _weights(maxima, peak[..., np.newaxis], scale, exp2)
-    found = Laws(scale, np.empty(peak.shape, _law_of(size)))
-    found.peak[...], found.normaliser[...], found.tile_mass[...] = peak, tiles.row_sum(mass), mass
-    found.cut[...], found.cut_token[...] = -np.inf, -1
-    if shaping.filters and (narrows := shaping.narrows(size)).any():
-        rows = slice(None) if narrows.all() else narrows.nonzero()[0]
-        found.cut[rows], found.cut_token[rows], found.normaliser[rows] = _cut(
-            logits[rows], found.normaliser[rows], shaping.rows(rows), exp2
-        )
-    return found
+    return mass
 
 
 def _weights(logits: Singles, peak: Singles, scale: Singles, exp2: Exp2) -> Singles:
@@ -205,41 +251,33 @@ def _weights(logits: Singles, peak: Singles, scale: Singles, exp2: Exp2) -> Sing
     return exp2(power)
 
 
-def _cut(
-    logits: Singles,
-    normaliser: Doubles,
-    shaping: Shaping,
-    exp2: Exp2,
-    likeliest: int = LIKELIEST,
-) -> tuple[Singles, Integers, Doubles]:
-    """Cut, its token and the normaliser of logits [B, S, V], all [B, S]: where the last token stays.
+def _cut(logits: Singles, normaliser: Doubles, cuts: Cuts, exp2: Exp2) -> tuple[Singles, Integers, Doubles]:
+    """Cut, its token and the normaliser of logits [N, S, V], all [N, S]: where the last token stays.
 
     top-p keeps a token while the likelier ones hold less than top_p of what top-k left; so one always stays.
     Among equal logits the lower token id stays. Weights are added as integers: the order cannot matter.
-    Only the `likeliest` tokens are put in order, and all of them where the cut is not among those.
+    Only the likeliest tokens are put in order, and all of them where the cut is not among those. The
+    normaliser that is given is read where top-k does not cut.
     """
-    size, top_k, top_p = logits.shape[-1], shaping.top_k[:, np.newaxis], shaping.top_p[:, np.newaxis]
-    limited = (top_k > 0) & (top_k < size)
-    most = min(size, int(np.where(limited, top_k, likeliest).max()))
+    size, most = logits.shape[-1], cuts.ordered
     chosen = logits if most == size else np.partition(logits, size - most, axis=-1)[..., size - most :]
     ordered = np.sort(chosen, axis=-1)[..., ::-1]
-    weights = _weights(ordered, ordered[..., :1], shaping.scale, exp2)
+    weights = _weights(ordered, ordered[..., :1], cuts.shaping.scale, exp2)
     held = (weights * FIXED).astype(np.int64).cumsum(-1)
-    present = (ordered > -np.inf).sum(-1)  # [B, S]
-    possible = np.where(present < most, np.maximum(present, 1), size)  # 1: in a row without a law
-    count = np.minimum(np.where(limited, top_k, size), possible)
-    if (top_p < 1).any():
+    count = np.repeat(cuts.top_k, logits.shape[1], axis=1)  # [N, S]
+    if not (ordered[..., -1] > -np.inf).all():  # a row has fewer tokens
+        present = (ordered > -np.inf).sum(-1)
+        possible = np.where(present < most, np.maximum(present, 1), size)  # 1: in a row without a law
+        count = np.minimum(count, possible)
+    if cuts.by_mass is not None:
         of_limited = held[_last(np.minimum(count, most))]
-        total = np.where(limited, of_limited, normaliser * FIXED)
-        nucleus = 1 + (held < (top_p * total)[..., np.newaxis]).sum(-1)
-        count = np.where(top_p < 1, np.minimum(count, nucleus), count)
-    beyond = (count > most).any(-1)  # rows [B]
+        total = np.where(cuts.limited, of_limited, normaliser * FIXED)
+        nucleus = 1 + (held < (cuts.shaping.top_p[:, np.newaxis] * total)[..., np.newaxis]).sum(-1)
+        count = np.where(cuts.by_mass, np.minimum(count, nucleus), count)
     cut, token, kept = _cut_at(logits, ordered, held, np.minimum(count, most))
-    if beyond.any():
-        rows = beyond.nonzero()[0]
-        cut[rows], token[rows], kept[rows] = _cut(
-            logits[rows], normaliser[rows], shaping.rows(rows), exp2, size
-        )
+    if not cuts.all_limited and len(rows := np.flatnonzero((count > most).any(-1))):
+        among_all = Cuts.of(cuts.shaping.rows(rows), size, likeliest=size)
+        cut[rows], token[rows], kept[rows] = _cut(logits[rows], normaliser[rows], among_all, exp2)
     return cut, token, kept
 
 

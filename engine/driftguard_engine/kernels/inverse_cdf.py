@@ -22,6 +22,7 @@ def pick(mass: NDArray[Number], word: RandomWords) -> NDArray[np.int64]:
     wide *= np.ldexp(1.0, MASS_BITS - exponent)  # by a power of two: exact
     held = wide.astype(np.int64).cumsum(-1)
     # floor(total x word / 2**64), which is below total: in Python's integers, which do not overflow.
-    threshold = (held[:, -1].astype(object) * word.astype(object) >> 64).astype(np.int64)
+    both = zip(held[:, -1].tolist(), word.tolist(), strict=True)
+    threshold = np.array([total * fraction >> 64 for total, fraction in both], np.int64)
     index: NDArray[np.int64] = np.minimum((held <= threshold[:, np.newaxis]).sum(-1), mass.shape[-1] - 1)
     return index

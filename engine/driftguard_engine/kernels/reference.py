@@ -7,6 +7,7 @@ Inputs are checked by `driftguard_engine.verify`; nothing is checked here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,7 +50,7 @@ class Noise:
 
 
 class StepNoise:
-    """The random words of B rows at S steps, for every purpose.
+    """The random numbers of B rows at S steps, for every purpose.
 
     In one pass, because one over few costs as much as one over many; not before the first is asked for,
     because greedy rows need none.
@@ -59,23 +60,26 @@ class StepNoise:
         self._start, self._steps = noise, steps
 
     @cached_property
-    def _words(self) -> RandomWords:
-        """[2, 3, B, S]"""
+    def _drawn(self) -> tuple[RandomWords, Doubles]:
+        """Words [2, 3, B, S], and the uniforms of the first ones for acceptance [B, S]."""
         seed, position = self._start.seed[:, np.newaxis], self._start.position[:, np.newaxis]
-        return philox.words(seed, position + np.arange(self._steps), _PURPOSES[:, np.newaxis, np.newaxis])
+        words = philox.words(seed, position + np.arange(self._steps), _PURPOSES[:, np.newaxis, np.newaxis])
+        return words, philox.uniforms_of(words[0, 1])
 
     @property
     def draft(self) -> RandomWords:
         """[2, B, S]"""
-        return self._words[:, 0]
+        return self._drawn[0][:, 0]
 
     @property
-    def accept(self) -> RandomWords:
-        return self._words[:, 1]
+    def accept(self) -> Doubles:
+        """[B, S]"""
+        return self._drawn[1]
 
     @property
     def residual(self) -> RandomWords:
-        return self._words[:, 2]
+        """[2, B, S]"""
+        return self._drawn[0][:, 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,7 @@ class Arrays:
 
 
 def singles(logits: Tensor) -> Singles:
-    return logits.float().cpu().numpy()
+    return logits.to("cpu", torch.float32).numpy()
 
 
 def verify_chain(chain: Chain, exp2: Exp2 = numpy_exp2) -> tuple[Tensor, Tensor]:
@@ -158,7 +162,7 @@ def verify(given: Arrays, noise: StepNoise, exp2: Exp2 = numpy_exp2) -> tuple[In
     greedy = given.shaping.greedy
     accepted, own = np.empty((2, len(greedy)), np.int64)
     accepted[greedy], own[greedy], lawful = _verify_greedy(given.rows(greedy))
-    accept, residual = noise.accept[:, ~greedy], noise.residual[:, ~greedy]
+    accept, residual = noise.accept[~greedy], noise.residual[:, ~greedy]
     others = _verify_stochastic(given.rows(~greedy), accept, residual, exp2)
     accepted[~greedy], own[~greedy], others_lawful = others
     return accepted, own, lawful and others_lawful
@@ -207,12 +211,12 @@ def _verify_greedy(given: Arrays) -> tuple[Integers, Integers, bool]:
 
 
 def _verify_stochastic(
-    given: Arrays, accept: RandomWords, residual: RandomWords, exp2: Exp2
+    given: Arrays, accept: Doubles, residual: RandomWords, exp2: Exp2
 ) -> tuple[Integers, Integers, bool]:
     # Both models' laws side by side, because few calls over all cost less than many: [B, K + K+1].
     law = given.draft_laws.beside(laws(given.target, given.shaping, exp2))
     drafts = given.tokens.shape[1]
-    passed = _passes(given, law, philox.uniforms_of(accept[0, :, :drafts]), exp2)
+    passed = _passes(given, law, accept[:, :drafts], exp2)
     accepted = _leading(passed & given.proposed)
     words = residual[:, np.arange(len(accepted)), accepted]
     own = _draw(*_own_masses(given, law, accepted, exp2), words)
@@ -220,7 +224,7 @@ def _verify_stochastic(
 
 
 def _all_finite(peaks: Singles) -> bool:
-    return bool(np.isfinite(peaks).all())
+    return math.isfinite(peaks.sum(dtype=np.float64))  # which finite float32 numbers cannot make overflow
 
 
 def _passes(given: Arrays, law: Laws, uniform: Doubles, exp2: Exp2) -> Truths:

@@ -145,3 +145,14 @@ def test_same_seed_same_tokens_and_another_seed_others() -> None:
     assert_same(whole.verify(), whole.verify(), "called twice")
     assert not torch.equal(Batch((*front, seed + 1, position)).verify().tokens, whole.verify().tokens)
     assert not torch.equal(Batch((*front, seed, position + 100)).verify().tokens, whole.verify().tokens)
+
+
+@np.errstate(invalid="ignore", divide="ignore")
+def test_a_row_without_a_law_leaves_the_law_of_another_alone() -> None:
+    few = np.full((1, 1, 50), -np.inf, np.float32)  # fewer tokens than top-k lets stay
+    few[..., [3, 20, 41]] = [0.5, 2.0, -1.0]
+    beside = np.concatenate([few, np.full_like(few, np.nan)])
+    alone = laws(few, Shaping(np.ones(1), np.array([5]), np.ones(1)))
+    both = laws(beside, Shaping(np.ones(2), np.array([5, 5]), np.ones(2)))
+    for name in LAW:
+        assert np.array_equal(getattr(both, name)[:1], getattr(alone, name)), name
