@@ -28,7 +28,7 @@ from driftguard.detection.dependence import PAIRED, SCALES, add_neighbours
 from driftguard.detection.predictive import predicted
 from driftguard.detection.sessions import KNOWN
 from driftguard.detection.state import with_strata
-from tests.detection.traffic import fold_all, normal, requests
+from tests.detection.traffic import fold_all, normal, requests, time_to_alarm
 
 DEVIATION = np.sqrt(0.0144 / 2.0)  # between conversations, and between the requests of one
 CONFIG = DetectorConfig(false_alarm_every=2_000.0)
@@ -53,11 +53,8 @@ def ready(findings: list[Finding]) -> BaselineReady:
 def mean_time_to_alarm(streams: int, requests_each: int) -> float:
     times = []
     for seed in range(streams):
-        findings = fold_all(
-            conversations(np.random.default_rng([71, seed]), np.full(requests_each, 0.6)), CONFIG
-        )[1]
-        first = min([found.ordinal for found in opened(findings)], default=requests_each)
-        times.append(first - ready(findings).ordinal)
+        batch = conversations(np.random.default_rng([71, seed]), np.full(requests_each, 0.6))
+        times.append(time_to_alarm(CONFIG, batch))
     return float(np.mean(times))
 
 

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection import DetectorConfig, Finding, ObservationBatch, StreamState, fold
+from driftguard.detection import (
+    BaselineReady,
+    DetectorConfig,
+    DriftOpened,
+    Finding,
+    ObservationBatch,
+    StreamState,
+    fold,
+)
 
 BETWEEN_REQUESTS = 0.12  # standard deviation of the true acceptance of requests of one segment
 START = 1_700_000_000.0
@@ -78,3 +86,17 @@ def fold_all(
     batch: ObservationBatch, config: DetectorConfig | None = None, state: StreamState | None = None
 ) -> tuple[StreamState, list[Finding]]:
     return fold(config or DetectorConfig(), state or StreamState(), batch)
+
+
+def time_to_alarm(config: DetectorConfig, batch: ObservationBatch) -> int:
+    """Requests from the first watched one to the first alarm, or to the end of the batch."""
+    state, ready = StreamState(), None
+    for place in range(0, len(batch), 500):
+        state, findings = fold(config, state, batch[place : place + 500])
+        for finding in findings:
+            if isinstance(finding, BaselineReady) and ready is None:
+                ready = finding.ordinal
+            if isinstance(finding, DriftOpened) and ready is not None:
+                return finding.ordinal - ready
+    assert ready is not None
+    return len(batch) - ready
