@@ -5,6 +5,9 @@ segments it hits; only the moment is unknown. With it, W_t = max over k <= t of 
 of "changed at k" to "not changed" for requests up to t (Page 1954; its delay is the shortest possible at
 its false-alarm rate, Moustakides 1986).
 
+Summed over k instead, the likelihood ratios are the statistic of Shiryaev and Roberts (Roberts 1966): without
+a change its mean grows by 1 per request, so that it needs A requests on average to reach A.
+
 Law of a request: accepted ~ beta-binomial(drafted, mean, spread). In sessions the mean of a session is
 itself beta-distributed and unknown to the oracle; it is integrated out on a grid, given everything the
 session has shown so far. Along a ramp the law depends on the age of the change.
@@ -30,13 +33,14 @@ RAMP_STARTS_EVERY = 20
 RARE = 50  # alarms by which the tail of the excursions is fixed
 
 
-def statistic(traffic: Traffic, change: Change) -> Floats:
-    """W_t [N] against a change of this size and course at an unknown moment."""
+def statistic(traffic: Traffic, change: Change, over: np.ufunc = np.maximum) -> Floats:
+    """W_t [N] against a change of this size and course at an unknown moment; log(1 + the sum) where `over` is
+    np.logaddexp."""
     if traffic.layout.session is not None:
-        return _in_sessions(traffic, change)
+        return _in_sessions(traffic, change, over)
     if change.ramp > 1:
-        return _ramp(traffic, change)
-    return _windowed(_ratio(traffic, change.drop), None, 0, 1)
+        return _ramp(traffic, change, over)
+    return _windowed(_ratio(traffic, change.drop), None, 0, 1, over)
 
 
 def threshold(path: Floats, mean_time: float) -> float:
@@ -76,29 +80,33 @@ def _ratio(traffic: Traffic, drop: float) -> Floats:
     return ratio
 
 
-def _windowed(final: Floats, early: Callable[[int], Floats] | None, window: int, every: int) -> Floats:
+def _windowed(
+    final: Floats, early: Callable[[int], Floats] | None, window: int, every: int, over: np.ufunc
+) -> Floats:
     """W_t, at least 0, where a change at k adds early(k) [window] at first and `final` afterwards.
 
     Without `early` this is Page's recursion.
     """
     n = len(final)
-    best = np.zeros(n)
+    found = np.zeros(n)
+    stands_for = 0.0 if over is np.maximum else math.log(every)  # each k that is tried, of a sum
     entering = np.full(n, -np.inf)  # sums of the moments k whose window ends before t
     if early is None:
         entering[:] = 0.0
     else:
         for k in range(0, n, every):
-            sums = np.cumsum(early(k))
-            np.maximum(best[k : k + window], sums, out=best[k : k + window])
+            sums = np.cumsum(early(k)) + stands_for
+            over(found[k : k + window], sums, out=found[k : k + window])
             if k + window < n:
-                entering[k + window] = max(entering[k + window], sums[-1])
+                entering[k + window] = over(entering[k + window], sums[-1])
     total = np.cumsum(final)
     before = np.concatenate([[0.0], total[:-1]])
-    settled = total + np.maximum.accumulate(entering - before)
-    return np.maximum(best, settled)
+    settled = total + over.accumulate(entering - before)
+    statistic: Floats = over(found, settled)
+    return statistic
 
 
-def _ramp(traffic: Traffic, change: Change) -> Floats:
+def _ramp(traffic: Traffic, change: Change, over: np.ufunc) -> Floats:
     sizes = change.drop * (np.arange(RAMP_LEVELS) + 0.5) / RAMP_LEVELS
     ratios = np.stack([_ratio(traffic, size) for size in sizes])  # [RAMP_LEVELS, N]
     level = np.arange(change.ramp) * RAMP_LEVELS // change.ramp
@@ -107,10 +115,10 @@ def _ramp(traffic: Traffic, change: Change) -> Floats:
         length = min(change.ramp, len(traffic) - k)
         return ratios[level[:length], np.arange(k, k + length)]
 
-    return _windowed(_ratio(traffic, change.drop), early, change.ramp, RAMP_STARTS_EVERY)
+    return _windowed(_ratio(traffic, change.drop), early, change.ramp, RAMP_STARTS_EVERY, over)
 
 
-def _in_sessions(traffic: Traffic, change: Change) -> Floats:
+def _in_sessions(traffic: Traffic, change: Change, over: np.ufunc) -> Floats:
     session = traffic.layout.session
     assert session is not None
     gains = _session_gains(traffic, change.drop)
@@ -124,7 +132,7 @@ def _in_sessions(traffic: Traffic, change: Change) -> Floats:
         part = slice(k, min(k + SESSION_WINDOW, len(traffic)))
         return gains[np.arange(part.start, part.stop), seen[session[part]]]
 
-    return _windowed(gains[:, 0], early, SESSION_WINDOW, SESSION_STARTS_EVERY)
+    return _windowed(gains[:, 0], early, SESSION_WINDOW, SESSION_STARTS_EVERY, over)
 
 
 def _session_gains(traffic: Traffic, drop: float) -> Floats:
