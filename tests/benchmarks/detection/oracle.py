@@ -102,8 +102,8 @@ def _windowed(
     total = np.cumsum(final)
     before = np.concatenate([[0.0], total[:-1]])
     settled = total + over.accumulate(entering - before)
-    statistic: Floats = over(found, settled)
-    return statistic
+    path: Floats = over(found, settled)
+    return path
 
 
 def _ramp(traffic: Traffic, change: Change, over: np.ufunc) -> Floats:
