@@ -10,9 +10,9 @@ three detectors that know less, all of them told the exact laws of requests befo
   Roberts) of all cases, equally weighted, against means that are lower by `ignore` already.
 
 The first two alarm where the oracle of any case is as far beyond its own threshold as makes the realised
-false-alarm rate the same. Nobody who knows as little can be much faster. The last column is DriftGuard, which
-knows no law. The runs are the first of `bench_detection`'s. Run it (twenty minutes; committed in
-results/unknown_change.md) as
+false-alarm rate the same. Nobody who knows as little can be much faster in all cases at once. The last column
+is DriftGuard, which knows no law. The runs are the first of `bench_detection`'s. Run it (twenty minutes;
+committed in results/unknown_change.md) as
 
     python -m tests.benchmarks.bench_unknown_change [--runs 100]
 """
