@@ -16,7 +16,9 @@ from uuid import UUID, uuid4
 import httpx
 import msgspec
 import numpy as np
+from sqlalchemy import delete
 
+from driftguard import stream_cost
 from driftguard.app import Sidecar, create_app
 from driftguard.probe_sessions import session_of
 from driftguard.records import AcceptanceRecord
@@ -28,7 +30,7 @@ from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs, sources
 from driftguard.store.database import Database
 from driftguard.store.sources import SourceState
-from driftguard.store.tables import RetrainRun
+from driftguard.store.tables import RetrainRun, StreamCost
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
 from tests.cost.traffic import Server, told
@@ -67,6 +69,10 @@ def fleet(database: Database, data_dir: Path) -> Iterator[Scene]:
         with database.session() as session:
             sources.store(session, _sources(now))
         incident_id = _the_incident(client)
+        # It may have opened before its last requests had come; where traffic goes on it is measured again.
+        with database.session() as session:
+            session.execute(delete(StreamCost))
+        stream_cost.refresh(database, datetime.now(UTC))
         running_id = _running(database, incident_id, now)
         streams = {
             item["server"]: item["id"]
