@@ -38,6 +38,8 @@ from tests.benchmarks.detection.measure import (
     ORACLE_RUN_IN,
     RUN_IN,
     SEED,
+    Delays,
+    requests_until,
     seed_of,
     traffic_of,
 )
@@ -85,7 +87,8 @@ def without_change(scenario: Scenario) -> Floats:
 def after_change(scenario: Scenario, drop: float, number: int) -> Run | None:
     """None after a false alarm of DriftGuard before the change."""
     whole = traffic_of(scenario, number, drop)
-    state = warmed_up(CONFIG, whole.batch()[:RUN_IN])
+    batch = whole.batch()
+    state = warmed_up(CONFIG, batch[:RUN_IN])
     if state is None:
         return None
     traffic = whole.part(RUN_IN - ORACLE_RUN_IN, RUN_IN + ORACLE_HORIZON)
@@ -94,12 +97,12 @@ def after_change(scenario: Scenario, drop: float, number: int) -> Run | None:
     return Run(
         statistics(traffic, ORACLE_RUN_IN, scenario.ramp)[:, :, ORACLE_RUN_IN:],
         statistics(lowest, ORACLE_RUN_IN, scenario.ramp, beyond, np.logaddexp)[:, :, ORACLE_RUN_IN:],
-        delay(CONFIG, state, whole.batch()[RUN_IN:]) or math.inf,
+        delay(CONFIG, state, batch[RUN_IN:]) or math.inf,
     )
 
 
 def delays(steady: Floats, runs: list[Run], drop: int) -> list[float]:
-    """Of who is told place and drop, only the place, neither, of who also states false alarms, and ours."""
+    """Medians: told place and drop, only the place, neither; who also states false alarms; ours."""
     # Each case may raise as many false alarms as any other; the slow ones would otherwise pay for the fast.
     shares = np.array([[oracle.threshold(path, MEAN_TIME) for path in paths] for paths in steady])
     known: list[tuple[int | slice, int | slice]] = [(0, drop), (0, slice(None)), (slice(None), slice(None))]
@@ -107,10 +110,11 @@ def delays(steady: Floats, runs: list[Run], drop: int) -> list[float]:
     for which in known:
         share = shares[which]
         threshold = oracle.threshold(_largest(steady[which], share), MEAN_TIME)
-        found.append(_median([_first(_largest(run.largest[which], share), threshold) for run in runs]))
+        found.append([requests_until(_largest(run.largest[which], share), threshold) for run in runs])
     needed = math.log(CONFIG.false_alarm_every)
-    stated = _median([_first(_log_mean(run.summed), needed) for run in runs])
-    return [*found, stated, _median([run.ours for run in runs])]
+    found.append([requests_until(_log_mean(run.summed), needed) for run in runs])
+    found.append([run.ours for run in runs])
+    return [Delays(tuple(requests), 0).quantile(0.5) for requests in found]
 
 
 def _largest(paths: Floats, shares: Floats) -> Floats:
@@ -125,15 +129,6 @@ def _log_mean(log_sums: Floats) -> Floats:
     cases = log_sums.reshape(-1, log_sums.shape[-1])
     mean: Floats = np.logaddexp.reduce(cases, axis=0) - math.log(len(cases))
     return mean
-
-
-def _first(path: Floats, threshold: float) -> float:
-    over = np.flatnonzero(path >= threshold)
-    return over[0] + 1.0 if len(over) else math.inf
-
-
-def _median(delays: list[float]) -> float:
-    return float(np.quantile(delays, 0.5, method="higher"))
 
 
 def main() -> None:

@@ -117,7 +117,7 @@ def ours_and_oracle(effort: Effort, scenario: Scenario, mean_time: float) -> lis
             recent = traffic.part(RUN_IN - ORACLE_RUN_IN, RUN_IN + ORACLE_HORIZON)
             path = oracle.statistic(recent, Change(ORACLE_RUN_IN, drop, scenario.ramp))[ORACLE_RUN_IN:]
             for level, threshold in enumerate(thresholds[index]):
-                oracles[index][level].append(_first(path, threshold))
+                oracles[index][level].append(requests_until(path, threshold))
     return [
         OursAndOracle(
             Delays(tuple(ours[index]), skipped), *(Delays(tuple(found), 0) for found in oracles[index])
@@ -126,7 +126,8 @@ def ours_and_oracle(effort: Effort, scenario: Scenario, mean_time: float) -> lis
     ]
 
 
-def _first(path: Floats, threshold: float) -> float:
+def requests_until(path: Floats, threshold: float) -> float:
+    """Up to the first at which the path [N] has reached it; infinity where it does not."""
     over = np.flatnonzero(path >= threshold)
     return float(over[0] + 1) if len(over) else math.inf
 
