@@ -29,6 +29,7 @@ from driftguard.begun_anew import forget_beginning
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.logs import configure_logging
+from driftguard.look_around import LookAround
 from driftguard.metrics import CHORES, Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.probes.loop import ProbeLoop
@@ -71,6 +72,7 @@ class Sidecar:
         self._stopping = threading.Event()
         peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
         self._destinations = [*alertmanager.destinations(peers), *webhook.destinations(hooks)]
+        self._looking = LookAround(database, self.metrics, self._destinations)
         self.pipeline = Pipeline(
             database,
             detector_config(settings),
@@ -85,6 +87,7 @@ class Sidecar:
                     settings.detection.minimum_drop, self._destinations, settings.alerting.page_slowdown
                 ),
             ],
+            on_found=self._looking.soon,
         )
         self.ingest = IngestQueue(
             database,
@@ -116,6 +119,7 @@ class Sidecar:
         self._maintain()  # today's partition must exist before the first record
         self.ingest.start()
         self.pipeline.start()
+        self._looking.start()
         self._alerts.start()
         self._probes.start()
         self.scraping.start()
@@ -127,6 +131,7 @@ class Sidecar:
         self.scraping.stop()
         self.ingest.stop()
         self.pipeline.stop()
+        self._looking.stop()
         self._alerts.stop()
         self._probes.stop()
         self._chores.join()

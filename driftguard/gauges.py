@@ -1,4 +1,4 @@
-"""Gauges that mirror the database, set by the detector's thread so that a scrape never waits for it."""
+"""Gauges that mirror the database, set by a thread of their own so that a scrape never waits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from driftguard.incidents import known_slowdown, positions_of
 from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.records import StreamKey
 from driftguard.status import StreamStatus
-from driftguard.store import detector_states, incidents, notifications, retrain_runs, status
+from driftguard.store import incidents, notifications, retrain_runs, status
 from driftguard.store.tables import Incident, Stream
 from driftguard.stream_gauges import Labels, labels_of
 
@@ -25,7 +25,6 @@ def refresh(
     now: datetime,
 ) -> None:
     """`found`: every stream at the moment `now`. `destinations`: to which notifications are sent."""
-    metrics.fold_lag_records.set(detector_states.unfolded(session))
     metrics.notifications_undelivered.set(notifications.count_undelivered(session, destinations))
     _show_streams(metrics, found)
     _show_incidents(session, metrics, {item.stream.id: item.stream for item in found})
@@ -33,7 +32,7 @@ def refresh(
     _show_retraining(session, metrics, places)
     stream_gauges.show(metrics, found)
     retraining_gauges.show(session, metrics, places)
-    metrics.detector_last_round.set(now.timestamp())
+    metrics.gauges_last_refresh.set(now.timestamp())
 
 
 def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:

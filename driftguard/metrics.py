@@ -32,7 +32,7 @@ StreamVerdict = Literal[
 VERDICTS: Final[tuple[StreamVerdict, ...]] = get_args(StreamVerdict)
 
 CHORES: Final = ("diagnose", "measure_costs", "defer_retraining", "look_at_exports", "maintain")
-LOOPS: Final = ("scraping", "probes", "alerts", "jobs")
+LOOPS: Final = ("scraping", "probes", "alerts", "jobs", "look_around")
 SEVERITIES: Final = ("critical", "warning", "info")
 DIRECTIONS: Final = ("down", "up")
 RUN_OUTCOMES: Final = ("promoted", "nothing_to_do", "rejected", "failed", "rolled_back")
@@ -131,7 +131,9 @@ class Metrics:
         self.database_up = self._gauge("driftguard_database_up", "1 if the last use of the database worked.")
 
     def _declare_detection(self) -> None:
-        self.fold_lag_records = self._gauge("driftguard_fold_lag_records", "Stored records not yet folded.")
+        self.fold_lag_records = self._gauge(
+            "driftguard_fold_lag_records", "Stored records not yet folded; NaN while that is not known."
+        )
         self.fold_failures = self._counter(
             "driftguard_fold_failures", "Batches whose fold failed and was rolled back."
         )
@@ -145,8 +147,11 @@ class Metrics:
         )
         self.detector_last_round = self._gauge(
             "driftguard_detector_last_round_timestamp_seconds",
-            "When the detector last looked around; with it, every gauge of a stream, an incident or a "
-            "retraining was set.",
+            "When the detector last made a round: it folded what was there, or there was nothing.",
+        )
+        self.gauges_last_refresh = self._gauge(
+            "driftguard_gauges_last_refresh_timestamp_seconds",
+            "When every gauge of a stream, an incident or a retraining was last set.",
         )
         self.stream_last_arrival = self._gauge(
             "driftguard_stream_last_arrival_timestamp_seconds",

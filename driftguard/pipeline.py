@@ -13,7 +13,6 @@ together, is judged at the end of each batch, so where the batches end has a say
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from datetime import UTC, datetime
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import fleet, gauges, incident_closing, incident_decisions, incident_opening, status
+from driftguard import fleet, incident_closing, incident_decisions, incident_opening
 from driftguard.detection import (
     BaselineReady,
     BaselineSettled,
@@ -53,7 +52,6 @@ BATCH_RECORDS = 5_000
 # A larger batch for many streams: what a batch costs per stream is shared by its records.
 RECORDS_PER_STREAM = 5
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
-LOOK_SECONDS = 5.0
 PAUSE_SECONDS = 0.5  # shortest, unless a batch was full: bounds how often a state is written
 MAX_BACKOFF_SECONDS = 10.0
 
@@ -74,7 +72,8 @@ class _Counts:
 class Pipeline:
     """The detector loop. `after_fold` callables run inside the transaction, once per stream and batch,
     with the stream's records (probes too) and findings; what they raise rolls the batch back. `scope`: what
-    A of the config is for, each stream or all of them together. `page_slowdown`: see driftguard.incidents."""
+    A of the config is for, each stream or all of them together. `page_slowdown`: see driftguard.incidents.
+    `on_found`: called after a commit in which an incident opened or ended."""
 
     def __init__(
         self,
@@ -86,6 +85,7 @@ class Pipeline:
         destinations: Sequence[str] = (),
         page_slowdown: float = PAGE_SLOWDOWN,
         after_fold: Sequence[AfterFold] = (),
+        on_found: Callable[[], None] = lambda: None,
         batch_records: int = BATCH_RECORDS,
     ) -> None:
         self._database = database
@@ -95,10 +95,10 @@ class Pipeline:
         self._destinations = tuple(destinations)
         self._page_slowdown = page_slowdown
         self._after_fold = tuple(after_fold)
+        self._on_found = on_found
         self._batch_records = batch_records
         self._states = KeptStates(config, metrics)
         self._position = -1  # of the states in memory
-        self._look_due = 0.0  # monotonic seconds
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="detector", daemon=True)
@@ -123,7 +123,6 @@ class Pipeline:
             self._wake.clear()
             try:
                 folded = self.fold_batch()
-                self._look_around()
             except Exception as error:  # noqa: BLE001 (the loop outlives any failure; nothing was committed)
                 failures += 1
                 self._report(error)
@@ -143,19 +142,6 @@ class Pipeline:
             log.warning("the fold waits for the database", error=str(error))
         else:
             log.exception("the fold failed and will be tried again", position=self._position)
-
-    def _look_around(self) -> None:
-        """What follows from the clock, not from a record."""
-        if time.monotonic() >= self._look_due:
-            self.look_around(datetime.now(UTC))
-            self._look_due = time.monotonic() + LOOK_SECONDS
-
-    def look_around(self, now: datetime) -> None:
-        """Resolves incidents of drafts that are gone, and sets the gauges."""
-        with self._database.session() as session:
-            found = status.gather(session, now)
-            incident_closing.close_replaced(session, found, now)
-            gauges.refresh(session, self._metrics, found, self._destinations, now)
 
     def fold_batch(self) -> int:
         """Folds the next records, at most one batch. Returns how many; 0 means that all are folded."""
@@ -179,8 +165,9 @@ class Pipeline:
         self._states.committed(changed)
         self._position = position
         if any(isinstance(finding, _PAGING) for folded in changed.values() for finding in folded.findings):
-            self._look_due = 0.0  # the gauges are what Prometheus pages by
+            self._on_found()
         self._count(records, known)
+        self._metrics.detector_last_round.set_to_current_time()
         return len(records)
 
     def _fold_streams(

@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from driftguard.begun_anew import forget_beginning
 from driftguard.detection import DetectorConfig
+from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.status import StreamStatus, gather
@@ -68,7 +69,7 @@ def test_it_is_told_until_a_baseline_is_learned(
     told = f"{word} since {found.stream.begun_anew_at:%F %T} UTC: {because}; baselines are relearned. "
     assert found.text.startswith(f"{told}10 requests so far; ")
     metrics = Metrics()
-    Pipeline(database, CONFIG, metrics).look_around(traffic.clock + timedelta(minutes=1))
+    LookAround(database, metrics).look(traffic.clock + timedelta(minutes=1))
     assert f'verdict="{verdict}"}} 1.0'.encode() in metrics.exposition()
     with running_sidecar(database, tmp_path) as client:
         assert told in client.get("/").text.replace("&#39;", "'")

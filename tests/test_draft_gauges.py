@@ -11,6 +11,7 @@ import pytest
 from driftguard.cost import Cost
 from driftguard.cost.results import Choice, Interval, Speed
 from driftguard.detection import DetectorConfig
+from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.retraining.gate import Costs, Decision, GateRules, GroupScores, decide
@@ -26,13 +27,13 @@ NOW = datetime.now(UTC)
 
 
 @pytest.fixture
-def pipeline(database: Database) -> Pipeline:
-    return Pipeline(database, DetectorConfig(), Metrics())
+def looking(database: Database) -> LookAround:
+    return LookAround(database, Metrics())
 
 
-def shown(pipeline: Pipeline, name: str, **labels: str) -> float | None:
-    pipeline.look_around(NOW)
-    return pipeline._metrics.registry.get_sample_value(f"driftguard_{name}", labels)
+def shown(looking: LookAround, name: str, **labels: str) -> float | None:
+    looking.look(NOW)
+    return looking._metrics.registry.get_sample_value(f"driftguard_{name}", labels)
 
 
 def add_run(database: Database, state: str, minutes_ago: float, decision: Decision | None = None) -> None:
@@ -76,60 +77,60 @@ def decided(german: float, code: float) -> Decision:
 
 
 def test_a_draft_in_service_is_shown_until_another_takes_its_place(
-    database: Database, pipeline: Pipeline
+    database: Database, looking: LookAround
 ) -> None:
     name = "draft_in_service_since_timestamp_seconds"
     earlier = NOW - timedelta(hours=2)
     serve(database, "v1", earlier)
-    assert shown(pipeline, name, **PLACE, draft_version="v1") == earlier.timestamp()
+    assert shown(looking, name, **PLACE, draft_version="v1") == earlier.timestamp()
     serve(database, "v2", NOW, former="rolled_back")
-    assert shown(pipeline, name, **PLACE, draft_version="v1") is None
-    assert shown(pipeline, name, **PLACE, draft_version="v2") == NOW.timestamp()
-    assert shown(pipeline, "drafts", **PLACE, state="in_service") == 1
-    assert shown(pipeline, "drafts", **PLACE, state="rolled_back") == 1
+    assert shown(looking, name, **PLACE, draft_version="v1") is None
+    assert shown(looking, name, **PLACE, draft_version="v2") == NOW.timestamp()
+    assert shown(looking, "drafts", **PLACE, state="in_service") == 1
+    assert shown(looking, "drafts", **PLACE, state="rolled_back") == 1
 
 
 def test_the_stage_of_a_running_retraining_is_shown_and_none_when_it_has_ended(
-    database: Database, pipeline: Pipeline
+    database: Database, looking: LookAround
 ) -> None:
     add_stream(database)
-    assert shown(pipeline, "retrain_stage", **PLACE, stage="training") == 0
+    assert shown(looking, "retrain_stage", **PLACE, stage="training") == 0
     add_run(database, "training", 1)
-    assert shown(pipeline, "retrain_stage", **PLACE, stage="training") == 1
+    assert shown(looking, "retrain_stage", **PLACE, stage="training") == 1
     with database.session() as session:
         (run,) = retrain_runs.unended(session)
         retrain_runs.advance(session, run.id, "evaluating")
-    assert shown(pipeline, "retrain_stage", **PLACE, stage="training") == 0
-    assert shown(pipeline, "retrain_stage", **PLACE, stage="evaluating") == 1
+    assert shown(looking, "retrain_stage", **PLACE, stage="training") == 0
+    assert shown(looking, "retrain_stage", **PLACE, stage="evaluating") == 1
     with database.session() as session:
         retrain_runs.end(session, run.id, "failed", "the test ends it", NOW)
-    assert shown(pipeline, "retrain_stage", **PLACE, stage="evaluating") == 0
+    assert shown(looking, "retrain_stage", **PLACE, stage="evaluating") == 0
 
 
-def test_the_gate_shows_what_its_newest_decision_was_made_on(database: Database, pipeline: Pipeline) -> None:
-    assert shown(pipeline, "gate_passed", **PLACE) is None
+def test_the_gate_shows_what_its_newest_decision_was_made_on(database: Database, looking: LookAround) -> None:
+    assert shown(looking, "gate_passed", **PLACE) is None
     add_run(database, "rejected", 60, decided(german=0.6, code=0.7))
-    assert shown(pipeline, "gate_passed", **PLACE) == 0
-    assert shown(pipeline, "gate_loss_upper_ratio", **PLACE) == pytest.approx(0.1, abs=0.01)
+    assert shown(looking, "gate_passed", **PLACE) == 0
+    assert shown(looking, "gate_loss_upper_ratio", **PLACE) == pytest.approx(0.1, abs=0.01)
     add_run(database, "promoted", 30, decided(german=0.7, code=0.81))
     add_run(database, "nothing_to_do", 5)
-    assert shown(pipeline, "gate_passed", **PLACE) == 1
-    assert shown(pipeline, "gate_acceptance_ratio", **PLACE, draft="in_service") == pytest.approx(0.5)
-    assert shown(pipeline, "gate_acceptance_ratio", **PLACE, draft="candidate") == pytest.approx(0.7)
-    gain = shown(pipeline, "gate_gain_lower_ratio", **PLACE)
+    assert shown(looking, "gate_passed", **PLACE) == 1
+    assert shown(looking, "gate_acceptance_ratio", **PLACE, draft="in_service") == pytest.approx(0.5)
+    assert shown(looking, "gate_acceptance_ratio", **PLACE, draft="candidate") == pytest.approx(0.7)
+    gain = shown(looking, "gate_gain_lower_ratio", **PLACE)
     assert gain is not None
     assert 0.15 < gain < 0.2
-    assert shown(pipeline, "gate_loss_upper_ratio", **PLACE) == pytest.approx(-0.01)
+    assert shown(looking, "gate_loss_upper_ratio", **PLACE) == pytest.approx(-0.01)
 
 
-def test_a_verdict_shows_since_when_it_holds(database: Database, pipeline: Pipeline) -> None:
+def test_a_verdict_shows_since_when_it_holds(database: Database, looking: LookAround) -> None:
     add_incident(database, [], opened_at=NOW)
     since = (NOW - timedelta(minutes=5)).timestamp()
-    assert shown(pipeline, "stream_verdict_since_timestamp_seconds", **STREAM) == since
+    assert shown(looking, "stream_verdict_since_timestamp_seconds", **STREAM) == since
 
 
 def test_a_stream_shows_its_speed_and_the_best_k_while_that_is_known(
-    database: Database, pipeline: Pipeline
+    database: Database, looking: LookAround
 ) -> None:
     store(database, Traffic(seed=1, start=NOW - timedelta(seconds=90)).draw(60, {"code": 0.75}))
     speed = Speed(40.0, 0.025, 3.0, 0.075, 500)
@@ -146,6 +147,6 @@ def test_a_stream_shows_its_speed_and_the_best_k_while_that_is_known(
             (stream,) = streams.all_streams(session)
             stream_costs.store(session, stream.id, msgspec.to_builtins(cost), measured_at)
         names = ("num_speculative_tokens", "best_num_speculative_tokens", "break_even_acceptance_ratio")
-        assert tuple(shown(pipeline, f"stream_{name}", **STREAM) for name in names) == known
-    pipeline.fold_batch()
-    assert shown(pipeline, "stream_tokens_per_second", **STREAM, period="now") == pytest.approx(80, rel=0.05)
+        assert tuple(shown(looking, f"stream_{name}", **STREAM) for name in names) == known
+    Pipeline(database, DetectorConfig(), Metrics()).fold_batch()
+    assert shown(looking, "stream_tokens_per_second", **STREAM, period="now") == pytest.approx(80, rel=0.05)

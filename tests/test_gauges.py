@@ -9,9 +9,8 @@ import pytest
 from sqlalchemy import update
 
 from driftguard import gauges
-from driftguard.detection import DetectorConfig
+from driftguard.look_around import LookAround
 from driftguard.metrics import RUN_OUTCOMES, Metrics
-from driftguard.pipeline import Pipeline
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Notification, RetrainRun, Stream
@@ -24,13 +23,13 @@ NOW = datetime.now(UTC)
 
 
 @pytest.fixture
-def pipeline(database: Database) -> Pipeline:
-    return Pipeline(database, DetectorConfig(), Metrics())
+def looking(database: Database) -> LookAround:
+    return LookAround(database, Metrics())
 
 
-def shown(pipeline: Pipeline, name: str, **labels: str) -> float | None:
-    pipeline.look_around(NOW)
-    return pipeline._metrics.registry.get_sample_value(f"driftguard_{name}", labels)
+def shown(looking: LookAround, name: str, **labels: str) -> float | None:
+    looking.look(NOW)
+    return looking._metrics.registry.get_sample_value(f"driftguard_{name}", labels)
 
 
 def add_run(database: Database, state: str, minutes_ago: float, trigger: str = "nightly") -> None:
@@ -49,29 +48,29 @@ def add_run(database: Database, state: str, minutes_ago: float, trigger: str = "
         )
 
 
-def last_outcomes(pipeline: Pipeline) -> set[str]:
+def last_outcomes(looking: LookAround) -> set[str]:
     return {
         outcome
         for outcome in RUN_OUTCOMES
-        if shown(pipeline, "retrain_last_run_outcome", **PLACE, outcome=outcome)
+        if shown(looking, "retrain_last_run_outcome", **PLACE, outcome=outcome)
     }
 
 
 def test_an_open_incident_is_shown_with_where_since_when_and_what_it_costs(
-    database: Database, pipeline: Pipeline
+    database: Database, looking: LookAround
 ) -> None:
     incident_id = add_incident(database, [], opened_at=NOW)
     assert (
-        shown(pipeline, "incident_acceptance_before_ratio", **FALL, segment="german", positions="all") == 0.74
+        shown(looking, "incident_acceptance_before_ratio", **FALL, segment="german", positions="all") == 0.74
     )
     assert (
-        shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") == 0.58
+        shown(looking, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") == 0.58
     )
-    assert shown(pipeline, "incident_slowdown_ratio", **FALL) == 0.23
+    assert shown(looking, "incident_slowdown_ratio", **FALL) == 0.23
     since = (NOW - timedelta(minutes=5)).timestamp()
-    assert shown(pipeline, "incident_change_point_timestamp_seconds", **FALL) == since
+    assert shown(looking, "incident_change_point_timestamp_seconds", **FALL) == since
     identity = {"incident": str(incident_id), "cause": "unknown", "confidence": "low"}
-    assert shown(pipeline, "incident_info", **FALL, **identity) == 1
+    assert shown(looking, "incident_info", **FALL, **identity) == 1
 
 
 def test_a_stream_that_appears_while_the_gauges_are_set_waits_for_the_next_round(database: Database) -> None:
@@ -85,101 +84,101 @@ def test_a_stream_that_appears_while_the_gauges_are_set_waits_for_the_next_round
 def test_notifications_are_owed_until_taken_and_only_to_places_still_in_the_settings(
     database: Database,
 ) -> None:
-    pipeline = Pipeline(database, DetectorConfig(), Metrics(), destinations=["webhook:here"])
+    looking = LookAround(database, Metrics(), ["webhook:here"])
     incident_id = add_incident(database, ["webhook:here", "webhook:removed"])
-    assert shown(pipeline, "notifications_undelivered") == 1
+    assert shown(looking, "notifications_undelivered") == 1
     resolve(database, incident_id)
-    assert shown(pipeline, "notifications_undelivered") == 2
+    assert shown(looking, "notifications_undelivered") == 2
     taken = (Notification.event == "resolved") & (Notification.destination == "webhook:here")
     with database.session() as session:
         session.execute(update(Notification).where(taken).values(delivered_at=NOW))
-    assert shown(pipeline, "notifications_undelivered") == 0
+    assert shown(looking, "notifications_undelivered") == 0
 
 
-def test_an_incident_of_unknown_cost_shows_none(database: Database, pipeline: Pipeline) -> None:
+def test_an_incident_of_unknown_cost_shows_none(database: Database, looking: LookAround) -> None:
     incident_id = add_incident(database, [])
     with database.session() as session:
         session.execute(update(Incident).where(Incident.id == incident_id).values(evidence={}))
-    assert shown(pipeline, "incident_slowdown_ratio", **FALL) is None
+    assert shown(looking, "incident_slowdown_ratio", **FALL) is None
     assert (
-        shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") == 0.58
+        shown(looking, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") == 0.58
     )
 
 
 def test_what_became_graver_or_ended_is_shown_as_such_and_no_longer_as_before(
-    database: Database, pipeline: Pipeline
+    database: Database, looking: LookAround
 ) -> None:
     incident_id = add_incident(database, [], severity="warning")
     warning = {**FALL, "severity": "warning"}
     assert (
-        shown(pipeline, "incident_acceptance_after_ratio", **warning, segment="german", positions="all")
+        shown(looking, "incident_acceptance_after_ratio", **warning, segment="german", positions="all")
         == 0.58
     )
     with database.session() as session:
         incidents.find(session, incident_id)[0].severity = "critical"
     assert (
-        shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") == 0.58
+        shown(looking, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") == 0.58
     )
     assert (
-        shown(pipeline, "incident_acceptance_after_ratio", **warning, segment="german", positions="all")
+        shown(looking, "incident_acceptance_after_ratio", **warning, segment="german", positions="all")
         is None
     )
     resolve(database, incident_id)
     assert (
-        shown(pipeline, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") is None
+        shown(looking, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") is None
     )
-    assert shown(pipeline, "incident_change_point_timestamp_seconds", **FALL) is None
-    assert shown(pipeline, "incidents_open", severity="critical", direction="down") == 0
+    assert shown(looking, "incident_change_point_timestamp_seconds", **FALL) is None
+    assert shown(looking, "incidents_open", severity="critical", direction="down") == 0
 
 
-def test_a_stream_shows_when_it_was_last_heard_and_the_detector_when_it_last_looked(
-    database: Database, pipeline: Pipeline
+def test_a_stream_shows_when_it_was_last_heard_and_the_gauges_when_they_were_last_set(
+    database: Database, looking: LookAround
 ) -> None:
     stream_id = add_stream(database)
-    assert shown(pipeline, "stream_last_arrival_timestamp_seconds", **STREAM) is None
+    assert shown(looking, "stream_last_arrival_timestamp_seconds", **STREAM) is None
     with database.session() as session:
         session.execute(update(Stream).where(Stream.id == stream_id).values(traffic_arrived_at=NOW))
-    assert shown(pipeline, "stream_last_arrival_timestamp_seconds", **STREAM) == NOW.timestamp()
-    assert shown(pipeline, "detector_last_round_timestamp_seconds") == NOW.timestamp()
+    assert shown(looking, "stream_last_arrival_timestamp_seconds", **STREAM) == NOW.timestamp()
+    assert shown(looking, "gauges_last_refresh_timestamp_seconds") == NOW.timestamp()
 
 
 def test_the_first_failed_retraining_is_an_increase_of_its_counter(
-    database: Database, pipeline: Pipeline
+    database: Database, looking: LookAround
 ) -> None:
     add_stream(database)
-    assert shown(pipeline, "retrain_runs_total", **PLACE, outcome="failed") == 0
+    assert shown(looking, "retrain_runs_total", **PLACE, outcome="failed") == 0
     add_run(database, "failed", 5)
-    assert shown(pipeline, "retrain_runs_total", **PLACE, outcome="failed") == 1
+    assert shown(looking, "retrain_runs_total", **PLACE, outcome="failed") == 1
 
 
-def test_the_last_outcome_is_that_of_the_run_that_ended_last(database: Database, pipeline: Pipeline) -> None:
+def test_the_last_outcome_is_that_of_the_run_that_ended_last(database: Database, looking: LookAround) -> None:
     add_stream(database)
     add_run(database, "failed", 30)
-    assert last_outcomes(pipeline) == {"failed"}
+    assert last_outcomes(looking) == {"failed"}
     add_run(database, "training", 0)
-    assert last_outcomes(pipeline) == {"failed"}
+    assert last_outcomes(looking) == {"failed"}
     add_run(database, "nothing_to_do", 10)
-    assert last_outcomes(pipeline) == {"nothing_to_do"}
+    assert last_outcomes(looking) == {"nothing_to_do"}
     add_run(database, "watching", 20)
-    assert last_outcomes(pipeline) == set()
+    assert last_outcomes(looking) == set()
 
 
 def test_rejections_are_counted_from_the_last_draft_that_was_put_into_service(
-    database: Database, pipeline: Pipeline
+    database: Database, looking: LookAround
 ) -> None:
     add_stream(database)
     for minutes_ago, state in ((60, "rejected"), (50, "promoted"), (40, "rejected"), (30, "failed")):
         add_run(database, state, minutes_ago)
-    assert shown(pipeline, "retrain_rejected_in_a_row", **PLACE) == 1
+    assert shown(looking, "retrain_rejected_in_a_row", **PLACE) == 1
     add_run(database, "rejected", 20)
-    assert shown(pipeline, "retrain_rejected_in_a_row", **PLACE) == 2
+    assert shown(looking, "retrain_rejected_in_a_row", **PLACE) == 2
     add_run(database, "watching", 10)
-    assert shown(pipeline, "retrain_rejected_in_a_row", **PLACE) == 0
+    assert shown(looking, "retrain_rejected_in_a_row", **PLACE) == 0
 
 
-def test_the_nightly_job_has_a_time_of_its_own(database: Database, pipeline: Pipeline) -> None:
+def test_the_nightly_job_has_a_time_of_its_own(database: Database, looking: LookAround) -> None:
     add_stream(database)
     add_run(database, "rejected", 300)
     add_run(database, "nothing_to_do", 5, trigger="incident")
-    at = shown(pipeline, "retrain_last_run_timestamp_seconds", **PLACE, trigger="nightly")
+    at = shown(looking, "retrain_last_run_timestamp_seconds", **PLACE, trigger="nightly")
     assert at == (NOW - timedelta(minutes=300)).timestamp()

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import delete, update
 
 from driftguard.detection import DetectorConfig
+from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.records import AcceptanceRecord
@@ -51,7 +52,7 @@ def test_stale_says_since_when_and_what_was_known_and_is_over_with_the_next_reco
     assert (stale.verdict, stale.since, stale.incident_id) == ("stale", last, alive.incident_id)
     told = f"Stale: no record from chat arrived after {last:%F %T} UTC. "
     assert stale.text == f"{told}Before that: {alive.text}"
-    pipeline.look_around(last + timedelta(minutes=6))
+    LookAround(database, metrics).look(last + timedelta(minutes=6))
     assert b'verdict="stale"} 1.0' in metrics.exposition()
 
     traffic.clock += timedelta(minutes=20)

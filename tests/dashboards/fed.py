@@ -18,6 +18,7 @@ from driftguard_engine.telemetry import Telemetry
 from driftguard.cost import Cost
 from driftguard.cost.results import Choice, Interval, Speed
 from driftguard.detection import DetectorConfig
+from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.retraining.gate import Costs, GateRules, GroupScores, decide
@@ -68,6 +69,7 @@ class MendedSidecar:
         self._database = database
         self.metrics = Metrics()
         self._pipeline = Pipeline(database, DetectorConfig(), self.metrics)
+        self._looking = LookAround(database, self.metrics)
         self._random = Traffic(seed=22, start=datetime.now(UTC) - timedelta(minutes=2), seconds_apart=0.05)
         store(database, self._random.draw(100, GOOD))
         self._retrained()
@@ -81,7 +83,7 @@ class MendedSidecar:
         self.metrics.notifications.labels("webhook", "firing", "delivered").inc()
         self.metrics.captures.labels("accepted").inc()
         self._pipeline.fold_batch()
-        self._pipeline.look_around(datetime.now(UTC))
+        self._looking.look(datetime.now(UTC))
 
     def _add_run(self, state: str, **values: object) -> None:
         now = datetime.now(UTC)

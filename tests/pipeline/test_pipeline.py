@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,14 +11,17 @@ from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
+from driftguard import look_around
 from driftguard.detection import DetectorConfig, Finding
 from driftguard.incidents import State
+from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.store import detector_states, incidents
 from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord
 from driftguard.store.tables import DetectorState, Incident, Notification, Stream
+from tests.alerting.http_receiver import wait_until
 from tests.pipeline.traffic import Traffic, store
 
 CONFIG = DetectorConfig(minimum_drop=0.1)
@@ -152,11 +154,11 @@ def test_an_incident_of_a_draft_that_is_gone_ends_unless_a_promotion_is_being_wa
     seen = update(Stream).where(Stream.draft_version == "v1")
     with database.session() as session:
         session.execute(seen.values(last_seen_at=now - timedelta(minutes=10)))
-    pipeline.look_around(now)
+    LookAround(database, Metrics()).look(now)
     assert all_incidents(database)[0].state == state  # it may only be quiet
     with database.session() as session:
         session.execute(seen.values(last_seen_at=now - timedelta(minutes=20)))
-    pipeline.look_around(now)
+    LookAround(database, Metrics()).look(now)
     assert all_incidents(database)[0].state == {"open": "resolved", "mitigating": "mitigating"}[state]
 
 
@@ -237,20 +239,26 @@ def test_an_unreadable_state_begins_anew_and_closes_what_it_had_opened(
     assert f"driftguard_detector_states_of_other_version_total {counts[1]}.0" in told
 
 
-def test_an_incident_is_in_the_metrics_as_soon_as_it_is_stored_whenever_the_detector_looks_around(
-    database: Database,
+def test_an_incident_is_in_the_metrics_as_soon_as_it_is_stored_whenever_the_next_look_is_due(
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prometheus pages by them."""
-    pipeline, traffic = new_pipeline(database), Traffic(seed=1)
+    metrics, traffic = Metrics(), Traffic(seed=1)
+    looking = LookAround(database, metrics)
+    pipeline = Pipeline(database, CONFIG, metrics, on_found=looking.soon)
+    labels = {"severity": "critical", "direction": "down"}
 
     def opened() -> float | None:
-        fold_all(pipeline)
-        pipeline._look_around()
-        pipeline._look_due = math.inf  # by the clock it need not look again
-        labels = {"severity": "critical", "direction": "down"}
-        return pipeline._metrics.registry.get_sample_value("driftguard_incidents_open", labels)
+        return metrics.registry.get_sample_value("driftguard_incidents_open", labels)
 
     store(database, traffic.draw(1500, {"code": 0.75}))
-    assert opened() == 0
-    store(database, traffic.draw(300, {"code": 0.3}))
-    assert opened() == 1
+    monkeypatch.setattr(look_around, "LOOK_SECONDS", 1_000.0)  # by the clock it need not look again
+    fold_all(pipeline)
+    looking.start()
+    try:
+        wait_until(lambda: opened() == 0, "the first look")
+        store(database, traffic.draw(300, {"code": 0.3}))
+        fold_all(pipeline)
+        wait_until(lambda: opened() == 1, "the gauge of the incident")
+    finally:
+        looking.stop()
