@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from scipy.special import stdtr, stdtrit
 
+LARGEST_ERROR = 0.5  # of a rate: what lies between 0 and 1 has no larger standard deviation
+
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """sum(accepted) / sum(drafted) of n requests, with its standard error."""
+    """sum(accepted) / sum(drafted) of n requests, with its standard error: finite, see `rate_of`."""
 
     requests: int
     drafted: int
@@ -34,7 +36,8 @@ def rate_of(counts: Iterable[tuple[int, int]]) -> Rate | None:
 
     Formula: r = sum a / sum d with the linearised standard error of a ratio of sums,
     se = sqrt(n s^2) / sum d, s^2 = sum (a - r d)^2 / (n - 1). Requests are the units, never tokens.
-    A single request has an infinite error. Assumption: independent requests.
+    One request tells nothing about how requests differ: its error is then LARGEST_ERROR, which is never too
+    small. Assumption: independent requests.
     Paper: Cochran, Sampling Techniques (1977), section 6.3.
     """
     pairs = [pair for pair in counts if pair[0] > 0]
@@ -43,7 +46,7 @@ def rate_of(counts: Iterable[tuple[int, int]]) -> Rate | None:
         return None
     n, rate = len(pairs), sum(pair[1] for pair in pairs) / drafted
     if n == 1:
-        return Rate(1, drafted, rate, math.inf)
+        return Rate(1, drafted, rate, LARGEST_ERROR)
     squares = sum((a - rate * d) ** 2 for d, a in pairs)
     return Rate(n, drafted, rate, math.sqrt(n * squares / (n - 1)) / drafted)
 
@@ -52,15 +55,19 @@ def difference(before: Rate, after: Rate, level: float = 0.99) -> Difference:
     """Welch's comparison of two independent rates.
 
     Formula: t = (r1 - r0) / sqrt(se0^2 + se1^2), Student with Welch-Satterthwaite degrees of freedom.
-    Assumptions: independent requests, some dozens on each side; the level is approximate.
+    A side of one request says nothing. Assumptions: independent requests, some dozens on each side; the
+    level is approximate.
     Paper: Welch, Biometrika 34 (1947).
     """
     change = after.rate - before.rate
+    if min(before.requests, after.requests) < 2:
+        return interval(change, math.inf, 1.0, level)
     return interval(change, _welch_error(before, after), _welch_freedom(before, after), level)
 
 
 def interval(change: float, error: float, freedom: float, level: float = 0.99) -> Difference:
-    """change +- t error, and the two-sided p-value of change = 0. An infinite error says nothing."""
+    """change +- t error, and the two-sided p-value of change = 0. All are finite: an infinite error says
+    nothing, which is an interval of -1 to 1."""
     if math.isinf(error):
         return Difference(change, -1.0, 1.0, 1.0)
     if error == 0.0:
@@ -75,7 +82,5 @@ def _welch_error(before: Rate, after: Rate) -> float:
 
 
 def _welch_freedom(before: Rate, after: Rate) -> float:
-    if before.requests < 2 or after.requests < 2:
-        return 1.0
     parts = before.error**4 / (before.requests - 1) + after.error**4 / (after.requests - 1)
     return _welch_error(before, after) ** 4 / parts if parts > 0 else 1.0
