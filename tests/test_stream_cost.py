@@ -17,6 +17,7 @@ from sqlalchemy import select, update
 from driftguard import stream_cost
 from driftguard.alerting.message import cost_of, document, summary
 from driftguard.cost import Cost, Speed, TimedRequest, assess
+from driftguard.cost.words import UNMEASURED
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
@@ -159,6 +160,23 @@ def test_a_loss_that_times_do_not_show_is_told_by_formula(database: Database) ->
     incident, stream = only_incident(database)
     assert incident.evidence["slowdown_measured"] is None
     assert "% slower (by formula)" in summary(incident, stream)
+
+
+def test_a_time_that_the_source_fills_in_does_not_make_a_fall_harmless(database: Database) -> None:
+    """Measured, it would be 0% slower, which is no page."""
+    rng = np.random.default_rng(10)
+    filled_in: dict[str, Any] = {"time_per_output_token_seconds": 0.02}
+    for minute, count, server in ((0, 1200, GOOD), (40, 300, BAD)):
+        start = (START + timedelta(minutes=minute)).timestamp()
+        store(database, records(rng, server.serve(rng, count, 4, start=start, **filled_in)))
+    fold_all(database)
+    stream_cost.refresh(database, datetime.now(UTC))
+    incident, stream = only_incident(database)
+    assert incident.severity == "critical"
+    assert "slower (by formula)" in summary(incident, stream)
+    cost = cost_of(incident)
+    assert cost is not None
+    assert UNMEASURED in cost.notes
 
 
 def test_a_stream_tells_its_best_k_and_is_measured_again_only_with_new_traffic(

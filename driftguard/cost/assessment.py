@@ -10,6 +10,7 @@ import numpy as np
 
 from driftguard.cost.best_k import Model, best, implausible
 from driftguard.cost.loss import lost, matched, standardised
+from driftguard.cost.measured import measured
 from driftguard.cost.results import Cost, Speed
 from driftguard.cost.sample import (
     LEAST_REQUESTS,
@@ -23,7 +24,7 @@ from driftguard.cost.sample import (
 )
 from driftguard.cost.step_time import fit, seen_ks, step_time
 from driftguard.cost.tokens_per_step import chain_of
-from driftguard.cost.words import ALIKE, IMPLAUSIBLE, limits
+from driftguard.cost.words import ALIKE, IMPLAUSIBLE, UNMEASURED, limits
 
 _IN_USE: Final = 100  # newest requests with drafts: of most of their steps is the K in use
 _SAME_HOURS: Final = 86_400.0  # seconds
@@ -42,10 +43,17 @@ def assess(
     and target without speculation. changed: segments whose speed is told, all by default; K is one for the
     whole stream, so the best K is of all of `now`. K in use is that of the newest requests, so that a
     K set anew is known at once. Seconds per step change with the machine and its load, so the best K is
-    told from the requests, before and now, of the last day only.
+    told from the requests, before and now, of the last day only. Times that were not measured
+    (`measured.py`) say how fast the requests are said to be, and nothing else; `notes` then tells it.
     """
     newest = sample_of(now)
-    found = _speeds(_of(sample_of(before), changed), _of(newest, changed))
+    clocked = [measured(side) for side in (before, now, without)]
+    found = _speeds(*(_of(sample_of(side), changed) for side in clocked[:2]))
+    told = _of(newest, changed)
+    if found is None and len(told) >= LEAST_REQUESTS:
+        found = Cost(_as_told(told))
+    if found is not None and len(sample_of(clocked[1])) < len(newest):
+        found = replace(found, notes=(UNMEASURED,))
     speculating = newest[newest.k >= 1][-_IN_USE:]
     k = _usual(speculating, speculating.k, least=1)
     if found is None or k is None:
@@ -56,7 +64,7 @@ def assess(
         found, num_speculative_tokens=k, acceptance_rate=float(own.accepted.sum() / own.drafted.sum())
     )
     since = max(item.ended_at for item in now) - _SAME_HOURS
-    timed = sample_of([item for item in [*before, *now, *without] if item.ended_at >= since])
+    timed = sample_of([item for side in clocked for item in side if item.ended_at >= since])
     return _with_best(found, newest, timed[timed.band == band], band)
 
 
@@ -67,7 +75,7 @@ def _with_best(found: Cost, newest: Sample, timed: Sample, band: int | None) -> 
     ks = [item.num_speculative_tokens for item in seen]
     if k is None or k not in ks:
         return found
-    found = replace(found, notes=limits(ks, band, k))
+    found = replace(found, notes=(*found.notes, *limits(ks, band, k)))
     line = fit(timed, seen)
     if line is None:
         return found
@@ -93,12 +101,16 @@ def _speeds(before: Sample, now: Sample) -> Cost | None:
         return None
     pair = matched(before, now)
     if pair is None:
-        return Cost(_speed(now, one_label(len(now)), np.ones(1)))
+        return Cost(_as_told(now))
     return Cost(
         _speed(pair.after, pair.after_stratum, pair.weight),
         _speed(pair.before, pair.before_stratum, pair.weight),
         lost(pair),
     )
+
+
+def _as_told(sample: Sample) -> Speed:
+    return _speed(sample, one_label(len(sample)), np.ones(1))
 
 
 def _speed(sample: Sample, stratum: Ints, weight: Floats) -> Speed:

@@ -80,7 +80,7 @@ def sample_of(requests: Sequence[TimedRequest]) -> Sample:
         seconds_per_token=column("time_per_output_token_seconds"),
         seconds=np.array([seconds for _, seconds, _ in kept], dtype=np.float64),
         timed_steps=np.array([steps for _, _, steps in kept], dtype=np.float64),
-        k=np.array([_k(item) for item in items], dtype=np.int64),
+        k=np.array([k_of(item) for item in items], dtype=np.int64),
         steps=column("steps"),
         drafted=column("drafted"),
         accepted=column("accepted"),
@@ -104,7 +104,8 @@ def _timed(request: TimedRequest) -> tuple[float, float]:
     return per_token * tokens, float(request.steps - first_step_untimed)
 
 
-def _k(request: TimedRequest) -> int:
+def k_of(request: TimedRequest) -> int:
+    """As configured, else drafted / steps rounded; 0 where nothing was drafted."""
     if request.drafted == 0 or request.steps == 0:
         return 0
     if request.num_speculative_tokens:

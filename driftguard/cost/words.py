@@ -15,6 +15,10 @@ ALIKE: Final = (
     "the records do not tell which positions were accepted, so each is taken to be accepted alike: "
     "send accepted_per_position"
 )
+UNMEASURED: Final = (
+    "time_per_output_token_seconds never varies in some or all of these requests, so it was not measured: "
+    "no loss and no best K is told from them, and a loss is told by formula"
+)
 IMPLAUSIBLE: Final = (
     "a step takes less time with more draft tokens, so the requests of different K differ in something else "
     "too, and no best K is told: send requests of each K in the same hours"

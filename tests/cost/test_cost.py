@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from driftguard.cost import Cost, Interval, TimedRequest, advice, assess
+from driftguard.cost.words import UNMEASURED
 from tests.cost.traffic import Server
 
 SERVER = Server()
@@ -233,6 +234,44 @@ def test_too_little_tells_nothing(useless: str) -> None:
         "absurdly slow": SERVER.serve(rng, 50, 4, time_per_output_token_seconds=1e160),
     }[useless]
     assert assess(SERVER.serve(rng, 50, 4), now, SERVER.serve(rng, 50, 0)) is None
+
+
+@pytest.mark.parametrize(
+    "constant", ["everywhere", "another one since the change", "one for each K and segment"]
+)
+def test_a_time_that_never_varies_shows_no_loss_and_no_best_k(constant: str) -> None:
+    """A source that fills in a configured time: measured, a fall would cost nothing, or whatever was set."""
+    rng = np.random.default_rng(22)
+    before, now, without = GOOD.serve(rng, 200, 4), BAD.serve(rng, 50, 4), GOOD.serve(rng, 50, 0)
+    sides = []
+    for number, side in enumerate((before, now, without)):
+        seconds = 0.02 + 0.005 * number * (constant != "everywhere")
+        each = [item._replace(time_per_output_token_seconds=seconds) for item in side]
+        if constant.startswith("one for each"):
+            each += [item._replace(segment="rare", time_per_output_token_seconds=0.03) for item in each[:8]]
+        sides.append(each)
+    cost = assess(*sides, changed=("chat",))
+    assert cost is not None
+    assert (cost.lost, cost.before, cost.best, cost.break_even_acceptance) == (None, None, None, None)
+    assert UNMEASURED in cost.notes
+    assert cost.now.requests == 50
+    assert cost.num_speculative_tokens == 4
+
+
+def test_a_segment_whose_time_never_varies_says_nothing_beside_those_that_are_measured() -> None:
+    rng = np.random.default_rng(23)
+    filled_in = {"segment": "filled in", "time_per_output_token_seconds": 0.02}
+    before, now = GOOD.serve(rng, 200, 4), BAD.serve(rng, 100, 4)
+    alone = assess(before, now, [])
+    beside = assess(
+        [*before, *GOOD.serve(rng, 200, 4, **filled_in)], [*now, *BAD.serve(rng, 100, 4, **filled_in)], []
+    )
+    assert alone is not None
+    assert beside is not None
+    assert alone.lost is not None
+    assert beside.lost == alone.lost
+    assert UNMEASURED in beside.notes
+    assert UNMEASURED not in alone.notes
 
 
 def test_whatever_the_records_say_the_numbers_are_numbers() -> None:
