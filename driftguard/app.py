@@ -42,8 +42,9 @@ from driftguard.scraping.pushed import PushedSources
 from driftguard.scraping.source import sources_of
 from driftguard.settings import Settings
 from driftguard.store import jobs, keys, partitions
-from driftguard.store.database import Database
+from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.opening import open_database
+from driftguard.store.work import CHORE, MAINTENANCE
 
 MAINTENANCE_SECONDS = 3_600.0
 WEBHOOK_NAMESPACE = webhook.TASK.partition(":")[0]
@@ -69,6 +70,7 @@ class Sidecar:
         self.settings = settings
         self.database = database
         self.metrics = Metrics()
+        database.on_timeout(self._count_timeout)
         self._stopping = threading.Event()
         peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
         self._destinations = [*alertmanager.destinations(peers), *webhook.destinations(hooks)]
@@ -164,6 +166,9 @@ class Sidecar:
     def request_retraining(self, server: str | None, *, force: bool) -> int:
         return self._retraining.request(self._deferring, server, force=force)
 
+    def _count_timeout(self, timeout: DatabaseTimeout) -> None:
+        self.metrics.database_timeouts.labels(timeout.work.name, timeout.reason).inc()
+
     def _do_chores(self) -> None:
         """Small things that recur: partitions and retention every hour, the rest every few seconds."""
         for chore in CHORES:
@@ -180,7 +185,7 @@ class Sidecar:
                 self._attempt("maintain", self._maintain)
 
     def _diagnose(self) -> None:
-        with self.database.session() as session:
+        with self.database.session(CHORE) as session:
             incident_diagnosis.refresh(
                 session, self._destinations, datetime.now(UTC), self.settings.alerting.page_slowdown
             )
@@ -202,7 +207,7 @@ class Sidecar:
             self.metrics.chore_last_success.labels(name).set_to_current_time()
 
     def _maintain(self) -> None:
-        with self.database.session() as session:
+        with self.database.session(MAINTENANCE) as session:
             done = partitions.maintain(session, datetime.now(UTC), self.settings.retention)
         if done.created or done.dropped:
             log.info("partitions maintained", created=len(done.created), dropped=len(done.dropped))

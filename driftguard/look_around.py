@@ -17,6 +17,7 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.store import detector_states
 from driftguard.store.database import Database
+from driftguard.store.work import CHECK, CHORE
 
 LOOK_SECONDS: Final = 5.0  # from the end of a look to the next one, unless something was found before
 LOOP: Final = "look_around"
@@ -73,17 +74,17 @@ class LookAround:
         Raises DatabaseUnavailable.
         """
         self._show_lag()
-        with self._database.session() as session:
+        with self._database.session(CHORE) as session:
             found = status.gather(session, now)
             gauges.refresh(session, self._metrics, found, self._destinations, now)
-        with self._database.session() as session:
+        with self._database.session(CHORE) as session:
             incident_closing.close_replaced(session, found, now)
 
     def _show_lag(self) -> None:
         """First and alone: it must be right above all when something else fails. What cannot be measured is
         not shown as it was."""
         try:
-            with self._database.session() as session:
+            with self._database.session(CHECK) as session:
                 lag: float = detector_states.unfolded(session)
         except Exception:
             self._metrics.fold_lag_records.set(math.nan)

@@ -129,6 +129,12 @@ class Metrics:
             "driftguard_captures", "Captured requests by what became of them.", "outcome"
         )
         self.database_up = self._gauge("driftguard_database_up", "1 if the last use of the database worked.")
+        self.database_timeouts = self._counter(
+            "driftguard_database_timeouts",
+            "Units of work that took the database longer than their kind waits, and were rolled back.",
+            "work",
+            "reason",  # statement | lock | idle | silence
+        )
 
     def _declare_detection(self) -> None:
         self.fold_lag_records = self._gauge(

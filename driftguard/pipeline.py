@@ -47,6 +47,7 @@ from driftguard.store import detector_states, incidents, streams
 from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord, read_after
 from driftguard.store.tables import Stream
+from driftguard.store.work import FOLD
 
 BATCH_RECORDS = 5_000
 # A larger batch for many streams: what a batch costs per stream is shared by its records.
@@ -145,7 +146,7 @@ class Pipeline:
 
     def fold_batch(self) -> int:
         """Folds the next records, at most one batch. Returns how many; 0 means that all are folded."""
-        with self._database.session() as session:
+        with self._database.session(FOLD) as session:
             detector_states.lock_fold(session)
             position = detector_states.position(session)
             if position != self._position:  # the first batch of this process, or another process folded

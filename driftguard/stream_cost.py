@@ -23,6 +23,7 @@ from driftguard.incidents import PAGE_SLOWDOWN
 from driftguard.store import incidents, speeds, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
+from driftguard.store.work import CHORE
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
 MEASURE_NEW_EVERY: Final = timedelta(minutes=1)  # of streams with an incident that lacks its cost,
@@ -71,12 +72,12 @@ def refresh(
     `destinations` are told of an incident whose severity that raises; `page_slowdown` as in
     driftguard.incidents.
     """
-    with database.session() as session:
+    with database.session(CHORE) as session:
         awaited = stream_costs.awaited(session, now - NEW_FOR, now - MEASURE_NEW_EVERY, limit=_AT_A_TIME)
         outdated = stream_costs.outdated(session, now - MEASURE_EVERY, limit=_AT_A_TIME)
         waiting = dict.fromkeys(stream.id for stream in [*awaited, *outdated])
     for stream_id in waiting:
-        with database.session() as session:
+        with database.session(CHORE) as session:
             if stream := streams.get_stream(session, stream_id):
                 incident = _unresolved(session, stream_id)
                 found = _now(session, stream, incident)

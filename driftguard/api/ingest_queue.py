@@ -22,6 +22,7 @@ from driftguard.records import AcceptanceRecord
 from driftguard.store.database import Database
 from driftguard.store.records import BatchResult, insert_batches
 from driftguard.store.streams import StreamRegistry
+from driftguard.store.work import INGEST
 
 MAX_RECORDS_PER_TRANSACTION = 20_000
 RETRY_AFTER_SECONDS = 1
@@ -138,7 +139,7 @@ class IngestQueue:
 
     def _store(self, group: list[_Submission]) -> None:
         try:
-            with self._database.session() as session:
+            with self._database.session(INGEST) as session:
                 results = insert_batches(
                     session, [item.records for item in group], self._registry, datetime.now(UTC)
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Final
 
 import msgspec
 import structlog
@@ -10,9 +11,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from driftguard.errors import Busy, DriftGuardError, Unauthorized
+from driftguard.errors import Busy, DatabaseUnavailable, DriftGuardError, Unauthorized
 from driftguard.records import RecordError
 
+DATABASE_RETRY_SECONDS: Final = 5
 _log = structlog.get_logger(__name__)
 
 
@@ -75,6 +77,8 @@ def headers_of(error: DriftGuardError) -> dict[str, str]:
     """Of the answer that tells it, whatever its form."""
     if isinstance(error, Busy):
         return {"Retry-After": str(error.retry_after_seconds)}
+    if isinstance(error, DatabaseUnavailable):
+        return {"Retry-After": str(DATABASE_RETRY_SECONDS)}
     return {"WWW-Authenticate": 'Bearer realm="driftguard"'} if isinstance(error, Unauthorized) else {}
 
 

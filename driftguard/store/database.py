@@ -1,22 +1,28 @@
-"""The database connection: one engine, one unit of work per `session()`, and the check of its schema."""
+"""The database connection: one engine, one unit of work per `session()`, and the check of its schema.
+
+A unit of work says what kind it is: driftguard.store.work has how long each waits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
-from sqlalchemy import URL, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError
+import structlog
+from psycopg.errors import IdleInTransactionSessionTimeout, LockNotAvailable, QueryCanceled
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
 from driftguard.errors import BadSettings, DatabaseUnavailable
-from driftguard.store import migrations
+from driftguard.store import connections, migrations
+from driftguard.store.connections import NoAnswer, WatchedConnection
+from driftguard.store.work import CHECK, REQUEST, UPGRADE, Work
 
-CONNECT_TIMEOUT_SECONDS = 5
 POOL_SIZE = 5
 POOL_OVERFLOW = 10
 POOL_TIMEOUT_SECONDS = 10
@@ -30,6 +36,18 @@ _UNREACHABLE = (
     psycopg.InterfaceError,
 )
 _SCHEMES = ("postgres", "postgresql", "postgresql+psycopg")
+_WORK = "work"  # in `Connection.info`: what the server was last told about
+_log = structlog.get_logger(__name__)
+
+
+class DatabaseTimeout(DatabaseUnavailable):
+    """The database took longer than this kind of work waits. What was asked for is rolled back, unless it was
+    the commit itself that was not answered."""
+
+    def __init__(self, detail: str, work: Work, reason: str) -> None:
+        super().__init__(detail)
+        self.work = work
+        self.reason = reason  # statement | lock | idle | silence
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +56,7 @@ class Database:
 
     engine: Engine
     url: URL
-    _sessions: sessionmaker[Session]
+    _on_timeout: list[Callable[[DatabaseTimeout], None]] = field(default_factory=list)
 
     @classmethod
     def open(cls, url: str) -> Database:
@@ -46,7 +64,7 @@ class Database:
         parsed = parse_url(url)
         engine = create_engine(
             parsed,
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_SECONDS},
+            connect_args=connections.connect_parameters(parsed.query),
             pool_size=POOL_SIZE,
             max_overflow=POOL_OVERFLOW,
             pool_timeout=POOL_TIMEOUT_SECONDS,
@@ -54,26 +72,57 @@ class Database:
             pool_pre_ping=True,
             pool_use_lifo=True,
         )
+        event.listen(engine, "do_connect", _connect)
         event.listen(engine, "connect", _prepare_connection, insert=True)  # before SQLAlchemy asks anything
-        return cls(engine=engine, url=parsed, _sessions=sessionmaker(engine, expire_on_commit=False))
+        event.listen(engine, "checkin", _expect_a_ping)
+        return cls(engine=engine, url=parsed)
 
     @contextmanager
-    def session(self) -> Iterator[Session]:
+    def session(self, work: Work = REQUEST) -> Iterator[Session]:
         """One unit of work: commits at the end, rolls back on any error.
 
-        Raises DatabaseUnavailable when the database cannot be reached or drops the connection.
+        Raises DatabaseUnavailable when the database cannot be reached or drops the connection, and of that
+        DatabaseTimeout when it takes longer than `work` waits.
         """
-        with self.reachable(), self._sessions.begin() as session:
+        with (
+            self.connect(work) as connection,
+            Session(connection, expire_on_commit=False) as session,
+            session.begin(),
+        ):
             yield session
+
+    @contextmanager
+    def connect(self, work: Work = REQUEST) -> Iterator[Connection]:
+        """A connection out of the pool, with the limits of `work`. Raises DatabaseUnavailable."""
+        with self.reachable(work), self.engine.connect() as connection:
+            self.limit(connection, work)
+            yield connection
+
+    def limit(self, connection: Connection, work: Work) -> None:
+        """Gives a connection that is in no transaction the limits of `work`."""
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, WatchedConnection)  # noqa: S101 (_connect opens nothing else)
+        try:
+            if connection.info.get(_WORK) != work.name:
+                connections.apply(driver, work)
+                connection.info[_WORK] = work.name
+        except psycopg.Error as error:
+            connection.invalidate(error)
+            raise
+        driver.silence_seconds = work.silence_seconds
+
+    def on_timeout(self, tell: Callable[[DatabaseTimeout], None]) -> None:
+        """Calls `tell` for each DatabaseTimeout from now on, on the thread that it happens to."""
+        self._on_timeout.append(tell)
 
     def check_schema(self) -> None:
         """Raises DatabaseUnavailable: unreachable, behind this version's migrations, or ahead of them."""
-        with self.reachable(), self.engine.connect() as connection:
+        with self.connect(CHECK) as connection:
             migrations.check_revision(connection, place=self.place)
 
     def upgrade(self) -> None:
         """Runs the migrations that are missing. Raises DatabaseUnavailable (unreachable, or ahead)."""
-        with self.reachable(), self.engine.connect() as connection:
+        with self.connect(UPGRADE) as connection:
             migrations.run_upgrade(connection, place=self.place)
 
     def close(self) -> None:
@@ -91,12 +140,39 @@ class Database:
         return f"database {self.url.database or 'postgres'!r} at {host}:{self.url.port or 5432}"
 
     @contextmanager
-    def reachable(self) -> Iterator[None]:
+    def reachable(self, work: Work = REQUEST) -> Iterator[None]:
         """Raises DatabaseUnavailable for what the driver raises of a connection that fails."""
         try:
             yield
-        except _UNREACHABLE as error:
+        except (*_UNREACHABLE, DBAPIError, psycopg.Error) as error:
+            if (timeout := self._timeout(error, work)) is not None:
+                self._tell(timeout)
+                raise timeout from error
+            if not isinstance(error, _UNREACHABLE):
+                raise
             raise DatabaseUnavailable(f"{self.place}: {_reason(error)}") from error
+
+    def _timeout(self, error: Exception, work: Work) -> DatabaseTimeout | None:
+        match error.orig if isinstance(error, DBAPIError) else error:
+            case NoAnswer() as silent:
+                reason, waited = "silence", f"there was no answer for {silent.seconds:g} s"
+            case LockNotAvailable():
+                reason, waited = "lock", f"waited {work.lock_seconds:g} s for a lock that another holds"
+            case QueryCanceled():
+                reason, waited = (
+                    "statement",
+                    f"a statement was cancelled after {work.statement_seconds:g} s",
+                )
+            case IdleInTransactionSessionTimeout():
+                reason, waited = "idle", f"its transaction did nothing for {work.idle_seconds:g} s"
+            case _:
+                return None
+        return DatabaseTimeout(f"{self.place}: {work.name}: {waited}", work, reason)
+
+    def _tell(self, timeout: DatabaseTimeout) -> None:
+        _log.warning("database_timeout", work=timeout.work.name, reason=timeout.reason, detail=timeout.detail)
+        for tell in self._on_timeout:
+            tell(timeout)
 
 
 def upgrade(url: str) -> None:
@@ -127,6 +203,12 @@ def parse_url(url: str) -> URL:
     return parsed
 
 
+def _connect(
+    _dialect: object, _record: object, args: list[Any], parameters: dict[str, Any]
+) -> WatchedConnection:
+    return WatchedConnection.connect(*args, **parameters)
+
+
 def _prepare_connection(connection: psycopg.Connection[Any], _record: object) -> None:
     """Raises BadSettings: text that is not UTF-8 is lost, or comes back as bytes."""
     encoding = connection.info.parameter_status("server_encoding")
@@ -135,10 +217,13 @@ def _prepare_connection(connection: psycopg.Connection[Any], _record: object) ->
             f"database_url: the database {connection.info.dbname!r} is encoded in {encoding}; "
             "make it with ENCODING 'UTF8' TEMPLATE template0"
         )
-    # A statement instead of the `options` start-up parameter, which connection poolers refuse.
-    connection.autocommit = True
-    connection.execute("SET TIME ZONE 'UTC'")
-    connection.autocommit = False
+    connections.apply(connection)
+
+
+def _expect_a_ping(connection: WatchedConnection | None, _record: object) -> None:
+    """Before the next one takes it out of the pool it is asked whether it still works."""
+    if connection is not None:  # it was given up
+        connection.silence_seconds = connections.PING_SECONDS
 
 
 def _reason(error: Exception) -> str:

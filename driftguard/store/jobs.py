@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from procrastinate import PsycopgConnector, SyncPsycopgConnector
 
+from driftguard.store import connections
+from driftguard.store.connections import WatchedAsyncConnection, WatchedConnection
 from driftguard.store.database import Database
+from driftguard.store.work import JOBS
 
 _POOL_CONNECTIONS = 4  # a worker with one job at a time: fetching, listening, heartbeat, one to spare
 
 
 def worker_connector(database: Database) -> PsycopgConnector:
     """For the process that runs jobs; open it with `App.open_async`."""
-    return PsycopgConnector(conninfo=database.libpq_url, min_size=1, max_size=_POOL_CONNECTIONS)
+    return PsycopgConnector(
+        min_size=1,
+        connection_class=WatchedAsyncConnection,
+        configure=_configure_async,
+        **_pool_arguments(database),
+    )
 
 
 def deferring_connector(database: Database) -> SyncPsycopgConnector:
     """For code that only adds jobs; open it with `App.open`."""
-    return SyncPsycopgConnector(conninfo=database.libpq_url, min_size=0, max_size=_POOL_CONNECTIONS)
+    return SyncPsycopgConnector(
+        min_size=0, connection_class=WatchedConnection, configure=_configure, **_pool_arguments(database)
+    )
+
+
+def _pool_arguments(database: Database) -> dict[str, Any]:
+    return {
+        "conninfo": database.libpq_url,
+        "kwargs": connections.connect_parameters(database.url.query),
+        "max_size": _POOL_CONNECTIONS,
+    }
+
+
+def _configure(connection: WatchedConnection) -> None:
+    connections.apply(connection)
+    connections.apply(connection, JOBS)
+    connection.silence_seconds = JOBS.silence_seconds
+
+
+async def _configure_async(connection: WatchedAsyncConnection) -> None:
+    await connections.apply_async(connection, JOBS)
+    connection.silence_seconds = JOBS.silence_seconds

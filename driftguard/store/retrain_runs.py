@@ -91,7 +91,7 @@ def try_lock(database: Database, server: str, target: str) -> Iterator[RunLock |
     and the database must pool sessions, not transactions.
     """
     key = f"driftguard retraining {server} / {target}"
-    with database.engine.connect() as pooled:
+    with database.connect() as pooled:
         connection = pooled.execution_options(isolation_level="AUTOCOMMIT")
         if not connection.scalar(_TRY_LOCK, {"key": key}):
             yield None

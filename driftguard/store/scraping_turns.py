@@ -19,6 +19,7 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.store.database import Database
 from driftguard.store.sources import FORGOTTEN_AFTER
 from driftguard.store.tables import ScrapingTurn, Source
+from driftguard.store.work import CHECK
 
 _SERVERS = bindparam("servers", type_=ARRAY(Text))
 _TRY_LOCK = text(
@@ -36,8 +37,6 @@ _COUNT_HELD = text(
     """
 ).bindparams(_SERVERS)
 _UNLOCK_ALL = text("SELECT pg_advisory_unlock_all()")
-# The server notices within half a minute that the machine at the other end is gone, not after hours.
-_KEEPALIVES = ("tcp_keepalives_idle = 10", "tcp_keepalives_interval = 5", "tcp_keepalives_count = 4")
 
 
 class TurnLocks:
@@ -47,11 +46,11 @@ class TurnLocks:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.held: frozenset[str] = frozenset()
-        with database.reachable():
-            self._connection = database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            self._connection.detach()  # closing it ends the session, and every lock with it
-            for setting in _KEEPALIVES:
-                self._connection.execute(text(f"SET {setting}"))
+        with database.reachable(CHECK):
+            connection = database.engine.connect()
+            database.limit(connection, CHECK)
+            connection.detach()  # closing it ends the session, and every lock with it
+            self._connection = connection.execution_options(isolation_level="AUTOCOMMIT")
 
     def check(self) -> None:
         """Returns while every lock is held."""
@@ -95,7 +94,7 @@ class TurnLocks:
     def _session(self) -> Iterator[Connection]:
         if self._connection.invalidated:  # SQLAlchemy would connect again, without the locks
             raise DatabaseUnavailable("the connection that held the scraped servers is gone")
-        with self._database.reachable():
+        with self._database.reachable(CHECK):
             yield self._connection
 
 
