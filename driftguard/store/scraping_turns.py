@@ -47,10 +47,9 @@ class TurnLocks:
         self._database = database
         self.held: frozenset[str] = frozenset()
         with database.reachable(CHECK):
-            connection = database.engine.connect()
-            database.limit(connection, CHECK)
-            connection.detach()  # closing it ends the session, and every lock with it
-            self._connection = connection.execution_options(isolation_level="AUTOCOMMIT")
+            self._connection = database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            database.limit(self._connection, CHECK)
+            self._connection.detach()  # closing it ends the session, and every lock with it
 
     def check(self) -> None:
         """Returns while every lock is held."""
