@@ -95,6 +95,7 @@ class Sidecar:
             database,
             metrics=self.metrics,
             max_queued_records=settings.ingest.max_queued_records,
+            max_streams=settings.ingest.max_streams,
             on_commit=self.pipeline.wake,
         )
         self._webhooks = webhook.WebhookSink(database, hooks, external_url, self.metrics)
@@ -102,7 +103,7 @@ class Sidecar:
         self._retraining = RetrainingJobs(database, settings, self._stopping.is_set)
         self._deferring = self._job_app(jobs.deferring_connector(database))
         self._alerts = AlertLoop(self._deferring, self._webhooks, self._alertmanagers, self.metrics)
-        self._probes = ProbeLoop(database, settings.probes, self.metrics)
+        self._probes = ProbeLoop(database, settings.probes, self.metrics, settings.ingest.max_streams)
         self.scraping = ScrapeLoop(
             database, settings.sources, settings.scraping, self.ingest.submit, self.metrics
         )

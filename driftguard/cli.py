@@ -368,7 +368,7 @@ def probe_run(
     loaded = load_settings(config)
     target = target_of(loaded, server, url)
     with open_database(loaded) as database:
-        done = replay(database, target, loaded.probes)
+        done = replay(database, target, loaded.probes, max_streams=loaded.ingest.max_streams)
     if done is not None:
         rate = "nothing was drafted" if done.acceptance is None else f"acceptance {done.acceptance:.3f}"
         typer.echo(f"{done.prompts} probes replayed on {done.server}, draft {done.draft_version}: {rate}")

@@ -116,6 +116,10 @@ class Metrics:
             "driftguard_otlp_rejected_points",
             "Data points that arrived over OTLP and were rejected; the answer told why.",
         )
+        self.stream_limit_refused_records = self._counter(
+            "driftguard_stream_limit_refused_records",
+            "Records refused, whichever way they came: their stream would pass ingest.max_streams.",
+        )
         self.ingest_queued_records = self._gauge(
             "driftguard_ingest_queued_records", "Records waiting for the database."
         )

@@ -53,6 +53,9 @@ class IngestSettings(_Group):
     max_queued_records: PositiveInt = Field(
         100_000, description="Records waiting for the database; more is refused with 429 and Retry-After."
     )
+    max_streams: PositiveInt = Field(
+        20_000, description="Streams in the database; records that would begin another one are refused."
+    )
 
 
 class RetentionSettings(_Group):

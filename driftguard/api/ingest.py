@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -21,6 +21,7 @@ from driftguard.errors import BadInput, Busy, TooLarge
 from driftguard.records import AcceptanceRecord, RecordError, check_clock, decode_record
 from driftguard.settings import Settings
 from driftguard.store.partitions import oldest_kept
+from driftguard.store.records import BatchResult
 
 router = APIRouter(tags=["records"])
 
@@ -46,10 +47,16 @@ _ANSWERS = (
 
 @dataclass(frozen=True, slots=True)
 class ParsedBatch:
-    """The lines that are good, and why the others are refused."""
+    """The records of good lines, and the numbers of those lines; why the others are refused."""
 
-    records: list[AcceptanceRecord]
-    errors: list[RecordError]
+    records: list[AcceptanceRecord] = field(default_factory=list)
+    errors: list[RecordError] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+    def refused(self, result: BatchResult) -> list[RecordError]:
+        """Every line that is not stored, in order."""
+        late = (RecordError(why, line=self.lines[place]) for place, why in result.refusals(self.records))
+        return sorted([*self.errors, *late], key=lambda error: error.line or 0)
 
 
 @router.post("/api/v1/records", dependencies=[Depends(require_key)], responses=_ANSWERS, openapi_extra=_BODY)
@@ -63,25 +70,28 @@ async def post_records(request: Request, context: Annotated[Context, Depends(get
     content_type = request.headers.get("content-type", "")
     batch = await run_in_threadpool(parse_batch, body, content_type, context.settings, datetime.now(UTC))
     metrics = context.metrics
-    metrics.ingest_records.labels("refused").inc(len(batch.errors))
+    counted = metrics.ingest_records.labels
+    counted("refused").inc(len(batch.errors))
     with metrics.ingest_commit_seconds.time():
         result = await asyncio.wrap_future(context.ingest.submit(batch.records))
-    metrics.ingest_records.labels("accepted").inc(result.accepted)
-    metrics.ingest_records.labels("duplicate").inc(result.duplicates)
+    counted("accepted").inc(result.accepted)
+    counted("duplicate").inc(result.duplicates)
+    errors = batch.refused(result)
+    counted("refused").inc(len(errors) - len(batch.errors))
     counts = {"accepted": result.accepted, "duplicates": result.duplicates}
-    if batch.errors:
+    if errors:
         raise BadInput(
-            f"{len(batch.errors)} of {len(batch.errors) + len(batch.records)} records are refused; "
-            f"first: {batch.errors[0]}",
+            f"{len(errors)} of {len(batch.errors) + len(batch.records)} records are refused; "
+            f"first: {errors[0]}",
             **counts,
-            **record_errors(batch.errors),
+            **record_errors(errors),
         )
     return Response(msgspec.json.encode(counts), media_type="application/json")
 
 
 def parse_batch(body: bytes, content_type: str, settings: Settings, now: datetime) -> ParsedBatch:
     """Checks every record of a body. Raises MalformedBody (no JSON at all), TooLarge (too many records)."""
-    batch = ParsedBatch([], [])
+    batch = ParsedBatch()
     most = settings.ingest.max_batch_records
     oldest = oldest_kept(now, settings.retention)
     first = b""
@@ -97,6 +107,7 @@ def parse_batch(body: bytes, content_type: str, settings: Settings, now: datetim
             batch.errors.append(error)
         else:
             batch.records.append(record)
+            batch.lines.append(number)
     if batch.errors and not batch.records and not is_json(first):
         raise MalformedBody(
             f"the body is not JSON; send one record per line (JSON Lines) or a JSON array ({batch.errors[0]})"

@@ -7,6 +7,7 @@ acknowledged only after its commit.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ MAX_RECORDS_PER_TRANSACTION = 20_000
 RETRY_AFTER_SECONDS = 1
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 5.0
+STREAMS_FULL_LOG_SECONDS = 60.0  # between two lines
 _log = structlog.get_logger(__name__)
 
 
@@ -54,6 +56,7 @@ class IngestQueue:
         *,
         max_queued_records: int,
         metrics: Metrics,
+        max_streams: int | None = None,
         on_commit: Callable[[], None] = _nothing,
     ) -> None:
         self._database = database
@@ -65,7 +68,9 @@ class IngestQueue:
         self._unacknowledged = 0  # records waiting or in the transaction that is being written
         self._stopping = False
         self._backoff_seconds = 0.0
-        self._registry = StreamRegistry()
+        self._max_streams = max_streams
+        self._registry = StreamRegistry(max_streams)
+        self._told_full_at: float | None = None
         metrics.ingest_queued_records.set_function(lambda: self._unacknowledged)
         self._thread = threading.Thread(target=self._write_until_stopped, name="ingest-writer", daemon=True)
 
@@ -144,16 +149,31 @@ class IngestQueue:
                     session, [item.records for item in group], self._registry, datetime.now(UTC)
                 )
         except Exception as error:  # noqa: BLE001 (the thread outlives any failure, and tells every waiter)
-            self._registry = StreamRegistry()
+            self._registry = StreamRegistry(self._max_streams)
             self._handle_failure(group, error)
             return
         self._backoff_seconds = 0.0
         self._metrics.database_up.set(1)
         self._make_room(group)
+        self._count_refused(group, results)
         for submission, result in zip(group, results, strict=True):
             submission.future.set_result(result)
         if any(result.accepted for result in results):
             self._on_commit()
+
+    def _count_refused(self, group: Sequence[_Submission], results: Sequence[BatchResult]) -> None:
+        refused = [
+            why
+            for item, result in zip(group, results, strict=True)
+            for _, why in result.refusals(item.records)
+        ]
+        if not refused:
+            return
+        self._metrics.stream_limit_refused_records.inc(len(refused))
+        now = time.monotonic()
+        if self._told_full_at is None or now - self._told_full_at >= STREAMS_FULL_LOG_SECONDS:
+            self._told_full_at = now
+            _log.warning("ingest_streams_full", records=len(refused), first=refused[0])
 
     def _handle_failure(self, group: list[_Submission], error: Exception) -> None:
         if isinstance(error, DataError) and len(group) > 1:

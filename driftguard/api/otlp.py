@@ -64,8 +64,10 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
     result = await asyncio.wrap_future(context.ingest.submit(batch.records))
     counted("accepted").inc(result.accepted)
     counted("duplicate").inc(result.duplicates)
-    told = "; ".join(str(error).replace("line", "span", 1) for error in batch.errors[:REASONS])
-    return Response(TRACES.answer(kind, len(batch.errors), told), media_type=kind)
+    errors = batch.refused(result)
+    counted("refused").inc(len(errors) - len(batch.errors))
+    told = "; ".join(str(error).replace("line", "span", 1) for error in errors[:REASONS])
+    return Response(TRACES.answer(kind, len(errors), told), media_type=kind)
 
 
 @router.post(
@@ -107,6 +109,6 @@ def _parse(kind: str, body: bytes, settings: Settings, now: datetime) -> tuple[P
     spans = TRACES.read(kind, body)
     lines = [record_line(span) for span in spans if span.is_ours]
     if not lines:
-        return ParsedBatch([], []), len(spans)
+        return ParsedBatch(), len(spans)
     batch = parse_batch(b"\n".join(lines), "application/x-ndjson", settings, now)
     return batch, len(spans) - len(lines)

@@ -40,12 +40,12 @@ class Signal(Generic[Item]):
         return self._read_json(body) if media_type == JSON else self._read_protobuf(body)
 
     def answer(self, media_type: str, rejected: int, message: str) -> bytes:
-        """`message`: why so many were rejected."""
+        """`message`: why so many were rejected; with 0 rejected it is a warning."""
         if media_type == JSON:
             partial = {_camel(self.rejected): str(rejected), "errorMessage": message}
-            return msgspec.json.encode({"partialSuccess": partial} if rejected else {})
+            return msgspec.json.encode({"partialSuccess": partial} if message else {})
         answer = self.classes()[1]()
-        if rejected:
+        if message:
             setattr(answer.partial_success, self.rejected, rejected)
             answer.partial_success.error_message = message
         return bytes(answer.SerializeToString())

@@ -25,7 +25,9 @@ log = structlog.get_logger(__name__)
 class ProbeLoop:
     """Does nothing unless an interval is set. `start` and `stop` are called once each."""
 
-    def __init__(self, database: Database, settings: ProbeSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, database: Database, settings: ProbeSettings, metrics: Metrics, max_streams: int | None = None
+    ) -> None:
         """Raises BadSettings: an interval and no server."""
         if settings.interval_seconds is not None and not settings.targets:
             raise BadSettings(
@@ -34,6 +36,7 @@ class ProbeLoop:
         self._database = database
         self._settings = settings
         self._metrics = metrics
+        self._max_streams = max_streams
         self._failed_at: dict[str, datetime] = {}
         self._told: dict[str, str] = {}
         self._stopping = threading.Event()
@@ -77,6 +80,7 @@ class ProbeLoop:
             self._settings,
             sleep=self._stopping.wait,
             should_stop=self._stopping.is_set,
+            max_streams=self._max_streams,
         )
         if done is not None:
             self._told.pop(target.server, None)

@@ -42,6 +42,7 @@ def replay(
     rules: ProbeSettings,
     sleep: Callable[[float], object] = time.sleep,
     should_stop: Callable[[], bool] = lambda: False,
+    max_streams: int | None = None,
 ) -> Replay | None:
     """Asks every prompt once, with a pause after each, and stores all records or none.
 
@@ -70,7 +71,9 @@ def replay(
                 f"{server.url}: another draft came into service during the replay; replay again"
             )
     with database.session() as session:
-        insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
+        (stored,) = insert_batches(session, [records], StreamRegistry(max_streams), datetime.now(UTC))
+    if refusals := stored.refusals(records):
+        raise ProbeFailed(refusals[0][1])
     return _summed(target.server, serving, records)
 
 

@@ -66,10 +66,12 @@ class PushedSource:
         try:
             if self.before and self.before.reading.at < oldest:
                 self.before = None
-            await self._store(self.readings.take(present), now, submit)
+            refused = await self._store(self.readings.take(present), now, submit)
         except (Incomplete, RecordError, TooManySeries) as error:
             told = str(error)
             return Outcome("incomplete", told, ignored, len(reasons) + len(present), (*reasons, told))
+        if refused:  # other windows of the same points may be stored, so that no point is rejected
+            return Outcome("incomplete", refused[0], ignored, len(reasons), (*reasons, *refused))
         detail = self.judged.detail or next(iter(reasons), "")
         return Outcome(self.judged.condition, detail, ignored, len(reasons), reasons)
 
@@ -90,18 +92,22 @@ class PushedSource:
                 usable.append(known)
         return usable, ignored, tuple(reasons)
 
-    async def _store(self, taken: Sequence[Taken], now: datetime, submit: Submit) -> None:
+    async def _store(self, taken: Sequence[Taken], now: datetime, submit: Submit) -> tuple[str, ...]:
+        """Why some windows are refused. They are passed over: a longer one would be refused as well."""
+        refused: dict[str, None] = {}
         waiting = [self.newest, *taken] if self.newest else list(taken)
         self.newest = None
         while waiting:
             try:
                 records = self._records(waiting[0], now)
                 if records:
-                    await asyncio.wrap_future(submit(records))
+                    stored = await asyncio.wrap_future(submit(records))
+                    refused |= dict.fromkeys(why for _, why in stored.refusals(records))
             except Exception as error:
                 self._keep(waiting if isinstance(error, DriftGuardError) else waiting[1:])
                 raise
             self._move(waiting.pop(0))
+        return tuple(refused)
 
     def _keep(self, waiting: Sequence[Taken]) -> None:
         """The newest is enough: counters go on. It gives no window if one before it could not."""

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import msgspec
@@ -28,13 +28,14 @@ from driftguard.records import AcceptanceRecord, RecordError
 from driftguard.scraping.judge import judge
 from driftguard.scraping.source import Scraped, Source
 from driftguard.settings import ScrapingSettings
+from driftguard.store.records import BatchResult
 
 MAX_BYTES: Final = 32 * 2**20
 KEPT_INTERVALS: Final = 2  # that a connection stays open, if the server lets it
 HIDDEN: Final = frozenset({404, 405, 501})
 FORBIDDEN: Final = frozenset({401, 403})
 
-Submit = Callable[[Sequence[AcceptanceRecord]], Future[Any]]
+Submit = Callable[[Sequence[AcceptanceRecord]], Future[BatchResult]]
 
 
 class _Stopped(Exception):
@@ -85,8 +86,7 @@ async def _scrape(client: aiohttp.ClientSession, source: Source, submit: Submit)
         source.identity = replace(source.identity, target=await _served_model(client, source))
     try:
         records = [window.record(source.identity) for window in judged.windows]
-        if records:
-            await asyncio.wrap_future(submit(records))
+        refusals = (await asyncio.wrap_future(submit(records))).refusals(records) if records else []
     except RecordError as error:
         return (
             judged.condition,
@@ -95,6 +95,8 @@ async def _scrape(client: aiohttp.ClientSession, source: Source, submit: Submit)
     except DriftGuardError as error:
         return judged.condition, f"not stored yet: {error.detail}"
     source.before = reading
+    if refusals:
+        return "incomplete", f"not stored: {refusals[0][1]}"
     return judged.condition, judged.detail
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from psycopg import Connection as PsycopgConnection
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from driftguard.records import AcceptanceRecord
+from driftguard.records import AcceptanceRecord, StreamKey
 from driftguard.store.partitions import ensure_days, take_ingest_lock
 from driftguard.store.record_sql import CREATE_STAGE, INSERT_FRESH, STAGE_COPY, STAGE_TYPES, TOUCH_STREAM
 from driftguard.store.streams import StreamRegistry
@@ -22,10 +22,19 @@ _DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of one batch: accepted records are new, duplicates were stored before."""
+    """What became of one batch: accepted records are new, duplicates were stored before. `refused`: streams
+    that would be too many, of whose records none is stored, and why."""
 
     accepted: int
     duplicates: int
+    refused: Mapping[StreamKey, str] = field(default_factory=dict)
+
+    def refusals(self, records: Sequence[AcceptanceRecord]) -> list[tuple[int, str]]:
+        """Of records of this batch: (place in `records`, why) of those that are not stored."""
+        if not self.refused:
+            return []
+        keys = (record.stream_key for record in records)
+        return [(place, self.refused[key]) for place, key in enumerate(keys) if key in self.refused]
 
 
 class StoredRecord(NamedTuple):
@@ -62,11 +71,34 @@ def insert_batches(
 
     A record_id is stored once: a second record with the same id that ended within a day of the first is a
     duplicate, whatever else it says. `seq` rises in commit order, and inside the transaction in the order
-    given. `now` is when the records arrived. The caller checked clock and retention.
+    given. `now` is when the records arrived. The caller checked clock and retention. Records of streams that
+    would be too many are left out, and the result names those streams.
     """
     take_ingest_lock(session)
+    refused = registry.register(session, (record for batch in batches for record in batch), now)
+    kept = [_of_known_streams(batch, refused) for batch in batches]
+    accepted = _store(session, kept, registry, now) if any(kept) else [0] * len(batches)
+    return [
+        BatchResult(new, len(known) - new, _among(refused, batch))
+        for new, known, batch in zip(accepted, kept, batches, strict=True)
+    ]
+
+
+def _of_known_streams(
+    batch: Sequence[AcceptanceRecord], refused: Mapping[StreamKey, str]
+) -> Sequence[AcceptanceRecord]:
+    return [record for record in batch if record.stream_key not in refused] if refused else batch
+
+
+def _among(refused: Mapping[StreamKey, str], batch: Sequence[AcceptanceRecord]) -> Mapping[StreamKey, str]:
+    return {key: refused[key] for record in batch if (key := record.stream_key) in refused} if refused else {}
+
+
+def _store(
+    session: Session, batches: Sequence[Sequence[AcceptanceRecord]], registry: StreamRegistry, now: datetime
+) -> list[int]:
+    """The number of new records of each batch."""
     records = [record for batch in batches for record in batch]
-    registry.register(session, records, now)
     days = {record.ended_at.astimezone(UTC).date() for record in records}
     ensure_days(session, days)
     driver = _driver(session)
@@ -88,7 +120,7 @@ def insert_batches(
             }
         )
     driver.cursor().executemany(TOUCH_STREAM, touched)
-    return [BatchResult(new, len(batch) - new) for batch, new in zip(batches, accepted, strict=True)]
+    return accepted
 
 
 def _copy_to_stage(

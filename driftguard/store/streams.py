@@ -1,13 +1,13 @@
-"""Streams and their segments: at most 64 named segments per stream, the rest are stored as 'other'."""
+"""Streams, at most as many as the settings allow, and their segments: at most 64 named ones per stream, the
+rest are stored as 'other'."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from sqlalchemy import select, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import ARRAY, Text, func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from driftguard.records import MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT, AcceptanceRecord, StreamKey
@@ -27,41 +27,92 @@ class KnownStream:
 
 @dataclass(slots=True)
 class StreamRegistry:
-    """The writer's memory of streams and segments.
+    """The writer's memory of streams and segments. `max_streams`: rows of streams; None: any number.
 
     Rows only grow, so what is remembered stays true; except what a transaction that failed had added:
     after a failure the registry is thrown away and fills again from the database.
     """
 
+    max_streams: int | None = None
     streams: dict[StreamKey, KnownStream] = field(default_factory=dict)
 
-    def register(self, session: Session, records: Iterable[AcceptanceRecord], now: datetime) -> None:
-        """Makes every stream of `records` known, and its segments as far as the limit allows.
+    def register(
+        self, session: Session, records: Iterable[AcceptanceRecord], now: datetime
+    ) -> dict[StreamKey, str]:
+        """Makes the streams of `records` known and their segments, both as far as the limits allow. Returns
+        the streams that would be too many, each with why its records cannot be stored.
 
-        The caller holds the ingest lock, so that two writers cannot pass the limit together.
+        The caller holds the ingest lock, so that two writers cannot pass a limit together.
         """
         wanted: dict[StreamKey, dict[str, str]] = {}
         for record in records:
             wanted.setdefault(record.stream_key, {})[record.segment] = record.draft
+        drafts = {key: next(iter(wanted[key].values())) for key in wanted if key not in self.streams}
+        refused = self._find_or_create(session, drafts, now) if drafts else {}
         for key, segments in wanted.items():
-            stream = self.streams.get(key)
-            if stream is None:
-                draft = next(iter(segments.values()))
-                stream = self.streams[key] = _find_or_create(session, key, draft, now)
+            if key in refused:
+                continue
+            stream = self.streams[key]
             fresh = [name for name in segments if name not in stream.segments and name != OTHER_SEGMENT]
             _add_segments(session, stream, fresh, now)
+        return refused
+
+    def _find_or_create(
+        self, session: Session, drafts: Mapping[StreamKey, str], now: datetime
+    ) -> dict[StreamKey, str]:
+        """`drafts`: of streams that are not remembered. Returns what `register` does."""
+        self.streams |= _find(session, drafts)
+        new = [key for key in drafts if key not in self.streams]
+        if not new:
+            return {}
+        room = len(new)
+        if self.max_streams is not None:
+            present = session.scalar(select(func.count()).select_from(Stream)) or 0
+            room = max(self.max_streams - present, 0)
+        self.streams |= _create(session, {key: drafts[key] for key in new[:room]}, now)
+        return {key: _too_many(key, self.max_streams) for key in new[room:]}
 
 
-def _find_or_create(session: Session, key: StreamKey, draft: str, now: datetime) -> KnownStream:
-    values = {"server": key.server, "target": key.target, "draft_version": key.draft_version}
-    session.execute(
-        insert(Stream)
-        .values(**values, method=key.method, draft=draft, first_seen_at=now, last_seen_at=now)
-        .on_conflict_do_nothing(constraint="uq_streams_key")
+_KEY = (Stream.server, Stream.target, Stream.draft_version, Stream.method)
+
+
+def _find(session: Session, keys: Collection[StreamKey]) -> dict[StreamKey, KnownStream]:
+    """Those of `keys` that are stored."""
+    columns = zip(*((key.server, key.target, key.draft_version, key.method) for key in keys), strict=True)
+    arrays = (literal(list(column), ARRAY(Text)) for column in columns)
+    asked = func.unnest(*arrays).table_valued(*(column.key for column in _KEY)).render_derived()
+    rows = session.execute(select(Stream.id, *_KEY).where(tuple_(*_KEY).in_(select(asked)))).all()
+    found = {stream_id: KnownStream(stream_id) for stream_id, *_ in rows}
+    segments = select(Segment.stream_id, Segment.segment).where(Segment.stream_id.in_(found))
+    for stream_id, segment in session.execute(segments):
+        found[stream_id].segments.add(segment)
+    return {StreamKey(*key): found[stream_id] for stream_id, *key in rows}
+
+
+def _create(session: Session, drafts: Mapping[StreamKey, str], now: datetime) -> dict[StreamKey, KnownStream]:
+    if not drafts:
+        return {}
+    rows = [
+        {
+            "server": key.server,
+            "target": key.target,
+            "draft_version": key.draft_version,
+            "method": key.method,
+            "draft": draft,
+            "first_seen_at": now,
+            "last_seen_at": now,
+        }
+        for key, draft in drafts.items()
+    ]
+    stored = session.execute(insert(Stream).returning(Stream.id, *_KEY), rows)
+    return {StreamKey(*key): KnownStream(stream_id) for stream_id, *key in stored}
+
+
+def _too_many(key: StreamKey, most: int | None) -> str:
+    return (
+        f"server {key.server!r}, target {key.target!r}, draft_version {key.draft_version!r}, method "
+        f"{key.method!r} would be one stream more than the {most} of ingest.max_streams"
     )
-    stream_id = session.scalars(select(Stream.id).filter_by(**values, method=key.method)).one()
-    segments = session.scalars(select(Segment.segment).where(Segment.stream_id == stream_id))
-    return KnownStream(stream_id, set(segments))
 
 
 def _add_segments(session: Session, stream: KnownStream, names: list[str], now: datetime) -> None:

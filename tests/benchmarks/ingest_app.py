@@ -29,7 +29,13 @@ def create_app() -> FastAPI:
 def ingest_app(settings: Settings, url: str) -> FastAPI:
     database = Database.open(url)
     metrics = Metrics()
-    queue = IngestQueue(database, max_queued_records=settings.ingest.max_queued_records, metrics=metrics)
+    limits = settings.ingest
+    queue = IngestQueue(
+        database,
+        max_queued_records=limits.max_queued_records,
+        max_streams=limits.max_streams,
+        metrics=metrics,
+    )
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

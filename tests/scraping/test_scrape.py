@@ -19,6 +19,7 @@ from driftguard.scraping import scrape as module
 from driftguard.scraping.scrape import open_client, scrape
 from driftguard.scraping.source import USUAL_PATHS, Scraped, Source, sources_of
 from driftguard.settings import ScrapingSettings, SourceSettings
+from driftguard.store.records import BatchResult
 from tests.adapters.fake_engines import ENGINES, FakeEngine, FakeLlamaCpp, FakeTensorRtLlm, FakeVllm
 from tests.scraping.served import Served, ok, served
 
@@ -32,13 +33,13 @@ class Stored:
     records: list[AcceptanceRecord] = field(default_factory=list)
     is_away: bool = False
 
-    def submit(self, records: Sequence[AcceptanceRecord]) -> Future[Any]:
-        future: Future[Any] = Future()
+    def submit(self, records: Sequence[AcceptanceRecord]) -> Future[BatchResult]:
+        future: Future[BatchResult] = Future()
         if self.is_away:
             future.set_exception(DatabaseUnavailable("the database cannot be reached"))
         else:
             self.records += records
-            future.set_result(None)
+            future.set_result(BatchResult(len(records), 0))
         return future
 
 

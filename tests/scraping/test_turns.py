@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -16,6 +15,7 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.records import AcceptanceRecord
 from driftguard.scraping.turns import Turns
 from driftguard.store.database import Database
+from driftguard.store.records import BatchResult
 from tests.store.samples import make_records
 
 
@@ -38,10 +38,10 @@ class Loop:
             self.turns.stop()
         self.is_stopped = True
 
-    def _store(self, records: Sequence[AcceptanceRecord]) -> Future[Any]:
+    def _store(self, records: Sequence[AcceptanceRecord]) -> Future[BatchResult]:
         self.stored += records
-        done: Future[Any] = Future()
-        done.set_result(None)
+        done: Future[BatchResult] = Future()
+        done.set_result(BatchResult(len(records), 0))
         return done
 
 

@@ -181,6 +181,54 @@ def test_two_writers_cannot_pass_the_limit_together(database: Database) -> None:
         assert stream.records_in_other == 16
 
 
+def test_streams_beyond_the_limit_are_refused_by_name_and_the_others_stored(database: Database) -> None:
+    registry = StreamRegistry(max_streams=2)
+    known, new, beyond = (make_records(3, seed=n, server=f"server-{n}") for n in range(3))
+    with database.session() as session:
+        assert insert_batches(session, [known], registry, datetime.now(UTC)) == [BatchResult(3, 0)]
+    mixed = [beyond[0], new[0], known[0], beyond[1], new[1]]
+    for limited in (registry, StreamRegistry(max_streams=2)):  # one that remembers, one that has to look
+        with database.session() as session:
+            mixed_result, beyond_result = insert_batches(
+                session, [new[:1] + mixed, beyond[2:]], limited, datetime.now(UTC)
+            )
+        assert [place for place, _ in mixed_result.refusals(new[:1] + mixed)] == [1, 4]
+        assert list(beyond_result.refused) == [beyond[0].stream_key]
+        assert "'server-2'" in beyond_result.refused[beyond[0].stream_key]
+        assert "more than the 2 of ingest.max_streams" in beyond_result.refused[beyond[0].stream_key]
+        assert (beyond_result.accepted, beyond_result.duplicates) == (0, 0)
+    assert (mixed_result.accepted, mixed_result.duplicates) == (0, 4)
+    assert set(stored_ids(database)) == {str(r.record_id) for r in [*known, *new[:2]]}
+    with database.session() as session:
+        raised = insert_batches(session, [beyond], StreamRegistry(max_streams=3), datetime.now(UTC))
+    assert raised == [BatchResult(3, 0)]
+
+
+def test_a_limit_below_the_streams_that_there_are_keeps_those(database: Database) -> None:
+    for number in range(3):
+        insert(database, make_records(1, seed=number, server=f"server-{number}"))
+    known, unknown = make_records(1, seed=5, server="server-2"), make_records(1, seed=6, server="server-9")
+    with database.session() as session:
+        (result,) = insert_batches(session, [known + unknown], StreamRegistry(1), datetime.now(UTC))
+    assert (result.accepted, [place for place, _ in result.refusals(known + unknown)]) == (1, [1])
+
+
+def test_two_writers_cannot_pass_the_limit_of_streams_together(database: Database) -> None:
+    def write(writer: int) -> int:
+        registry, refused = StreamRegistry(max_streams=10), 0
+        for number in range(10):
+            record = make_records(1, seed=100 * writer + number, server=f"{writer}-{number}")
+            with database.session() as session:
+                (result,) = insert_batches(session, [record], registry, datetime.now(UTC))
+            refused += len(result.refused)
+        return refused
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sum(threads.map(write, range(2))) == 10
+    with database.session() as session:
+        assert len(all_streams(session)) == 10
+
+
 def test_streams_are_told_apart_by_their_whole_key(database: Database) -> None:
     base = make_records(1, seed=0)
     changes: list[dict[str, Any]] = [{name: "b"} for name in ("server", "target", "draft_version", "method")]
