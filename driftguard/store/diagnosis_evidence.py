@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from driftguard.diagnosis import Captured, Observed, ProbeResult
 from driftguard.positions import first_position
 from driftguard.probe_sessions import PREFIX, parse
-from driftguard.store.tables import Record, Stream
+from driftguard.store.tables import Record, Rollup, Stream
 
 RECORDS: Final = 2_000  # on each side of the change point, of all segments: their shares must be right
 LOOK_BACK: Final = timedelta(days=7)
@@ -110,9 +110,12 @@ def first_record(session: Session, stream_id: int) -> FirstRecord:
 
 
 def usual_k(session: Session, stream_id: int, since: datetime) -> float | None:
-    """Drafted tokens per step; None where nothing was drafted."""
-    sums = select(func.sum(Record.drafted), func.sum(Record.steps)).where(
-        Record.stream_id == stream_id, Record.kind != "probe", Record.ended_at >= since
+    """Drafted tokens per step since that minute, from the rollups: the records may be millions. None where
+    nothing was drafted."""
+    sums = select(func.sum(Rollup.drafted), func.sum(Rollup.steps)).where(
+        Rollup.stream_id == stream_id,
+        Rollup.kind != "probe",
+        Rollup.minute >= since.replace(second=0, microsecond=0),
     )
     drafted, steps = session.execute(sums).one()
     return float(drafted / steps) if drafted and steps else None

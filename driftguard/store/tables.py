@@ -88,6 +88,7 @@ class Record(Base):
         CheckConstraint("emitted <= accepted + steps", name="ck_records_emitted"),
         Index("ix_records_seq", "seq"),
         Index("ix_records_stream_ended_at", "stream_id", "ended_at"),
+        Index("ix_records_stream_seq", "stream_id", "seq"),
         Index("ix_records_probes", "stream_id", "ended_at", postgresql_where="kind = 'probe'"),
         {"postgresql_partition_by": "RANGE (ended_at)"},
     )

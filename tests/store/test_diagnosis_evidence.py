@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
+
+from sqlalchemy import text
 
 from driftguard.diagnosis import Captured
 from driftguard.probe_sessions import session_of
 from driftguard.store import diagnosis_evidence
 from driftguard.store.captures import CapturedRequest, insert_captures
 from driftguard.store.database import Database
-from driftguard.store.diagnosis_evidence import Moment, captures_around, probes_around, records_around
+from driftguard.store.diagnosis_evidence import (
+    Moment,
+    captures_around,
+    probes_around,
+    records_around,
+    usual_k,
+)
+from driftguard.store.partitions import ensure_days
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry, all_streams
 from driftguard.store.tables import Stream
@@ -113,3 +122,50 @@ def test_what_is_new_is_counted_up_to_the_limit(database: Database) -> None:
         stream = the_stream(database)
         assert diagnosis_evidence.seen_since(session, stream, ["german"], AT, 50) == (2, 3)
         assert diagnosis_evidence.seen_since(session, stream, ["german"], AT, 2) == (2, 2)
+
+
+_MANY = text(
+    """
+    INSERT INTO records (record_id, seq, stream_id, ended_at, kind, started_at, segment, steps, drafted,
+                         accepted, emitted, acceptance_rule, fidelity)
+    SELECT gen_random_uuid(), :first + number, :stream_id,
+           CAST(:since AS timestamptz) + number * interval '5 s',
+           'request', now(), 'code', 1, 4, 2, 3, 'unknown', 'request'
+    FROM generate_series(1, :count) AS number
+    """
+)
+
+
+def test_a_stream_at_rest_is_read_without_the_records_of_the_others(database: Database) -> None:
+    """It was busy two days ago; since then only another stream was, on the same days and on later ones."""
+    insert(database, 1, -60)
+    quiet = the_stream(database).id
+    since = AT - timedelta(days=2)
+    with database.session() as session:
+        ensure_days(session, {(since + timedelta(days=ahead)).date() for ahead in range(4)})
+        session.execute(_MANY, {"first": 100, "stream_id": quiet, "since": since, "count": 3_000})
+        session.execute(_MANY, {"first": 10_000, "stream_id": quiet + 1, "since": since, "count": 30_000})
+        session.execute(text("ANALYZE records"))
+        explained = text(f"EXPLAIN (ANALYZE, FORMAT JSON) {diagnosis_evidence._RECORDS}")
+        values = {"stream_id": quiet, "first": 0, "end": 50_000, "limit": diagnosis_evidence.RECORDS}
+        span = {"since": AT - timedelta(days=7), "until": AT + timedelta(days=7)}
+        (explanation,) = session.execute(explained, {**values, **span}).scalar_one()
+    assert max(_rows(explanation["Plan"])) <= diagnosis_evidence.RECORDS + 1
+
+
+def _rows(node: dict[str, Any]) -> Iterator[int]:
+    """Read by each node of a plan, with those that it threw away."""
+    yield node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+    for part in node.get("Plans", ()):
+        yield from _rows(part)
+
+
+def test_the_usual_k_is_of_the_traffic_since_that_minute(database: Database) -> None:
+    insert(database, 5, -600, steps=10, drafted=80, accepted=1, emitted=2)
+    insert(database, 5, 0, steps=10, drafted=30, accepted=1, emitted=2)
+    insert(database, 5, 0.5, kind="probe", steps=10, drafted=10, accepted=1, emitted=2)
+    with database.session() as session:
+        stream_id = the_stream(database).id
+        assert usual_k(session, stream_id, AT) == 3.0
+        assert usual_k(session, stream_id, AT - timedelta(seconds=601)) == 5.5
+        assert usual_k(session, stream_id + 1, AT) is None
