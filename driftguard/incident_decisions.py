@@ -7,9 +7,10 @@ was applied. The fold commits both in one transaction, so a decision is neither 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from uuid import UUID
 
 import structlog
 from sqlalchemy.orm import Session
@@ -21,27 +22,36 @@ from driftguard.store import incidents
 log = structlog.get_logger(__name__)
 
 
-def applied(session: Session, stream_id: int, state: StreamState) -> StreamState:
-    """The state before the next record. Called inside the fold's transaction."""
+_SUPERSEDED = "the operator accepted a new level of the same segments; their baselines are learned anew"
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The state before the next record, and the incidents that it holds open no longer."""
+
+    state: StreamState
+    superseded: Sequence[UUID] = ()
+
+
+def decided(session: Session, stream_id: int, state: StreamState) -> Decided:
+    """Called inside the fold's transaction, of a state with an open incident; stores nothing."""
     opened = open_directions(state)
-    if not opened:
-        return state
     unresolved = {incident.direction: incident for incident in incidents.unresolved_of(session, stream_id)}
     accepted = {
         direction: incidents.is_level_accepted(session, stream_id, direction)
         for direction in opened
         if direction not in unresolved
     }
-    decided = without_resolved(state, accepted)
-    for direction in opened:
-        if direction in unresolved and direction not in open_directions(decided):
-            reason = (
-                "the operator accepted a new level of the same segments; their baselines are learned anew"
-            )
-            incidents.move(session, unresolved[direction].id, "resolved", reason, datetime.now(UTC))
+    after = without_resolved(state, accepted)
     if any(accepted.values()):
         log.info("new level accepted; its baselines are learned anew", stream=stream_id)
-    return decided
+    left = open_directions(after)
+    return Decided(after, [unresolved[each].id for each in opened if each in unresolved and each not in left])
+
+
+def carry_out(session: Session, decided: Decided) -> None:
+    for incident_id in decided.superseded:
+        incidents.move(session, incident_id, "resolved", _SUPERSEDED, datetime.now(UTC))
 
 
 def open_directions(state: StreamState) -> list[Direction]:

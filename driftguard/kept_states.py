@@ -8,7 +8,7 @@ records: it is made at once where something was found, and in turn, a bounded nu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -23,6 +23,8 @@ from driftguard.detection.stored import StoredState, from_parts, parts_of
 from driftguard.incident_decisions import open_directions
 from driftguard.metrics import Metrics
 from driftguard.store import detector_states
+from driftguard.store.detector_states import Progress
+from driftguard.store.savepoints import Failures
 
 STATES_IN_MEMORY = 10_000  # a state is 0.1 to 0.2 MB, and at most 1.4 MB (hundreds of configurations)
 LOADED_AT_ONCE = 200
@@ -35,10 +37,11 @@ class KeptStates:
     def __init__(self, config: DetectorConfig, metrics: Metrics) -> None:
         self._config = config
         self._metrics = metrics
+        self._progress: Progress | None = None  # of the states in memory
         self._states: OrderedDict[int, StreamState] = OrderedDict()
         self._stored: dict[int, range] = {}  # numbers of the pieces of each state in memory
+        self._begun_anew: set[int] = set()  # in the transaction that is open
         self._waiting: dict[int, float] = {}  # streams to describe, longest waiting first: factor of A
-        self._waiting_after = self._waiting  # once what `store` wrote is committed
 
     def __len__(self) -> int:
         """How many are in memory."""
@@ -47,80 +50,114 @@ class KeptStates:
     def __getitem__(self, stream_id: int) -> StreamState:
         return self._states[stream_id]
 
+    def follow(self, session: Session, progress: Progress) -> None:
+        """Forgets the states that another process wrote since; `progress` is what the database shows."""
+        known = self._progress
+        if known is None or progress.folds < known.folds:
+            self.clear()
+        elif progress.folds > known.folds:
+            self.forget(detector_states.written_since(session, known.folds))
+        elif progress.seq != known.seq:  # written by a version that does not count its folds
+            self.clear()
+        self._progress = progress
+
     def clear(self) -> None:
-        """Nothing in memory can be trusted any more: another process folded, or a batch failed."""
+        """Nothing in memory can be trusted any more."""
         self._states.clear()
         self._stored.clear()
+        self._progress = None
 
-    def load(self, session: Session, stream_ids: Collection[int]) -> None:
+    def forget(self, stream_ids: Collection[int]) -> None:
+        """Their states are read again where they are needed, and not described by this process."""
+        for stream_id in stream_ids:
+            self._states.pop(stream_id, None)
+            self._stored.pop(stream_id, None)
+            self._waiting.pop(stream_id, None)
+
+    def rolled_back(self) -> None:
+        """Of what is in memory only the beginnings of this transaction were not stored before it."""
+        self.forget(self._begun_anew)
+        self._begun_anew.clear()
+
+    def load(self, session: Session, stream_ids: Collection[int], failures: Failures) -> None:
         """Those that are not in memory. What cannot be read begins anew."""
         missing = [stream_id for stream_id in stream_ids if stream_id not in self._states]
         for start in range(0, len(missing), LOADED_AT_ONCE):
             ids = missing[start : start + LOADED_AT_ONCE]
             stored = detector_states.load(session, ids)
             for stream_id in ids:
-                self._states[stream_id] = StreamState()
-                self._stored[stream_id] = range(0)
-                if stream_id in stored:
-                    self._decode(session, stream_id, stored[stream_id])
+                with failures.of(stream_id):
+                    self._load(session, stream_id, stored.get(stream_id))
 
-    def _decode(self, session: Session, stream_id: int, stored: StoredState) -> None:
+    def _load(self, session: Session, stream_id: int, stored: StoredState | None) -> None:
+        known = range(0)
         try:
-            self._states[stream_id] = from_parts(stored)
-            if stored.history_rows is not None:
-                self._stored[stream_id] = self._states[stream_id].history.numbers
+            state = from_parts(stored) if stored else StreamState()
+            if stored and stored.history_rows is not None:
+                known = state.history.numbers
         except UnreadableState as error:
-            self._states[stream_id] = begin_anew(session, stream_id, error, self._metrics)
-            detector_states.forget_history(session, stream_id)
+            with session.begin_nested():
+                state = begin_anew(session, stream_id, error, self._metrics)
+                detector_states.forget_history(session, stream_id)
+            self._begun_anew.add(stream_id)
+        self._states[stream_id], self._stored[stream_id] = state, known
 
-    def store(self, session: Session, changed: Mapping[int, Folded]) -> None:
-        """In the transaction of the fold, from the states in memory to `changed`."""
-        now = datetime.now(UTC)
-        summaries = self._summaries(session, changed)
-        detector_states.store(
-            session,
-            [self._change(stream_id, folded, summaries) for stream_id, folded in changed.items()],
-            now,
-        )
-        others = {stream_id: each for stream_id, each in summaries.items() if stream_id not in changed}
-        detector_states.store_summaries(session, others)
+    def due(self, changed: Mapping[int, Folded], wanted: Collection[int] = ()) -> dict[int, float]:
+        """Which streams to describe in this batch, and with which factor: `wanted`, those in which something
+        was found, and some of those that waited longest."""
+        waiting = {**self._waiting, **{stream_id: folded.factor for stream_id, folded in changed.items()}}
+        at_once = [stream_id for stream_id, folded in changed.items() if self._tells(stream_id, folded)]
+        wanted = [stream_id for stream_id in wanted if stream_id in waiting]
+        chosen = dict.fromkeys([*wanted, *at_once, *islice(waiting, DESCRIBED_PER_BATCH)])
+        return {stream_id: waiting[stream_id] for stream_id in chosen}
 
-    def _change(
-        self, stream_id: int, folded: Folded, summaries: Mapping[int, dict[str, Any]]
-    ) -> detector_states.Change:
+    def store(
+        self, session: Session, changed: Mapping[int, Folded], described: Mapping[int, float], fold: int
+    ) -> None:
+        """From the states in memory to `changed`; `fold`: the number of this one."""
+        changes = [
+            self._change(stream_id, folded, described.get(stream_id)) for stream_id, folded in changed.items()
+        ]
+        detector_states.store(session, changes, fold, datetime.now(UTC))
+
+    def describe(self, session: Session, stream_ids: Sequence[int], described: Mapping[int, float]) -> None:
+        """Of streams that stay as they are."""
+        shown = {
+            stream_id: self._summary(self._states[stream_id], described[stream_id])
+            for stream_id in stream_ids
+        }
+        detector_states.store_summaries(session, shown)
+
+    def _change(self, stream_id: int, folded: Folded, described: float | None) -> detector_states.Change:
         numbers, stored = folded.state.history.numbers, self._stored[stream_id]
         return detector_states.Change(
             stream_id,
             parts_of(folded.state, stored),
             first_stored=stored.start if stored else numbers.start,
             first_needed=numbers.start,
-            summary=summaries.get(stream_id),
+            summary=None if described is None else self._summary(folded.state, described),
+            is_first=self._states[stream_id].requests == 0,
         )
 
-    def committed(self, changed: Mapping[int, Folded]) -> None:
-        self._waiting = self._waiting_after
+    def committed(
+        self,
+        progress: Progress,
+        changed: Mapping[int, Folded],
+        described: Collection[int],
+        failed: Collection[int],
+    ) -> None:
+        self._progress = progress
+        self._begun_anew.clear()
+        waiting = {**self._waiting, **{stream_id: folded.factor for stream_id, folded in changed.items()}}
+        self._waiting = {each: factor for each, factor in waiting.items() if each not in described}
         for stream_id, folded in changed.items():
             self._states[stream_id] = folded.state
             self._states.move_to_end(stream_id)
             self._stored[stream_id] = folded.state.history.numbers
+        self.forget(failed)
         while len(self._states) > STATES_IN_MEMORY:
             dropped, _ = self._states.popitem(last=False)
             del self._stored[dropped]
-
-    def _summaries(self, session: Session, changed: Mapping[int, Folded]) -> dict[int, dict[str, Any]]:
-        """Of streams in which something was found, and of those that waited longest."""
-        waiting = {**self._waiting, **{stream_id: folded.factor for stream_id, folded in changed.items()}}
-        at_once = [stream_id for stream_id, folded in changed.items() if self._tells(stream_id, folded)]
-        due = dict.fromkeys([*at_once, *islice(waiting, DESCRIBED_PER_BATCH)])
-        self.load(session, due)
-        self._waiting_after = {stream_id: each for stream_id, each in waiting.items() if stream_id not in due}
-        return {
-            stream_id: self._summary(
-                changed[stream_id].state if stream_id in changed else self._states[stream_id],
-                waiting[stream_id],
-            )
-            for stream_id in due
-        }
 
     def _tells(self, stream_id: int, folded: Folded) -> bool:
         """Is what the status shows of the stream no longer true, and not just a little old?"""

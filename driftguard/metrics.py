@@ -147,6 +147,10 @@ class Metrics:
         self.fold_failures = self._counter(
             "driftguard_fold_failures", "Batches whose fold failed and was rolled back."
         )
+        self.stream_failures = self._counter(
+            "driftguard_stream_failures",
+            "Failures of one stream's part of a batch, which went on without it.",
+        )
         self.detector_states_lost = self._counter(
             "driftguard_detector_states_lost",
             "Stored detector states that were damaged, so that their streams began anew.",

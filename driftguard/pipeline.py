@@ -5,15 +5,16 @@
                                         +-> detector states and the new position
 
 What is committed is exactly what folding every record once, in seq order, gives: a process that dies at any
-moment leaves either all of a batch or nothing of it. Processes that share a database take turns. Of the
-scope "fleet" the second half holds, not the first: which streams are in service, and which are named
-together, is judged at the end of each batch, so where the batches end has a say.
+moment leaves either all of a batch or nothing of it. A stream that raises is held (`held.py`), with a
+position of its own, and the others go on. Processes that share a database take turns. Of the scope "fleet"
+the second half holds, not the first: which streams are in service, and which are named together, is judged at
+the end of each batch, so where the batches end has a say.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,43 +22,31 @@ from datetime import UTC, datetime
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import fleet, incident_closing, incident_decisions, incident_opening
-from driftguard.detection import (
-    BaselineReady,
-    BaselineSettled,
-    DetectorConfig,
-    DriftClosed,
-    DriftOpened,
-    Finding,
-    Folded,
-    ObservationBatch,
-    RhythmLearned,
-    StreamState,
-    fold_fleet,
-    fold_many,
-)
+from driftguard import batch_fold, held
+from driftguard.batch_fold import AfterFold, Outcome, Rules
+from driftguard.detection import DetectorConfig, DriftClosed, DriftOpened
 from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents import PAGE_SLOWDOWN
 from driftguard.kept_states import KeptStates
 from driftguard.metrics import Metrics
-from driftguard.positions import first_position
 from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
-from driftguard.store import detector_states, incidents, streams
+from driftguard.store import detector_states, held_streams, streams
 from driftguard.store.database import Database
-from driftguard.store.records import StoredRecord, read_after
-from driftguard.store.tables import Stream
+from driftguard.store.detector_states import Progress
+from driftguard.store.records import StoredRecord, read_after, read_of_stream
+from driftguard.store.tables import HeldStream, Stream
 from driftguard.store.work import FOLD
 
 BATCH_RECORDS = 5_000
 # A larger batch for many streams: what a batch costs per stream is shared by its records.
 RECORDS_PER_STREAM = 5
+TRIED_AT_ONCE = 20  # held streams, one batch of each between two batches of all
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
 PAUSE_SECONDS = 0.5  # shortest, unless a batch was full: bounds how often a state is written
 MAX_BACKOFF_SECONDS = 10.0
 
 _PAGING = (DriftOpened, DriftClosed)
-AfterFold = Callable[[Session, Stream, Sequence[StoredRecord], Sequence[Finding]], None]
 log = structlog.get_logger(__name__)
 
 
@@ -71,10 +60,10 @@ class _Counts:
 
 
 class Pipeline:
-    """The detector loop. `after_fold` callables run inside the transaction, once per stream and batch,
-    with the stream's records (probes too) and findings; what they raise rolls the batch back. `scope`: what
-    A of the config is for, each stream or all of them together. `page_slowdown`: see driftguard.incidents.
-    `on_found`: called after a commit in which an incident opened or ended."""
+    """The detector loop. `after_fold` callables run inside the transaction, once per stream and batch, with
+    the stream's records (probes too) and findings; what they raise rolls back what the batch had of that
+    stream. `scope`, `page_slowdown`: see driftguard.batch_fold. `on_found`: called after a commit in which an
+    incident opened or ended."""
 
     def __init__(
         self,
@@ -90,16 +79,12 @@ class Pipeline:
         batch_records: int = BATCH_RECORDS,
     ) -> None:
         self._database = database
-        self._config = config
-        self._scope = scope
         self._metrics = metrics
-        self._destinations = tuple(destinations)
-        self._page_slowdown = page_slowdown
-        self._after_fold = tuple(after_fold)
+        self._rules = Rules(config, scope, tuple(destinations), page_slowdown, tuple(after_fold))
         self._on_found = on_found
         self._batch_records = batch_records
         self._states = KeptStates(config, metrics)
-        self._position = -1  # of the states in memory
+        self._tried: set[int] = set()  # streams that another version had set aside
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="detector", daemon=True)
@@ -136,90 +121,118 @@ class Pipeline:
                 self._wake.wait(IDLE_SECONDS)
 
     def _report(self, error: Exception) -> None:
-        self._states.clear()
         self._metrics.fold_failures.inc()
         if isinstance(error, DatabaseUnavailable):
+            self._states.rolled_back()
             self._metrics.database_up.set(0)
             log.warning("the fold waits for the database", error=str(error))
         else:
-            log.exception("the fold failed and will be tried again", position=self._position)
+            self._states.clear()
+            log.exception("the fold failed and will be tried again")
 
     def fold_batch(self) -> int:
-        """Folds the next records, at most one batch. Returns how many; 0 means that all are folded."""
-        with self._database.session(FOLD) as session:
-            detector_states.lock_fold(session)
-            position = detector_states.position(session)
-            if position != self._position:  # the first batch of this process, or another process folded
-                self._states.clear()
-                self._position = position
-            limit = max(self._batch_records, RECORDS_PER_STREAM * len(self._states))
-            records = read_after(session, position, limit=limit)
-            known: dict[int, Stream] = {}
-            changed: dict[int, Folded] = {}
-            if records:
-                concerned = {record.stream_id for record in records}
-                known = {stream.id: stream for stream in streams.streams_of(session, concerned)}
-                changed = self._fold_streams(session, records, known)
-                position = records[-1].seq
-                detector_states.set_position(session, position)
-            self._states.store(session, changed)
-        self._states.committed(changed)
-        self._position = position
-        if any(isinstance(finding, _PAGING) for folded in changed.values() for finding in folded.findings):
-            self._on_found()
-        self._count(records, known)
+        """Folds the next records, at most one batch, and tries the held streams that are due. Returns how
+        many records were read; 0 means that all were, but for those of streams that are held."""
+        count, due = self._fold_next()
+        for stream_id in due[:TRIED_AT_ONCE]:
+            count += self._try_again(stream_id)
         self._metrics.detector_last_round.set_to_current_time()
-        return len(records)
+        return count
 
-    def _fold_streams(
-        self, session: Session, records: Sequence[StoredRecord], known: Mapping[int, Stream]
-    ) -> dict[int, Folded]:
-        by_stream: dict[int, list[StoredRecord]] = defaultdict(list)
-        for record in records:
-            by_stream[record.stream_id].append(record)
-        self._states.load(session, by_stream)
-        states = {
-            stream_id: incident_decisions.applied(session, stream_id, self._states[stream_id])
-            for stream_id in sorted(by_stream)
-        }
-        changed = self._folded(session, states, records)
-        for stream_id, folded in changed.items():
-            stream = known[stream_id]
-            for finding in folded.findings:
-                self._apply(session, stream, finding, folded.factor)
-            for hook in self._after_fold:
-                hook(session, stream, by_stream[stream_id], folded.findings)
-        return changed
+    def _fold_next(self) -> tuple[int, list[int]]:
+        """(how many records, the held streams that are due)"""
+        with self._database.session(FOLD) as session:
+            before = self._begin(session)
+            limit = max(self._batch_records, RECORDS_PER_STREAM * len(self._states))
+            records = read_after(session, before.seq, limit=limit)
+            waiting = held_streams.all_held(session)
+            self._states.forget([each.stream_id for each in waiting])
+            passed = Counter(record.stream_id for record in records)
+            by_stream = _by_stream(records, {each.stream_id for each in waiting})
+            known = {stream.id: stream for stream in streams.streams_of(session, by_stream)}
+            after = Progress(records[-1].seq if records else before.seq, before.folds + 1)
+            outcome = batch_fold.fold_batch(
+                session, self._rules, self._states, by_stream, known, fold=after.folds
+            )
+            now = datetime.now(UTC)
+            held_streams.add_behind(session, {each.stream_id: passed[each.stream_id] for each in waiting})
+            held.hold(session, outcome.failures, passed, before.seq, now, self._metrics)
+            after = self._end(session, before, after, outcome)
+        self._committed(after, outcome, by_stream, known)
+        return len(records), [each.stream_id for each in waiting if held.is_due(each, now, self._tried)]
 
-    def _folded(
+    def _try_again(self, stream_id: int) -> int:
+        """One batch of a held stream: those of its records that the others are past. Returns how many."""
+        with self._database.session(FOLD) as session:
+            before = self._begin(session)
+            now, stream = datetime.now(UTC), streams.get_stream(session, stream_id)
+            all_waiting = {each.stream_id: each for each in held_streams.all_held(session)}
+            self._states.forget(all_waiting)
+            waiting = all_waiting.get(stream_id)
+            if waiting is None or stream is None or not held.is_due(waiting, now, self._tried):
+                return 0  # another process was faster
+            records = read_of_stream(
+                session, stream_id, after=waiting.after_seq, up_to=before.seq, limit=self._batch_records
+            )
+            is_last = len(records) < self._batch_records
+            after = Progress(before.seq, before.folds + 1)
+            outcome = batch_fold.fold_batch(
+                session,
+                self._rules,
+                self._states,
+                {stream_id: records},
+                {stream_id: stream},
+                fold=after.folds,
+                wanted=[stream_id] if is_last else (),
+            )
+            self._advance(session, waiting, records, outcome, now, is_last=is_last)
+            after = self._end(session, before, after, outcome)
+        self._committed(after, outcome, {stream_id: records}, {stream_id: stream})
+        self._tried.add(stream_id)
+        return 0 if stream_id in outcome.failures else len(records)
+
+    def _advance(
         self,
         session: Session,
-        states: Mapping[int, StreamState],
+        waiting: HeldStream,
         records: Sequence[StoredRecord],
-    ) -> dict[int, Folded]:
-        traffic = [record for record in records if record.kind != "probe"]  # canary probes are no traffic
-        by_stream = _observations(traffic).parted([record.stream_id for record in traffic])
-        none = _observations([])
-        batches = {stream_id: by_stream.get(stream_id, none) for stream_id in states}
-        if self._scope == "fleet":
-            others = fleet.gather(session, streams.all_streams(session))
-            return fold_fleet(self._config, others, states, batches)
-        folded = fold_many(self._config, list(states.values()), list(batches.values()))
-        return {stream_id: Folded(*each, 1.0) for stream_id, each in zip(states, folded, strict=True)}
-
-    def _apply(self, session: Session, stream: Stream, finding: Finding, factor: float) -> None:
-        now = datetime.now(UTC)
-        if isinstance(finding, DriftOpened):
-            incident_opening.open_from(
-                session, stream, finding, self._destinations, now, factor, self._page_slowdown
-            )
-        elif isinstance(finding, DriftClosed):
-            for incident in incidents.unresolved_of(session, stream.id, finding.direction):
-                incidents.move(
-                    session, incident.id, "resolved", incident_closing.closing_reason(finding), now
-                )
+        outcome: Outcome,
+        now: datetime,
+        *,
+        is_last: bool,
+    ) -> None:
+        failures = dict(outcome.failures)
+        if error := failures.pop(waiting.stream_id, None):
+            held.hold_again(session, waiting, error, now, self._metrics)
         else:
-            _log_learned(stream, finding)
+            held.advance(session, waiting, [record.seq for record in records], now, is_last=is_last)
+        held.hold(session, failures, {}, detector_states.position(session), now, self._metrics)
+
+    def _begin(self, session: Session) -> Progress:
+        detector_states.lock_fold(session)
+        progress = detector_states.progress(session)
+        self._states.follow(session, progress)
+        return progress
+
+    def _end(self, session: Session, before: Progress, after: Progress, outcome: Outcome) -> Progress:
+        """Where nothing was read and nothing was found, nothing is written."""
+        if after.seq == before.seq and not outcome.changed and not outcome.failures:
+            return before
+        detector_states.set_progress(session, after)
+        return after
+
+    def _committed(
+        self,
+        after: Progress,
+        outcome: Outcome,
+        records: Mapping[int, Sequence[StoredRecord]],
+        known: Mapping[int, Stream],
+    ) -> None:
+        self._states.committed(after, outcome.changed, outcome.described, outcome.failures)
+        found = (finding for folded in outcome.changed.values() for finding in folded.findings)
+        if any(isinstance(finding, _PAGING) for finding in found):
+            self._on_found()
+        self._count([record for each in outcome.changed for record in records[each]], known)
 
     def _count(self, records: Sequence[StoredRecord], known: Mapping[int, Stream]) -> None:
         totals: dict[tuple[int, str, str], _Counts] = defaultdict(_Counts)
@@ -234,38 +247,13 @@ class Pipeline:
             self._metrics.count_traffic(stream_key(known[stream_id]), segment, kind, counts)
 
 
-def _log_learned(stream: Stream, finding: RhythmLearned | BaselineSettled | BaselineReady) -> None:
-    of_stratum = log.bind(stream=stream.id, segment=finding.segment, stratum=finding.stratum)
-    if isinstance(finding, RhythmLearned):
-        of_stratum.info("daily rhythm learned", days=finding.days, amplitude=finding.amplitude)
-    elif isinstance(finding, BaselineSettled):
-        of_stratum.info("baseline settled", requests=finding.requests)
-    else:
-        of_stratum.info("baseline ready", requests=finding.requests, reason=finding.reason)
+def _by_stream(records: Sequence[StoredRecord], without: set[int]) -> dict[int, list[StoredRecord]]:
+    by_stream: dict[int, list[StoredRecord]] = defaultdict(list)
+    for record in records:
+        if record.stream_id not in without:
+            by_stream[record.stream_id].append(record)
+    return dict(by_stream)
 
 
 def stream_key(stream: Stream) -> StreamKey:
     return StreamKey(stream.server, stream.target, stream.draft_version, stream.method)
-
-
-def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
-    return ObservationBatch.of(
-        [record.seq for record in traffic],
-        [record.segment for record in traffic],
-        [record.drafted for record in traffic],
-        [record.accepted for record in traffic],
-        [record.ended_at.timestamp() for record in traffic],
-        session=[record.session for record in traffic],
-        kind=[record.kind for record in traffic],
-        num_speculative_tokens=[record.num_speculative_tokens for record in traffic],
-        acceptance_rule=[record.acceptance_rule for record in traffic],
-        temperature=[record.temperature for record in traffic],
-        output_tokens=[record.output_tokens for record in traffic],
-        started_at=[record.started_at.timestamp() for record in traffic],
-        first_position=[
-            first_position(
-                record.kind, record.num_speculative_tokens, record.first_drafted, record.first_accepted
-            )
-            for record in traffic
-        ],
-    )

@@ -226,6 +226,18 @@ def _expect_a_ping(connection: WatchedConnection | None, _record: object) -> Non
         connection.silence_seconds = connections.PING_SECONDS
 
 
+def is_database_failure(error: Exception) -> bool:
+    """Connection, timeout, deadlock, disk: whatever was being stored is not the reason. A limit that a
+    statement broke by what it holds (class 54, as a row too large for its index) is not meant."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    if isinstance(cause, IdleInTransactionSessionTimeout):
+        return True
+    if not isinstance(error, (DatabaseUnavailable, *_UNREACHABLE)):
+        return False
+    state = getattr(cause, "sqlstate", None)
+    return state is None or not state.startswith("54")
+
+
 def _reason(error: Exception) -> str:
     cause = error.orig if isinstance(error, (OperationalError, InterfaceError)) else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]

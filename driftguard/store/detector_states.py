@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.detection.stored import StoredState
+from driftguard.store import held_streams
 from driftguard.store.tables import DetectorHistory, DetectorState, FoldPosition
 
 READER = "detector"
@@ -28,6 +29,7 @@ class Change:
     first_stored: int  # number of the oldest piece stored so far; of the first one added where there is none
     first_needed: int  # of the oldest one that belongs to the history
     summary: dict[str, Any] | None  # what the status shows; None: what it shows now may stay for a while
+    is_first: bool  # nothing of the stream may be stored yet; the summary is not None then
 
 
 def lock_fold(session: Session) -> None:
@@ -35,14 +37,34 @@ def lock_fold(session: Session) -> None:
     session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
 
 
+class Progress(NamedTuple):
+    """How far the fold is."""
+
+    seq: int  # of the last folded record; 0 before the first
+    folds: int  # how many there were
+
+
+def progress(session: Session) -> Progress:
+    row = session.execute(
+        select(FoldPosition.seq, FoldPosition.folds).where(FoldPosition.reader == READER)
+    ).one_or_none()
+    return Progress(*row) if row else Progress(0, 0)
+
+
 def position(session: Session) -> int:
     """seq of the last folded record; 0 before the first."""
-    return session.scalar(select(FoldPosition.seq).where(FoldPosition.reader == READER)) or 0
+    return progress(session).seq
 
 
-def set_position(session: Session, seq: int) -> None:
-    statement = insert(FoldPosition).values(reader=READER, seq=seq)
-    session.execute(statement.on_conflict_do_update(index_elements=["reader"], set_={"seq": seq}))
+def set_progress(session: Session, now: Progress) -> None:
+    values = now._asdict()
+    statement = insert(FoldPosition).values(reader=READER, **values)
+    session.execute(statement.on_conflict_do_update(index_elements=["reader"], set_=values))
+
+
+def written_since(session: Session, folds: int) -> list[int]:
+    """Streams whose state was written by a later fold than that."""
+    return list(session.scalars(select(DetectorState.stream_id).where(DetectorState.fold > folds)))
 
 
 def load(session: Session, stream_ids: Collection[int]) -> dict[int, StoredState]:
@@ -59,33 +81,36 @@ def load(session: Session, stream_ids: Collection[int]) -> dict[int, StoredState
     }
 
 
-def store(session: Session, changes: Sequence[Change], updated_at: datetime) -> None:
-    """Raises StaleDataError where a state that was stored before is gone."""
-    heads = [_head(change, updated_at) for change in changes]
-    described = [head for head in heads if head["summary"] is not None]
-    if described:
+def store(session: Session, changes: Sequence[Change], fold: int, updated_at: datetime) -> None:
+    """`fold`: the number of the one that made them. Raises StaleDataError where a state that was stored
+    before is gone."""
+    heads = [_head(change, fold, updated_at) for change in changes]
+    first = [head for head, change in zip(heads, changes, strict=True) if change.is_first]
+    if first:
         statement = insert(DetectorState)
-        columns = {name: statement.excluded[name] for name in described[0] if name != "stream_id"}
-        session.execute(
-            statement.on_conflict_do_update(index_elements=["stream_id"], set_=columns), described
-        )
+        columns = {name: statement.excluded[name] for name in first[0] if name != "stream_id"}
+        session.execute(statement.on_conflict_do_update(index_elements=["stream_id"], set_=columns), first)
+    later = [head for head, change in zip(heads, changes, strict=True) if not change.is_first]
+    described = [head for head in later if head["summary"] is not None]
     others = [
         {name: value for name, value in head.items() if name != "summary"}
-        for head in heads
+        for head in later
         if head["summary"] is None
     ]
-    if others:
-        session.execute(update(DetectorState), others)
+    for rows in (described, others):
+        if rows:
+            session.execute(update(DetectorState), rows)
     _store_pieces(session, changes)
 
 
-def _head(change: Change, updated_at: datetime) -> dict[str, Any]:
+def _head(change: Change, fold: int, updated_at: datetime) -> dict[str, Any]:
     return {
         "stream_id": change.stream_id,
         "state": change.state.head,
         "history_rows": change.state.history_rows,
         "summary": change.summary,
         "updated_at": updated_at,
+        "fold": fold,
     }
 
 
@@ -129,7 +154,12 @@ def summaries(session: Session) -> dict[int, dict[str, Any]]:
     return {row.stream_id: row.summary for row in session.execute(query)}
 
 
-def unfolded(session: Session) -> int:
-    """Stored records behind the position: the fold's lag."""
+def unread(session: Session) -> int:
+    """Stored records behind the position."""
     newest = session.scalar(text("SELECT max(seq) FROM records")) or 0
     return max(0, newest - position(session))
+
+
+def unfolded(session: Session) -> int:
+    """The fold's lag: stored records that it has not read, or not folded as their streams raised."""
+    return unread(session) + held_streams.records_behind(session)

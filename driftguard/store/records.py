@@ -161,6 +161,14 @@ def read_after(session: Session, seq: int, *, limit: int) -> list[StoredRecord]:
     return [StoredRecord(*row) for row in rows]
 
 
+def read_of_stream(
+    session: Session, stream_id: int, *, after: int, up_to: int, limit: int
+) -> list[StoredRecord]:
+    """Those of one stream with after < seq <= up_to, in order."""
+    own = select(*_STORED).where(Record.stream_id == stream_id, Record.seq > after, Record.seq <= up_to)
+    return [StoredRecord(*row) for row in session.execute(own.order_by(Record.seq).limit(limit))]
+
+
 def _driver(session: Session) -> PsycopgConnection[Any]:
     connection = session.connection().connection.driver_connection
     assert isinstance(connection, PsycopgConnection)  # noqa: S101 (Database opens nothing else)

@@ -142,12 +142,14 @@ class Rollup(Base):
 
 
 class FoldPosition(Base):
-    """The seq up to which a named reader has folded; written in one transaction with what it derived."""
+    """The seq up to which a named reader has folded; written in one transaction with what it derived. `folds`
+    counts these transactions: another number than the one remembered means that another process folded."""
 
     __tablename__ = "fold_positions"
 
     reader: Mapped[str] = mapped_column(primary_key=True)
     seq: Mapped[int]
+    folds: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class DetectorState(Base):
@@ -158,6 +160,7 @@ class DetectorState(Base):
     history_rows: Mapped[int | None]  # null: stored before 0005, the whole history is in `state`
     summary: Mapped[dict[str, Any]]  # what the status shows, so that reading it needs no unpacking
     updated_at: Mapped[datetime]
+    fold: Mapped[int] = mapped_column(default=0, server_default="0")  # number of the fold that wrote `state`
 
 
 class DetectorHistory(Base):
@@ -170,6 +173,23 @@ class DetectorHistory(Base):
     )
     number: Mapped[int] = mapped_column(primary_key=True)
     piece: Mapped[bytes]
+
+
+class HeldStream(Base):
+    """A stream that raised when it was folded: the fold went on without it, and it is tried again. Its
+    detector state is that of the records up to `after_seq`."""
+
+    __tablename__ = "held_streams"
+
+    stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True)
+    after_seq: Mapped[int]
+    records_behind: Mapped[int]  # those that the fold read past
+    failures: Mapped[int]  # one after the other
+    reason: Mapped[str]  # of the last one
+    version: Mapped[str]  # of DriftGuard, that failed last
+    since: Mapped[datetime]
+    next_try_at: Mapped[datetime | None]  # None: when another version starts, or somebody asks for it
+    set_aside_at: Mapped[datetime | None]  # failed too often to be tried again by itself
 
 
 class StreamCost(Base):
