@@ -25,6 +25,7 @@ from driftguard.api.application import http_application
 from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
 from driftguard.api.ingest_queue import IngestQueue
+from driftguard.api.ingest_watch import IngestWatch
 from driftguard.begun_anew import forget_beginning
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
@@ -98,6 +99,7 @@ class Sidecar:
             max_streams=settings.ingest.max_streams,
             on_commit=self.pipeline.wake,
         )
+        self._ingest_watch = IngestWatch(self.ingest)
         self._webhooks = webhook.WebhookSink(database, hooks, external_url, self.metrics)
         self._alertmanagers = alertmanager.AlertmanagerSink(database, peers, external_url, self.metrics)
         self._retraining = RetrainingJobs(database, settings, self._stopping.is_set)
@@ -121,6 +123,7 @@ class Sidecar:
         self._deferring.open()
         self._maintain()  # today's partition must exist before the first record
         self.ingest.start()
+        self._ingest_watch.start()
         self.pipeline.start()
         self._looking.start()
         self._alerts.start()
@@ -133,6 +136,7 @@ class Sidecar:
         self.stop_soon()
         self.scraping.stop()
         self.ingest.stop()
+        self._ingest_watch.stop()
         self.pipeline.stop()
         self._looking.stop()
         self._alerts.stop()

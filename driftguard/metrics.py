@@ -123,6 +123,10 @@ class Metrics:
         self.ingest_queued_records = self._gauge(
             "driftguard_ingest_queued_records", "Records waiting for the database."
         )
+        self.ingest_oldest_unacknowledged = self._gauge(
+            "driftguard_ingest_oldest_unacknowledged_seconds",
+            "How long the batch has waited for its commit that has waited longest; 0 where none waits.",
+        )
         self.ingest_commit_seconds = Histogram(
             "driftguard_ingest_commit_seconds",
             "Time from arrival of a batch to its commit.",

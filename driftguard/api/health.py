@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
@@ -10,14 +12,18 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
 from driftguard.api.context import Context, get_context
+from driftguard.api.ingest_watch import LONGEST_WAIT_SECONDS
 from driftguard.api.openapi import example, problem
 from driftguard.errors import DatabaseUnavailable, DriftGuardError
 from driftguard.metrics import CONTENT_TYPE
 from driftguard.store import detector_states
+from driftguard.store.work import CHECK
 
 router = APIRouter(tags=["health"])
 
 MAX_FOLD_LAG_RECORDS: Final = 1_000_000  # about a minute of the detector's work
+READY_SECONDS: Final = 10.0
+_CHECKING: Final = ThreadPoolExecutor(4, thread_name_prefix="readyz")
 
 
 _EXPOSITION: Final = {
@@ -36,6 +42,13 @@ class FoldBehind(DriftGuardError):
 
     status = 503
     title = "Detector behind"
+
+
+class IngestStuck(DriftGuardError):
+    """A batch has waited {seconds} s for its commit; it is ready below {LONGEST_WAIT_SECONDS}."""
+
+    status = 503
+    title = "Ingest stuck"
 
 
 class ScrapingStopped(DriftGuardError):
@@ -66,11 +79,26 @@ def healthz() -> Health:
     responses=example("ready")
     | problem(DatabaseUnavailable, "database 'driftguard' at db.internal:5432: connection refused"),
 )
-def readyz(context: Annotated[Context, Depends(get_context)]) -> Readiness:
-    """503 while the database is unreachable or its schema does not fit, the detector is far behind, or the
-    sidecar does not get to its sources. A source that does not answer is told by its own metrics."""
+async def readyz(context: Annotated[Context, Depends(get_context)]) -> Readiness:
+    """503 while the database is unreachable or its schema does not fit, a batch has waited for long, the
+    detector is far behind, or the sidecar does not get to its sources. A source that does not answer is told
+    by its own metrics. Whatever hangs, there is an answer within 10 seconds."""
+    # Not on the threads of the requests, who may all wait for the database.
+    checking = asyncio.get_running_loop().run_in_executor(_CHECKING, _check, context)
+    try:
+        return await asyncio.wait_for(checking, READY_SECONDS)
+    except TimeoutError:
+        place = context.database.place
+        raise DatabaseUnavailable(f"{place}: not answered within {READY_SECONDS:g} s") from None
+
+
+def _check(context: Context) -> Readiness:
+    if (waited := context.ingest.oldest_unacknowledged_seconds()) > LONGEST_WAIT_SECONDS:
+        raise IngestStuck(
+            f"a batch has waited {waited:.0f} s for its commit; it is ready below {LONGEST_WAIT_SECONDS:g} s"
+        )
     context.database.check_schema()
-    with context.database.session() as session:
+    with context.database.session(CHECK) as session:
         lag = detector_states.unfolded(session)
     if lag > MAX_FOLD_LAG_RECORDS:
         raise FoldBehind(f"the detector is {lag} records behind; it is ready below {MAX_FOLD_LAG_RECORDS}")

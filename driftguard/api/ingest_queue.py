@@ -10,22 +10,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import structlog
 from psycopg import DataError
 
-from driftguard.errors import BadInput, Busy, DatabaseUnavailable
+from driftguard.errors import BadInput, Busy, DatabaseUnavailable, DriftGuardError
 from driftguard.metrics import Metrics
 from driftguard.records import AcceptanceRecord
-from driftguard.store.database import Database
+from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.records import BatchResult, insert_batches
 from driftguard.store.streams import StreamRegistry
 from driftguard.store.work import INGEST
 
 MAX_RECORDS_PER_TRANSACTION = 20_000
+LEAST_RECORDS_PER_TRANSACTION = 500
 RETRY_AFTER_SECONDS = 1
 FIRST_BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 5.0
@@ -41,6 +43,7 @@ def _nothing() -> None:
 class _Submission:
     records: Sequence[AcceptanceRecord]
     future: Future[BatchResult] = field(default_factory=Future)
+    arrived_at: float = field(default_factory=time.monotonic)
 
 
 class IngestQueue:
@@ -64,6 +67,8 @@ class IngestQueue:
         self._metrics = metrics
         self._on_commit = on_commit
         self._waiting: deque[_Submission] = deque()
+        self._writing: Sequence[_Submission] = ()
+        self._records_per_transaction = MAX_RECORDS_PER_TRANSACTION
         self._changed = threading.Condition()
         self._unacknowledged = 0  # records waiting or in the transaction that is being written
         self._stopping = False
@@ -72,18 +77,40 @@ class IngestQueue:
         self._registry = StreamRegistry(max_streams)
         self._told_full_at: float | None = None
         metrics.ingest_queued_records.set_function(lambda: self._unacknowledged)
+        metrics.ingest_oldest_unacknowledged.set_function(self.oldest_unacknowledged_seconds)
         self._thread = threading.Thread(target=self._write_until_stopped, name="ingest-writer", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Writes what waits, then ends the thread. Later submissions get DatabaseUnavailable."""
+    def stop_soon(self) -> None:
+        """Later submissions get DatabaseUnavailable; what waits is written. Returns at once."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
+
+    def stop(self) -> None:
+        """Writes what waits, then ends the thread. Later submissions get DatabaseUnavailable."""
+        self.stop_soon()
         if self._thread.is_alive():
             self._thread.join()
+
+    def oldest_unacknowledged_seconds(self) -> float:
+        """How long the batch has waited that has waited longest; 0 where none waits."""
+        with self._changed:
+            waiting = [*self._writing, *list(self._waiting)[:1]]
+            arrived = [item.arrived_at for item in waiting if not item.future.done()]
+        return time.monotonic() - min(arrived) if arrived else 0.0
+
+    def refuse_unacknowledged(self, error: DriftGuardError) -> int:
+        """Tells everybody who still waits; what is being written may be stored all the same, and is not
+        stored twice when it comes again. Returns how many batches were refused."""
+        with self._changed:
+            waiting = [item.future for item in (*self._writing, *self._waiting) if not item.future.done()]
+            for future in waiting:
+                with suppress(InvalidStateError):  # its request went away just now
+                    future.set_exception(error)
+        return len(waiting)
 
     def submit(self, records: Sequence[AcceptanceRecord]) -> Future[BatchResult]:
         """Queues a batch; the future ends after the commit.
@@ -124,18 +151,26 @@ class IngestQueue:
             self._changed.wait_for(lambda: self._waiting or self._stopping)
             group: list[_Submission] = []
             records = 0
-            while self._waiting and (not group or records < MAX_RECORDS_PER_TRANSACTION):
+            while self._waiting and (not group or records < self._records_per_transaction):
                 submission = self._waiting.popleft()
                 records += len(submission.records)
                 group.append(submission)
+            self._writing = group
             return group
 
     def _write(self, group: list[_Submission]) -> None:
-        # A request that went away while it waited is dropped: it was never acknowledged.
-        wanted = [submission for submission in group if submission.future.set_running_or_notify_cancel()]
-        self._make_room(submission for submission in group if submission.future.cancelled())
+        # A request that went away or was refused while it waited is dropped: it was never acknowledged.
+        with self._changed:
+            wanted = [
+                item
+                for item in group
+                if not item.future.done() and item.future.set_running_or_notify_cancel()
+            ]
+            gone = [item for item in group if item.future.done()]
+        self._make_room(gone)
         if wanted:
             self._store(wanted)
+        self._writing = ()
 
     def _make_room(self, group: Iterable[_Submission]) -> None:
         """Before its sender is answered, who may send the next batch at once."""
@@ -153,11 +188,15 @@ class IngestQueue:
             self._handle_failure(group, error)
             return
         self._backoff_seconds = 0.0
+        more = self._records_per_transaction + LEAST_RECORDS_PER_TRANSACTION
+        self._records_per_transaction = min(more, MAX_RECORDS_PER_TRANSACTION)
         self._metrics.database_up.set(1)
         self._make_room(group)
         self._count_refused(group, results)
-        for submission, result in zip(group, results, strict=True):
-            submission.future.set_result(result)
+        with self._changed:
+            for submission, result in zip(group, results, strict=True):
+                if not submission.future.done():
+                    submission.future.set_result(result)
         if any(result.accepted for result in results):
             self._on_commit()
 
@@ -188,8 +227,19 @@ class IngestQueue:
             self._backoff_seconds = min(doubled, MAX_BACKOFF_SECONDS)
             self._metrics.database_up.set(0)
             _log.warning("ingest_database_unavailable", detail=error.detail, wait=self._backoff_seconds)
+            if isinstance(error, DatabaseTimeout) and error.reason == "statement":
+                self._write_less()
         else:
             _log.error("ingest_failed", exc_info=error)
         self._make_room(group)
-        for submission in group:
-            submission.future.set_exception(error)
+        with self._changed:
+            for submission in group:
+                if not submission.future.done():
+                    submission.future.set_exception(error)
+
+    def _write_less(self) -> None:
+        """A database too slow for that many records at once would be too slow for them again."""
+        halved = max(self._records_per_transaction // 2, LEAST_RECORDS_PER_TRANSACTION)
+        if halved < self._records_per_transaction:
+            _log.warning("ingest_transactions_become_smaller", records=halved)
+        self._records_per_transaction = halved

@@ -9,14 +9,20 @@ from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
+from driftguard.api import ingest_queue
 from driftguard.api.ingest_queue import IngestQueue
+from driftguard.api.ingest_watch import IngestWatch
 from driftguard.errors import BadInput, Busy, DatabaseUnavailable
 from driftguard.metrics import Metrics
-from driftguard.store.database import Database
+from driftguard.store import work
+from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.records import BatchResult
+from driftguard.store.work import Work
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import is_held_up, kill_held_up, writers_held_up
+from tests.black_hole import black_hole
 from tests.store.samples import make_records
 
 WAIT_SECONDS = 60
@@ -133,3 +139,70 @@ def test_one_impossible_batch_does_not_fail_the_others(database: Database) -> No
             poison.result(WAIT_SECONDS)
         assert last.result(WAIT_SECONDS) == BatchResult(2, 0)
     assert stored(database) == 3
+
+
+def test_a_connection_that_died_silently_is_told_and_nothing_is_stored_twice(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "ANSWER_MARGIN_SECONDS", 0.2)
+    monkeypatch.setattr(ingest_queue, "INGEST", Work("ingest", 0.3, 0.3, 60))
+    batch = make_records(5)
+    with black_hole(database.libpq_url) as hole:
+        far = Database.open(f"{hole.url}&connect_timeout=2")
+        with running(far) as queue:
+            assert queue.submit(make_records(1, seed=1)).result(WAIT_SECONDS).accepted == 1
+            hole.hold("to_client")  # what is asked for arrives, its answers do not
+            with pytest.raises(DatabaseUnavailable, match=r"timeout|no answer"):
+                queue.submit(batch).result(WAIT_SECONDS)
+            hole.resume()
+            again = queue.submit(batch).result(WAIT_SECONDS)
+            assert again.accepted + again.duplicates == 5
+        far.close()
+    assert stored(database) == 6
+
+
+def test_the_age_of_the_oldest_batch_is_told_and_its_end(database: Database) -> None:
+    with running(database) as queue, capture_logs() as logs:
+        watch = IngestWatch(queue, longest_wait_seconds=0.2)
+        watch.look()
+        assert (queue.oldest_unacknowledged_seconds(), logs) == (0.0, [])
+        with writers_held_up(database):
+            future = queue.submit(make_records(3))
+            wait_until(lambda: queue.oldest_unacknowledged_seconds() > 0.2, "the batch to grow old")
+            queue.submit(make_records(1, seed=1))
+            assert queue.oldest_unacknowledged_seconds() > 0.2, "the newer batch hides the older one"
+            watch.look()
+            watch.look()
+        future.result(WAIT_SECONDS)
+        wait_until(lambda: queue.oldest_unacknowledged_seconds() == 0.0, "the other batch")
+        watch.look()
+        watch.look()
+    assert [log["event"] for log in logs] == ["ingest_stuck", "ingest_moves_again"]
+
+
+def test_who_waits_can_be_refused_and_what_was_written_meanwhile_is_a_duplicate(database: Database) -> None:
+    batches = [make_records(2, seed=seed) for seed in range(3)]
+    with running(database) as queue:
+        with writers_held_up(database):
+            futures = [queue.submit(batch) for batch in batches]
+            wait_until(lambda: is_held_up(database), "the transaction")
+            assert queue.refuse_unacknowledged(DatabaseUnavailable("not now")) == 3
+            for future in futures:
+                with pytest.raises(DatabaseUnavailable, match="not now"):
+                    future.result(0)
+        again = [queue.submit(batch).result(WAIT_SECONDS) for batch in batches]
+        assert sum(result.accepted + result.duplicates for result in again) == 6
+    assert stored(database) == 6
+
+
+def test_a_database_that_is_too_slow_for_a_transaction_is_given_smaller_ones(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_queue, "INGEST", Work("ingest", 0.2, 60, 60))
+    with running(database, limit=100_000) as queue, capture_logs() as logs:
+        with writers_held_up(database), pytest.raises(DatabaseTimeout, match="ingest: a statement"):
+            queue.submit(make_records(1)).result(WAIT_SECONDS)
+        monkeypatch.setattr(ingest_queue, "INGEST", work.INGEST)
+        assert queue.submit(make_records(1)).result(WAIT_SECONDS).accepted == 1
+    (smaller,) = [log for log in logs if log["event"] == "ingest_transactions_become_smaller"]
+    assert smaller["records"] == 10_000

@@ -1,0 +1,100 @@
+"""A sidecar whose database stops answering, seen from outside: every call has an answer, and it recovers."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from driftguard.api import health, ingest_queue
+from driftguard.records import encode_record
+from driftguard.store import connections, work
+from driftguard.store.database import Database
+from driftguard.store.work import Work
+from tests.alerting.http_receiver import wait_until
+from tests.api.ingest_server import writers_held_up
+from tests.black_hole import black_hole
+from tests.pipeline.sidecar import post, running_sidecar
+from tests.store.samples import make_records
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "ANSWER_MARGIN_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "PING_SECONDS", 0.5)
+    monkeypatch.setattr(ingest_queue, "INGEST", Work("ingest", 1, 0.5, 60))
+
+
+def test_it_answers_while_its_database_does_not_and_recovers_by_itself(
+    database: Database, tmp_path: Path
+) -> None:
+    with black_hole(database.libpq_url) as hole:
+        far = Database.open(f"{hole.url}&connect_timeout=2")
+        with running_sidecar(far, tmp_path) as client:
+            post(client, make_records(5))
+            assert client.get("/readyz").status_code == 200
+            hole.hold()
+            ready = client.get("/readyz")
+            assert ready.status_code == 503
+            assert re.search("no answer|timeout", ready.json()["detail"])
+            body = b"\n".join(map(encode_record, make_records(5, seed=1)))
+            refused = client.post("/api/v1/records", content=body)
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) > 0
+            assert client.get("/healthz").status_code == 200
+            hole.resume()
+            wait_until(lambda: client.get("/readyz").status_code == 200, "the database to be found again")
+            assert sum(client.post("/api/v1/records", content=body).json().values()) == 5
+        far.close()
+
+
+def test_a_timeout_is_told_to_the_sender_and_counted(database: Database, tmp_path: Path) -> None:
+    with running_sidecar(database, tmp_path) as client:
+        with writers_held_up(database):
+            answer = client.post("/api/v1/records", content=encode_record(make_records(1)[0]))
+        assert answer.status_code == 503
+        assert "ingest: waited 0.5 s for a lock that another holds" in answer.json()["detail"]
+        counted = 'driftguard_database_timeouts_total{reason="lock",work="ingest"} 1.0'
+        assert counted in client.get("/metrics").text
+        post(client, make_records(1))
+
+
+def test_it_is_not_ready_while_a_batch_waits_for_long(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_queue, "INGEST", Work("ingest", 60, 60, 60))
+    monkeypatch.setattr(health, "LONGEST_WAIT_SECONDS", 0.2)
+    with running_sidecar(database, tmp_path) as client, ThreadPoolExecutor(1) as sender:
+        with writers_held_up(database):
+            sent = sender.submit(post, client, make_records(3))
+            wait_until(lambda: oldest_seconds(client) > 0.2, "the batch to grow old")
+            answer = client.get("/readyz")
+            assert (answer.status_code, answer.json()["title"]) == (503, "Ingest stuck")
+            assert re.search(r"waited \d+ s", answer.json()["detail"])
+        sent.result(60)
+        assert client.get("/readyz").status_code == 200
+
+
+def oldest_seconds(client: httpx.Client) -> float:
+    name = "driftguard_ingest_oldest_unacknowledged_seconds"
+    metric = re.search(rf"^{name} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    assert metric
+    return float(metric[1])
+
+
+def test_readyz_has_an_answer_when_its_check_hangs(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "READY_SECONDS", 0.3)
+    with black_hole(database.libpq_url) as hole:
+        far = Database.open(f"{hole.url}&connect_timeout=2")
+        with running_sidecar(far, tmp_path) as client:
+            hole.hold()
+            answer = client.get("/readyz")
+            assert (answer.status_code, answer.json()["title"]) == (503, "Database unavailable")
+            assert "not answered within 0.3 s" in answer.json()["detail"]
+            hole.resume()
+        far.close()
