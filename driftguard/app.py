@@ -18,7 +18,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from driftguard import incident_diagnosis, stream_cost
+from driftguard import incident_diagnosis, serving, stream_cost
 from driftguard.alerting import alertmanager, webhook
 from driftguard.alerting.loop import AlertLoop
 from driftguard.api.application import http_application
@@ -27,6 +27,7 @@ from driftguard.api.context import Context
 from driftguard.api.ingest_queue import IngestQueue
 from driftguard.api.ingest_watch import IngestWatch
 from driftguard.begun_anew import forget_beginning
+from driftguard.descriptors import raise_limit
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.logs import configure_logging
@@ -51,7 +52,7 @@ MAINTENANCE_SECONDS = 3_600.0
 WEBHOOK_NAMESPACE = webhook.TASK.partition(":")[0]
 WORKER_PAUSE_SECONDS = 2.0
 DUE_SECONDS = 2.0  # between two looks for retrainings that are due
-STOP_SECONDS = 10
+ANSWER_SECONDS = 5.0  # for a batch that waits for its commit when the sidecar is stopped
 log = structlog.get_logger(__name__)
 
 
@@ -73,6 +74,9 @@ class Sidecar:
         self.metrics = Metrics()
         database.on_timeout(self._count_timeout)
         self._stopping = threading.Event()
+        self._stop_lock = threading.Lock()
+        self._answering = threading.Timer(ANSWER_SECONDS, self._answer_all)
+        self._answering.daemon = True
         peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
         self._destinations = [*alertmanager.destinations(peers), *webhook.destinations(hooks)]
         self._looking = LookAround(database, self.metrics, self._destinations)
@@ -136,6 +140,7 @@ class Sidecar:
         self.stop_soon()
         self.scraping.stop()
         self.ingest.stop()
+        self._answering.cancel()
         self._ingest_watch.stop()
         self.pipeline.stop()
         self._looking.stop()
@@ -165,8 +170,19 @@ class Sidecar:
             )
 
     def stop_soon(self) -> None:
-        """A training process that runs is told to end."""
-        self._stopping.set()
+        """A training process that runs is told to end. Who waits for a commit is answered within 5 seconds,
+        the database or not. Returns at once; may be called more than once."""
+        with self._stop_lock:
+            if self._stopping.is_set():
+                return
+            self._stopping.set()
+            self.ingest.stop_soon()
+            self._answering.start()
+
+    def _answer_all(self) -> None:
+        stopping = DatabaseUnavailable("the sidecar is stopping; send the batch again later")
+        if refused := self.ingest.refuse_unacknowledged(stopping):
+            log.warning("batches refused, as the sidecar is stopping", batches=refused)
 
     def request_retraining(self, server: str | None, *, force: bool) -> int:
         return self._retraining.request(self._deferring, server, force=force)
@@ -253,6 +269,7 @@ def run_sidecar(settings: Settings) -> None:
     Raises BadSettings (port in use, reachable by others without a key), DatabaseUnavailable.
     """
     configure_logging(settings.log_level)
+    raise_limit()
     signal.signal(signal.SIGTERM, _unwind)
     with _bind(settings) as listener, open_database(settings) as database:
         with database.session() as session:
@@ -260,15 +277,18 @@ def run_sidecar(settings: Settings) -> None:
         url = f"http://{settings.host}:{listener.getsockname()[1]}"
         sidecar = Sidecar(settings, database, settings.alerting.external_url or url)
         config = uvicorn.Config(
-            create_app(sidecar), log_config=None, access_log=False, timeout_graceful_shutdown=STOP_SECONDS
+            create_app(sidecar),
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=serving.REQUESTS_SECONDS,
         )
         print(f"sidecar ready on {url} ({database.place})", flush=True)
-        uvicorn.Server(config).run(sockets=[listener])
+        has_ended = serving.serve(uvicorn.Server(config), listener, sidecar.stop_soon)
+    serving.exit_within(serving.EXIT_SECONDS if has_ended else 0.0)
 
 
 def _unwind(*_: object) -> None:
-    """On SIGTERM, which uvicorn raises once more when it has stopped: that must not end the process before
-    the embedded database is stopped too."""
+    """On SIGTERM before it serves and after: the embedded database is stopped too."""
     raise SystemExit(0)
 
 
