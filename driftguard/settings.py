@@ -53,6 +53,11 @@ class IngestSettings(_Group):
     max_queued_records: PositiveInt = Field(
         100_000, description="Records waiting for the database; more is refused with 429 and Retry-After."
     )
+    max_otlp_fields: PositiveInt = Field(
+        1_000_000,
+        description="Fields in one OTLP export, at every depth; more is refused with 413. A span of 20 "
+        "attributes has about 100.",
+    )
     max_streams: PositiveInt = Field(
         20_000, description="Streams in the database; records that would begin another one are refused."
     )

@@ -7,9 +7,10 @@ segments: they are used where a target has one window.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from driftguard.adapters.adapter import Kind
 from driftguard.adapters.otlp_identity import PREFIX, TARGET
@@ -33,6 +34,7 @@ METRICS: Mapping[str, str] = {
     "time_to_first_token_seconds": "gen_ai.server.time_to_first_token",
     "time_per_output_token_seconds": "gen_ai.server.time_per_output_token",
 }
+Series = Mapping[Labels, float]
 _USAGE = METRICS["output_tokens"]
 _FIRST_TOKEN, _PER_TOKEN = METRICS["time_to_first_token_seconds"], METRICS["time_per_output_token_seconds"]
 _COUNTERS = frozenset(
@@ -58,6 +60,49 @@ class _Stream:
         return cls(_target(labels), *others)
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A reading in parts, so that each series is looked at once however many streams there are: samples by
+    metric and stream, and by metric and target."""
+
+    by_stream: Mapping[tuple[str, _Stream], Series]
+    by_target: Mapping[tuple[str, str], Series]
+
+    @classmethod
+    def of(cls, reading: Reading) -> _Reading:
+        by_stream: dict[tuple[str, _Stream], dict[Labels, float]] = defaultdict(dict)
+        by_target: dict[tuple[str, str], dict[Labels, float]] = defaultdict(dict)
+        for name, series in reading.samples.items():
+            for labels, value in series.items():
+                stream = _Stream.of(labels)
+                by_stream[name, stream][labels] = by_target[name, stream.target][labels] = value
+        return cls(by_stream, by_target)
+
+    def streams(self) -> list[_Stream]:
+        return sorted(stream for name, stream in self.by_stream if name == METRICS["drafted"])
+
+    def count(self, field: str, stream: _Stream) -> int:
+        return round(sum(self.by_stream.get((METRICS[field], stream), {}).values()))
+
+    def by_position(self, field: str, stream: _Stream) -> list[int] | None:
+        """Raises Incomplete."""
+        return by_position(METRICS[field], self.by_stream.get((METRICS[field], stream), {}), POSITION)
+
+    def of_target(self, name: str, target: str, **labels: str) -> float | None:
+        wanted = frozenset(labels.items())
+        found = self.by_target.get((name, target), {}).items()
+        values = [value for key, value in found if wanted <= key]
+        return sum(values) if values else None
+
+    def tokens(self, target: str, kind: str) -> int | None:
+        total = self.of_target(f"{_USAGE}_sum", target, **{TOKEN_TYPE: kind})
+        return None if total is None else round(total)
+
+    def mean(self, histogram: str, target: str) -> float | None:
+        total, count = (self.of_target(f"{histogram}_{part}", target) for part in ("sum", "count"))
+        return total / count if total is not None and count else None
+
+
 class OpenTelemetry:
     kind: Kind = "opentelemetry"
     name = "OpenTelemetry"
@@ -71,35 +116,43 @@ class OpenTelemetry:
 
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
         increase = Increase.between(before, after, _COUNTERS)
-        streams = sorted({_Stream.of(labels) for labels in after.of(METRICS["drafted"])})
+        gained, now = _Reading.of(increase.samples), _Reading.of(after)
+        streams = now.streams()
         of_target = Counter(stream.target for stream in streams)
         return [
-            _window(stream, increase, after, known, alone=of_target[stream.target] == 1) for stream in streams
+            _window(stream, gained, now, known, (increase.begun_at, after.at), of_target[stream.target] == 1)
+            for stream in streams
         ]
 
 
-def _window(stream: _Stream, increase: Increase, after: Reading, known: Identity, *, alone: bool) -> Window:
-    counts = {field: _count(increase.samples, field, stream) for field in ("steps", "drafted", "accepted")}
-    running = [
-        value
-        for labels, value in after.of(METRICS["concurrency"]).items()
-        if _target(labels) == stream.target
-    ]
+def _window(
+    stream: _Stream,
+    gained: _Reading,
+    now: _Reading,
+    known: Identity,
+    interval: tuple[datetime, datetime],
+    alone: bool,
+) -> Window:
+    """`alone`: the only one of its target."""
+    target = stream.target
+    running = now.of_target(METRICS["concurrency"], target)
     return Window(
-        target=stream.target or None,
-        begun_at=increase.begun_at,
-        ended_at=after.at,
-        **counts,
-        generated=_tokens(increase, stream, "output") if alone else None,
+        target=target or None,
+        begun_at=interval[0],
+        ended_at=interval[1],
+        steps=gained.count("steps", stream),
+        drafted=gained.count("drafted", stream),
+        accepted=gained.count("accepted", stream),
+        generated=gained.tokens(target, "output") if alone else None,
         fidelity="counter",
-        speculated_before=bool(_count(after, "drafted", stream)),
-        drafted_per_position=_by_position(increase, "drafted_per_position", stream),
-        accepted_per_position=_by_position(increase, "accepted_per_position", stream),
+        speculated_before=bool(now.count("drafted", stream)),
+        drafted_per_position=gained.by_position("drafted_per_position", stream),
+        accepted_per_position=gained.by_position("accepted_per_position", stream),
         num_speculative_tokens=known.num_speculative_tokens,
-        prompt_tokens=_tokens(increase, stream, "input") if alone else None,
-        time_to_first_token_seconds=_mean(increase, _FIRST_TOKEN, stream) if alone else None,
-        time_per_output_token_seconds=_mean(increase, _PER_TOKEN, stream) if alone else None,
-        concurrency=round(sum(running)) if running and alone else None,
+        prompt_tokens=gained.tokens(target, "input") if alone else None,
+        time_to_first_token_seconds=gained.mean(_FIRST_TOKEN, target) if alone else None,
+        time_per_output_token_seconds=gained.mean(_PER_TOKEN, target) if alone else None,
+        concurrency=None if running is None or not alone else round(running),
         draft=stream.draft or None,
         draft_version=stream.draft_version or None,
         method=stream.method or None,
@@ -110,33 +163,6 @@ def _window(stream: _Stream, increase: Increase, after: Reading, known: Identity
 def _target(labels: Labels) -> str:
     told = dict(labels)
     return next((told[name] for name in TARGET if told.get(name)), "")
-
-
-def _count(samples: Reading, field: str, stream: _Stream) -> int:
-    found = samples.of(METRICS[field]).items()
-    return round(sum(value for labels, value in found if _Stream.of(labels) == stream))
-
-
-def _by_position(increase: Increase, field: str, stream: _Stream) -> list[int] | None:
-    found = increase.samples.of(METRICS[field]).items()
-    own = {labels: value for labels, value in found if _Stream.of(labels) == stream}
-    return by_position(METRICS[field], own, POSITION)
-
-
-def _of_target(increase: Increase, name: str, stream: _Stream, **labels: str) -> float | None:
-    found = increase.samples.of(name, **labels).items()
-    values = [value for key, value in found if _target(key) == stream.target]
-    return sum(values) if values else None
-
-
-def _tokens(increase: Increase, stream: _Stream, kind: str) -> int | None:
-    total = _of_target(increase, f"{_USAGE}_sum", stream, **{TOKEN_TYPE: kind})
-    return None if total is None else round(total)
-
-
-def _mean(increase: Increase, histogram: str, stream: _Stream) -> float | None:
-    total, count = (_of_target(increase, f"{histogram}_{part}", stream) for part in ("sum", "count"))
-    return total / count if total is not None and count else None
 
 
 OPENTELEMETRY = OpenTelemetry()

@@ -26,10 +26,12 @@ from driftguard.adapters.reading import SAME_START_SECONDS, START_TIME, Labels, 
 TOGETHER_NS: Final = 1_000_000_000  # points of one reading: some SDKs ask the clock for each instrument
 PATIENCE: Final = 3
 MAX_SERIES: Final = 20_000
+MAX_SAMPLES: Final = 500_000  # deltas of the past are in each reading: few points could make many samples
 
 
 class TooManySeries(ValueError):
-    """more than {MAX_SERIES} series of one resource"""
+    """more than {MAX_SERIES} series of one resource, or than {MAX_SAMPLES} samples in the readings of an
+    export"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,20 @@ class Readings:
     _last: dict[Series, _Value] = field(default_factory=dict)  # what was given out last
     _sums: dict[Series, _Value] = field(default_factory=dict)  # of deltas, since the first one
     _passed_over: int = 0  # readings in a row
+    _began_ns: int = 0  # the first time of the open reading
 
     def take(self, points: Sequence[Point]) -> list[Taken]:
         """The readings that these points complete, oldest first. Raises TooManySeries."""
         taken = self._beginning(points)
+        samples = 0
         for point in sorted(points, key=lambda point: point.at_ns):
             for series, value in point.series:
                 if self._is_known(series, point):
                     continue
                 if self._open and (series in self._open or point.at_ns - self._began_ns > TOGETHER_NS):
+                    samples += len(self._open) + len(self._sums)
+                    if samples > MAX_SAMPLES:
+                        raise TooManySeries(f"more than {MAX_SAMPLES} samples in the readings of an export")
                     taken += self._settle(is_over=True)
                     self._open, self._place = {}, self._place + 1
                 self._add(series, value, point)
@@ -82,10 +89,6 @@ class Readings:
             return []
         return [Taken(Reading(moment(min(starts)), {}), -1)]
 
-    @property
-    def _began_ns(self) -> int:
-        return min(known.at_ns for known in self._open.values())
-
     def _is_known(self, series: Series, point: Point) -> bool:
         """It came before, or belongs to a reading that is over."""
         of_series = (known[series].at_ns for known in (self._open, self._last, self._sums) if series in known)
@@ -97,6 +100,7 @@ class Readings:
     def _add(self, series: Series, value: float, point: Point) -> None:
         if len(self._open) + len(self._sums) >= MAX_SERIES:
             raise TooManySeries(f"more than {MAX_SERIES} series of one resource")
+        self._began_ns = min(self._began_ns, point.at_ns) if self._open else point.at_ns
         if point.temporality == "delta":
             so_far = self._sums[series].value if series in self._sums else 0.0
             self._sums[series] = self._open[series] = _Value(so_far + value, point.at_ns)
@@ -115,7 +119,7 @@ class Readings:
             self._passed_over += is_over
             if self._passed_over < PATIENCE or not is_over:
                 return []
-        new = set() if has_restarted else {series for series in _counters(self._open) if self._is_old(series)}
+        new = set() if has_restarted or not self._last else self._counting_since_before()
         left_out = "; ".join(
             f"{words} {', '.join(sorted({name for name, _ in series})[:3])}"
             for words, series in (("it exports no more", missing), ("it has begun to export", new))
@@ -125,12 +129,11 @@ class Readings:
         self._last = dict(self._open)
         return [Taken(self._reading(), self._place, left_out)]
 
-    def _is_old(self, series: Series) -> bool:
-        """A counter that was not there before, and counts since before then."""
-        if not self._last or series in self._last:
-            return False
-        before_ns = max(known.at_ns for known in self._last.values())
-        return self._open[series].start_ns < before_ns - SAME_START_SECONDS * 1e9
+    def _counting_since_before(self) -> set[Series]:
+        """Counters that were not there in the reading before, and count since before then."""
+        before_ns = max(known.at_ns for known in self._last.values()) - SAME_START_SECONDS * 1e9
+        new = _counters(self._open) - self._last.keys()
+        return {series for series in new if self._open[series].start_ns < before_ns}
 
     def _has_restarted(self) -> bool:
         both = (

@@ -29,6 +29,7 @@ START_TIME = "process_start_time_seconds"
 SAME_START_SECONDS = 1.0
 POSITION_LABELS = frozenset({"position", "token_position", "driftguard.position"})
 MAX_POSITION: Final = 1_023
+MAX_VALUES: Final = 1_000  # of a label that tells windows apart
 
 _SERIES_KEPT: Final = 4_096  # 200 servers of 20 series each, at most some 4 MB
 _LONGEST_KEPT: Final = 1_000  # characters of a line
@@ -87,8 +88,12 @@ class Reading:
         return None if total is None else round(total)
 
     def values_of(self, name: str, label: str) -> set[str]:
-        """The values of a label; '' where a series lacks it."""
-        return {dict(key).get(label, "") for key in self.samples.get(name, {})}
+        """The values of a label; '' where a series lacks it. Raises Incomplete: each would be a window, which
+        looks at all series."""
+        found = {dict(key).get(label, "") for key in self.samples.get(name, {})}
+        if len(found) > MAX_VALUES:
+            raise Incomplete(f"{name}: more than {MAX_VALUES} values of {label}")
+        return found
 
 
 def sums_and_counts(*histograms: str) -> frozenset[str]:

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 
 import msgspec
 from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
 
 from driftguard.api.problems import MalformedBody, UnsupportedEncoding
 from driftguard.errors import TooLarge
 
 _GZIP = 16 + zlib.MAX_WBITS
+_PART_BYTES = 65_536
+_MAX_MEMBERS = 1_000
 _JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -30,7 +33,9 @@ async def read_body(request: Request, *, max_bytes: int) -> bytes:
         parts += part
         if len(parts) > max_bytes:
             raise _too_large(max_bytes)
-    return _decompress(bytes(parts), max_bytes) if encoding == "gzip" else bytes(parts)
+    if encoding == "gzip":
+        return await run_in_threadpool(_decompress, memoryview(parts), max_bytes)
+    return bytes(parts)
 
 
 def split_items(body: bytes, content_type: str) -> Iterator[tuple[int, bytes]]:
@@ -63,19 +68,26 @@ def is_json(text: bytes) -> bool:
     return True
 
 
-def _decompress(data: bytes, max_bytes: int) -> bytes:
+def _decompress(data: memoryview, max_bytes: int) -> bytes:
+    """In parts: what follows a member is copied with each member that ends."""
     whole = bytearray()
+    members, member = 1, zlib.decompressobj(_GZIP)
     try:
-        while data:  # a gzip body may hold several members, one after the other
-            member = zlib.decompressobj(_GZIP)
-            whole += member.decompress(data, max_bytes + 1 - len(whole))
-            if len(whole) > max_bytes:
-                raise _too_large(max_bytes)
-            if not member.eof:
-                raise MalformedBody("the gzip body is cut short")
-            data = member.unused_data
+        for start in range(0, len(data), _PART_BYTES):
+            part: memoryview | bytes = data[start : start + _PART_BYTES]
+            while part:  # a gzip body may hold several members, one after the other
+                if member.eof:
+                    members, member = members + 1, zlib.decompressobj(_GZIP)
+                if members > _MAX_MEMBERS:
+                    raise TooLarge(f"the gzip body has more than {_MAX_MEMBERS} members; send one")
+                whole += member.decompress(part, max_bytes + 1 - len(whole))
+                if len(whole) > max_bytes:
+                    raise _too_large(max_bytes)
+                part = member.unused_data
     except zlib.error as error:
         raise MalformedBody(f"the body is not valid gzip ({error})") from None
+    if data and not member.eof:
+        raise MalformedBody("the gzip body is cut short")
     return bytes(whole)
 
 

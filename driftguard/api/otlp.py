@@ -87,7 +87,7 @@ async def export_metrics(request: Request, context: Annotated[Context, Depends(g
     of other metrics are ignored; exporting the same again is harmless.
     """
     kind, body = await _read(request, context.settings)
-    exports = await run_in_threadpool(METRICS.read, kind, body)
+    exports = await run_in_threadpool(METRICS.read, kind, body, context.settings.ingest.max_otlp_fields)
     now = datetime.now(UTC)
     receipt = await context.pushed.take(exports, now, oldest_kept(now, context.settings.retention))
     context.metrics.otlp_ignored_points.inc(receipt.ignored)
@@ -106,7 +106,7 @@ async def _read(request: Request, settings: Settings) -> tuple[str, bytes]:
 
 def _parse(kind: str, body: bytes, settings: Settings, now: datetime) -> tuple[ParsedBatch, int]:
     """The records, and how many spans hold none. Raises MalformedBody, MissingExtra, TooLarge."""
-    spans = TRACES.read(kind, body)
+    spans = TRACES.read(kind, body, settings.ingest.max_otlp_fields)
     lines = [record_line(span) for span in spans if span.is_ours]
     if not lines:
         return ParsedBatch(), len(spans)

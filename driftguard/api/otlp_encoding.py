@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 import msgspec
 
 from driftguard.api.otlp_attributes import json_attributes, plain_attributes
+from driftguard.api.otlp_bounds import json_fields, nested_fields, protobuf_fields, refuse_many
 from driftguard.api.problems import MalformedBody, MissingExtra
 
 PROTOBUF: Final = "application/x-protobuf"
@@ -35,9 +36,10 @@ class Signal(Generic[Item]):
     items: Callable[[Any, Attributes], list[Item]]
     rejected: str
 
-    def read(self, media_type: str, body: bytes) -> list[Item]:
-        """`media_type`: JSON or PROTOBUF. Raises MalformedBody, MissingExtra."""
-        return self._read_json(body) if media_type == JSON else self._read_protobuf(body)
+    def read(self, media_type: str, body: bytes, max_fields: int) -> list[Item]:
+        """`media_type`: JSON or PROTOBUF. Raises MalformedBody, MissingExtra, TooLarge."""
+        read = self._read_json if media_type == JSON else self._read_protobuf
+        return read(body, max_fields)
 
     def answer(self, media_type: str, rejected: int, message: str) -> bytes:
         """`message`: why so many were rejected; with 0 rejected it is a warning."""
@@ -50,13 +52,14 @@ class Signal(Generic[Item]):
             answer.partial_success.error_message = message
         return bytes(answer.SerializeToString())
 
-    def _read_json(self, body: bytes) -> list[Item]:
+    def _read_json(self, body: bytes, max_fields: int) -> list[Item]:
+        refuse_many(body, json_fields(body, max_fields), max_fields)
         try:
             return self.items(self.decode(body), json_attributes)
         except (ValueError, OverflowError, RecursionError) as error:  # msgspec's errors are ValueErrors
             raise MalformedBody(f"the body is not an {self.request} in JSON ({error})") from None
 
-    def _read_protobuf(self, body: bytes) -> list[Item]:
+    def _read_protobuf(self, body: bytes, max_fields: int) -> list[Item]:
         try:
             from google.protobuf.message import DecodeError
 
@@ -66,6 +69,8 @@ class Signal(Generic[Item]):
                 "protobuf needs opentelemetry-proto; pip install 'driftguard[otlp]' beside the sidecar, "
                 f"or export JSON (OTEL_EXPORTER_OTLP_{self.variable}_PROTOCOL=http/json)"
             ) from None
+        nested = nested_fields(message.DESCRIPTOR)
+        refuse_many(body, protobuf_fields(body, nested, max_fields), max_fields)
         try:
             request = message.FromString(body)
         except DecodeError as error:

@@ -30,6 +30,7 @@ def _exports(request: Any, plain: Attributes) -> list[Export]:
             ],
         )
         for group in request.resource_metrics
+        if group.scope_metrics  # else there is nothing in it, and a million of them are quickly made
     ]
 
 

@@ -41,7 +41,8 @@ _SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "time_per_output_token_seconds": ("driftguard.time_per_output_token_seconds",),
     "concurrency": ("driftguard.concurrency",),
 }
-_KNOWN: Final = {name for names in _SOURCES.values() for name in names if name.startswith(PREFIX)}
+_SHARED: Final = tuple(name for names in _SOURCES.values() for name in names)
+_KNOWN: Final = {name for name in _SHARED if name.startswith(PREFIX)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,9 @@ def _time(nanoseconds: int) -> str | datetime:
 def _spans(request: Any, plain: Attributes) -> list[Span]:
     found = []
     for group in request.resource_spans:
-        shared = plain(group.resource.attributes)
+        if not group.scope_spans:
+            continue
+        shared = _shared(plain(group.resource.attributes))
         found += [
             Span(
                 _hexadecimal(span.trace_id),
@@ -103,6 +106,13 @@ def _spans(request: Any, plain: Attributes) -> list[Span]:
             for span in scope.spans
         ]
     return found
+
+
+def _shared(attributes: dict[str, Any]) -> dict[str, Any]:
+    """What each span of a resource is given of its attributes: those that a record is made of, and one that
+    is refused by name."""
+    unknown = sorted(name for name in attributes if name.startswith(PREFIX) and name not in _KNOWN)
+    return {name: attributes[name] for name in (*_SHARED, *unknown[:1]) if name in attributes}
 
 
 def _hexadecimal(span_id: str | bytes) -> str:

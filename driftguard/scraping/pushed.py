@@ -7,6 +7,8 @@ counters gives no window. So the exports of one server go to one sidecar.
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +27,8 @@ from driftguard.store import sources as stored
 from driftguard.store.database import Database
 
 PUSHED: Final = "OTLP"  # in place of the address of a scraped server
+MAX_RESOURCES: Final = 20_000  # that are remembered
+MAX_RESOURCE_LENGTH: Final = 16_000  # of one that is remembered, its attributes as text
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class Receipt:
 
 
 class PushedSources:
-    """Used on one event loop, but for `look`, which any thread may call."""
+    """Used on one event loop, but for `look`, which any thread may call. What takes time with the number of
+    points or resources is done in threads."""
 
     def __init__(
         self, database: Database, submit: Submit, metrics: Metrics, scraped: Collection[str]
@@ -56,26 +61,21 @@ class PushedSources:
         self._metrics = metrics
         self._scraped = frozenset(scraped)
         self._known: dict[str, PushedSource] = {}  # by resource
+        self._finding = threading.Lock()  # held while one is added
         self._shown: set[str] = set()
 
     async def take(self, exports: Iterable[Export], now: datetime, oldest: datetime) -> Receipt:
         """Ends when every window is stored. Raises Busy, DatabaseUnavailable: it may be sent again."""
-        merged: dict[str, Export] = {}
-        for export in exports:
-            name = _resource(export.attributes)
-            earlier = merged[name].points if name in merged else ()
-            merged[name] = Export(export.attributes, [*earlier, *export.points])
-        work = (self._take(name, export, now, oldest) for name, export in merged.items())
+        found, receipts = await asyncio.to_thread(self._find, exports, now)
+        work = (self._take(source, export, now, oldest) for source, export in found)
         done = await asyncio.gather(*work, return_exceptions=True)
         states: dict[str, stored.SourceState] = {}
-        receipts: list[Receipt] = []
         for item in done:
             if isinstance(item, BaseException):
                 raise item
             receipt, state = item
             receipts.append(receipt)
-            if state:
-                states[state.server] = state
+            states[state.server] = state
         if states:
             await asyncio.to_thread(self._write, list(states.values()))
         return Receipt(
@@ -85,14 +85,8 @@ class PushedSources:
         )
 
     async def _take(
-        self, name: str, export: Export, now: datetime, oldest: datetime
-    ) -> tuple[Receipt, stored.SourceState | None]:
-        try:
-            source = self._source(name, export, now)
-        except BadResource as error:
-            return Receipt(0, len(export.points), (str(error),)), None
-        if source is None:
-            return Receipt(len(export.points), 0, ()), None
+        self, source: PushedSource, export: Export, now: datetime, oldest: datetime
+    ) -> tuple[Receipt, stored.SourceState]:
         async with source.lock:
             source.heard_at = now
             outcome = await source.take(export.points, now, oldest, self._submit)
@@ -101,18 +95,43 @@ class PushedSources:
         told = tuple(f"{server}: {reason}" for reason in outcome.reasons)
         return Receipt(outcome.ignored, outcome.rejected, told), _state(source, outcome)
 
+    def _find(
+        self, exports: Iterable[Export], now: datetime
+    ) -> tuple[list[tuple[PushedSource, Export]], list[Receipt]]:
+        """The sources of exports, and what became of those that have none."""
+        found: list[tuple[PushedSource, Export]] = []
+        receipts: list[Receipt] = []
+        for name, export in _merged(exports).items():
+            try:
+                source = self._source(name, export, now)
+            except BadResource as error:
+                receipts.append(Receipt(0, len(export.points), (str(error),)))
+                continue
+            if source is None:
+                receipts.append(Receipt(len(export.points), 0, ()))
+            else:
+                found.append((source, export))
+        return found, receipts
+
     def _source(self, name: str, export: Export, now: datetime) -> PushedSource | None:
         """None: these are no metrics of a serving engine. Raises BadResource."""
         known = self._known.get(name)
         adapter = _adapter(export.points, known.adapter if known else None)
-        if adapter is None:
+        if adapter is None or (known and known.adapter is adapter):
             return known
-        if known is None or known.adapter is not adapter:
-            told = identity(export.attributes)
-            if told.server in self._scraped:
-                raise BadResource(f"{told.server} is scraped already (sources); its counts would count twice")
-            known = self._known[name] = PushedSource(told, adapter, name, heard_at=now)
-        return known
+        told = identity(export.attributes)
+        if told.server in self._scraped:
+            raise BadResource(f"{told.server} is scraped already (sources); its counts would count twice")
+        if len(name) > MAX_RESOURCE_LENGTH:
+            raise BadResource(
+                f"{told.server}: the resource's attributes have more than {MAX_RESOURCE_LENGTH} characters"
+            )
+        with self._finding:
+            if self._known.get(name) is known:  # else another request of the same server was first
+                if known is None and len(self._known) >= MAX_RESOURCES:
+                    raise BadResource(f"{told.server}: more than {MAX_RESOURCES} resources export metrics")
+                self._known[name] = PushedSource(told, adapter, name, heard_at=now)
+            return self._known[name]
 
     def _write(self, states: Sequence[stored.SourceState]) -> None:
         with self._database.session() as session:
@@ -135,6 +154,17 @@ class PushedSources:
             self._known.pop(name, None)
 
 
+def _merged(exports: Iterable[Export]) -> dict[str, Export]:
+    """By resource: a collector may send one in many parts."""
+    points: dict[str, list[Point]] = defaultdict(list)
+    attributes: dict[str, dict[str, Any]] = {}
+    for export in exports:
+        name = _resource(export.attributes)
+        points[name] += export.points
+        attributes[name] = export.attributes
+    return {name: Export(attributes[name], of_resource) for name, of_resource in points.items()}
+
+
 def _resource(attributes: dict[str, Any]) -> str:
     return repr(sorted((name, str(value)) for name, value in attributes.items()))
 
@@ -142,6 +172,8 @@ def _resource(attributes: dict[str, Any]) -> str:
 def _adapter(points: Sequence[Point], known: Adapter | None) -> Adapter | None:
     """`known` as long as its metrics come, else by their names."""
     names = {point.name for point in points}
+    if not names:
+        return None
     for adapter in filter(None, (known, OPENTELEMETRY)):
         if any(name.startswith(adapter.prefix) for name in names):
             return adapter

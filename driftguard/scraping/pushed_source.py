@@ -23,6 +23,7 @@ from driftguard.scraping.judge import Judged, judge
 from driftguard.scraping.scrape import Submit
 
 USUAL_INTERVAL_SECONDS: Final = 60.0  # until two exports came: what exporters do unless told otherwise
+REASONS_KEPT: Final = 20  # of one export
 WAITING: Final = Judged("waiting", "the next export gives its first window")
 
 
@@ -35,6 +36,16 @@ class Outcome:
     ignored: int = 0
     rejected: int = 0
     reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """Points by what can be made of them. `reasons`: the first of those for which points are rejected."""
+
+    usable: Sequence[Point]
+    ignored: int
+    rejected: int
+    reasons: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -56,30 +67,33 @@ class PushedSource:
 
     async def take(self, points: Sequence[Point], now: datetime, oldest: datetime, submit: Submit) -> Outcome:
         """Stores the windows that these points complete. Raises what `submit` raises: the export may be sent
-        again, and the next window begins where this one would have begun."""
-        usable, ignored, reasons = self._usable(points, now, oldest)
-        present = [point for point in usable if not point.is_gone]
-        if usable and not present:
+        again, and the next window begins where this one would have begun.
+
+        The caller holds the lock. What takes time is done in threads: an export may have very many points."""
+        found = await asyncio.to_thread(self._sort, points, now, oldest)
+        ignored, reasons = found.ignored, found.reasons
+        present = [point for point in found.usable if not point.is_gone]
+        if found.usable and not present:
             return Outcome("unreachable", "its collector has no value of it any more", ignored)
-        if not usable and reasons:
-            return Outcome("incomplete", reasons[0], ignored, len(reasons), reasons)
+        if not present and reasons:
+            return Outcome("incomplete", reasons[0], ignored, found.rejected, reasons)
         try:
             if self.before and self.before.reading.at < oldest:
                 self.before = None
-            refused = await self._store(self.readings.take(present), now, submit)
+            taken = await asyncio.to_thread(self.readings.take, present)
+            refused = await self._store(taken, now, submit)
         except (Incomplete, RecordError, TooManySeries) as error:
             told = str(error)
-            return Outcome("incomplete", told, ignored, len(reasons) + len(present), (*reasons, told))
+            return Outcome("incomplete", told, ignored, found.rejected + len(present), (*reasons, told))
         if refused:  # other windows of the same points may be stored, so that no point is rejected
-            return Outcome("incomplete", refused[0], ignored, len(reasons), (*reasons, *refused))
+            return Outcome("incomplete", refused[0], ignored, found.rejected, (*reasons, *refused))
         detail = self.judged.detail or next(iter(reasons), "")
-        return Outcome(self.judged.condition, detail, ignored, len(reasons), reasons)
+        return Outcome(self.judged.condition, detail, ignored, found.rejected, reasons)
 
-    def _usable(
-        self, points: Sequence[Point], now: datetime, oldest: datetime
-    ) -> tuple[list[Point], int, tuple[str, ...]]:
-        """Points, how many are of no use here, and why each of the others is refused."""
-        usable, reasons, ignored = [], [], 0
+    def _sort(self, points: Sequence[Point], now: datetime, oldest: datetime) -> _Sorted:
+        usable: list[Point] = []
+        reasons: list[str] = []
+        ignored = 0
         for point in points:
             known = wanted(point, self.adapter.names)
             if known is None and point.name.startswith(OPENTELEMETRY.prefix):
@@ -90,7 +104,7 @@ class PushedSource:
                 reasons.append(reason)
             else:
                 usable.append(known)
-        return usable, ignored, tuple(reasons)
+        return _Sorted(usable, ignored, len(reasons), tuple(dict.fromkeys(reasons))[:REASONS_KEPT])
 
     async def _store(self, taken: Sequence[Taken], now: datetime, submit: Submit) -> tuple[str, ...]:
         """Why some windows are refused. They are passed over: a longer one would be refused as well."""
@@ -99,7 +113,7 @@ class PushedSource:
         self.newest = None
         while waiting:
             try:
-                records = self._records(waiting[0], now)
+                records = await asyncio.to_thread(self._records, waiting[0], now)
                 if records:
                     stored = await asyncio.wrap_future(submit(records))
                     refused |= dict.fromkeys(why for _, why in stored.refusals(records))

@@ -221,7 +221,7 @@ def test_without_the_extra_json_is_taken_and_protobuf_names_it(
 
 
 def test_the_documented_example_is_a_record() -> None:
-    (span,) = otlp_spans.TRACES.read(JSON, json.dumps(examples.SPANS).encode())
+    (span,) = otlp_spans.TRACES.read(JSON, json.dumps(examples.SPANS).encode(), 1_000)
     assert json.loads(otlp_spans.record_line(span))["accepted"] == 148
 
 

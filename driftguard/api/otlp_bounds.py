@@ -1,0 +1,106 @@
+"""How many fields an OTLP export holds, counted before any object is made of them: an empty message takes two
+bytes on the wire and a hundred in memory, and gzip makes nothing of a million of them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, Final
+
+from driftguard.errors import TooLarge
+
+_VARINT, _FIXED64, _MESSAGE, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) have no bytes of their own
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_JSON_MARKS: Final = (b",", b"{", b"[")
+
+Nested = dict[int, Any]  # number of a field that holds messages -> its own Nested; the others are left out
+
+
+class _Cut(Exception):
+    """The bytes are no message: the parser says so."""
+
+
+def refuse_many(body: bytes, fields: int, most: int) -> None:
+    """`fields`: as counted, at least if more than `most`. Raises TooLarge."""
+    if fields > most:
+        raise TooLarge(
+            f"the export holds more than {most} fields ({len(body)} bytes); send smaller batches, or raise "
+            "ingest.max_otlp_fields",
+            max_fields=most,
+        )
+
+
+def json_fields(body: bytes, most: int) -> int:
+    """Members, elements and containers at every depth; marks inside of text are told apart where they could
+    make the difference."""
+    marks = sum(map(body.count, _JSON_MARKS))
+    return marks if marks <= most else sum(map(_STRING.sub(b"", body).count, _JSON_MARKS))
+
+
+def protobuf_fields(body: bytes, nested: Nested, most: int) -> int:
+    """Fields at every depth, as they stand on the wire, counted until they are more than `most`; 0 where so
+    few bytes cannot hold more, or are no message."""
+    if len(body) <= 2 * most:  # a field has a tag and at least a byte
+        return 0
+    try:
+        return _count(body, nested, most)
+    except (_Cut, IndexError):
+        return 0
+
+
+@cache
+def nested_fields(descriptor: Any) -> Nested:
+    """Of a protobuf message type; types may hold themselves."""
+    known: dict[str, Nested] = {}
+
+    def of(kind: Any) -> Nested:
+        if kind.full_name not in known:
+            found = known[kind.full_name] = Nested()
+            found |= {field.number: of(field.message_type) for field in kind.fields if field.message_type}
+        return known[kind.full_name]
+
+    return of(descriptor)
+
+
+def _count(body: bytes, nested: Nested, most: int) -> int:
+    """Raises _Cut, IndexError."""
+    count, place, end = 0, 0, len(body)
+    around: list[tuple[int, Nested]] = []  # end and fields of the messages that this one lies in
+    while count <= most:
+        while place >= end:
+            if place > end:
+                raise _Cut
+            if not around:
+                return count
+            end, nested = around.pop()
+        count += 1
+        tag, place = _varint(body, place)
+        kind = tag & 7
+        if kind == _MESSAGE:
+            length, place = _varint(body, place)
+            inner = nested.get(tag >> 3)
+            if inner is None:
+                place += length
+            else:
+                around.append((end, nested))
+                end, nested = place + length, inner
+        elif kind == _VARINT:
+            _, place = _varint(body, place)
+        elif kind in (_FIXED64, _FIXED32):
+            place += 8 if kind == _FIXED64 else 4
+    return count
+
+
+def _varint(body: bytes, place: int) -> tuple[int, int]:
+    """(value, place after it). Raises _Cut, IndexError."""
+    value = body[place]
+    if value < 0x80:
+        return value, place + 1
+    value &= 0x7F
+    for shift in range(7, 70, 7):
+        place += 1
+        part = body[place]
+        value |= (part & 0x7F) << shift
+        if part < 0x80:
+            return value, place + 1
+    raise _Cut
