@@ -13,6 +13,7 @@ Words = Mapping[str, tuple[str, str]]  # state -> (word, colour), the worst firs
 
 VERDICTS: Final[Words] = {
     "degraded": ("Degraded", colours.BAD),
+    "cannot_be_judged": ("Cannot be judged", colours.WARNING),
     "stale": ("Stale", colours.SILENT),
     "drafting_stopped": ("Drafting stopped", colours.WARNING),
     "improved": ("Improved", colours.BETTER),

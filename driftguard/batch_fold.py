@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 
 import structlog
 from sqlalchemy.orm import Session
@@ -130,9 +131,7 @@ def _folded(
     try:
         return _together(rules.config, in_service, states, records)
     except Exception as error:  # noqa: BLE001 (told of the streams whose it is)
-        log.warning(
-            "a batch could not be folded at once; its streams are folded one by one", error=str(error)
-        )
+        log.warning("a batch could not be folded at once; its streams are taken one by one", error=str(error))
     found: dict[int, Folded] = {}
     for stream_id, state in states.items():
         with failures.of(stream_id):
@@ -143,9 +142,10 @@ def _folded(
 def _together(
     config: DetectorConfig, in_service: Fleet | None, states: Mapping[int, StreamState], records: Records
 ) -> dict[int, Folded]:
-    traffic = [
-        record for stream_id in states for record in records[stream_id] if record.kind != "probe"
-    ]  # canary probes are no traffic
+    traffic = sorted(
+        (record for stream_id in states for record in records[stream_id] if record.kind != "probe"),
+        key=attrgetter("seq"),
+    )  # canary probes are no traffic
     by_stream = _observations(traffic).parted([record.stream_id for record in traffic])
     none = _observations([])
     batches = {stream_id: by_stream.get(stream_id, none) for stream_id in states}

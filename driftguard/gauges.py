@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy.orm import Session
 
@@ -12,9 +13,11 @@ from driftguard.incidents import known_slowdown, positions_of
 from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.records import StreamKey
 from driftguard.status import StreamStatus
-from driftguard.store import incidents, notifications, retrain_runs, status
+from driftguard.store import held_streams, incidents, notifications, retrain_runs, status
 from driftguard.store.tables import Incident, Stream
 from driftguard.stream_gauges import Labels, labels_of
+
+MAX_SET_ASIDE_SHOWN: Final = 100
 
 
 def refresh(
@@ -27,6 +30,7 @@ def refresh(
     """`found`: every stream at the moment `now`. `destinations`: to which notifications are sent."""
     metrics.notifications_undelivered.set(notifications.count_undelivered(session, destinations))
     _show_streams(metrics, found)
+    _show_set_aside(session, metrics, found)
     _show_incidents(session, metrics, {item.stream.id: item.stream for item in found})
     places = {(item.stream.server, item.stream.target) for item in found}
     _show_retraining(session, metrics, places)
@@ -57,6 +61,19 @@ def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
         metrics.verdict_since,
         {labels_of(item.stream): item.since.timestamp() for item in found if item.since is not None},
     )
+
+
+def _show_set_aside(session: Session, metrics: Metrics, found: Sequence[StreamStatus]) -> None:
+    """One that another draft replaced is of no concern any more."""
+    known = held_streams.set_aside(session)
+    since = {
+        labels_of(item.stream): known[item.stream.id].since.timestamp()
+        for item in found
+        if item.stream.id in known and item.verdict != "replaced"
+    }
+    longest = sorted(since, key=lambda labels: since[labels])[:MAX_SET_ASIDE_SHOWN]
+    metrics.streams_set_aside.set(len(since))
+    metrics.replace(metrics.stream_set_aside_since, {labels: since[labels] for labels in longest})
 
 
 def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, Stream]) -> None:

@@ -65,9 +65,7 @@ def _failed(
         of_stream.error("a stream could not be folded; the others go on without it", exc_info=error)
     else:
         set_aside_at = set_aside_at or now
-        of_stream.error(
-            "a stream is set aside: its drift is not found until it is tried again", exc_info=error
-        )
+        of_stream.error("a stream is set aside: no drift of it is found", exc_info=error)
     return {
         "failures": failures,
         "reason": reason,

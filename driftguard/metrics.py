@@ -26,6 +26,7 @@ StreamVerdict = Literal[
     "degraded",
     "improved",
     "drafting_stopped",
+    "cannot_be_judged",
     "stale",
     "replaced",
 ]
@@ -154,6 +155,16 @@ class Metrics:
         self.stream_failures = self._counter(
             "driftguard_stream_failures",
             "Failures of one stream's part of a batch, which went on without it.",
+        )
+        self.streams_set_aside = self._gauge(
+            "driftguard_streams_set_aside",
+            "Streams in service whose fold failed so often that it is not tried again by itself.",
+        )
+        self.stream_set_aside_since = self._gauge(
+            "driftguard_stream_set_aside_since_timestamp_seconds",
+            "From when on no drift of a stream that is set aside is found; of 100 streams at the most, the "
+            "longest first.",
+            *STREAM,
         )
         self.detector_states_lost = self._counter(
             "driftguard_detector_states_lost",

@@ -21,13 +21,14 @@ from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.incidents import positions_of
 from driftguard.positions import ACCEPTANCE, together
 from driftguard.silence import Newest, clock_difference, is_stale
-from driftguard.store import detector_states, sources, status, streams
-from driftguard.store.tables import Incident, RetrainRun, Source, Stream
+from driftguard.store import detector_states, held_streams, sources, status, streams
+from driftguard.store.tables import HeldStream, Incident, RetrainRun, Source, Stream
 
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
 _CURRENT: Final = ("degraded", "improved", "insufficient_data", "relearning", "steady")  # drafts now
 _WORST_FIRST: Final = (
     "degraded",
+    "cannot_be_judged",
     "stale",
     "drafting_stopped",
     "improved",
@@ -87,6 +88,7 @@ def gather(
         speeds=status.speeds(session, now),
         drafts=drafts,
         retrains=status.last_retrains(session),
+        set_aside=held_streams.set_aside(session),
         costs=stream_cost.known(session),
         heard=heard,
         silent=_silent(session, known, heard, sources.quiet_servers(scraped, now), now),
@@ -130,6 +132,7 @@ class _Facts:
     speeds: dict[int, dict[str, status.SegmentSpeed]]
     drafts: dict[tuple[str, str], str]
     retrains: dict[tuple[str, str], RetrainRun]
+    set_aside: dict[int, HeldStream]
     costs: dict[int, stream_cost.Measured]
     heard: dict[tuple[str, str], Newest]
     silent: set[tuple[str, str]]
@@ -175,6 +178,9 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
     verdict, incident = _verdict(summary, facts.incidents.get(stream.id, {}), in_service=serving)
     if verdict == "insufficient_data" and _is_relearning(stream):
         verdict = "relearning"
+    held = facts.set_aside.get(stream.id) if serving else None
+    if held is not None:
+        verdict = "cannot_be_judged"
     now, baseline = _acceptances(summary)
     speeds = facts.speeds.get(stream.id, {})
     now_speed, baseline_speed = _speeds(speeds, incident if verdict == "degraded" else None)
@@ -183,7 +189,7 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         stream=stream,
         verdict=verdict,
         text="",
-        since=_since(summary, incident),
+        since=held.since if held else _since(summary, incident),
         in_service=serving,
         draft_in_service=facts.drafts.get(place, facts.newest[place].draft_version),
         now=now,
@@ -200,7 +206,7 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         cost_measured_at=measured.at if measured else None,
         summary=summary,
     )
-    found = _with_text(found, incident)
+    found = _with_text(found, incident) if held is None else replace(found, text=_set_aside_sentence(held))
     if not serving or place not in facts.heard:
         return found
     newest = facts.heard[place]
@@ -348,6 +354,15 @@ def _learning_sentence(found: StreamStatus) -> str:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
+
+
+def _set_aside_sentence(held: HeldStream) -> str:
+    return (
+        f"Cannot be judged since {clock(held.since)}: the detector failed {held.failures} times at its "
+        f"records ({held.reason}). {held.records_behind:,} of them wait, as long as retention keeps them. "
+        "They are read again when another version of DriftGuard starts, or when somebody asks for it: "
+        f"POST /api/v1/streams/{held.stream_id}/retry."
+    )
 
 
 def _incident_sentence(incident: Incident) -> str:

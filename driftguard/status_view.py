@@ -14,6 +14,7 @@ _STYLES = {
     "degraded": "bold red",
     "stale": "bold yellow",
     "drafting_stopped": "bold red",
+    "cannot_be_judged": "bold yellow",
     "improved": "cyan",
     "steady": "green",
 }

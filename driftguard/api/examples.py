@@ -39,6 +39,15 @@ ANSWERS: dict[str, Any] = {
     "retrain_runs": _page("runs", RUN),
     "rolled_back": {"server": "chat-eu-1", "draft_version": "8a17c90be2f3"},
     "job": {"job_id": 17},
+    "held_stream": {
+        "stream_id": 7,
+        "since": "2026-11-02T09:14:31Z",
+        "failures": 5,
+        "reason": "NotFinite: incidents.evidence.cost.before: inf is not a finite number",
+        "records_behind": 1204,
+        "set_aside_at": "2026-11-02T09:16:02Z",
+        "next_try_at": "2026-11-02T11:40:10Z",
+    },
     "alive": {"status": "ok"},
     "ready": {"status": "ready", "database": "reachable, schema up to date", "fold_lag_records": 0},
 }

@@ -36,7 +36,7 @@ AnyContext = Annotated[Context, Depends(get_context)]
 
 SHOWN: Final = 20  # of incidents, drafts; the API has the rest
 RUNS_SHOWN: Final = 50
-_ALARMING: Final = ("degraded", "stale", "drafting_stopped")
+_ALARMING: Final = ("degraded", "cannot_be_judged", "stale", "drafting_stopped")
 _HERE: Final = Path(__file__).parent
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 _STATIC: Final = ("style.css", "page.js", "chart.js")

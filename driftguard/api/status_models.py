@@ -163,7 +163,8 @@ class LastRetrain(FrozenModel):
 
 class StreamStatusModel(StreamInfo):
     verdict: StreamVerdict = Field(
-        description="relearning: the detector's state was stored by another version of DriftGuard."
+        description="relearning: the detector's state was stored by another version of DriftGuard. "
+        "cannot_be_judged: the detector fails at the stream's records, and is not tried again by itself."
     )
     text: str = Field(
         description="The verdict in one sentence.", examples=["Steady: acceptance 0.74, baseline 0.75."]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
@@ -19,6 +21,8 @@ from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord
 from driftguard.store.tables import DetectorHistory, DetectorState, HeldStream, Incident, Stream
+from tests.alerting.http_receiver import wait_until
+from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.test_pipeline import CONFIG, fold_all
 from tests.pipeline.traffic import Traffic, store
 
@@ -254,3 +258,79 @@ def test_records_that_retention_drops_while_their_stream_is_held_are_told(
     assert line["records"] == 30
     with database.session() as session:
         assert detector_states.unfolded(session) == 0
+
+
+def test_a_stream_that_is_set_aside_is_told_and_folded_again_when_somebody_asks_for_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(held, "RETRY_AFTER_SECONDS", ())
+    calls = ["on"]
+    in_the_fold(monkeypatch, calls)
+    traffic = Traffic(seed=71)
+    traffic_of(database, traffic, (100, 0.75))
+    Pipeline(database, CONFIG, Metrics()).fold_batch()
+    with database.session() as session:
+        row = session.scalars(select(HeldStream)).one()
+
+    reason = (
+        "the detector failed 1 times at its records (RuntimeError: planted in the fold). 100 of them wait"
+    )
+    with running_sidecar(database, tmp_path) as client:
+
+        def verdicts() -> dict[str, str]:
+            return {
+                each["server"]: each["verdict"] for each in client.get("/api/v1/status").json()["streams"]
+            }
+
+        def set_aside() -> str:
+            lines = client.get("/metrics").text.splitlines()
+            return next(line for line in lines if line.startswith("driftguard_streams_set_aside "))
+
+        wait_until(lambda: set_aside() == "driftguard_streams_set_aside 1.0", "the gauge")
+        named = f'draft_version="v1",method="draft_model",server="{POISONED}",target="target"}}'
+        named = f"driftguard_stream_set_aside_since_timestamp_seconds{{{named}"
+        assert named in client.get("/metrics").text
+        assert verdicts() == {**dict.fromkeys(SERVERS, "insufficient_data"), POISONED: "cannot_be_judged"}
+        assert reason in client.get("/").text
+        assert client.get("/readyz").json()["fold_lag_records"] == 100
+
+        path = f"/api/v1/streams/{row.stream_id}/retry"
+        again = client.post(path)
+        assert (again.status_code, again.json()["records_behind"]) == (200, 100)
+        wait_until(lambda: len(calls) >= 5, "it to be tried again")  # together, alone, and both once more
+        assert verdicts()[POISONED] == "cannot_be_judged"
+        calls[0] = "off"
+        client.post(path)
+        wait_until(lambda: verdicts()[POISONED] == "insufficient_data", "the stream to be folded")
+        assert client.get("/readyz").json()["fold_lag_records"] == 0
+        assert client.post(path).status_code == 409
+        assert client.post("/api/v1/streams/12345/retry").status_code == 404
+
+
+def test_streams_in_which_nothing_is_found_are_folded_and_stored_together(database: Database) -> None:
+    """However many they are: what is alone costs two statements more for each stream."""
+    traffic, statements = Traffic(seed=72), Counter[str]()
+    event.listen(
+        database.engine,
+        "before_cursor_execute",
+        lambda _connection, _cursor, statement, *_: statements.update([statement.split(maxsplit=1)[0]]),
+    )
+    pipeline = Pipeline(database, CONFIG, Metrics())
+
+    def statements_of_a_batch(servers: int) -> Counter[str]:
+        for _ in range(2):  # the first one loads what is not in memory
+            records = [
+                record
+                for server in range(servers)
+                for record in traffic.draw(3, {"chat": 0.75}, server=f"server {server}")
+            ]
+            store(database, sorted(records, key=lambda record: record.segment))
+            statements.clear()
+            with capture_logs() as logs:
+                assert pipeline.fold_batch() == 3 * servers
+            assert logs == []
+        return statements.copy()
+
+    few = statements_of_a_batch(10)
+    assert few == statements_of_a_batch(40)
+    assert few["SAVEPOINT"] <= 2
