@@ -30,12 +30,13 @@ from driftguard.begun_anew import forget_beginning
 from driftguard.descriptors import raise_limit
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
+from driftguard.examiner import Examiner
 from driftguard.logs import configure_logging
 from driftguard.look_around import LookAround
 from driftguard.metrics import CHORES, Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.probes.loop import ProbeLoop
-from driftguard.replaced_target import comparing_targets
+from driftguard.replaced_target import note_baseline
 from driftguard.retraining.jobs import NAMESPACE, QUEUE, RetrainingJobs
 from driftguard.retraining.run import retrain
 from driftguard.retraining.watching import watch_promoted
@@ -46,7 +47,7 @@ from driftguard.settings import Settings
 from driftguard.store import jobs, keys, partitions
 from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.opening import open_database
-from driftguard.store.work import CHORE, MAINTENANCE
+from driftguard.store.work import MAINTENANCE
 
 MAINTENANCE_SECONDS = 3_600.0
 WEBHOOK_NAMESPACE = webhook.TASK.partition(":")[0]
@@ -80,21 +81,21 @@ class Sidecar:
         peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
         self._destinations = [*alertmanager.destinations(peers), *webhook.destinations(hooks)]
         self._looking = LookAround(database, self.metrics, self._destinations)
+        self._examiner = Examiner(
+            database,
+            self.metrics,
+            minimum_drop=settings.detection.minimum_drop,
+            destinations=self._destinations,
+            page_slowdown=settings.alerting.page_slowdown,
+            on_told=self._looking.soon,
+        )
         self.pipeline = Pipeline(
             database,
             detector_config(settings),
             self.metrics,
             scope=settings.detection.false_alarm_scope,
-            destinations=self._destinations,
-            page_slowdown=settings.alerting.page_slowdown,
-            after_fold=[
-                watch_promoted,
-                forget_beginning,
-                comparing_targets(
-                    settings.detection.minimum_drop, self._destinations, settings.alerting.page_slowdown
-                ),
-            ],
-            on_found=self._looking.soon,
+            after_fold=[watch_promoted, forget_beginning, note_baseline],
+            on_found=self._drift_found,
         )
         self.ingest = IngestQueue(
             database,
@@ -129,6 +130,7 @@ class Sidecar:
         self.ingest.start()
         self._ingest_watch.start()
         self.pipeline.start()
+        self._examiner.start()
         self._looking.start()
         self._alerts.start()
         self._probes.start()
@@ -143,6 +145,7 @@ class Sidecar:
         self._answering.cancel()
         self._ingest_watch.stop()
         self.pipeline.stop()
+        self._examiner.stop()
         self._looking.stop()
         self._alerts.stop()
         self._probes.stop()
@@ -205,11 +208,13 @@ class Sidecar:
                 since_maintenance = 0.0
                 self._attempt("maintain", self._maintain)
 
+    def _drift_found(self) -> None:
+        self._examiner.soon()
+        self._looking.soon()  # an incident may have ended too
+
     def _diagnose(self) -> None:
-        with self.database.session(CHORE) as session:
-            incident_diagnosis.refresh(
-                session, self._destinations, datetime.now(UTC), self.settings.alerting.page_slowdown
-            )
+        page_slowdown = self.settings.alerting.page_slowdown
+        incident_diagnosis.refresh(self.database, self._destinations, datetime.now(UTC), page_slowdown)
 
     def _measure_costs(self) -> None:
         page_slowdown = self.settings.alerting.page_slowdown

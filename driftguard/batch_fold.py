@@ -46,13 +46,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an incident is, and who is told. `scope`: what A of the config is for, each stream or all of them
-    together. `page_slowdown`: see driftguard.incidents."""
+    """What an incident is. `scope`: what A of the config is for, each stream or all of them together."""
 
     config: DetectorConfig
     scope: FalseAlarmScope
-    destinations: tuple[str, ...]
-    page_slowdown: float
     after_fold: tuple[AfterFold, ...]
 
 
@@ -161,9 +158,7 @@ def _act(
     now = datetime.now(UTC)
     for finding in folded.findings:
         if isinstance(finding, DriftOpened):
-            incident_opening.open_from(
-                session, stream, finding, rules.destinations, now, folded.factor, rules.page_slowdown
-            )
+            incident_opening.open_from(session, stream, finding, now, folded.factor)
         elif isinstance(finding, DriftClosed):
             for incident in incidents.unresolved_of(session, stream.id, finding.direction):
                 reason = incident_closing.closing_reason(finding)

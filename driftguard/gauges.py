@@ -87,6 +87,8 @@ def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, St
         if stream_id not in streams:
             continue  # it appeared after the streams were read: the next round shows it
         for incident in by_direction.values():
+            if incident.awaits_examination:
+                continue  # Prometheus pages by these
             labels = (*labels_of(streams[stream_id]), incident.direction, incident.severity)
             info[*labels, *_identity(incident)] = 1.0
             changed[labels] = incident.change_point_at.timestamp()

@@ -1,7 +1,7 @@
 """The diagnosis of an incident: gathered from the store, decided purely, kept with the incident.
 
-It is made when the incident opens, and again when evidence comes in that was missing then: canary probes
-replayed since the change, captured requests, or the end of the wait for the probes.
+It is made when the incident is examined, and again when evidence comes in that was missing then: canary
+probes replayed since the change, captured requests, or the end of the wait for the probes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Evidence, diagnose
+from driftguard.errors import DatabaseUnavailable
 from driftguard.incident_severity import raise_to, severity_of
 from driftguard.incidents import PAGE_SLOWDOWN, is_graver, known_slowdown
 from driftguard.store import incidents
+from driftguard.store.database import Database
 from driftguard.store.diagnosis_evidence import (
     Moment,
     captures_around,
@@ -28,6 +31,7 @@ from driftguard.store.diagnosis_evidence import (
 )
 from driftguard.store.streams import get_stream
 from driftguard.store.tables import Incident, Stream
+from driftguard.store.work import CHORE
 
 AWAIT_PROBES: Final = timedelta(minutes=30)  # after the incident opened; then it goes without them
 _CAPTURE_STEPS: Final = (10, 50)  # captured requests since the change that make the queries comparable
@@ -85,38 +89,46 @@ def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetim
     }
 
 
-def attach(
-    session: Session,
-    incident: Incident,
-    stream: Stream,
-    now: datetime,
-    page_slowdown: float = PAGE_SLOWDOWN,
-) -> None:
-    """Sets diagnosis and severity of an incident that is about to be stored."""
-    incident.diagnosis = diagnosed(session, incident, stream, now)
-    incident.severity = severity_of(incident, known_slowdown(incident.evidence), page_slowdown)
-
-
 def refresh(
-    session: Session, destinations: Sequence[str], now: datetime, page_slowdown: float = PAGE_SLOWDOWN
+    database: Database, destinations: Sequence[str], now: datetime, page_slowdown: float = PAGE_SLOWDOWN
 ) -> None:
-    """Diagnoses unresolved incidents again for which something new is known."""
-    for incident, stream in incidents.page(session, limit=_INCIDENTS, state="unresolved"):
-        if not _is_outdated(session, incident, stream, now):
-            continue
-        slowdown = known_slowdown(incident.evidence)
-        by_old_cause = severity_of(incident, slowdown, page_slowdown)
-        incident.diagnosis = diagnosed(session, incident, stream, now)
-        by_new_cause = severity_of(incident, slowdown, page_slowdown)
-        if is_graver(by_new_cause, by_old_cause):  # by its cost alone it is raised where that is measured
-            reason = f"diagnosed again: {incident.diagnosis['summary']}"
-            raise_to(session, incident, by_new_cause, reason, destinations, now)
+    """Diagnoses unresolved incidents again for which something new is known, each in a transaction of its
+    own: raises what the first that failed raised, after all the others."""
+    with database.session(CHORE) as session:
+        known = [incident.id for incident, _ in incidents.page(session, limit=_INCIDENTS, state="unresolved")]
+    failure: Exception | None = None
+    for incident_id in known:
+        try:
+            with database.session(CHORE) as session:
+                _diagnose_again(session, incident_id, destinations, now, page_slowdown)
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:
+            log.exception("diagnosing again failed and will be tried again", incident=str(incident_id))
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def _diagnose_again(
+    session: Session, incident_id: UUID, destinations: Sequence[str], now: datetime, page_slowdown: float
+) -> None:
+    incident, stream = incidents.find(session, incident_id)
+    if incident.state == "resolved" or not _is_outdated(session, incident, stream, now):
+        return
+    slowdown = known_slowdown(incident.evidence)
+    by_old_cause = severity_of(incident, slowdown, page_slowdown)
+    incident.diagnosis = diagnosed(session, incident, stream, now)
+    by_new_cause = severity_of(incident, slowdown, page_slowdown)
+    if is_graver(by_new_cause, by_old_cause):  # by its cost alone it is raised where that is measured
+        reason = f"diagnosed again: {incident.diagnosis['summary']}"
+        raise_to(session, incident, by_new_cause, reason, destinations, now)
 
 
 def _is_outdated(session: Session, incident: Incident, stream: Stream, now: datetime) -> bool:
     known = incident.diagnosis
     if known is None:
-        return True
+        return False  # it has never been examined: driftguard.incident_examination is at it
     if known["awaits_probes"] and now - incident.opened_at >= AWAIT_PROBES:
         return True
     return bool(known["seen"] != _seen(session, incident, stream))

@@ -1,8 +1,9 @@
-"""From a finding to an incident: where, since when, how bad, what it costs, and who is told."""
+"""From a finding to an incident: where, since when and how bad, as the detector says it.
+
+What it costs, why it came and hence how grave it is says its examination, right after the fold's commit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID, uuid5
@@ -11,12 +12,11 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import fleet, incident_cost, incident_diagnosis, incident_severity, stream_cost
-from driftguard.cost import Cost
+from driftguard import fleet
 from driftguard.detection import DriftOpened
-from driftguard.incidents import formula_slowdown
+from driftguard.incident_examination import INTERVAL
 from driftguard.positions import ACCEPTANCE, Positions, together
-from driftguard.store import incidents, speeds
+from driftguard.store import incidents
 from driftguard.store.tables import Incident, Stream
 
 # Makes an incident's id from what it is about: the same fold gives the same id.
@@ -24,33 +24,20 @@ _NAMESPACE: Final = UUID("5f2c1f1c-6f0e-4d0c-9a4b-6f5d3c1e7a90")
 log = structlog.get_logger(__name__)
 
 
-def open_from(
-    session: Session,
-    stream: Stream,
-    finding: DriftOpened,
-    destinations: Sequence[str],
-    now: datetime,
-    factor: float,
-    page_slowdown: float,
-) -> None:
-    """Stores the incident with its diagnosis and, if it is a page, one notification per destination.
+def open_from(session: Session, stream: Stream, finding: DriftOpened, now: datetime, factor: float) -> None:
+    """Stores the incident, which awaits its examination: nobody is told of it before.
 
-    factor: what the stream's own A was multiplied by, see driftguard.detection.fleet. page_slowdown: as in
-    driftguard.incidents.
+    factor: what the stream's own A was multiplied by, see driftguard.detection.fleet.
     """
     if known := incidents.unresolved_of(session, stream.id, finding.direction):
         log.warning("drift found again; its incident is still open", incident=str(known[0].id))
         return
-    incident = _incident(session, stream, finding, now)
-    incident.evidence[fleet.FACTOR] = factor
-    incident_diagnosis.attach(session, incident, stream, now, page_slowdown)
+    incident = _incident(stream, finding, factor, now)
     incidents.open_incident(session, incident, _reason(finding))
-    incident_severity.announce(session, incident, destinations, now)
     log.warning(
         "incident opened",
         incident=str(incident.id),
         stream=stream.id,
-        severity=incident.severity,
         since=incident.change_point_at.isoformat(),
         segments=[segment["segment"] for segment in incident.segments],
     )
@@ -65,58 +52,41 @@ def _reason(finding: DriftOpened) -> str:
     )
 
 
-def _incident(session: Session, stream: Stream, finding: DriftOpened, now: datetime) -> Incident:
+def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime) -> Incident:
     changed_at = datetime.fromtimestamp(finding.change_point_at, UTC)
-    times = speeds.ended_at(session, stream.id, set(finding.interval))
-    change = stream_cost.Change(
-        finding.change_point, changed_at, finding.ordinal, tuple(item.segment for item in finding.segments)
-    )
-    cost, drafted = stream_cost.at_change(
-        session, stream, change, datetime.fromtimestamp(finding.ended_at, UTC)
-    )
-    acceptances = _changed_acceptance(finding)
-    evidence = _evidence(finding, acceptances, cost, drafted)
+    before, after = _changed_acceptance(finding)
     return Incident(
         id=uuid5(_NAMESPACE, f"{stream.id}/{finding.direction}/{finding.ordinal}"),
         stream_id=stream.id,
         direction=finding.direction,
-        severity="warning",  # until it is diagnosed
+        severity="info",
+        awaits_examination=True,
         opened_at=now,
         opened_seq=finding.ordinal,
         change_point_seq=finding.change_point,
         change_point_at=changed_at,
-        interval_start_at=times.get(finding.interval[0], changed_at),
-        interval_end_at=times.get(finding.interval[1], changed_at),
-        acceptance_before=acceptances[0],
-        acceptance_after=acceptances[1],
-        tokens_per_second_before=cost.before.tokens_per_second if cost and cost.before else None,
-        tokens_per_second_after=cost.now.tokens_per_second if cost else None,
+        interval_start_at=changed_at,
+        interval_end_at=changed_at,
+        acceptance_before=before,
+        acceptance_after=after,
         segments=[msgspec.to_builtins(change) for change in finding.segments],
-        evidence=evidence,
+        evidence={**_evidence(finding), fleet.FACTOR: factor},
     )
 
 
-def _evidence(
-    finding: DriftOpened, acceptances: tuple[float, float], cost: Cost | None, drafted_per_step: float | None
-) -> dict[str, Any]:
-    """What the statement rests on, so that a reader can check it. Slowdowns are of the changed segments.
-
-    By formula only where K does not vary: of acceptance at the first position no speed follows.
-    """
-    slowdown = None
-    if drafted_per_step and _positions(finding) == "all":
-        slowdown = formula_slowdown(*acceptances, drafted_per_step)
+def _evidence(finding: DriftOpened) -> dict[str, Any]:
+    """What the statement rests on, so that a reader can check it; the examination adds what it costs."""
     return {
         "evidence": finding.evidence,
         "false_alarm_every": finding.false_alarm_every,
         "requests_to_alarm": finding.requests_to_alarm,
-        "interval": list(finding.interval),
+        INTERVAL: list(finding.interval),
         "interval_level": finding.interval_level,
         "stream_before": msgspec.to_builtins(finding.before),
         "stream_after": msgspec.to_builtins(finding.after),
-        "slowdown_formula": slowdown,
-        "num_speculative_tokens": drafted_per_step,
-        **incident_cost.evidence_of(cost),
+        "slowdown_formula": None,
+        "slowdown_measured": None,
+        "num_speculative_tokens": None,
     }
 
 

@@ -32,6 +32,17 @@ def announce(session: Session, incident: Incident, destinations: Sequence[str], 
         notifications.announce(session, incident.id, destinations, "firing", incident.severity, now)
 
 
+def tell(
+    session: Session, incident: Incident, first: Severity, destinations: Sequence[str], now: datetime
+) -> None:
+    """Ends the wait for the examination of an incident, locked by the caller: from now on it is as grave as
+    `first`, and told. What is over by then is told too, with its end, as if it had been told at once."""
+    incidents.end_wait(session, incident, first)
+    announce(session, incident, destinations, now)
+    if incident.state == "resolved":
+        incidents.announce_resolution(session, incident, now)
+
+
 def raise_to(
     session: Session,
     incident: Incident,

@@ -33,7 +33,7 @@ StreamVerdict = Literal[
 VERDICTS: Final[tuple[StreamVerdict, ...]] = get_args(StreamVerdict)
 
 CHORES: Final = ("diagnose", "measure_costs", "defer_retraining", "look_at_exports", "maintain")
-LOOPS: Final = ("scraping", "probes", "alerts", "jobs", "look_around")
+LOOPS: Final = ("scraping", "probes", "alerts", "jobs", "look_around", "examination")
 SEVERITIES: Final = ("critical", "warning", "info")
 DIRECTIONS: Final = ("down", "up")
 RUN_OUTCOMES: Final = ("promoted", "nothing_to_do", "rejected", "failed", "rolled_back")

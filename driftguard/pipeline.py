@@ -26,7 +26,6 @@ from driftguard import batch_fold, held
 from driftguard.batch_fold import AfterFold, Outcome, Rules
 from driftguard.detection import DetectorConfig, DriftClosed, DriftOpened
 from driftguard.errors import DatabaseUnavailable
-from driftguard.incidents import PAGE_SLOWDOWN
 from driftguard.kept_states import KeptStates
 from driftguard.metrics import Metrics
 from driftguard.records import StreamKey
@@ -62,7 +61,7 @@ class _Counts:
 class Pipeline:
     """The detector loop. `after_fold` callables run inside the transaction, once per stream and batch, with
     the stream's records (probes too) and findings; what they raise rolls back what the batch had of that
-    stream. `scope`, `page_slowdown`: see driftguard.batch_fold. `on_found`: called after a commit in which an
+    stream. `scope`: see driftguard.batch_fold. `on_found`: called after a commit in which an
     incident opened or ended."""
 
     def __init__(
@@ -72,15 +71,13 @@ class Pipeline:
         metrics: Metrics,
         *,
         scope: FalseAlarmScope = "stream",
-        destinations: Sequence[str] = (),
-        page_slowdown: float = PAGE_SLOWDOWN,
         after_fold: Sequence[AfterFold] = (),
         on_found: Callable[[], None] = lambda: None,
         batch_records: int = BATCH_RECORDS,
     ) -> None:
         self._database = database
         self._metrics = metrics
-        self._rules = Rules(config, scope, tuple(destinations), page_slowdown, tuple(after_fold))
+        self._rules = Rules(config, scope, tuple(after_fold))
         self._on_found = on_found
         self._batch_records = batch_records
         self._states = KeptStates(config, metrics)

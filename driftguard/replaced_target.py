@@ -1,14 +1,14 @@
 """A new target behind an old draft: a new stream, so the detector begins anew and would see nothing.
 
-When a baseline of the new stream is ready, its acceptance is compared with the stream before: the same
-server, draft and method, another target. A fall opens an incident, and the draft is retrained against the
-new target.
+When a baseline of the new stream is ready, the fold notes it, and its acceptance is compared with the stream
+before: the same server, draft and method, another target. A fall opens an incident, and the draft is
+retrained against the new target.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID, uuid5
@@ -17,16 +17,25 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard import incident_diagnosis, incident_severity
+from driftguard import incident_diagnosis
 from driftguard.detection import Acceptance, BaselineReady, Finding
 from driftguard.diagnosis import rates
 from driftguard.diagnosis.rates import Rate
 from driftguard.diagnosis.verdict import LEVEL
-from driftguard.incidents import PAGE_SLOWDOWN, formula_slowdown
-from driftguard.store import acceptance_levels, diagnosis_evidence, incidents
+from driftguard.incidents import formula_slowdown
+from driftguard.store import (
+    acceptance_levels,
+    awaited_comparisons,
+    detector_states,
+    diagnosis_evidence,
+    incidents,
+)
 from driftguard.store.acceptance_levels import AcceptanceLevel
+from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord
-from driftguard.store.tables import Incident, Stream
+from driftguard.store.streams import get_stream
+from driftguard.store.tables import AwaitedComparison, Incident, Stream
+from driftguard.store.work import CHORE
 
 LOOK_BACK: Final = timedelta(days=7)
 LEAST_REQUESTS: Final = 30  # of a segment, under either target
@@ -39,20 +48,35 @@ log = structlog.get_logger(__name__)
 Fallen = tuple[str, Rate, Rate]  # segment, under the target before, under this one
 
 
-def comparing_targets(
-    minimum_drop: float, destinations: Sequence[str], page_slowdown: float = PAGE_SLOWDOWN
-) -> Callable[[Session, Stream, Sequence[StoredRecord], Sequence[Finding]], None]:
-    """An `after_fold` of the pipeline."""
+def note_baseline(
+    session: Session, stream: Stream, records: Sequence[StoredRecord], findings: Sequence[Finding]
+) -> None:
+    """An `after_fold` of the pipeline: notes that the stream is to be compared, which reads history and
+    therefore happens outside of the fold."""
+    del records
+    ready = [finding for finding in findings if isinstance(finding, BaselineReady)]
+    if ready and diagnosis_evidence.stream_with_another_target(session, stream) is not None:
+        since = datetime.fromtimestamp(ready[-1].since, UTC)
+        awaited_comparisons.note(session, stream.id, ready[-1].ordinal, since)
 
-    def compare(
-        session: Session, stream: Stream, records: Sequence[StoredRecord], findings: Sequence[Finding]
-    ) -> None:
-        del records
-        ready = [finding for finding in findings if isinstance(finding, BaselineReady)]
-        if ready:
-            _compare(session, stream, ready[-1], minimum_drop, destinations, page_slowdown)
 
-    return compare
+def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float, now: datetime) -> None:
+    """Opens an incident, which awaits its examination, where the stream accepts less than the one before. The
+    fold waits only while that is stored. Raises DatabaseUnavailable."""
+    with database.session(CHORE) as session:
+        found = _fall(session, awaited, minimum_drop, now)
+    with database.session(CHORE) as session:
+        if found is not None:
+            detector_states.lock_fold(session)  # before any row: the fold itself notes comparisons
+            _open(session, *found)
+        awaited_comparisons.forget(session, awaited)
+
+
+def _open(session: Session, incident: Incident, reason: str) -> None:
+    known = session.get(Incident, incident.id)
+    if known is None and not incidents.unresolved_of(session, incident.stream_id, "down"):
+        incidents.open_incident(session, incident, reason)
+        log.warning("incident opened", incident=str(incident.id), stream=incident.stream_id, reason=reason)
 
 
 def fallen_segments(
@@ -81,35 +105,23 @@ def _rate(level: AcceptanceLevel) -> Rate:
     return Rate(level.requests, level.requests, level.mean, math.sqrt(level.variance / level.requests))
 
 
-def _compare(
-    session: Session,
-    stream: Stream,
-    ready: BaselineReady,
-    minimum_drop: float,
-    destinations: Sequence[str],
-    page_slowdown: float,
-) -> None:
-    incident_id = uuid5(_NAMESPACE, str(stream.id))
-    past = diagnosis_evidence.stream_with_another_target(session, stream)
-    if past is None or session.get(Incident, incident_id) is not None:
-        return
-    if incidents.unresolved_of(session, stream.id, "down"):
-        return
-    oldest = datetime.fromtimestamp(ready.since, UTC) - LOOK_BACK
+def _fall(
+    session: Session, awaited: AwaitedComparison, minimum_drop: float, now: datetime
+) -> tuple[Incident, str] | None:
+    """The incident to store and why, if the stream accepts less than the one before."""
+    stream = get_stream(session, awaited.stream_id)
+    past = diagnosis_evidence.stream_with_another_target(session, stream) if stream else None
+    if stream is None or past is None:
+        return None
+    oldest = awaited.reference_since - LOOK_BACK
     found = fallen_segments(_levels(session, past, oldest), _levels(session, stream, oldest), minimum_drop)
     if not found:
-        return
-    now = datetime.now(UTC)
-    incident = _incident(session, stream, past, ready, found, now)
-    incident.id = incident_id
-    incident_diagnosis.attach(session, incident, stream, now, page_slowdown)
-    reason = (
+        return None
+    incident = _incident(session, stream, past, awaited, found, now)
+    return incident, (
         f"the target {past.target} was replaced by {stream.target}, and the draft fits it less: acceptance "
         f"fell from {incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}"
     )
-    incidents.open_incident(session, incident, reason)
-    incident_severity.announce(session, incident, destinations, now)
-    log.warning("incident opened", incident=str(incident.id), stream=stream.id, reason=reason)
 
 
 def _levels(session: Session, stream: Stream, oldest: datetime) -> list[AcceptanceLevel]:
@@ -128,7 +140,7 @@ def _incident(
     session: Session,
     stream: Stream,
     past: Stream,
-    ready: BaselineReady,
+    awaited: AwaitedComparison,
     found: Sequence[Fallen],
     now: datetime,
 ) -> Incident:
@@ -138,11 +150,13 @@ def _incident(
     after = sum(new.rate * new.requests for _, _, new in found) / total
     k = diagnosis_evidence.usual_k(session, stream.id, first.at)
     return Incident(
+        id=uuid5(_NAMESPACE, str(stream.id)),
         stream_id=stream.id,
         direction="down",
-        severity="warning",  # until it is diagnosed
+        severity="info",
+        awaits_examination=True,
         opened_at=now,
-        opened_seq=ready.ordinal,
+        opened_seq=awaited.ready_seq,
         change_point_seq=first.seq,
         change_point_at=first.at,
         interval_start_at=min(past.last_seen_at, first.at),

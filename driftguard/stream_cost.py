@@ -1,7 +1,8 @@
 """What speculation costs a stream: gathered from the store, computed purely, kept.
 
-With an incident as it opens, and for every stream in service every few minutes: an open incident is then told
-what it costs by now. A new one, which is found before enough requests were timed, waits a minute only.
+With an incident as it is examined, and for every stream in service every few minutes: an open incident is
+then told what it costs by now. A new one, which is found before enough requests were timed, waits a minute
+only.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def refresh(
     page_slowdown: float = PAGE_SLOWDOWN,
 ) -> None:
     """Measures the streams whose incident waits for it and those that waited longest, a few of either at a
-    time, each in a transaction of its own.
+    time, each in transactions of its own.
 
     `destinations` are told of an incident whose severity that raises; `page_slowdown` as in
     driftguard.incidents.
@@ -78,12 +79,16 @@ def refresh(
         waiting = dict.fromkeys(stream.id for stream in [*awaited, *outdated])
     for stream_id in waiting:
         with database.session(CHORE) as session:
-            if stream := streams.get_stream(session, stream_id):
-                incident = _unresolved(session, stream_id)
-                found = _now(session, stream, incident)
-                stream_costs.store(session, stream_id, msgspec.to_builtins(found.cost), now)
-                if incident:
-                    incident_cost.update(session, incident, found, now, destinations, page_slowdown)
+            stream = streams.get_stream(session, stream_id)
+            if stream is None:
+                continue
+            incident = _unresolved(session, stream_id)
+            found = _now(session, stream, incident)
+        with database.session(CHORE) as session:  # short: the fold waits for an incident that is locked
+            stream_costs.store(session, stream_id, msgspec.to_builtins(found.cost), now)
+            present = incidents.lock(session, incident.id) if incident else None
+            if present is not None and present.state != "resolved":
+                incident_cost.update(session, present, found, now, destinations, page_slowdown)
 
 
 def known(session: Session) -> dict[int, Measured]:
@@ -100,8 +105,12 @@ def is_outdated(stream: Stream, measured_at: datetime | None) -> bool:
 
 
 def _unresolved(session: Session, stream_id: int) -> Incident | None:
-    """Of a fall first."""
-    own = {incident.direction: incident for incident in incidents.unresolved_of(session, stream_id)}
+    """Of a fall first; one that awaits its examination is measured there."""
+    own = {
+        incident.direction: incident
+        for incident in incidents.of_stream(session, stream_id)
+        if not incident.awaits_examination
+    }
     return own.get("down") or own.get("up")
 
 

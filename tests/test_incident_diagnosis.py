@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 from sqlalchemy import func, select
 
-from driftguard import incident_diagnosis
+from driftguard import incident_diagnosis, incident_examination
 from driftguard.alerting.message import document, summary
 from driftguard.detection import DetectorConfig
+from driftguard.incidents import PAGE_SLOWDOWN
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.probe_sessions import session_of
@@ -24,6 +25,7 @@ from driftguard.store.captures import CapturedRequest, insert_captures
 from driftguard.store.database import Database
 from driftguard.store.streams import all_streams
 from driftguard.store.tables import Incident, Notification, Record
+from tests.pipeline.examining import examine, fold_and_examine
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import Traffic, store
 
@@ -43,7 +45,8 @@ def open_incident(database: Database, changed_at: datetime, first: int, **more: 
     values: dict[str, Any] = {
         "id": uuid4(),
         "direction": "down",
-        "severity": "critical",
+        "severity": "info",
+        "awaits_examination": True,
         "opened_at": NOW,
         "opened_seq": newest_seq(database),
         "change_point_seq": first,
@@ -58,9 +61,9 @@ def open_incident(database: Database, changed_at: datetime, first: int, **more: 
     with database.session() as session:
         (stream,) = all_streams(session)
         incident = Incident(stream_id=stream.id, **{**values, **more})
-        incident_diagnosis.attach(session, incident, stream, NOW)
         incidents.open_incident(session, incident, "acceptance fell")
-        return incident.id
+    incident_examination.examine(database, incident.id, [], NOW, PAGE_SLOWDOWN)
+    return incident.id
 
 
 def fallen(
@@ -116,8 +119,7 @@ def capture(database: Database, at: datetime, tokens: tuple[int, int], count: in
 
 
 def refresh(database: Database, now: datetime) -> None:
-    with database.session() as session:
-        incident_diagnosis.refresh(session, PAGER, now)
+    incident_diagnosis.refresh(database, PAGER, now)
 
 
 def known(database: Database, incident_id: UUID) -> dict[str, Any]:
@@ -251,7 +253,7 @@ def test_an_incident_of_an_older_version_is_diagnosed_too(database: Database) ->
     incident_id = fallen(database)
     with database.session() as session:
         incidents.find(session, incident_id)[0].diagnosis = None
-    refresh(database, NOW)
+    examine(database)
     assert verdict(database, incident_id) == ("query_drift", "medium")
 
 
@@ -270,9 +272,7 @@ def test_the_detector_opens_incidents_with_a_diagnosis_and_the_api_shows_it(
     store(database, traffic.draw(1500, GOOD))
     new = capture(database, traffic.clock + timedelta(seconds=30), (500, 800), 40, seed=2)
     store(database, traffic.draw(200, BAD))
-    pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics(), destinations=PAGER)
-    while pipeline.fold_batch():
-        pass
+    fold_and_examine(Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics()), database)
     with running_sidecar(database, tmp_path) as client:
         (incident,) = client.get("/api/v1/incidents").json()["incidents"]
         detail = client.get(f"/api/v1/incidents/{incident['id']}").json()

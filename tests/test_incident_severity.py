@@ -26,6 +26,7 @@ from driftguard.store.tables import Incident, Notification, Stream
 from tests.alerting.http_receiver import http_receiver, wait_until
 from tests.alerting.incident_rows import add_incident
 from tests.cost.traffic import Server
+from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import store
 from tests.test_stream_cost import START, records
@@ -52,7 +53,7 @@ class World:
         self.database = database
         self.rng = np.random.default_rng(SEED)
         config = DetectorConfig(minimum_drop=0.1)
-        self.pipeline = Pipeline(database, config, Metrics(), destinations=PAGER)
+        self.pipeline = Pipeline(database, config, Metrics())
         self.minute = 0
 
     def send(self, *, fold: bool = True, **segments: tuple[Server, int]) -> None:
@@ -65,8 +66,8 @@ class World:
         ]
         self.minute += 60
         store(self.database, records(self.rng, sorted(drawn, key=lambda item: item.ended_at)))
-        while fold and self.pipeline.fold_batch():
-            pass
+        if fold:
+            fold_and_examine(self.pipeline, self.database)
 
     def measure(self) -> None:
         now = START + timedelta(minutes=self.minute)

@@ -14,25 +14,24 @@ from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.records import AcceptanceRecord
-from driftguard.replaced_target import comparing_targets, fallen_segments
+from driftguard.replaced_target import fallen_segments, note_baseline
 from driftguard.retraining.due import why_not
 from driftguard.store import incidents
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Notification
+from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.traffic import Traffic, store
 
 GOOD = {"code": 0.75, "german": 0.7}
 WORSE = {"code": 0.75, "german": 0.45}
-PAGER = ["webhook:http://pager"]
 
 
 def fold_all(database: Database) -> None:
-    hooks = [comparing_targets(0.1, PAGER)]
     config = DetectorConfig(minimum_drop=0.1)
-    pipeline = Pipeline(database, config, Metrics(), destinations=PAGER, after_fold=hooks, batch_records=200)
-    while pipeline.fold_batch():
-        pass
+    fold_and_examine(
+        Pipeline(database, config, Metrics(), after_fold=[note_baseline], batch_records=200), database
+    )
 
 
 def of_target(records: list[AcceptanceRecord], target: str) -> list[AcceptanceRecord]:

@@ -27,6 +27,7 @@ from driftguard.store import detector_states, incidents, speeds, stream_costs
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream, StreamCost
 from tests.cost.traffic import Server, told
+from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import store
 
@@ -69,9 +70,7 @@ def send(
 
 
 def fold_all(database: Database) -> None:
-    pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics())
-    while pipeline.fold_batch():
-        pass
+    fold_and_examine(Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics()), database)
 
 
 def fallen(database: Database, bad: Server, seed: int, ks: dict[int, int]) -> tuple[Incident, Stream]:

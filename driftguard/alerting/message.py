@@ -61,7 +61,7 @@ def _raised(incident: Incident) -> str:
 def _why(incident: Incident) -> str:
     """For example: Likely cause: the traffic moved (medium confidence); a new draft is being trained."""
     if incident.diagnosis is None:
-        return ""
+        return " Its cause has not been examined yet."
     known = incident.diagnosis
     training = known["retrain"] and incident.state == "mitigating"
     action = "a new draft is being trained" if training else known["recommended_action"]

@@ -75,7 +75,9 @@ class IncidentModel(FrozenModel):
     cost: Cost | None = Field(description="In tokens per second, and the best K, as the incident opened.")
     segments: list[dict[str, Any]] = Field(description="Changed segments, strongest evidence first.")
     evidence: dict[str, Any]
-    diagnosis: DiagnosisModel | None = Field(description="Why; null for incidents of older versions.")
+    diagnosis: DiagnosisModel | None = Field(
+        description="Why; null until the incident has been examined, which is tried until it works."
+    )
     resolved_at: datetime | None
     resolution: str | None
     level_accepted: bool = Field(description="It was resolved because the new level is normal.")

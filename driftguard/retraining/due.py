@@ -29,11 +29,10 @@ def why_not(diagnosis: Mapping[str, Any] | None, least: Confidence) -> str | Non
     """Why this diagnosis does not call for a retraining; None if it does.
 
     Only moved queries and a replaced target do, and only when the diagnosis is sure enough: where the
-    machine is at fault, a new draft would learn nothing and hide the fault. An incident from before there
-    were diagnoses calls for one.
+    machine is at fault, a new draft would learn nothing and hide the fault.
     """
     if diagnosis is None:
-        return None
+        return "its cause has not been examined yet"
     told = f"{diagnosis['summary']} ({diagnosis['confidence']} confidence: {diagnosis['reason']})"
     if not diagnosis["retrain"]:
         return f"{told}; {diagnosis['recommended_action']}"

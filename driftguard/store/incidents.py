@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-from sqlalchemy import func, or_, select, text, tuple_
+from sqlalchemy import JSON, func, or_, select, text, tuple_, update
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, Conflict, NotFound
@@ -55,8 +55,7 @@ def move(session: Session, incident_id: UUID, to_state: State, reason: str, at: 
     incident.state = step.to_state
     if step.to_state == "resolved":
         incident.resolved_at, incident.resolution = step.at, step.reason
-        values = {"incident_id": incident_id, "severity": incident.severity, "at": at}
-        session.execute(_ANNOUNCE_RESOLUTION, values)
+        announce_resolution(session, incident, at)
     session.flush()
     _add_transition(session, incident_id, step)
     return incident
@@ -115,6 +114,43 @@ def _add_transition(
     session.flush()
 
 
+def to_examine(session: Session) -> list[UUID]:
+    """Those that nobody is told of before they are examined, oldest first; then unresolved ones that were
+    told without it, because it failed or took too long, or an older version opened them."""
+    undiagnosed = Incident.diagnosis.is_(None) | (Incident.diagnosis == JSON.NULL)
+    query = select(Incident.id).where(
+        Incident.awaits_examination | (undiagnosed & (Incident.state != "resolved"))
+    )
+    return list(session.scalars(query.order_by(Incident.awaits_examination.desc(), Incident.opened_at)))
+
+
+def awaiting_since(session: Session, opened_before: datetime) -> list[Incident]:
+    """Those that await their examination for so long, locked, but for what somebody else has locked."""
+    query = select(Incident).where(Incident.awaits_examination, Incident.opened_at <= opened_before)
+    return list(session.scalars(query.order_by(Incident.opened_at).with_for_update(skip_locked=True)))
+
+
+def lock(session: Session, incident_id: UUID) -> Incident | None:
+    """As it is now, and nobody else changes it before this transaction ends."""
+    return session.scalar(select(Incident).where(Incident.id == incident_id).with_for_update())
+
+
+def end_wait(session: Session, incident: Incident, severity: Severity) -> None:
+    """An incident that awaits its examination gets its first severity, also in its history."""
+    incident.severity, incident.awaits_examination = severity, False
+    session.flush()
+    opening = update(IncidentTransition).where(
+        IncidentTransition.incident_id == incident.id, IncidentTransition.from_state.is_(None)
+    )
+    session.execute(opening.values(severity=severity))
+
+
+def announce_resolution(session: Session, incident: Incident, at: datetime) -> None:
+    """To every place to which the incident was announced."""
+    values = {"incident_id": incident.id, "severity": incident.severity, "at": at}
+    session.execute(_ANNOUNCE_RESOLUTION, values)
+
+
 def find(session: Session, incident_id: UUID) -> tuple[Incident, Stream]:
     """One incident with its stream. Raises NotFound."""
     row = session.execute(
@@ -125,6 +161,12 @@ def find(session: Session, incident_id: UUID) -> tuple[Incident, Stream]:
     if row is None:
         raise NotFound(f"there is no incident {incident_id}")
     return row[0], row[1]
+
+
+def of_stream(session: Session, stream_id: int) -> list[Incident]:
+    """Those that are not resolved: at most one per direction."""
+    query = select(Incident).where(Incident.stream_id == stream_id, Incident.state != "resolved")
+    return list(session.scalars(query))
 
 
 def unresolved_of(session: Session, stream_id: int, direction: str | None = None) -> list[Incident]:
@@ -185,10 +227,11 @@ def severities(session: Session, incident_ids: Collection[UUID]) -> dict[UUID, l
 
 
 def unresolved_counts(session: Session) -> list[tuple[str, str, int]]:
-    """(severity, direction, how many) of the incidents that are not resolved."""
+    """(severity, direction, how many) of the incidents that are not resolved; without those that await their
+    examination, whose severity is not known."""
     rows = session.execute(
         select(Incident.severity, Incident.direction, func.count())
-        .where(Incident.state != "resolved")
+        .where(Incident.state != "resolved", ~Incident.awaits_examination)
         .group_by(Incident.severity, Incident.direction)
     )
     return [(severity, direction, count) for severity, direction, count in rows]

@@ -234,6 +234,7 @@ class Incident(Base):
     __tablename__ = "incidents"
     __table_args__ = (
         Index("ix_incidents_opened_at", "opened_at"),
+        Index("ix_incidents_awaiting", "opened_at", postgresql_where="awaits_examination"),
         Index(
             "uq_incidents_one_open_per_direction",
             "stream_id",
@@ -260,11 +261,23 @@ class Incident(Base):
     tokens_per_second_after: Mapped[float | None]
     segments: Mapped[list[dict[str, Any]]]
     evidence: Mapped[dict[str, Any]]
-    diagnosis: Mapped[dict[str, Any] | None]  # see driftguard.incident_diagnosis; None from before 0002
+    diagnosis: Mapped[dict[str, Any] | None]  # see driftguard.incident_diagnosis; None until it is examined
     resolved_at: Mapped[datetime | None]
     resolution: Mapped[str | None]
     # An operator accepted the new level: the fold has its segments' baselines learned anew.
     level_accepted: Mapped[bool] = mapped_column(default=False, server_default=false())
+    # Nobody is told yet, see driftguard.incident_examination: until then it is "info", whatever it will be.
+    awaits_examination: Mapped[bool] = mapped_column(default=False, server_default=false())
+
+
+class AwaitedComparison(Base):
+    """A stream with a baseline that is still to be compared with the target before; gone once it is."""
+
+    __tablename__ = "awaited_comparisons"
+
+    stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True)
+    ready_seq: Mapped[int]  # of the record that completed the newest baseline
+    reference_since: Mapped[datetime]  # end of that baseline's first request
 
 
 class IncidentTransition(Base):

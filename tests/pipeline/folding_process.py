@@ -1,4 +1,4 @@
-"""Folds a database until nothing is left, in processes that can be killed.
+"""Folds a database until nothing is left, and examines what it finds, in processes that can be killed.
 
     python -m tests.pipeline.folding_process URL
 
@@ -17,19 +17,15 @@ from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.store.database import Database
+from tests.pipeline.examining import examine
 
 
 def fold_all(url: str, batch_records: int) -> None:
-    pipeline = Pipeline(
-        Database.open(url),
-        DetectorConfig(minimum_drop=0.1),
-        Metrics(),
-        destinations=["webhook:http://pager"],
-        batch_records=batch_records,
-    )
+    database = Database.open(url)
+    pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics(), batch_records=batch_records)
     with redirect_stdout(sys.stderr):  # the log
         while pipeline.fold_batch():
-            pass
+            examine(database)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from driftguard import held, look_around
 from driftguard.detection import DetectorConfig, Finding
+from driftguard.examiner import Examiner
 from driftguard.incidents import State
 from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
@@ -22,6 +23,7 @@ from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord
 from driftguard.store.tables import DetectorState, Incident, Notification, Stream
 from tests.alerting.http_receiver import wait_until
+from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.traffic import Traffic, store
 
 CONFIG = DetectorConfig(minimum_drop=0.1)
@@ -35,9 +37,7 @@ def fold_all(pipeline: Pipeline) -> None:
 
 
 def new_pipeline(database: Database, *, batch_records: int = 200) -> Pipeline:
-    return Pipeline(
-        database, CONFIG, Metrics(), destinations=["webhook:http://pager"], batch_records=batch_records
-    )
+    return Pipeline(database, CONFIG, Metrics(), batch_records=batch_records)
 
 
 def all_incidents(database: Database) -> list[Incident]:
@@ -52,7 +52,7 @@ def test_a_fall_in_one_segment_opens_one_incident_that_says_where_since_when_and
     store(database, traffic.draw(1500, GOOD))
     changed_at = traffic.clock
     store(database, traffic.draw(300, BAD))
-    fold_all(new_pipeline(database))
+    fold_and_examine(new_pipeline(database), database)
 
     (incident,) = all_incidents(database)
     assert (incident.state, incident.direction) == ("open", "down")
@@ -77,7 +77,7 @@ def test_a_change_of_the_mix_alone_opens_nothing(database: Database) -> None:
     traffic = Traffic(seed=2)
     store(database, traffic.draw(1500, {"code": 0.85, "german": 0.45}))
     store(database, traffic.draw(600, {"german": 0.45}))
-    fold_all(new_pipeline(database))
+    fold_and_examine(new_pipeline(database), database)
     assert all_incidents(database) == []
 
 
@@ -85,7 +85,7 @@ def test_a_rise_is_an_incident_but_pages_nobody(database: Database) -> None:
     traffic = Traffic(seed=3)
     store(database, traffic.draw(1500, GOOD))
     store(database, traffic.draw(300, {**GOOD, "german": 0.95}))
-    fold_all(new_pipeline(database))
+    fold_and_examine(new_pipeline(database), database)
     (incident,) = all_incidents(database)
     assert (incident.direction, incident.severity) == ("up", "info")
     with database.session() as session:
@@ -96,9 +96,9 @@ def test_recovery_resolves_the_incident_and_announces_it_where_it_was_announced(
     traffic = Traffic(seed=4)
     pipeline = new_pipeline(database)
     store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
-    fold_all(pipeline)
+    fold_and_examine(pipeline, database)
     store(database, traffic.draw(1200, GOOD))
-    fold_all(pipeline)
+    fold_and_examine(pipeline, database)
     (incident,) = all_incidents(database)
     assert incident.state == "resolved"
     assert incident.resolution is not None
@@ -247,7 +247,8 @@ def test_an_incident_is_in_the_metrics_as_soon_as_it_is_stored_whenever_the_next
     """Prometheus pages by them."""
     metrics, traffic = Metrics(), Traffic(seed=1)
     looking = LookAround(database, metrics)
-    pipeline = Pipeline(database, CONFIG, metrics, on_found=looking.soon)
+    examiner = Examiner(database, metrics, minimum_drop=0.1, on_told=looking.soon)
+    pipeline = Pipeline(database, CONFIG, metrics, on_found=examiner.soon)
     labels = {"severity": "critical", "direction": "down"}
 
     def opened() -> float | None:
@@ -257,10 +258,12 @@ def test_an_incident_is_in_the_metrics_as_soon_as_it_is_stored_whenever_the_next
     monkeypatch.setattr(look_around, "LOOK_SECONDS", 1_000.0)  # by the clock it need not look again
     fold_all(pipeline)
     looking.start()
+    examiner.start()
     try:
         wait_until(lambda: opened() == 0, "the first look")
         store(database, traffic.draw(300, {"code": 0.3}))
         fold_all(pipeline)
         wait_until(lambda: opened() == 1, "the gauge of the incident")
     finally:
+        examiner.stop()
         looking.stop()

@@ -38,7 +38,7 @@ MACHINE = diagnosis("machine", "high", calls_for_it=False)
 @pytest.mark.parametrize(
     ("found", "least", "retrains"),
     [
-        (None, "high", True),
+        (None, "low", False),
         (DRIFT["low"], "low", True),
         (DRIFT["low"], "medium", False),
         (DRIFT["medium"], "medium", True),

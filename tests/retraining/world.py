@@ -21,6 +21,20 @@ from driftguard.store.streams import StreamRegistry, all_streams
 from driftguard.store.tables import Incident, RetrainRun
 
 NEW, OLD = "german", "code"
+MOVED = {  # what the examination of the incident found
+    "cause": "query_drift",
+    "confidence": "medium",
+    "summary": "the traffic moved",
+    "reason": "acceptance fell inside segments",
+    "recommended_action": "retrain the draft on the new traffic",
+    "retrain": True,
+    "facts": [],
+    "missing": [],
+    "awaits_probes": False,
+    "examples": [],
+    "diagnosed_at": "2026-01-01T00:00:00+00:00",
+    "seen": {"probes": 0, "captures": 0},
+}
 BEFORE, AFTER = 0.77, 0.41
 
 
@@ -138,6 +152,7 @@ def drift(database: Database, version: str, changed_at: datetime) -> UUID:
             acceptance_after=AFTER,
             segments=[{"segment": NEW, "before": {"rate": BEFORE}, "after": {"rate": AFTER}}],
             evidence={},
+            diagnosis=MOVED,
         )
         open_incident(session, incident, "acceptance fell")
         return incident.id

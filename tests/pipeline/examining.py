@@ -1,0 +1,32 @@
+"""The examination of what a fold has found, without the sidecar's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from driftguard.examiner import Examiner
+from driftguard.incidents import PAGE_SLOWDOWN
+from driftguard.metrics import Metrics
+from driftguard.pipeline import Pipeline
+from driftguard.store.database import Database
+
+PAGER: Final = ("webhook:http://pager",)
+
+
+def examine(
+    database: Database, destinations: Sequence[str] = PAGER, page_slowdown: float = PAGE_SLOWDOWN
+) -> None:
+    """Once, as a sidecar does that has just started."""
+    examiner = Examiner(
+        database, Metrics(), minimum_drop=0.1, destinations=destinations, page_slowdown=page_slowdown
+    )
+    examiner.examine(datetime.now(UTC))
+
+
+def fold_and_examine(pipeline: Pipeline, database: Database) -> None:
+    """Everything there is."""
+    while pipeline.fold_batch():
+        pass
+    examine(database)
