@@ -31,6 +31,7 @@ from driftguard.descriptors import raise_limit
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.examiner import Examiner
+from driftguard.fold_watch import FoldWatch
 from driftguard.logs import configure_logging
 from driftguard.look_around import LookAround
 from driftguard.metrics import CHORES, Metrics
@@ -80,7 +81,8 @@ class Sidecar:
         self._answering.daemon = True
         peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
         self._destinations = [*alertmanager.destinations(peers), *webhook.destinations(hooks)]
-        self._looking = LookAround(database, self.metrics, self._destinations)
+        self.fold_watch = FoldWatch()
+        self._looking = LookAround(database, self.metrics, self._destinations, self.fold_watch)
         self._examiner = Examiner(
             database,
             self.metrics,
@@ -259,6 +261,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
         settings=sidecar.settings,
         database=sidecar.database,
         ingest=sidecar.ingest,
+        fold_watch=sidecar.fold_watch,
         metrics=sidecar.metrics,
         pushed=sidecar.pushed,
         overdue_sources=sidecar.scraping.overdue,

@@ -14,6 +14,7 @@ import structlog
 
 from driftguard import gauges, incident_closing, status
 from driftguard.errors import DatabaseUnavailable
+from driftguard.fold_watch import FoldWatch
 from driftguard.metrics import Metrics
 from driftguard.store import detector_states
 from driftguard.store.database import Database
@@ -25,12 +26,19 @@ log = structlog.get_logger(__name__)
 
 
 class LookAround:
-    """`destinations`: to which notifications are sent."""
+    """`destinations`: to which notifications are sent. `watch`: is shown how far the fold is."""
 
-    def __init__(self, database: Database, metrics: Metrics, destinations: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        database: Database,
+        metrics: Metrics,
+        destinations: Sequence[str] = (),
+        watch: FoldWatch | None = None,
+    ) -> None:
         self._database = database
         self._metrics = metrics
         self._destinations = tuple(destinations)
+        self._watch = watch or FoldWatch()
         self._due = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="look around", daemon=True)
@@ -85,8 +93,9 @@ class LookAround:
         not shown as it was."""
         try:
             with self._database.session(CHECK) as session:
-                lag: float = detector_states.unfolded(session)
+                lag = detector_states.lag(session)
         except Exception:
             self._metrics.fold_lag_records.set(math.nan)
             raise
-        self._metrics.fold_lag_records.set(lag)
+        self._metrics.fold_lag_records.set(lag.records)
+        self._watch.seconds_without_fold(lag.position, lag.unread)

@@ -78,7 +78,7 @@ def test_a_lag_that_cannot_be_measured_is_not_shown_as_it_was(
     def away(_: object) -> int:
         raise DatabaseUnavailable("database 'driftguard' at db.internal:5432: connection refused")
 
-    monkeypatch.setattr(detector_states, "unfolded", away)
+    monkeypatch.setattr(detector_states, "lag", away)
     with capture_logs() as logs:
         looking._attempt()
     assert math.isnan(shown(metrics, "fold_lag_records") or 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from fastapi import Request
 
 from driftguard.api.ingest_queue import IngestQueue
+from driftguard.fold_watch import FoldWatch
 from driftguard.metrics import Metrics
 from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import Settings
@@ -27,6 +28,7 @@ class Context:
     # Servers that nobody tried to scrape for too long, and those that another sidecar scrapes.
     overdue_sources: Callable[[datetime], Sequence[str]] = lambda _: ()
     sources_elsewhere: Callable[[], Sequence[str]] = lambda: ()
+    fold_watch: FoldWatch = field(default_factory=FoldWatch)
 
 
 def get_context(request: Request) -> Context:

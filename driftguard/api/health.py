@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
@@ -15,8 +15,10 @@ from driftguard.api.context import Context, get_context
 from driftguard.api.ingest_watch import LONGEST_WAIT_SECONDS
 from driftguard.api.openapi import example, problem
 from driftguard.errors import DatabaseUnavailable, DriftGuardError
+from driftguard.fold_watch import STALLED_AFTER_SECONDS
 from driftguard.metrics import CONTENT_TYPE
 from driftguard.store import detector_states
+from driftguard.store.detector_states import Lag
 from driftguard.store.work import CHECK
 
 router = APIRouter(tags=["health"])
@@ -51,6 +53,13 @@ class IngestStuck(DriftGuardError):
     title = "Ingest stuck"
 
 
+class FoldStopped(DriftGuardError):
+    """No fold has succeeded for {STALLED_AFTER_SECONDS} s while records wait for the detector."""
+
+    status = 503
+    title = "Detector stopped"
+
+
 class ScrapingStopped(DriftGuardError):
     """Nobody scrapes {servers}; the sidecar needs a restart."""
 
@@ -65,7 +74,7 @@ class Health(BaseModel):
 class Readiness(BaseModel):
     status: str = Field(examples=["ready"])
     database: str = Field(examples=["reachable, schema up to date"])
-    fold_lag_records: int = Field(description="Stored records not yet read by the detector.", examples=[0])
+    fold_lag_records: int = Field(description="Stored records not yet folded by the detector.", examples=[0])
 
 
 @router.get("/healthz", responses=example("alive"))
@@ -81,8 +90,9 @@ def healthz() -> Health:
 )
 async def readyz(context: Annotated[Context, Depends(get_context)]) -> Readiness:
     """503 while the database is unreachable or its schema does not fit, a batch has waited for long, the
-    detector is far behind, or the sidecar does not get to its sources. A source that does not answer is told
-    by its own metrics. Whatever hangs, there is an answer within 10 seconds."""
+    detector is far behind or has not got on for a minute while records wait, or the sidecar does not get to
+    its sources. A source that does not answer is told by its own metrics. Whatever hangs, there is an answer
+    within 10 seconds."""
     # Not on the threads of the requests, who may all wait for the database.
     checking = asyncio.get_running_loop().run_in_executor(_CHECKING, _check, context)
     try:
@@ -99,12 +109,27 @@ def _check(context: Context) -> Readiness:
         )
     context.database.check_schema()
     with context.database.session(CHECK) as session:
-        lag = detector_states.unfolded(session)
-    if lag > MAX_FOLD_LAG_RECORDS:
-        raise FoldBehind(f"the detector is {lag} records behind; it is ready below {MAX_FOLD_LAG_RECORDS}")
+        lag = detector_states.lag(session)
+    _check_fold(context, lag)
     if overdue := context.overdue_sources(datetime.now(UTC)):
         raise ScrapingStopped(f"nobody scrapes {', '.join(overdue[:3])}; {len(overdue)} servers in all")
-    return Readiness(status="ready", database="reachable, schema up to date", fold_lag_records=lag)
+    return Readiness(status="ready", database="reachable, schema up to date", fold_lag_records=lag.records)
+
+
+def _check_fold(context: Context, lag: Lag) -> None:
+    """What waits for streams that are held is told by their verdict: the others are served as ever."""
+    if lag.unread > MAX_FOLD_LAG_RECORDS:
+        raise FoldBehind(
+            f"the detector is {lag.unread} records behind; it is ready below {MAX_FOLD_LAG_RECORDS}"
+        )
+    seconds = context.fold_watch.seconds_without_fold(lag.position, lag.unread)
+    if seconds >= STALLED_AFTER_SECONDS:
+        since = datetime.now(UTC) - timedelta(seconds=seconds)
+        raise FoldStopped(
+            f"no fold has succeeded since {since:%F %T} UTC ({seconds:.0f} s) although {lag.unread} records "
+            "wait; the log tells why",
+            since=since.isoformat(timespec="seconds"),
+        )
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses={200: _EXPOSITION})

@@ -154,12 +154,23 @@ def summaries(session: Session) -> dict[int, dict[str, Any]]:
     return {row.stream_id: row.summary for row in session.execute(query)}
 
 
-def unread(session: Session) -> int:
-    """Stored records behind the position."""
+class Lag(NamedTuple):
+    """Stored records that are not folded."""
+
+    position: int  # seq of the last record that was read
+    unread: int
+    held: int  # read, but their streams raised
+
+    @property
+    def records(self) -> int:
+        return self.unread + self.held
+
+
+def lag(session: Session) -> Lag:
     newest = session.scalar(text("SELECT max(seq) FROM records")) or 0
-    return max(0, newest - position(session))
+    at = position(session)
+    return Lag(at, max(0, newest - at), held_streams.records_behind(session))
 
 
 def unfolded(session: Session) -> int:
-    """The fold's lag: stored records that it has not read, or not folded as their streams raised."""
-    return unread(session) + held_streams.records_behind(session)
+    return lag(session).records
