@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from uuid import uuid4
 
 from driftguard.adapters.condition import Condition
-from driftguard.records import AcceptanceRecord, Fidelity, check_record
+from driftguard.records import AcceptanceRecord, Fidelity, check_record, new_record_id
 
 
 class Incomplete(ValueError):
@@ -73,7 +72,7 @@ class Window:
         if target is None:
             raise Incomplete("the server does not name its model; set `target`")
         record = AcceptanceRecord(
-            record_id=uuid4(),
+            record_id=new_record_id(),
             kind="window",
             started_at=self.begun_at,
             ended_at=self.ended_at,

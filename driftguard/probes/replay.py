@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from uuid import uuid4
 
 from driftguard.errors import BadInput
 from driftguard.probe_sessions import session_of
 from driftguard.probes.answers import Answer, ProbeFailed
 from driftguard.probes.prompts import Prompt
 from driftguard.probes.server import ProbedServer, Serving
-from driftguard.records import AcceptanceRecord, RecordError, check_record
+from driftguard.records import AcceptanceRecord, RecordError, check_record, new_record_id
 from driftguard.settings import ProbeSettings, ProbeTargetSettings
 from driftguard.store import probe_prompts
 from driftguard.store.database import Database
@@ -95,7 +94,7 @@ def _record(
 ) -> AcceptanceRecord:
     told = answer.told
     record = AcceptanceRecord(
-        record_id=uuid4(),
+        record_id=new_record_id(),
         kind="probe",
         started_at=started_at,
         ended_at=datetime.now(UTC),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from random import getrandbits
 from time import perf_counter
 from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
-from uuid import UUID
 
 import msgspec
 import structlog
@@ -20,7 +18,7 @@ from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, To
 from driftguard.proxy.asking import Asked
 from driftguard.proxy.events import Heard
 from driftguard.proxy.labels import BadLabel, label
-from driftguard.records import DEFAULT_SEGMENT, AcceptanceRecord, RecordError, check_record
+from driftguard.records import DEFAULT_SEGMENT, AcceptanceRecord, RecordError, check_record, new_record_id
 from driftguard.settings import ProxySettings
 
 _log = structlog.get_logger(__name__)
@@ -126,7 +124,7 @@ class Recorder:
         first, each = _times(passage, heard, told)
         ended_at = datetime.now(UTC) - timedelta(seconds=perf_counter() - ended)
         return AcceptanceRecord(
-            record_id=_new_id(),
+            record_id=new_record_id(),
             kind="request",
             started_at=ended_at - timedelta(seconds=ended - passage.started),
             ended_at=ended_at,
@@ -161,11 +159,6 @@ class Recorder:
 def _label(source: str, passage: Passage) -> str | None:
     """Raises BadLabel."""
     return label(source, passage.headers, passage.path, passage.asked.fields)
-
-
-def _new_id() -> UUID:
-    """As uuid4(), which would ask the operating system for each."""
-    return UUID(int=getrandbits(128), version=4)
 
 
 def _text(value: object) -> str | None:

@@ -17,13 +17,13 @@ from hashlib import blake2b
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import httpx
 import msgspec
 import structlog
 
-from driftguard.records import PROBE_SEGMENT, AcceptanceRecord, encode_record
+from driftguard.records import PROBE_SEGMENT, AcceptanceRecord, encode_record, new_record_id
 from driftguard_engine.core import FinishedRequest
 from driftguard_engine.shipping import CaptureForbidden, Lane, LaneCounts
 from driftguard_engine.spool import SEGMENT_LINES, Spool, lock_directory
@@ -249,7 +249,7 @@ class Telemetry:
         try:
             while self._arrived:
                 finished = self._arrived.popleft()
-                record = record_of(finished, uuid4(), self._server, self._target)
+                record = record_of(finished, new_record_id(), self._server, self._target)
                 records.append(encode_record(record))
                 if capturing and self._wants(finished):
                     captures.append(_capture_line(finished, record))
