@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import procrastinate
@@ -19,8 +18,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from driftguard import incident_diagnosis, serving, stream_cost
-from driftguard.alerting import alertmanager, webhook
+from driftguard.alerting import destination
+from driftguard.alerting.alertmanager import Alertmanager
 from driftguard.alerting.loop import AlertLoop
+from driftguard.alerting.webhook import Webhook
 from driftguard.api.application import http_application
 from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
@@ -51,7 +52,6 @@ from driftguard.store.opening import open_database
 from driftguard.store.work import MAINTENANCE
 
 MAINTENANCE_SECONDS = 3_600.0
-WEBHOOK_NAMESPACE = webhook.TASK.partition(":")[0]
 WORKER_PAUSE_SECONDS = 2.0
 DUE_SECONDS = 2.0  # between two looks for retrainings that are due
 ANSWER_SECONDS = 5.0  # for a batch that waits for its commit when the sidecar is stopped
@@ -80,7 +80,7 @@ class Sidecar:
         self._answering = threading.Timer(ANSWER_SECONDS, self._answer_all)
         self._answering.daemon = True
         peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
-        self._destinations = [*alertmanager.destinations(peers), *webhook.destinations(hooks)]
+        self._destinations = [*destination.alertmanagers(peers), *destination.webhooks(hooks)]
         self.fold_watch = FoldWatch()
         self._looking = LookAround(database, self.metrics, self._destinations, self.fold_watch)
         self._examiner = Examiner(
@@ -107,11 +107,15 @@ class Sidecar:
             on_commit=self.pipeline.wake,
         )
         self._ingest_watch = IngestWatch(self.ingest)
-        self._webhooks = webhook.WebhookSink(database, hooks, external_url, self.metrics)
-        self._alertmanagers = alertmanager.AlertmanagerSink(database, peers, external_url, self.metrics)
         self._retraining = RetrainingJobs(database, settings, self._stopping.is_set)
         self._deferring = self._job_app(jobs.deferring_connector(database))
-        self._alerts = AlertLoop(self._deferring, self._webhooks, self._alertmanagers, self.metrics)
+        self._alerts = AlertLoop(
+            [
+                *(Alertmanager(database, url, external_url, self.metrics) for url in peers),
+                *(Webhook(database, url, external_url, self.metrics) for url in hooks),
+            ],
+            self.metrics,
+        )
         self._probes = ProbeLoop(database, settings.probes, self.metrics, settings.ingest.max_streams)
         self.scraping = ScrapeLoop(
             database, settings.sources, settings.scraping, self.ingest.submit, self.metrics
@@ -122,7 +126,6 @@ class Sidecar:
 
     def _job_app(self, connector: procrastinate.BaseConnector) -> procrastinate.App:
         app = procrastinate.App(connector=connector)
-        app.add_tasks_from(self._webhooks.blueprint, namespace=WEBHOOK_NAMESPACE)
         app.add_tasks_from(self._retraining.blueprint, namespace=NAMESPACE)
         return app
 
@@ -167,11 +170,12 @@ class Sidecar:
     async def _run_workers(self) -> None:
         app = self._job_app(jobs.worker_connector(self.database))
         async with app.open_async():
-            run = partial(app.run_worker_async, install_signal_handlers=False, delete_jobs="successful")
-            # Retraining has a worker of its own, because a job takes minutes and a page must not wait for it.
-            await asyncio.gather(
-                run(queues=[webhook.QUEUE], name="notifications", concurrency=2),
-                run(queues=[QUEUE], name="retraining", concurrency=1),
+            await app.run_worker_async(
+                queues=[QUEUE],
+                name="retraining",
+                concurrency=1,
+                install_signal_handlers=False,
+                delete_jobs="successful",
             )
 
     def stop_soon(self) -> None:

@@ -279,7 +279,7 @@ class Metrics:
             "Attempts to deliver a notification, by kind of destination and outcome.",
             "destination",  # alertmanager | webhook
             "event",  # firing | resolved
-            "outcome",  # delivered | failed
+            "outcome",  # delivered | failed | refused: the message itself, which is tried again slowly
         )
         self.notifications_undelivered = self._gauge(
             "driftguard_notifications_undelivered", "Notifications that their destination has not taken yet."

@@ -10,17 +10,21 @@ Source: Alertmanager's OpenAPI v2, POST /api/v2/alerts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-import httpx
 import structlog
 
+from driftguard.alerting.destination import identity, shown
 from driftguard.alerting.message import permalink, summary
+from driftguard.alerting.retries import Failure, failure_of, wait_seconds
 from driftguard.metrics import Metrics
+from driftguard.posting import NotAnswered, post
 from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
@@ -29,8 +33,7 @@ ALERTNAME: Final = "DriftGuardIncident"  # never that of a Prometheus rule: thos
 RESEND_SECONDS: Final = 30.0
 ENDS_AHEAD: Final = timedelta(minutes=2)
 REPEAT_RESOLUTION_FOR: Final = timedelta(minutes=15)
-TIMEOUT_SECONDS: Final = 10.0
-PREFIX: Final = "alertmanager:"
+LOOK_SECONDS: Final = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -43,10 +46,6 @@ class Alert:
     event: str  # firing | resolved | raised: one of a graver severity has taken its place
     severity: str
     body: Mapping[str, Any]
-
-
-def destinations(peers: Collection[str]) -> list[str]:
-    return [PREFIX + peer.rstrip("/") for peer in peers]
 
 
 def alerts(
@@ -92,40 +91,50 @@ def _body(
     }
 
 
-class AlertmanagerSink:
-    """Posts to every peer. `send` does one round; the caller repeats it every RESEND_SECONDS."""
+class Alertmanager:
+    """One peer of a cluster, or a lone Alertmanager. `turn` is called by one thread, again and again."""
 
-    def __init__(
-        self,
-        database: Database,
-        peers: Sequence[str],
-        external_url: str,
-        metrics: Metrics,
-        client: httpx.Client | None = None,
-    ) -> None:
+    def __init__(self, database: Database, url: str, external_url: str, metrics: Metrics) -> None:
+        url = url.rstrip("/")
+        self.name = identity("alertmanager", url)
+        self._url = f"{url}/api/v2/alerts"
         self._database = database
-        self._peers = [peer.rstrip("/") for peer in peers]
         self._external_url = external_url
         self._metrics = metrics
-        self._client = client or httpx.Client(timeout=TIMEOUT_SECONDS)
+        self._next_round = 0.0  # monotonic seconds
+        self._failures = 0  # in a row
 
-    def send(self, now: datetime) -> None:
-        """One round. A peer that fails is logged and counted, and hears it again in the next round."""
-        for peer in self._peers:
-            sent = self._alerts_for(peer, now)
-            if sent:
-                self._record(peer, sent, now, self._post(peer, sent))
+    def turn(self) -> float:
+        """A round when it is time, or at once when there is something new. Returns the seconds to wait."""
+        if time.monotonic() >= self._next_round or self.news():
+            failure = self.send(datetime.now(UTC))
+            self._failures = 0 if failure is None else self._failures + 1
+            self._next_round = time.monotonic() + self._wait_seconds(failure)
+        return LOOK_SECONDS
+
+    def _wait_seconds(self, failure: Failure | None) -> float:
+        """Never longer than without a failure: what was refused may have changed by then."""
+        if failure is None:
+            return RESEND_SECONDS
+        return min(wait_seconds(failure, self._failures, random.random()), RESEND_SECONDS)
+
+    def send(self, now: datetime) -> Failure | None:
+        """One round: everything that the peer has to hear now. A failure is logged and counted."""
+        sent = self._alerts(now)
+        if not sent:
+            return None
+        failure = self._post(sent)
+        self._record(sent, now, failure)
+        return failure
 
     def news(self) -> bool:
-        """Whether something has not been offered to a peer yet, so that a round should not wait."""
+        """Whether something has not been offered yet, so that a round should not wait."""
         with self._database.session() as session:
-            rows = notifications.sendable(session, destinations(self._peers))
-            return any(row.attempts == 0 for row in rows)
+            return notifications.has_unoffered(session, self.name)
 
-    def _alerts_for(self, peer: str, now: datetime) -> list[Alert]:
-        destination = PREFIX + peer
+    def _alerts(self, now: datetime) -> list[Alert]:
         with self._database.session() as session:
-            found = incidents.alerting(session, now - REPEAT_RESOLUTION_FOR, destination)
+            found = incidents.alerting(session, now - REPEAT_RESOLUTION_FOR, self.name)
             severities = incidents.severities(session, [incident.id for incident, _ in found])
             return [
                 item
@@ -133,23 +142,24 @@ class AlertmanagerSink:
                 for item in alerts(incident, stream, severities[incident.id], self._external_url, now)
             ]
 
-    def _post(self, peer: str, sent: Sequence[Alert]) -> str | None:
-        """None when the peer took them, else what went wrong."""
+    def _post(self, sent: Sequence[Alert]) -> Failure | None:
         try:
-            answer = self._client.post(f"{peer}/api/v2/alerts", json=[item.body for item in sent])
-        except httpx.HTTPError as error:
-            return f"{type(error).__name__}: {error}"
-        return None if answer.is_success else f"HTTP {answer.status_code}: {answer.text[:200]}"
+            return failure_of(post(self._url, [item.body for item in sent], {}))
+        except NotAnswered as error:
+            return Failure("away", str(error))
 
-    def _record(self, peer: str, sent: Sequence[Alert], now: datetime, error: str | None) -> None:
+    def _record(self, sent: Sequence[Alert], now: datetime, failure: Failure | None) -> None:
+        error = None if failure is None else failure.reason
         if error is not None:
-            log.warning("alertmanager did not take the alerts", peer=peer, alerts=len(sent), error=error)
-        outcome = "delivered" if error is None else "failed"
+            log.warning(
+                "alertmanager did not take the alerts", peer=shown(self.name), alerts=len(sent), error=error
+            )
+        outcome = "delivered" if failure is None else "refused" if failure.kind == "refused" else "failed"
         for item in sent:
             self._metrics.notifications.labels("alertmanager", item.event, outcome).inc()
         own = [(item.incident_id, item.event, item.severity) for item in sent if item.event != "raised"]
         with self._database.session() as session:
             for incident_id, event, severity in own:
                 # A peer that was configured after the incident opened gets its row now.
-                notifications.announce(session, incident_id, [PREFIX + peer], event, severity, now)
-            notifications.mark(session, PREFIX + peer, own, at=now, error=error)
+                notifications.announce(session, incident_id, [self.name], event, severity, now)
+            notifications.mark(session, self.name, own, at=now, error=error)

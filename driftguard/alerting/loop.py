@@ -1,64 +1,71 @@
-"""The thread that sees to it that what was stored as a notification leaves the house."""
+"""The threads that see to it that what was stored as a notification leaves the house."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from typing import Final, Protocol
 
-import procrastinate
 import structlog
 
-from driftguard.alerting.alertmanager import RESEND_SECONDS, AlertmanagerSink
-from driftguard.alerting.webhook import WebhookSink
+from driftguard.alerting.destination import shown
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
+from driftguard.posting import DEADLINE_SECONDS
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS: Final = 1.0
+STOP_SECONDS: Final = DEADLINE_SECONDS + 2.0  # for posts under way and their outcome
+
 log = structlog.get_logger(__name__)
 
 
-class AlertLoop:
-    """Every second: queue jobs for new webhook notifications. Every 30 s, or at once when there is
-    something new: post to the Alertmanagers. `app` is the procrastinate app that holds the webhook's
-    blueprint under the namespace "webhook"; it is open for deferring."""
+class Destination(Protocol):
+    """A webhook or an Alertmanager: `name` is its identity."""
 
-    def __init__(
-        self, app: procrastinate.App, webhooks: WebhookSink, alertmanagers: AlertmanagerSink, metrics: Metrics
-    ) -> None:
-        self._app = app
+    name: str
+
+    def turn(self) -> float:
+        """Sends what is due, if anything; returns the seconds to wait before the next turn."""
+        ...
+
+
+class AlertLoop:
+    """A thread for each destination: one that hangs, drips or refuses makes nobody else wait."""
+
+    def __init__(self, destinations: Sequence[Destination], metrics: Metrics) -> None:
         self._metrics = metrics
-        self._webhooks = webhooks
-        self._alertmanagers = alertmanagers
-        self._next_round = 0.0  # monotonic seconds
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, args=(item,), name=f"alerts {shown(item.name)}", daemon=True)
+            for item in destinations
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
+        """Waits for posts under way, so that what a receiver takes is stored as taken."""
         self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        until = time.monotonic() + STOP_SECONDS
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, until - time.monotonic()))
 
-    def _run(self) -> None:
-        while not self._stopping.wait(LOOK_SECONDS):
-            # One failing must not keep the other silent.
-            self._attempt(lambda: self._webhooks.defer_new(self._app))
-            self._attempt(self._post_alerts)
+    def _run(self, destination: Destination) -> None:
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            pause = self._turn(destination)
 
-    def _post_alerts(self) -> None:
-        if time.monotonic() >= self._next_round or self._alertmanagers.news():
-            self._next_round = time.monotonic() + RESEND_SECONDS
-            self._alertmanagers.send(datetime.now(UTC))
-
-    def _attempt(self, work: Callable[[], None]) -> None:
+    def _turn(self, destination: Destination) -> float:
         try:
-            work()
+            return destination.turn()
         except DatabaseUnavailable as error:
-            log.warning("alerts wait for the database", error=str(error))
+            log.warning("alerts wait for the database", destination=shown(destination.name), error=str(error))
         except Exception:
             self._metrics.loop_failures.labels("alerts").inc()
-            log.exception("sending alerts failed and will be tried again")
+            log.exception(
+                "sending alerts failed and will be tried again", destination=shown(destination.name)
+            )
+        return LOOK_SECONDS

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pydantic import Field
 
+from driftguard.alerting.destination import shown
 from driftguard.alerting.message import cost_of, cost_percent, summary
 from driftguard.api.status_models import POSITIONS, FrozenModel, StreamInfo
 from driftguard.cost import Cost
@@ -106,15 +107,14 @@ class NotificationModel(FrozenModel):
 
     @classmethod
     def of(cls, row: Notification) -> NotificationModel:
-        kind, _, url = row.destination.partition(":")
         return cls(
-            destination=f"{kind}:{_without_secrets(url)}",
+            destination=shown(row.destination),
             event=row.event,
             severity=row.severity,
             created_at=row.created_at,
             delivered_at=row.delivered_at,
             attempts=row.attempts,
-            last_error=row.last_error.replace(url, _without_secrets(url)) if row.last_error else None,
+            last_error=row.last_error,
         )
 
 
@@ -159,9 +159,3 @@ def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
         "cost": cost_of(incident),
         "diagnosis": DiagnosisModel.of(incident),
     }
-
-
-def _without_secrets(url: str) -> str:
-    """Scheme and host: the path of a webhook is often its password."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.split('/', 1)[0].rsplit('@', 1)[-1]}"

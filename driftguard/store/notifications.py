@@ -1,12 +1,16 @@
-"""Notifications: one message to one destination about one event of one incident, never two."""
+"""Notifications: one message to one destination about one event of one incident, never two.
+
+Who sends one holds a lease on it, not a lock: no transaction is open while a receiver makes up its mind.
+Leases and waits go by the clock of the database, the only one that all sidecars share.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
-from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy import ColumnElement, Delete, delete, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased
 
@@ -35,35 +39,105 @@ def drop_undelivered(session: Session, incident_id: UUID) -> None:
         Notification.incident_id == incident_id,
         Notification.event == "firing",
         Notification.delivered_at.is_(None),
+        _is_free(),
     )
     session.execute(
         delete(Notification).where(Notification.id.in_(waiting.with_for_update(skip_locked=True)))
     )
 
 
-def sendable(session: Session, destinations: Collection[str]) -> list[Notification]:
-    """Undelivered notifications, oldest first. A resolution waits until the same place took the firing."""
+def _is_free() -> ColumnElement[bool]:
+    """Nobody sends it: there is no lease, or it is over."""
+    return or_(Notification.leased_until.is_(None), Notification.leased_until <= func.now())
+
+
+def claim(session: Session, destination: str, lease: timedelta) -> Notification | None:
+    """The oldest that is due at this destination, leased to the caller; None when none is.
+
+    A resolution waits until the same place took the firing. A firing that was not taken before a graver one
+    followed is forgotten.
+    """
+    session.execute(_drop_superseded(destination))
+    query = (
+        select(Notification)
+        .where(Notification.destination == destination, Notification.delivered_at.is_(None))
+        .where(or_(Notification.next_attempt_at.is_(None), Notification.next_attempt_at <= func.now()))
+        .where(_is_free(), (Notification.event == "firing") | ~_awaits_firing())
+        .order_by(Notification.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    found = session.scalar(query)
+    if found is not None:
+        found.attempts += 1
+        session.execute(
+            update(Notification)
+            .where(Notification.id == found.id)
+            .values(leased_until=func.now() + lease)
+            .execution_options(synchronize_session=False)
+        )
+    return found
+
+
+def _awaits_firing() -> ColumnElement[bool]:
     firing = aliased(Notification)
-    unannounced = exists().where(
+    return exists().where(
         firing.incident_id == Notification.incident_id,
         firing.destination == Notification.destination,
         firing.event == "firing",
         firing.delivered_at.is_(None),
     )
-    query = (
-        select(Notification)
-        .where(Notification.delivered_at.is_(None), Notification.destination.in_(destinations))
-        .where((Notification.event == "firing") | ~unannounced)
-        .order_by(Notification.id)
-    )
-    return list(session.scalars(query))
 
 
-def lock(session: Session, notification_id: int) -> Notification | None:
-    """The row, locked until the transaction ends; None when it is gone or somebody else is sending it."""
-    return session.scalar(
-        select(Notification).where(Notification.id == notification_id).with_for_update(skip_locked=True)
+def _drop_superseded(destination: str) -> Delete:
+    later = aliased(Notification)
+    followed = exists().where(
+        later.incident_id == Notification.incident_id,
+        later.destination == Notification.destination,
+        later.event == "firing",
+        later.id > Notification.id,
     )
+    waiting = select(Notification.id).where(
+        Notification.destination == destination,
+        Notification.event == "firing",
+        Notification.delivered_at.is_(None),
+        _is_free(),
+        followed,
+    )
+    return delete(Notification).where(Notification.id.in_(waiting.with_for_update(skip_locked=True)))
+
+
+def settle_delivered(session: Session, notification_id: int) -> None:
+    """Whoever else claimed it meanwhile: it has been taken."""
+    session.execute(
+        update(Notification)
+        .where(Notification.id == notification_id, Notification.delivered_at.is_(None))
+        .values(delivered_at=func.now(), leased_until=None, next_attempt_at=None, last_error=None)
+    )
+
+
+def settle_failed(session: Session, notification_id: int, attempt: int, error: str, wait: timedelta) -> None:
+    """Ends the lease that was claimed as this attempt, if it is still held, and has it tried after `wait`."""
+    session.execute(
+        update(Notification)
+        .where(
+            Notification.id == notification_id,
+            Notification.attempts == attempt,
+            Notification.delivered_at.is_(None),
+        )
+        .values(last_error=error, leased_until=None, next_attempt_at=func.now() + wait)
+    )
+
+
+def has_unoffered(session: Session, destination: str) -> bool:
+    """Whether something waits here that has not been offered once."""
+    waits = exists().where(
+        Notification.destination == destination,
+        Notification.delivered_at.is_(None),
+        Notification.attempts == 0,
+        (Notification.event == "firing") | ~_awaits_firing(),
+    )
+    return session.scalar(select(waits)) or False
 
 
 def mark(

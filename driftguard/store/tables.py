@@ -298,17 +298,25 @@ class Notification(Base):
     __tablename__ = "notifications"
     __table_args__ = (
         UniqueConstraint("incident_id", "destination", "event", "severity", name="uq_notifications_once"),
+        Index(
+            "ix_notifications_undelivered",
+            "destination",
+            "id",
+            postgresql_where="delivered_at IS NULL",
+        ),
     )
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     incident_id: Mapped[UUID] = mapped_column(ForeignKey("incidents.id", ondelete="CASCADE"))
-    destination: Mapped[str]
+    destination: Mapped[str]  # alerting.destination.identity: names the place without its secrets
     event: Mapped[str]  # firing | resolved
     severity: Mapped[str]  # of the incident then: one that became graver is told again
     created_at: Mapped[datetime]
     delivered_at: Mapped[datetime | None]
     attempts: Mapped[int] = mapped_column(default=0, server_default="0")
     last_error: Mapped[str | None]
+    leased_until: Mapped[datetime | None]  # until then one sidecar alone sends it
+    next_attempt_at: Mapped[datetime | None]  # not before; None: at once
 
 
 class Capture(Base):

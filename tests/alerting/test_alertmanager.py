@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
 from sqlalchemy import select
 
-from driftguard.alerting.alertmanager import AlertmanagerSink, destinations
+from driftguard.alerting.alertmanager import Alertmanager
+from driftguard.alerting.destination import alertmanagers
 from driftguard.metrics import Metrics
 from driftguard.store.database import Database
 from driftguard.store.tables import Notification
@@ -17,8 +19,14 @@ from tests.alerting.incident_rows import add_incident, add_stream, raise_to, res
 from tests.integration.servers import needs_alertmanager, running_alertmanager
 
 
-def sink(database: Database, *peers: str) -> AlertmanagerSink:
-    return AlertmanagerSink(database, peers, "http://sidecar/", Metrics())
+def sink(database: Database, url: str) -> Alertmanager:
+    return Alertmanager(database, url, "http://sidecar/", Metrics())
+
+
+def send(database: Database, urls: Sequence[str], now: datetime) -> None:
+    """One round to each of the peers."""
+    for url in urls:
+        sink(database, url).send(now)
 
 
 def peer(receiver: Receiver) -> str:
@@ -35,7 +43,7 @@ def test_every_round_repeats_the_same_alert_with_a_later_end_even_from_a_new_pro
 ) -> None:
     opened_at = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
     with http_receiver() as receiver:
-        incident_id = add_incident(database, destinations([peer(receiver)]), opened_at=opened_at)
+        incident_id = add_incident(database, alertmanagers([peer(receiver)]), opened_at=opened_at)
         sink(database, peer(receiver)).send(opened_at + timedelta(seconds=1))
         sink(database, peer(receiver)).send(opened_at + timedelta(seconds=31))
     first, second = (item.body[0] for item in receiver.received)
@@ -54,7 +62,7 @@ def test_an_incident_that_becomes_graver_is_another_alert_and_ends_the_one_befor
     database: Database,
 ) -> None:
     with http_receiver() as receiver:
-        peers = destinations([peer(receiver)])
+        peers = alertmanagers([peer(receiver)])
         incident_id = add_incident(database, peers, severity="warning")
         now = datetime.now(UTC)
         sink(database, peer(receiver)).send(now)
@@ -81,7 +89,7 @@ def test_an_incident_that_becomes_graver_is_another_alert_and_ends_the_one_befor
 def test_an_information_that_becomes_a_page_is_one_alert(database: Database) -> None:
     with http_receiver() as receiver:
         incident_id = add_incident(database, [], severity="info")
-        raise_to(database, incident_id, "warning", destinations([peer(receiver)]))
+        raise_to(database, incident_id, "warning", alertmanagers([peer(receiver)]))
         sink(database, peer(receiver)).send(datetime.now(UTC))
     (only,) = receiver.received[0].body
     assert only["labels"]["severity"] == "warning"
@@ -92,19 +100,19 @@ def test_a_resolution_reaches_a_peer_that_was_down_while_the_other_is_not_kept_w
 ) -> None:
     with http_receiver() as up, http_receiver() as down:
         peers = [peer(up), peer(down)]
-        incident_id = add_incident(database, destinations(peers))
+        incident_id = add_incident(database, alertmanagers(peers))
         now = datetime.now(UTC)
-        sink(database, *peers).send(now)
+        send(database, peers, now)
         down.status = 503
         resolve(database, incident_id)
-        sink(database, *peers).send(now + timedelta(seconds=30))
+        send(database, peers, now + timedelta(seconds=30))
         assert [item.body[0]["endsAt"] for item in up.received][-1] < (now + timedelta(minutes=1)).isoformat()
 
         long_after = now + timedelta(hours=3)
-        sink(database, *peers).send(long_after)  # the first peer has long heard it
+        send(database, peers, long_after)  # the first peer has long heard it
         down.status = 200
-        sink(database, *peers).send(long_after + timedelta(seconds=30))
-        sink(database, *peers).send(long_after + timedelta(seconds=60))
+        send(database, peers, long_after + timedelta(seconds=30))
+        send(database, peers, long_after + timedelta(seconds=60))
     assert len(up.received) == 2
     assert len(down.taken()) == 2  # firing, and the resolution once it was back
     resolved_at = down.taken()[-1].body[0]["endsAt"]
@@ -112,7 +120,7 @@ def test_a_resolution_reaches_a_peer_that_was_down_while_the_other_is_not_kept_w
 
 
 def test_a_peer_that_fails_is_noted_with_its_reason(database: Database) -> None:
-    add_incident(database, destinations(["http://127.0.0.1:9"]))
+    add_incident(database, alertmanagers(["http://127.0.0.1:9"]))
     sender = sink(database, "http://127.0.0.1:9")
     assert sender.news()
     sender.send(datetime.now(UTC))
@@ -149,13 +157,13 @@ def test_the_real_alertmanager_pages_once_and_resolves_once_over_a_restart(
         ]
 
     with http_receiver() as receiver, running_alertmanager(tmp_path, config(receiver.url)) as url:
-        first = add_incident(database, destinations([url]))
+        first = add_incident(database, alertmanagers([url]))
         sink(database, url).send(datetime.now(UTC))
         wait_until(lambda: statuses(first) == ["firing"], "the page")
         restarted = sink(database, url)  # knows only what the database knows
         restarted.send(datetime.now(UTC))
         # A second incident passing through whole shows that the first one's repetition was considered.
-        second = add_incident(database, destinations([url]), stream_id=add_stream(database, "v2"))
+        second = add_incident(database, alertmanagers([url]), stream_id=add_stream(database, "v2"))
         restarted.send(datetime.now(UTC))
         wait_until(lambda: statuses(second) == ["firing"], "the second page")
         resolve(database, first)
@@ -182,10 +190,10 @@ def test_the_real_alertmanager_resolves_the_alert_that_a_graver_one_replaces(
         }
 
     with http_receiver() as receiver, running_alertmanager(tmp_path, config(receiver.url)) as url:
-        incident_id = add_incident(database, destinations([url]), severity="warning")
+        incident_id = add_incident(database, alertmanagers([url]), severity="warning")
         sink(database, url).send(datetime.now(UTC))
         wait_until(lambda: alerts_told() == {("warning", "firing")}, "the page")
-        raise_to(database, incident_id, "critical", destinations([url]))
+        raise_to(database, incident_id, "critical", alertmanagers([url]))
         sink(database, url).send(datetime.now(UTC))
         raised = {("warning", "firing"), ("warning", "resolved"), ("critical", "firing")}
         wait_until(lambda: alerts_told() == raised, "the graver page, and the end of the one before")

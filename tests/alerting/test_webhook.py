@@ -1,26 +1,28 @@
-"""Webhooks against a real receiver, with real workers on a real queue."""
+"""Webhooks against a real receiver, from the threads that a sidecar has for them."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
+from functools import partial
 
-import procrastinate
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text, update
 
-from driftguard.alerting.alertmanager import AlertmanagerSink
+from driftguard.alerting import webhook
+from driftguard.alerting.destination import webhooks
 from driftguard.alerting.loop import AlertLoop
-from driftguard.alerting.webhook import QUEUE, WebhookSink, destinations
+from driftguard.alerting.webhook import Webhook
+from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
+from driftguard.posting import post
+from driftguard.store import notifications
 from driftguard.store.database import Database
-from driftguard.store.jobs import deferring_connector, worker_connector
 from driftguard.store.tables import Notification
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.alerting.incident_rows import add_incident, add_stream, raise_to, resolve
+from tests.alerting.raw_receiver import dripping, raw_receiver, silent
 
 
 @pytest.fixture
@@ -30,41 +32,15 @@ def receiver() -> Iterator[Receiver]:
 
 
 @contextmanager
-def delivering(database: Database, urls: list[str]) -> Iterator[Metrics]:
-    """A sidecar's alerting: the loop and a worker. Leaving stops it, as a restart would."""
+def delivering(database: Database, urls: Sequence[str]) -> Iterator[Metrics]:
+    """A sidecar's alerting. Leaving stops it, as a restart would."""
     metrics = Metrics()
-    sink = WebhookSink(database, urls, "http://sidecar", metrics)
-    with procrastinate.App(connector=deferring_connector(database)).open() as deferring:
-        loop = AlertLoop(deferring, sink, AlertmanagerSink(database, [], "http://sidecar", metrics), metrics)
-        with _worker(database, sink):
-            loop.start()
-            try:
-                yield metrics
-            finally:
-                loop.stop()
-
-
-@contextmanager
-def _worker(database: Database, sink: WebhookSink) -> Iterator[None]:
-    app = procrastinate.App(connector=worker_connector(database))
-    app.add_tasks_from(sink.blueprint, namespace="webhook")
-    events = asyncio.new_event_loop()
-
-    async def work() -> None:
-        async with app.open_async():
-            await app.run_worker_async(
-                queues=[QUEUE], install_signal_handlers=False, fetch_job_polling_interval=0.2
-            )
-
-    task = events.create_task(work())
-    thread = threading.Thread(target=lambda: events.run_until_complete(asyncio.wait([task])))
-    thread.start()
+    loop = AlertLoop([Webhook(database, url, "http://sidecar", metrics) for url in urls], metrics)
+    loop.start()
     try:
-        yield
+        yield metrics
     finally:
-        events.call_soon_threadsafe(task.cancel)
-        thread.join()
-        events.close()
+        loop.stop()
 
 
 def rows(database: Database) -> list[Notification]:
@@ -76,7 +52,7 @@ def test_an_incident_is_posted_once_when_it_opens_and_once_when_it_is_resolved(
     database: Database, receiver: Receiver
 ) -> None:
     with delivering(database, [receiver.url]) as metrics:
-        incident_id = add_incident(database, destinations([receiver.url]))
+        incident_id = add_incident(database, webhooks([receiver.url]))
         wait_until(lambda: len(receiver.taken()) == 1, "the firing notification")
         resolve(database, incident_id)
         wait_until(lambda: all(row.delivered_at for row in rows(database)), "both to be delivered")
@@ -103,7 +79,7 @@ def test_a_receiver_that_is_down_gets_it_once_when_it_is_back_even_over_a_restar
     database: Database, receiver: Receiver
 ) -> None:
     receiver.status = 503
-    add_incident(database, destinations([receiver.url]))
+    add_incident(database, webhooks([receiver.url]))
     with delivering(database, [receiver.url]):
         wait_until(lambda: len(receiver.received) >= 2, "a first attempt and its repetition")
     assert receiver.taken() == []
@@ -115,7 +91,7 @@ def test_a_receiver_that_is_down_gets_it_once_when_it_is_back_even_over_a_restar
     with delivering(database, [receiver.url]):
         wait_until(lambda: rows(database)[0].delivered_at is not None, "the delivery")
     with delivering(database, [receiver.url]):  # and another restart, with nothing left to say
-        add_incident(database, destinations([receiver.url]), stream_id=add_stream(database, "v2"))
+        add_incident(database, webhooks([receiver.url]), stream_id=add_stream(database, "v2"))
         wait_until(lambda: len(receiver.taken()) >= 2, "the second incident")
     assert len({item.headers["Idempotency-Key"] for item in receiver.taken()}) == 2
     assert len(receiver.taken()) == 2
@@ -124,7 +100,7 @@ def test_a_receiver_that_is_down_gets_it_once_when_it_is_back_even_over_a_restar
 def test_an_incident_that_becomes_graver_is_posted_again_and_resolved_once(
     database: Database, receiver: Receiver
 ) -> None:
-    hooks = destinations([receiver.url])
+    hooks = webhooks([receiver.url])
     incident_id = add_incident(database, hooks, severity="warning")
     with delivering(database, [receiver.url]):
         wait_until(lambda: len(receiver.taken()) == 1, "the first page")
@@ -139,7 +115,7 @@ def test_an_incident_that_becomes_graver_is_posted_again_and_resolved_once(
 
 
 def test_a_receiver_that_was_down_meanwhile_is_paged_once(database: Database, receiver: Receiver) -> None:
-    hooks = destinations([receiver.url])
+    hooks = webhooks([receiver.url])
     receiver.status = 503
     incident_id = add_incident(database, hooks, severity="warning")
     with delivering(database, [receiver.url]):
@@ -152,7 +128,7 @@ def test_a_receiver_that_was_down_meanwhile_is_paged_once(database: Database, re
 
 def test_two_sidecars_on_one_database_page_once(database: Database, receiver: Receiver) -> None:
     with delivering(database, [receiver.url]), delivering(database, [receiver.url]):
-        incident_id = add_incident(database, destinations([receiver.url]))
+        incident_id = add_incident(database, webhooks([receiver.url]))
         wait_until(lambda: len(receiver.taken()) == 1, "the firing notification")
         resolve(database, incident_id)
         wait_until(lambda: all(row.delivered_at for row in rows(database)), "both to be delivered")
@@ -163,7 +139,7 @@ def test_a_resolution_waits_until_the_receiver_knows_of_the_incident(
     database: Database, receiver: Receiver
 ) -> None:
     receiver.status = 500
-    incident_id = add_incident(database, destinations([receiver.url]))
+    incident_id = add_incident(database, webhooks([receiver.url]))
     resolve(database, incident_id)
     with delivering(database, [receiver.url]):
         wait_until(lambda: bool(receiver.received), "an attempt")
@@ -172,33 +148,115 @@ def test_a_resolution_waits_until_the_receiver_knows_of_the_incident(
     assert [item.body["event"] for item in receiver.taken()] == ["firing", "resolved"]
 
 
-def test_a_refusal_is_shown_and_repeated_slowly(database: Database, receiver: Receiver) -> None:
+def test_a_404_of_a_receiver_that_is_being_rolled_out_holds_a_page_back_for_seconds(
+    database: Database, receiver: Receiver
+) -> None:
     receiver.status = 404
-    add_incident(database, destinations([receiver.url]))
-    before = datetime.now(UTC)
-
-    def next_attempt() -> datetime | None:
-        query = "SELECT max(scheduled_at) FROM procrastinate_jobs WHERE status = 'todo'"
-        with database.session() as session:
-            at: datetime | None = session.scalar(text(query))
-            return at
-
+    add_incident(database, webhooks([receiver.url]))
     with delivering(database, [receiver.url]):
-        wait_until(lambda: next_attempt() is not None, "the repetition to be scheduled")
-    (row,) = rows(database)
-    assert "HTTP 404" in (row.last_error or "")
+        wait_until(lambda: rows(database)[0].last_error is not None, "a first attempt")
+        assert rows(database)[0].last_error == "HTTP 404"
+        receiver.status = 200
+        wait_until(lambda: rows(database)[0].delivered_at is not None, "the delivery")
+    first, second = receiver.received
+    assert (second.at - first.at).total_seconds() < 60
+    assert rows(database)[0].last_error is None
+
+
+def test_a_message_that_is_refused_is_counted_as_such_and_holds_back_no_other(
+    database: Database, receiver: Receiver
+) -> None:
+    receiver.status = 400
+    first = add_incident(database, webhooks([receiver.url]))
+    with delivering(database, [receiver.url]) as metrics:
+        wait_until(lambda: rows(database)[0].last_error is not None, "a first attempt")
+        receiver.status = 200
+        second = add_incident(database, webhooks([receiver.url]), stream_id=add_stream(database, "v2"))
+        wait_until(lambda: bool(receiver.taken()), "the next page")
+    assert [item.body["incident"]["id"] for item in receiver.received] == [str(first), str(second)]
+    refused = {"destination": "webhook", "event": "firing", "outcome": "refused"}
+    assert metrics.registry.get_sample_value("driftguard_notifications_total", refused) == 1
+
+
+def test_receivers_that_hang_drip_and_flood_hold_back_no_other(
+    database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "post", partial(post, deadline_seconds=2.0))  # the test waits for its end
+    flood = dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65_536, every_seconds=0.0)
+    drip = dripping(b"HTTP/1.1 2")
+    with raw_receiver(silent) as hangs, raw_receiver(drip) as drips, raw_receiver(flood) as floods:
+        stuck = [hangs.url, hangs.url + "/2", drips.url, drips.url + "/2"]
+        urls = [*stuck, floods.url, receiver.url]
+        for version in ("v1", "v2", "v3"):
+            add_incident(database, webhooks(urls), stream_id=add_stream(database, version))
+        with delivering(database, urls):
+            wait_until(lambda: min(hangs.requests, drips.requests) >= 2, "the posts that are stuck")
+            stuck_since = database_time(database)
+            told = webhooks([floods.url, receiver.url])
+            wait_until(
+                lambda: all(row.delivered_at for row in rows(database) if row.destination in told),
+                "the pages of those that answer",
+            )
+            assert [row.delivered_at for row in rows(database) if row.destination not in told] == [None] * 12
+            assert transactions_open_since(database, stuck_since) == 0
+    assert len(receiver.taken()) == 3
+
+
+def database_time(database: Database) -> datetime:
+    with database.session() as session:
+        now: datetime = session.scalars(text("SELECT clock_timestamp()")).one()
+        return now
+
+
+def transactions_open_since(database: Database, moment: datetime) -> int:
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND xact_start < :moment"
+    )
+    with database.session() as session:
+        return session.scalar(text(query), {"moment": moment}) or 0
+
+
+def test_a_sidecar_that_died_while_posting_is_followed_by_another_when_its_lease_is_over(
+    database: Database, receiver: Receiver
+) -> None:
+    incident_id = add_incident(database, webhooks([receiver.url]))
+    died = Webhook(database, receiver.url, "http://sidecar", Metrics())
+    assert died._claim() is not None
+    with delivering(database, [receiver.url]):
+        add_incident(database, webhooks([receiver.url]), stream_id=add_stream(database, "v2"))
+        wait_until(lambda: len(receiver.taken()) == 1, "the page that nobody had claimed")
+        with database.session() as session:
+            session.execute(update(Notification).values(leased_until=func.now()))
+        wait_until(lambda: len(receiver.taken()) == 2, "the page of the dead")
+    assert receiver.taken()[1].headers["Idempotency-Key"] == f"{incident_id}:firing:critical"
+
+
+def test_what_was_delivered_while_the_database_went_away_is_not_posted_again(
+    database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_incident(database, webhooks([receiver.url]))
+    sender = Webhook(database, receiver.url, "http://sidecar", Metrics())
+    settle = notifications.settle_delivered
+
+    def away(*_: object) -> None:
+        raise DatabaseUnavailable("it went away")
+
+    monkeypatch.setattr(notifications, "settle_delivered", away)
+    for _ in range(3):
+        with pytest.raises(DatabaseUnavailable):
+            sender.turn()
+    monkeypatch.setattr(notifications, "settle_delivered", settle)
+    sender.turn()
+    assert rows(database)[0].delivered_at is not None
     assert len(receiver.received) == 1
-    at = next_attempt()
-    assert at is not None
-    assert (at - before).total_seconds() > 240
 
 
 def test_a_webhook_that_was_removed_from_the_settings_is_not_called(
     database: Database, receiver: Receiver
 ) -> None:
-    add_incident(database, destinations([receiver.url]))
+    add_incident(database, webhooks([receiver.url]))
     with http_receiver() as other, delivering(database, [other.url]):
-        add_incident(database, destinations([other.url]), stream_id=add_stream(database, "v2"))
+        add_incident(database, webhooks([other.url]), stream_id=add_stream(database, "v2"))
         wait_until(lambda: len(other.taken()) == 1, "the configured webhook")
     assert receiver.received == []
 
@@ -207,16 +265,16 @@ def test_an_unforeseen_failure_is_counted_and_later_pages_go_out(
     database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = iter([RuntimeError("nobody foresaw it")])
-    defer_new = WebhookSink.defer_new
+    turn = Webhook.turn
 
-    def failing_once(sink: WebhookSink, app: procrastinate.App) -> None:
-        if sink._database is database:  # not one of another sidecar in this process
+    def failing_once(sender: Webhook) -> float:
+        if sender._database is database:  # not one of another sidecar in this process
             for failure in failures:
                 raise failure
-        defer_new(sink, app)
+        return turn(sender)
 
-    monkeypatch.setattr(WebhookSink, "defer_new", failing_once)
-    add_incident(database, destinations([receiver.url]))
+    monkeypatch.setattr(Webhook, "turn", failing_once)
+    add_incident(database, webhooks([receiver.url]))
     with delivering(database, [receiver.url]) as metrics:
         wait_until(lambda: bool(receiver.taken()), "the page")
     assert metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "alerts"}) == 1

@@ -11,7 +11,8 @@ from uuid import UUID
 import httpx
 import yaml
 
-from driftguard.alerting.alertmanager import AlertmanagerSink, destinations
+from driftguard.alerting.alertmanager import Alertmanager
+from driftguard.alerting.destination import alertmanagers
 from driftguard.demo.processes import free_port
 from driftguard.metrics import Metrics
 from driftguard.store.database import Database
@@ -41,19 +42,24 @@ def _peers(port: int) -> int:
 def test_a_cluster_that_was_away_pages_once_and_resolves_once(database: Database, tmp_path: Path) -> None:
     ports = [free_port(), free_port()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    sink = AlertmanagerSink(database, urls, "http://sidecar", Metrics())
-    first = str(add_incident(database, destinations(urls)))
-    sink.send(datetime.now(UTC))  # nobody is there
+    sinks = [Alertmanager(database, url, "http://sidecar", Metrics()) for url in urls]
+
+    def send() -> None:
+        for sink in sinks:
+            sink.send(datetime.now(UTC))
+
+    first = str(add_incident(database, alertmanagers(urls)))
+    send()  # nobody is there
 
     with http_receiver() as pager, cluster(tmp_path, _config(pager.url), ports):
-        sink.send(datetime.now(UTC))
+        send()
         wait_until(lambda: len(_told(pager)) >= 1, "the page")
         _both_consider(tmp_path, ports)
         assert _told(pager) == [(first, "firing")]
 
         resolve(database, UUID(first))
-        second = str(add_incident(database, destinations(urls), stream_id=add_stream(database, "v2")))
-        sink.send(datetime.now(UTC))
+        second = str(add_incident(database, alertmanagers(urls), stream_id=add_stream(database, "v2")))
+        send()
         wait_until(lambda: len(_told(pager)) >= 3, "the resolution, and the next page")
         _both_consider(tmp_path, ports)
         assert sorted(_told(pager)[1:]) == sorted([(first, "resolved"), (second, "firing")])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from alembic import command
 from sqlalchemy import text
 
+from driftguard.alerting.destination import webhooks
 from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.migrations import alembic_config
@@ -44,13 +45,15 @@ def test_an_announced_incident_keeps_its_alert(empty_database_url: str) -> None:
             connection.commit()
         database.upgrade()
         database.check_schema()
-        hooks = ["webhook:http://pager"]
+        hooks = webhooks(["http://pager"])
         with database.session() as session:
             ((incident, _),) = incidents.page(session, limit=10)
             assert incidents.severities(session, [incident.id])[incident.id] == [("critical", OPENED_AT)]
             notifications.announce(session, incident.id, hooks, "firing", incident.severity, OPENED_AT)
-            assert notifications.sendable(session, hooks) == []
+            assert notifications.claim(session, hooks[0], timedelta(seconds=1)) is None
             incidents.move(session, incident.id, "resolved", "it is over", datetime.now(UTC))
-            assert [row.event for row in notifications.sendable(session, hooks)] == ["resolved"]
+            claimed = notifications.claim(session, hooks[0], timedelta(seconds=1))
+            assert claimed is not None
+            assert claimed.event == "resolved"
     finally:
         database.close()

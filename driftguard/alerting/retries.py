@@ -1,0 +1,65 @@
+"""When a delivery that failed is tried again: soon, unless it is the message itself that is refused.
+
+A page must not be late because its receiver is being rolled out (which answers 404), has its key changed
+(401) or restarts: each is over in minutes, and nobody tells when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from driftguard.posting import Answer
+
+Kind = Literal["away", "misplaced", "refused"]
+
+# The message cannot be read there: bad request, too large, not of a supported type, not processable.
+_REFUSING: Final = frozenset({400, 413, 415, 422})
+_AWAY: Final = frozenset({408, 425, 429})  # and every 5xx
+# Seconds: the first wait, which doubles with every attempt, and the longest.
+_WAITS: Final[dict[Kind, tuple[float, float]]] = {
+    "away": (1.0, 60.0),
+    "misplaced": (5.0, 120.0),
+    "refused": (30.0, 3_600.0),
+}
+_LONGEST_ASKED_SECONDS: Final = 120.0  # a receiver that asks for a longer wait would hold a page back
+_MAX_REASON: Final = 300  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One attempt that came to nothing.
+
+    `away`: nobody answers, or says to try later. `misplaced`: whoever answers does not take messages there,
+    or not with this key, or sends elsewhere. `refused`: it took the message for wrong.
+    """
+
+    kind: Kind
+    reason: str
+    retry_after_seconds: float | None = None
+
+
+def failure_of(answer: Answer) -> Failure | None:
+    """None: delivered, which any 2xx says."""
+    if answer.is_success:
+        return None
+    text = " ".join(answer.text.replace("\0", "").split())[:_MAX_REASON]
+    reason = ": ".join(part for part in (f"HTTP {answer.status}", text) if part)
+    return Failure(_kind(answer.status), reason, answer.retry_after_seconds)
+
+
+def _kind(status: int) -> Kind:
+    if status in _REFUSING:
+        return "refused"
+    return "away" if status in _AWAY or status >= 500 else "misplaced"
+
+
+def wait_seconds(failure: Failure, attempts: int, draw: float) -> float:
+    """After `attempts` attempts, at least 1. `draw`: uniform in [0, 1), so that not all come back at once.
+
+    What a receiver asks for by Retry-After is kept, up to two minutes.
+    """
+    first, longest = _WAITS[failure.kind]
+    wait = min(first * 2.0 ** min(attempts - 1, 20), longest) * (1.0 - draw / 2.0)
+    asked = min(failure.retry_after_seconds or 0.0, _LONGEST_ASKED_SECONDS)
+    return max(wait, asked)

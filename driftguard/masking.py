@@ -1,0 +1,66 @@
+"""Secrets that the settings hold, kept out of what people read: logs, error texts, answers, stored rows.
+
+The password of a URL is one, and so is all of a webhook's URL behind its host: whoever knows it can post.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from typing import Final
+from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
+
+MASK: Final = "***"
+UNREADABLE: Final = "(an address that cannot be read)"
+LEAST_CHARACTERS: Final = 4  # of a secret; to mask a shorter one would mask half of every line
+_LEAST_PATH_CHARACTERS: Final = 8  # of a part of a path: "hook" is none
+_ADDRESS: Final = re.compile(
+    r"^([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?(\[[0-9a-fA-F:.]*\]|[^/?#@:\[\]]*)(:[0-9]*)?"
+)  # a port is digits only: of a password that nobody encoded, a part could stand there
+
+
+def address(url: str) -> str:
+    """Scheme, host and port: what may be shown of any URL."""
+    found = _ADDRESS.match(url)
+    return "".join(part or "" for part in found.groups()) if found else UNREADABLE
+
+
+def secrets_of_url(url: str, *, is_webhook: bool = False) -> Iterator[str]:
+    """Its password (or its user name, where that is all), the values of its query; a webhook's path too."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return
+    userinfo = parts.netloc.rpartition("@")[0]
+    yield userinfo.partition(":")[2] or userinfo
+    yield b64encode(unquote(userinfo).encode()).decode()  # as the Authorization header carries it
+    yield from (pair.partition("=")[2] or pair for pair in parts.query.split("&"))
+    if is_webhook:
+        path = parts.path.strip("/")
+        yield from (part for part in [path, *path.split("/")] if len(part) >= _LEAST_PATH_CHARACTERS)
+
+
+class Secrets:
+    """Replaces each of these values, as it is or as JSON, repr() and URLs write it, by three asterisks."""
+
+    def __init__(self, values: Iterable[str]) -> None:
+        forms = {form for value in values for form in _forms(value) if len(form) >= LEAST_CHARACTERS}
+        longest_first = sorted(forms, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if forms else None
+
+    def masked(self, text: str) -> str:
+        return self._pattern.sub(MASK, text) if self._pattern else text
+
+
+def _forms(value: str) -> Iterator[str]:
+    for plain in {value, unquote(value), unquote_plus(value)}:
+        yield plain
+        yield quote(plain)
+        yield quote(plain, safe="")
+        yield quote_plus(plain)
+        yield repr(plain)[1:-1]
+        yield ascii(plain)[1:-1]
+        yield json.dumps(plain)[1:-1]
+        yield json.dumps(plain, ensure_ascii=False)[1:-1]

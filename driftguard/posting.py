@@ -1,0 +1,139 @@
+"""One POST to a receiver that may hang, drip or flood: over at a deadline, and of its answer 64 kB are read.
+
+The client's own timeouts are for each operation: a receiver that sends a byte every five seconds never runs
+into them. So the whole exchange is a task that is cancelled at the deadline, which closes the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
+from typing import Final, cast
+
+import httpx
+import msgspec
+
+from driftguard.masking import Secrets, address, secrets_of_url
+
+DEADLINE_SECONDS: Final = 10.0
+MAX_ANSWER_BYTES: Final = 65_536
+_HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+class NotAnswered(Exception):
+    """{why there was no answer}; names no secret"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`text`: the first MAX_ANSWER_BYTES of its body, or as much as came before the deadline, without the
+    secrets of the request. `problem`: why that is not all of it, or cannot be read."""
+
+    status: int
+    text: str = ""
+    problem: str | None = None
+    retry_after_seconds: float | None = None
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status < 300
+
+
+def post(
+    url: str,
+    body: object,
+    headers: Mapping[str, str],
+    *,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> Answer:
+    """Posts `body` as JSON to a webhook or the like. Redirects are not followed; `text` says where they lead.
+
+    Raises NotAnswered: no connection, no status in time, or an address that cannot be used. A status that
+    came in time is an answer, whatever becomes of the body behind it.
+    """
+    key = headers.get("Authorization", "").rpartition(" ")[2]
+    secrets = Secrets([*secrets_of_url(url, is_webhook=True), key])
+    # Not asyncio.run(), which waits for a name that is still being looked up.
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(
+            _exchange(url, msgspec.json.encode(body), {**_HEADERS, **headers}, deadline_seconds, secrets)
+        )
+    finally:
+        loop.close()
+
+
+async def _exchange(
+    url: str, body: bytes, headers: Mapping[str, str], deadline_seconds: float, secrets: Secrets
+) -> Answer:
+    deadline = asyncio.get_running_loop().time() + deadline_seconds
+    try:
+        async with httpx.AsyncClient(timeout=deadline_seconds, verify=_authorities()) as client:
+            async with asyncio.timeout_at(deadline):
+                request = client.build_request("POST", url, content=body, headers=headers)
+                answer = await client.send(request, stream=True)
+            try:
+                return await _read(answer, deadline, secrets)
+            finally:
+                await answer.aclose()
+    except TimeoutError:
+        raise NotAnswered(f"no answer within {deadline_seconds:g} s") from None
+    except httpx.InvalidURL:
+        raise NotAnswered(f"{address(url)} is no address that can be posted to") from None
+    except (httpx.HTTPError, OSError) as error:
+        raise NotAnswered(secrets.masked(f"{type(error).__name__}: {error}")) from None
+
+
+async def _read(answer: httpx.Response, deadline: float, secrets: Secrets) -> Answer:
+    """Whatever becomes of the body, the status stands."""
+    status, retry_after = answer.status_code, _retry_after_seconds(answer.headers)
+    if answer.has_redirect_location:
+        return Answer(status, f"a redirect to {_leads_to(answer)}, which is not followed", None, retry_after)
+    encoding = answer.headers.get("content-encoding", "identity")
+    if encoding != "identity":  # unpacked it may be of any length
+        return Answer(status, "", f"the answer is encoded ({encoding}), which was not asked for", retry_after)
+    content, problem = bytearray(), None
+    chunks = aclosing(cast("AsyncGenerator[bytes]", answer.aiter_raw()))
+    try:
+        async with asyncio.timeout_at(deadline), chunks as parts:
+            async for chunk in parts:
+                content += chunk
+                if len(content) > MAX_ANSWER_BYTES:
+                    problem = f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes"
+                    break
+    except TimeoutError:
+        problem = "the answer did not end in time"
+    except httpx.HTTPError as error:
+        problem = f"the answer broke off ({type(error).__name__})"
+    text = secrets.masked(content[:MAX_ANSWER_BYTES].decode(errors="replace"))
+    return Answer(status, text, problem, retry_after)
+
+
+def _leads_to(answer: httpx.Response) -> str:
+    location = answer.headers["location"]
+    return address(location) if "://" in location else "another path of the same server"
+
+
+def _retry_after_seconds(headers: httpx.Headers) -> float | None:
+    """In seconds, or as a date by the receiver's clock (RFC 9110 §10.2.3). None: not told, or unreadable."""
+    told = headers.get("retry-after", "").strip()
+    if told.isdecimal():
+        return float(told)
+    try:
+        until = parsedate_to_datetime(told)
+        now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
+        return max(0.0, (until - now).total_seconds())
+    except (ValueError, TypeError):  # the latter: one of the two tells its time zone, the other does not
+        return None
+
+
+@cache
+def _authorities() -> ssl.SSLContext:
+    """Read once: it takes a tenth of a second."""
+    return httpx.create_ssl_context()
