@@ -7,7 +7,6 @@ only.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,6 +22,7 @@ from driftguard.incident_cost import Measurement
 from driftguard.incidents import PAGE_SLOWDOWN
 from driftguard.store import incidents, speeds, stream_costs, streams
 from driftguard.store.database import Database
+from driftguard.store.finite import refuse_not_finite
 from driftguard.store.tables import Incident, Stream
 from driftguard.store.work import CHORE
 
@@ -139,11 +139,11 @@ def _assessed(
     without: Sequence[TimedRequest],
     changed: Sequence[str] | None,
 ) -> Cost | None:
-    """None, and logged, where it fails or gives numbers that JSON cannot hold: what an incident costs must
+    """None, and logged, where it fails or gives numbers that cannot be stored: what an incident costs must
     not keep it, and the batch that it was found in, from being stored."""
     try:
         cost = assess(before, now, without, changed=changed)
-        json.dumps(msgspec.to_builtins(cost), allow_nan=False)
+        refuse_not_finite(msgspec.to_builtins(cost), "cost")
     except Exception:
         log.exception("the cost of speculation could not be computed", stream=stream.id)
         return None

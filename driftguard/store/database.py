@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.store import connections, migrations
 from driftguard.store.connections import NoAnswer, WatchedConnection
+from driftguard.store.finite import tell_refusals_as_they_are
 from driftguard.store.work import CHECK, REQUEST, UPGRADE, Work
 
 POOL_SIZE = 5
@@ -75,6 +76,7 @@ class Database:
         event.listen(engine, "do_connect", _connect)
         event.listen(engine, "connect", _prepare_connection, insert=True)  # before SQLAlchemy asks anything
         event.listen(engine, "checkin", _expect_a_ping)
+        tell_refusals_as_they_are(engine)
         return cls(engine=engine, url=parsed)
 
     @contextmanager

@@ -11,7 +11,6 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     DateTime,
-    Double,
     ForeignKey,
     Identity,
     Index,
@@ -23,8 +22,9 @@ from sqlalchemy import (
     Uuid,
     false,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from driftguard.store.finite import FiniteDocument, FiniteDouble, name_columns
 
 ACCEPTANCE_BUCKETS = 20  # histogram of per-request acceptance rate in rollups, width 1/20
 
@@ -34,11 +34,11 @@ class Base(DeclarativeBase):
         datetime: DateTime(timezone=True),
         str: Text,
         int: BigInteger,
-        float: Double,
+        float: FiniteDouble,
         UUID: Uuid,
         bytes: LargeBinary,
-        dict[str, Any]: JSONB,
-        list[dict[str, Any]]: JSONB,
+        dict[str, Any]: FiniteDocument,
+        list[dict[str, Any]]: FiniteDocument,
         list[int]: ARRAY(BigInteger),
     }
 
@@ -199,7 +199,7 @@ class StreamCost(Base):
 
     stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True)
     measured_at: Mapped[datetime]
-    cost: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    cost: Mapped[dict[str, Any] | None] = mapped_column(FiniteDocument(none_as_null=True))
 
 
 class Source(Base):
@@ -403,3 +403,7 @@ class ApiKey(Base):
     digest: Mapped[str] = mapped_column(unique=True)
     created_at: Mapped[datetime]
     revoked_at: Mapped[datetime | None]
+
+
+for _table in Base.metadata.tables.values():
+    name_columns(_table)

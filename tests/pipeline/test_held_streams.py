@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -334,3 +335,25 @@ def test_streams_in_which_nothing_is_found_are_folded_and_stored_together(databa
     few = statements_of_a_batch(10)
     assert few == statements_of_a_batch(40)
     assert few["SAVEPOINT"] <= 2
+
+
+def test_a_number_that_is_not_finite_holds_its_stream_and_says_where_it_was(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drift_opened = incident_opening._evidence
+
+    def poisoned(*arguments: Any) -> dict[str, Any]:
+        evidence = drift_opened(*arguments)
+        return {**evidence, "cost": {"before": [1.0, math.inf]}}
+
+    traffic = Traffic(seed=73)
+    store(database, traffic.draw(900, {"chat": 0.75}, server=POISONED))
+    store(database, traffic.draw(300, {"chat": 0.75}))
+    fold_all(Pipeline(database, CONFIG, Metrics()))
+    monkeypatch.setattr(incident_opening, "_evidence", poisoned)
+    store(database, traffic.draw(200, {"chat": 0.4}, server=POISONED) + traffic.draw(50, {"chat": 0.75}))
+    fold_all(Pipeline(database, CONFIG, Metrics()))
+    with database.session() as session:
+        (row,) = session.scalars(select(HeldStream))
+        assert row.reason == "NotFinite: incidents.evidence.cost.before[1]: inf is not a finite number"
+        assert {each["requests"] for each in detector_states.summaries(session).values()} == {900, 350}

@@ -1,0 +1,94 @@
+"""Only finite numbers are stored, and this is the one place that sees to it.
+
+PostgreSQL refuses Infinity and NaN in JSON, and takes them in columns, where every reader would meet them.
+Each column of numbers or documents checks what is bound to it, and names itself in the refusal. Records come
+by COPY and are checked where they are made (driftguard.records.check_record).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from sqlalchemy import Dialect, Double, Engine, Table, event
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.sql.operators import OperatorType
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from driftguard.errors import DriftGuardError
+
+_UNNAMED: Final = "a value"
+
+
+class NotFinite(DriftGuardError):
+    """{where}: {value} is not a finite number"""
+
+
+def refuse_not_finite(value: object, where: str) -> None:
+    """Looks through a document of dicts, lists and tuples. Raises NotFinite, which names the first place."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise NotFinite(f"{where}: {value} is not a finite number")
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            refuse_not_finite(part, f"{where}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for place, part in enumerate(value):
+            refuse_not_finite(part, f"{where}[{place}]")
+
+
+class FiniteDouble(TypeDecorator[float]):
+    """double precision without Infinity and NaN."""
+
+    impl = Double
+    cache_ok = True
+
+    def __init__(self, where: str = _UNNAMED) -> None:
+        super().__init__()
+        self.where = where
+
+    def process_bind_param(self, value: float | None, dialect: Dialect) -> float | None:  # noqa: ARG002
+        refuse_not_finite(value, self.where)
+        return value
+
+
+class FiniteDocument(TypeDecorator[Any]):
+    """jsonb, whose refusals name the place inside the document. `none_as_null`: as in JSONB."""
+
+    impl = JSONB
+    cache_ok = True
+
+    def __init__(self, where: str = _UNNAMED, *, none_as_null: bool = False) -> None:
+        super().__init__(none_as_null=none_as_null)
+        self.where = where
+        self.none_as_null = none_as_null
+        self.should_evaluate_none = not none_as_null
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002
+        refuse_not_finite(value, self.where)
+        return value
+
+    def coerce_compared_value(self, op: OperatorType | None, value: Any) -> TypeEngine[Any]:
+        """A key of the document is no document."""
+        return self.impl_instance.coerce_compared_value(op, value)
+
+
+def name_columns(table: Table) -> None:
+    """Has the columns of a table name themselves."""
+    for column in table.columns:
+        where = f"{table.name}.{column.name}"
+        if isinstance(column.type, FiniteDouble):
+            column.type = FiniteDouble(where)
+        elif isinstance(column.type, FiniteDocument):
+            column.type = FiniteDocument(where, none_as_null=column.type.none_as_null)
+
+
+def tell_refusals_as_they_are(engine: Engine) -> None:
+    """Without the statement around them, and what was to be stored."""
+
+    def unwrapped(context: ExceptionContext) -> None:
+        if isinstance(context.original_exception, NotFinite):
+            raise context.original_exception
+
+    event.listen(engine, "handle_error", unwrapped)
