@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 
 from driftguard_engine.api_schemas import ChatBody, CompletionBody
 from driftguard_engine.core import InvalidRequest, Request, SamplingParams
+from driftguard_engine.prompt_limit import PromptLimit
 
 SEGMENT_HEADER = "X-DriftGuard-Segment"
 SESSION_HEADER = "X-DriftGuard-Session"
@@ -35,26 +36,38 @@ def check_model(asked: str | None, served: str) -> None:
         )
 
 
-def encode_prompts(tokenizer: Any, body: CompletionBody) -> list[list[int]]:
-    """Token ids per prompt; texts get the tokenizer's special tokens, given ids are taken as they are."""
-    return [
-        tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in body.prompts()
-    ]
+def encode_prompts(tokenizer: Any, limit: PromptLimit, body: CompletionBody) -> list[list[int]]:
+    """Token ids per prompt; texts get the tokenizer's special tokens, given ids are taken as they are.
+
+    Raises InvalidRequest: too many, or one that is too long for the context.
+    """
+    prompts = body.prompts()
+    _check_sequences(len(prompts), body.n)
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            limit.check_text("prompt", len(prompt))
+        else:
+            limit.check_tokens("prompt", prompt)
+    return [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
 
 
-def encode_chat(tokenizer: Any, body: ChatBody) -> list[int]:
-    """The chat template's text as token ids. Raises InvalidRequest: no template, or refused by it."""
+def encode_chat(tokenizer: Any, limit: PromptLimit, body: ChatBody) -> list[int]:
+    """The chat template's text as token ids. Raises InvalidRequest: no template, refused by it, or too long
+    for the context."""
     if not tokenizer.chat_template:
         raise InvalidRequest(
             "messages: the model's tokenizer has no chat template; use /v1/completions", field="messages"
         )
     messages = [message.for_template() for message in body.messages]
+    # Before the template, which a hundred thousand messages keep busy, and after it, which may add to them.
+    limit.check_text("messages", sum(1 + len(message["content"]) for message in messages))
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     except TemplateError as error:
         raise InvalidRequest(
             f"messages: the model's chat template refuses them: {error}", field="messages"
         ) from None
+    limit.check_text("messages", len(text))
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)  # the template wrote them itself
     return ids
 
@@ -80,12 +93,7 @@ def make_requests(
 
     So a prompt's choices do not depend on the prompts beside it. Raises InvalidRequest.
     """
-    if len(prompts) * n > MAX_SEQUENCES:
-        raise InvalidRequest(
-            f"prompt: {len(prompts)} prompts with n = {n} are {len(prompts) * n} sequences; "
-            f"at most {MAX_SEQUENCES} fit in one request",
-            field="prompt",
-        )
+    _check_sequences(len(prompts), n)
     arrived_at = datetime.now(UTC)
     segment = _label(headers, SEGMENT_HEADER) or "default"
     session = _label(headers, SESSION_HEADER)
@@ -103,6 +111,15 @@ def make_requests(
                 )
             )
     return requests
+
+
+def _check_sequences(prompts: int, n: int) -> None:
+    if prompts * n > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"prompt: {prompts} prompts with n = {n} are {prompts * n} sequences; "
+            f"at most {MAX_SEQUENCES} fit in one request",
+            field="prompt",
+        )
 
 
 def _label(headers: Mapping[str, str], name: str) -> str | None:

@@ -24,6 +24,7 @@ from pydantic import (
 
 MAX_CHOICES = 16
 MAX_STOP_SEQUENCES = 4
+MAX_STOP_CHARACTERS = 1_000  # of each
 DEFAULT_COMPLETION_TOKENS = 16
 NOT_TEXT = "holds a lone surrogate, which is not text"
 
@@ -88,7 +89,7 @@ Prompt = Annotated[
     _must_be("a string, a list of strings, a list of token ids, or a list of lists of token ids"),
     AfterValidator(_not_empty),
 ]
-StopText = Annotated[Text, Field(min_length=1)]
+StopText = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stop = Annotated[list[StopText], BeforeValidator(_as_list), Field(max_length=MAX_STOP_SEQUENCES)]
 
 

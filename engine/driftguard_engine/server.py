@@ -24,6 +24,7 @@ from driftguard_engine.engine import Engine
 from driftguard_engine.http_errors import install_error_handlers
 from driftguard_engine.listener import cannot_listen
 from driftguard_engine.metrics import Metrics
+from driftguard_engine.prompt_limit import PromptLimit
 from driftguard_engine.runner import EngineRunner
 from driftguard_engine.service import Service, TheService
 from driftguard_engine.telemetry import Telemetry
@@ -72,7 +73,8 @@ class EngineServer(uvicorn.Server):
             on_finished_in_loop=metrics.finished,
             on_failure=self._exit_soon,
         )
-        service = Service(engine, self.runner, metrics, int(time.time()), options.admin_key_hash)
+        prompts = PromptLimit.of(engine.tokenizer, engine.max_length)
+        service = Service(engine, self.runner, metrics, int(time.time()), options.admin_key_hash, prompts)
         limit = int(options.shutdown_limit_seconds + CANCEL_AFTER_SECONDS)
         super().__init__(
             uvicorn.Config(

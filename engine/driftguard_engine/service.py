@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 
 from driftguard_engine.engine import Engine
 from driftguard_engine.metrics import Metrics
+from driftguard_engine.prompt_limit import PromptLimit
 from driftguard_engine.runner import EngineRunner
 
 
@@ -21,6 +22,7 @@ class Service:
     metrics: Metrics
     started_at: int
     admin_key_hash: str | None
+    limit: PromptLimit
 
 
 def _service(request: Request) -> Service:

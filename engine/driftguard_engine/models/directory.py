@@ -12,21 +12,34 @@ PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 _VERSION_FILE = "driftguard_training.json"
 _READ_BYTES = 1 << 20
+_SHOWN_CHARACTERS = 200  # of a name that leads nowhere
 
 
 def locate(name: str, *, field: str) -> Path:
     """The directory of a local path or of a hub name, checked. Raises InvalidModel."""
-    directory = Path(name).expanduser()
-    if directory.is_dir():
-        directory = directory.absolute()
-    elif directory.exists():
-        raise InvalidModel(f"{field}: {name!r} is a file; a transformers directory is needed", field=field)
-    elif directory.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
-        raise InvalidModel(f"{field}: there is no directory {name!r}", field=field)
-    else:
+    directory = _local(name, field)
+    if directory is None:
         directory = _download(name, field)
     _check(directory, field)
     return directory
+
+
+def _local(name: str, field: str) -> Path | None:
+    """None: it may be a name of the hub. Raises InvalidModel."""
+    shown = ascii(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}...")
+    try:
+        directory = Path(name).expanduser()
+        if directory.is_dir():
+            return directory.absolute()
+        is_file = directory.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long; ~ of nobody; a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidModel(f"{field}: {shown} is no directory ({reason})", field=field) from None
+    if is_file:
+        raise InvalidModel(f"{field}: {shown} is a file; a transformers directory is needed", field=field)
+    if directory.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise InvalidModel(f"{field}: there is no directory {shown}", field=field)
+    return None
 
 
 def _download(name: str, field: str) -> Path:

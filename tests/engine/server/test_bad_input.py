@@ -12,6 +12,8 @@ from driftguard_engine import server
 
 from tests.engine.server.conftest import openai_client
 from tests.engine.server.fake_engine import FakeEngine
+from tests.engine.server.serving import served
+from tests.engine.server.tiny_models import CHAT_TEMPLATE, EOS, byte_tokenizer
 
 BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("prompt", None, "missing"),
@@ -37,6 +39,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("seed", 2**63, "less than"),
     ("stop", ["a", "b", "c", "d", "e"], "at most 4"),
     ("stop.0", "", "at least 1"),
+    ("stop.0", "x" * 1_001, "at most 1000"),
     ("stream", "yes", "boolean"),
     ("num_speculative_tokens", -1, "greater than or equal to 0"),
     ("echo", True, "not supported; leave it out or give false"),
@@ -172,3 +175,53 @@ def test_refusals_are_counted_by_code(client: httpx.Client) -> None:
     text = client.get("/metrics").text
     assert 'driftguard_engine_refused_requests_total{code="invalid_request"} 1.0' in text
     assert 'driftguard_engine_refused_requests_total{code="not_found"} 1.0' in text
+
+
+class Untouched:
+    """A tokenizer that may be asked for its vocabulary only, and for what the template writes."""
+
+    chat_template = CHAT_TEMPLATE
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def get_vocab(self) -> dict[str, int]:
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab()
+        return vocabulary
+
+    def apply_chat_template(self, *_: Any, **__: Any) -> str:
+        return "text " * 1_000
+
+    def encode(self, *_: Any, **__: Any) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("completions", {"prompt": "word " * 2_960_000}, "prompt"),
+        ("completions", {"prompt": ["short", "word " * 1_000]}, "prompt"),
+        ("completions", {"prompt": [7] * 64}, "prompt"),
+        ("completions", {"prompt": [[7], [7] * 64]}, "prompt"),
+        ("completions", {"prompt": ["word"] * 65, "n": 2}, "prompt"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "word " * 1_000}]}, "messages"),
+        ("chat/completions", {"messages": [{"role": "user", "content": ""}] * 10_000}, "messages"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "the template adds"}]}, "messages"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_tokenized(
+    path: str, body: dict[str, Any], field: str
+) -> None:
+    with served(FakeEngine(Untouched(byte_tokenizer()))) as client:
+        answer = client.post(f"/v1/{path}", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["type"]) == (400, field, "invalid_request_error")
+    assert "the context is 64" in error["message"] or "at most 128" in error["message"]
+
+
+def test_a_text_of_the_longest_tokens_alone_is_tokenized(client: httpx.Client, fake: FakeEngine) -> None:
+    """One that may fit is left to the count of its tokens."""
+    answer = client.post("/v1/completions", json={"prompt": EOS * 64, "max_tokens": 1})
+    assert answer.status_code == 200
+    assert len(fake.seen[0].prompt_token_ids) == 64
+    assert client.post("/v1/completions", json={"prompt": EOS * 64 + "x"}).status_code == 400
