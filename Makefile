@@ -9,7 +9,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint check bench bench-engine bench-detection gpu-check models dashboards dashboard-screenshots openapi metrics clean
+.PHONY: setup demo test lint check chaos bench bench-engine bench-detection gpu-check models dashboards dashboard-screenshots openapi metrics clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,11 @@ lint: setup
 	$(BIN)/lint-imports
 
 check: lint test
+
+# A sidecar as its users start it, attacked: killed, cut off, flooded. A quarter of an hour; ends with one table.
+# ARGS='--only NAME' for one case, ARGS='--rounds 0.3' for fewer rounds; a full disk needs root.
+chaos: setup
+	@$(BIN)/python -m tests.chaos $(ARGS)
 
 bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_ingest
