@@ -18,6 +18,7 @@ CASES: Final[dict[str, tuple[Case, int]]] = {
     "engine-killed": (engine.engine_is_killed, 3),
     "database-frozen": (outages.database_is_frozen, 1),
     "database-black-holed": (outages.database_is_black_holed, 1),
+    "packets-dropped": (outages.packets_are_dropped, 1),
     "database-refuses": (outages.database_refuses, 1),
     "stopped-in-black-hole": (outages.stopped_in_a_black_hole, 1),
     "disk-full": (outages.disk_is_full, 2),

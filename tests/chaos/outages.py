@@ -12,6 +12,7 @@ from typing import Final
 
 import psutil
 
+from tests.chaos.dropped import Namespace, namespace
 from tests.chaos.row import Row
 from tests.chaos.scene import SERVERS, Scene, closing, postmaster, scene
 from tests.chaos.sidecar import wait_for
@@ -102,10 +103,29 @@ def _switch(here: Scene, state: str) -> Callable[[], None]:
     return back
 
 
-def _silence(seed: int, rounds: int, case: str, begin: Callable[[Scene], Callable[[], None]]) -> Row:
+def packets_are_dropped(seed: int, rounds: int) -> Row | None:
+    """Between two network namespaces, as a failed link does. None where no namespace can be made."""
+    with namespace() as inside:
+        if inside is None:
+            return None
+
+        def drop(_: Scene) -> Callable[[], None]:
+            inside.drop()
+            return inside.restore
+
+        return _silence(seed, rounds, "packets to the database are dropped", drop, inside)
+
+
+def _silence(
+    seed: int,
+    rounds: int,
+    case: str,
+    begin: Callable[[Scene], Callable[[], None]],
+    inside: Namespace | None = None,
+) -> Row:
     """The sidecar says itself that it is not ready, and recovers by itself."""
     row = Row(case, f"{rounds} x {SILENCE_SECONDS:.0f} s")
-    with scene(seed) as here:
+    with scene(seed, inside=inside) as here:
         here.send(pause_seconds=PAUSE)
         for _ in range(rounds):
             time.sleep(here.random.uniform(0.5, 2.0))

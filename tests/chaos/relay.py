@@ -1,9 +1,13 @@
-"""A TCP relay in front of a server, that can swallow what it is sent, or refuse connections."""
+"""A TCP relay in front of a server, that can swallow what it is sent, or refuse connections.
+
+python -m tests.chaos.relay SOCKET HOST PORT
+"""
 
 from __future__ import annotations
 
 import select
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,9 +21,9 @@ _LOOK_SECONDS: Final = 0.05
 class Relay:
     """From a port of loopback to a Unix socket, with one thread per connection."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self._target = str(target)
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listener = socket.create_server(address, backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self.state: State = "forwarding"
         self._stopping = threading.Event()
@@ -78,3 +82,14 @@ def _pass_on(client: socket.socket, server: socket.socket) -> bool:
             return False
         (server if source is client else client).sendall(data)
     return True
+
+
+def main() -> None:
+    target, host, port = sys.argv[1:]
+    Relay(Path(target), (host, int(port)))
+    print("listening", flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

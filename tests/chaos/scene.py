@@ -18,6 +18,7 @@ from driftguard.store.database import Database, upgrade
 from driftguard.store.embedded import start_embedded
 from tests.alerting.http_receiver import Receiver, http_receiver
 from tests.chaos import accounts
+from tests.chaos.dropped import Namespace, relay_inside
 from tests.chaos.relay import Relay, relay_to
 from tests.chaos.row import RECOVERY_SECONDS, Row
 from tests.chaos.sender import Senders
@@ -79,11 +80,12 @@ def scene(
     seed: int,
     *,
     own_database: bool = False,
+    inside: Namespace | None = None,
     data_dir: Path | None = None,
     before_start: Callable[[Database], str] | None = None,
     **more: Any,
 ) -> Iterator[Scene]:
-    """`own_database`: the sidecar runs the embedded one. `before_start` is called with the database before
+    """`own_database`: the sidecar runs the embedded one. `inside`: where else the database is reached. `before_start` is called with the database before
     the sidecar starts. `more`: of ChaosSidecar, and `groups` of settings."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="driftguard-chaos-")))
@@ -91,7 +93,7 @@ def scene(
         receiver = stack.enter_context(http_receiver())
         relay = database = url = None
         if not own_database:
-            url, relay, database = _database(stack, directory)
+            url, relay, database = _database(stack, directory, inside)
         groups = more.pop("groups", {})
         alerting = groups.setdefault("alerting", {})
         alerting["webhook_urls"] = [*alerting.get("webhook_urls", []), receiver.url]
@@ -117,13 +119,19 @@ def scene(
         )
 
 
-def _database(stack: ExitStack, directory: Path) -> tuple[str, Relay, Database]:
+def _database(
+    stack: ExitStack, directory: Path, inside: Namespace | None
+) -> tuple[str, Relay | None, Database]:
     url = stack.enter_context(start_embedded(directory / "database"))
     upgrade(url)
     (socket_dir,) = parse_qs(urlsplit(url).query)["host"]
-    relay = stack.enter_context(relay_to(Path(socket_dir) / ".s.PGSQL.5432"))
     database = Database.open(url)
     stack.callback(database.close)
+    target = Path(socket_dir) / ".s.PGSQL.5432"
+    if inside is not None:
+        place = stack.enter_context(relay_inside(inside, target, directory / "relay.log"))
+        return f"postgresql://postgres@{place}/postgres", None, database
+    relay = stack.enter_context(relay_to(target))
     return f"postgresql://postgres@127.0.0.1:{relay.port}/postgres", relay, database
 
 
