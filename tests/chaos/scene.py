@@ -85,8 +85,9 @@ def scene(
     before_start: Callable[[Database], str] | None = None,
     **more: Any,
 ) -> Iterator[Scene]:
-    """`own_database`: the sidecar runs the embedded one. `inside`: where else the database is reached. `before_start` is called with the database before
-    the sidecar starts. `more`: of ChaosSidecar, and `groups` of settings."""
+    """`own_database`: the sidecar runs the embedded one. `inside`: where else the database is reached.
+    `before_start` is called with the database before the sidecar starts. `more`: of ChaosSidecar, and `groups`
+    of settings."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="driftguard-chaos-")))
         directory.chmod(0o755)
