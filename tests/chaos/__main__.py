@@ -7,6 +7,7 @@ hour on two cores; every case is bounded. Exit code 1 where anything is wrong.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=sorted(CASES), help="these cases alone")
     parser.add_argument("--output", type=Path, help="where the table is written as Markdown")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing that was started is left behind
     print(f"seed {options.seed}", flush=True)
     rows = []
     for name in options.only or CASES:

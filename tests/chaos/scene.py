@@ -86,8 +86,8 @@ def scene(
     **more: Any,
 ) -> Iterator[Scene]:
     """`own_database`: the sidecar runs the embedded one. `inside`: where else the database is reached.
-    `before_start` is called with the database before the sidecar starts. `more`: of ChaosSidecar, and `groups`
-    of settings."""
+    `before_start` is called with the database before the sidecar starts. `more`: of ChaosSidecar, and
+    `groups` of settings."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="driftguard-chaos-")))
         directory.chmod(0o755)
