@@ -10,6 +10,7 @@ FROM python:3.12-slim-bookworm AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY driftguard driftguard
+COPY driftguard_http driftguard_http
 COPY engine/driftguard_engine engine/driftguard_engine
 COPY engine/training engine/training
 COPY migrations migrations

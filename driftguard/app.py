@@ -25,6 +25,8 @@ from driftguard.alerting.webhook import Webhook
 from driftguard.api.application import http_application
 from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
+from driftguard.api.exports import ExportSlots
+from driftguard.api.guarding import install_guard
 from driftguard.api.ingest_queue import IngestQueue
 from driftguard.api.ingest_watch import IngestWatch
 from driftguard.begun_anew import forget_beginning
@@ -50,11 +52,13 @@ from driftguard.store import jobs, keys, partitions
 from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.opening import open_database
 from driftguard.store.work import MAINTENANCE
+from driftguard_http import ConnectionLimits, bounded_protocol
 
 MAINTENANCE_SECONDS = 3_600.0
 WORKER_PAUSE_SECONDS = 2.0
 DUE_SECONDS = 2.0  # between two looks for retrainings that are due
 ANSWER_SECONDS = 5.0  # for a batch that waits for its commit when the sidecar is stopped
+MOST_HEADER_BYTES = 32_768  # of a request, its first line included
 log = structlog.get_logger(__name__)
 
 
@@ -268,10 +272,12 @@ def create_app(sidecar: Sidecar) -> FastAPI:
         fold_watch=sidecar.fold_watch,
         metrics=sidecar.metrics,
         pushed=sidecar.pushed,
+        exports=ExportSlots(sidecar.settings.http.max_exports),
         overdue_sources=sidecar.scraping.overdue,
         sources_elsewhere=sidecar.scraping.waiting,
     )
     app.state.request_retraining = sidecar.request_retraining
+    install_guard(app, app.state.context)
     return app
 
 
@@ -290,6 +296,8 @@ def run_sidecar(settings: Settings) -> None:
         sidecar = Sidecar(settings, database, settings.alerting.external_url or url)
         config = uvicorn.Config(
             create_app(sidecar),
+            http=bounded_protocol(ConnectionLimits(most=settings.http.max_connections)),
+            h11_max_incomplete_event_size=MOST_HEADER_BYTES,
             log_config=None,
             access_log=False,
             timeout_graceful_shutdown=serving.REQUESTS_SECONDS,

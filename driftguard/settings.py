@@ -63,6 +63,25 @@ class IngestSettings(_Group):
     )
 
 
+class HttpSettings(_Group):
+    allowed_hosts: list[Text] = Field(
+        default_factory=list,
+        description="Names under which requests may ask for this sidecar, beside its own and that of "
+        "alerting.external_url. Bound to another address than loopback, any name may without this.",
+    )
+    require_key_to_read: bool = Field(
+        False,
+        description="On another address than loopback, ask for an API key for pages, reads and metrics too; "
+        "a browser gives it as the password of its login.",
+    )
+    max_connections: PositiveInt = Field(
+        512,
+        description="Connections at once, at most half of the descriptors that the process may open; beyond "
+        "that the one that idles longest is closed.",
+    )
+    max_exports: PositiveInt = Field(4, description="Exports at once; more are told to come back later.")
+
+
 class RetentionSettings(_Group):
     records_days: PositiveInt = Field(30, description="Days to keep records; older partitions are dropped.")
     rollups_days: PositiveInt = Field(400, description="Days to keep one-minute rollups.")
@@ -344,6 +363,7 @@ class Settings(BaseSettings):
         default_factory=list, description="Servers whose metrics are scraped; also --source KIND=URL."
     )
     scraping: ScrapingSettings = Field(default_factory=ScrapingSettings)
+    http: HttpSettings = Field(default_factory=HttpSettings)
     ingest: IngestSettings = Field(default_factory=IngestSettings)
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
     detection: DetectionSettings = Field(default_factory=DetectionSettings)

@@ -1,21 +1,28 @@
 """Who may write, administrate and read captured text.
 
-On a loopback address everybody on the machine may. On any other address a caller needs an API key:
-`Authorization: Bearer KEY`, made by `driftguard keys create`.
+On a loopback address everybody on the machine may. On any other address a caller needs an API key, made by
+`driftguard keys create`: as `Authorization: Bearer KEY`, or in a browser as the password of a login.
 """
 
 from __future__ import annotations
 
-import ipaddress
-from typing import Annotated
+import asyncio
+import base64
+import binascii
+import hashlib
+import time
+from collections import OrderedDict
+from typing import Annotated, Final
 
 from fastapi import Request, Security
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from driftguard.api.context import Context, get_context
-from driftguard.errors import BadSettings, Unauthorized
+from driftguard.errors import BadSettings, DatabaseUnavailable, Unauthorized
+from driftguard.store.database import Database
 from driftguard.store.keys import create_key, has_keys, is_valid, list_keys, revoke_key
+from driftguard_http import Refusal, is_loopback
 
 __all__ = [
     "create_key",
@@ -28,16 +35,6 @@ __all__ = [
 ]
 
 
-def is_loopback(host: str) -> bool:
-    """True for 127.0.0.0/8, ::1 and `localhost`; any other name may resolve to anything."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def refuse_open_bind(host: str, *, has_keys: bool) -> None:
     """Called at start. Raises BadSettings when `host` is reachable by others and there is no API key."""
     if not is_loopback(host) and not has_keys:
@@ -47,6 +44,11 @@ def refuse_open_bind(host: str, *, has_keys: bool) -> None:
         )
 
 
+CHECKS_AT_ONCE: Final = 4  # unknown keys must not take all connections to the database
+CHECK_SECONDS: Final = 5.0
+VALID_SECONDS: Final = 30.0
+KEYS_REMEMBERED: Final = 1_000
+_ASK: Final = {"WWW-Authenticate": 'Bearer realm="driftguard", Basic realm="driftguard"'}
 _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="apiKey",
@@ -59,7 +61,7 @@ async def require_key(
 ) -> None:
     """FastAPI dependency of writes, admin calls and captured text. Raises Unauthorized."""
     context = get_context(request)
-    if is_loopback(context.settings.host):
+    if is_loopback(context.settings.host) or getattr(request.state, "key_checked", False):
         return
     if given is None:
         raise Unauthorized("this call needs an API key: Authorization: Bearer KEY")
@@ -68,5 +70,52 @@ async def require_key(
 
 
 def _is_known(context: Context, key: str) -> bool:
-    with context.database.session() as session:
+    return _is_stored(context.database, key)
+
+
+def _is_stored(database: Database, key: str) -> bool:
+    with database.session() as session:
         return is_valid(session, key)
+
+
+class KeyChecks:
+    """The check of a key before the request is routed. A key that was found valid stays so for VALID_SECONDS,
+    also where it is revoked meanwhile."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._asking = asyncio.Semaphore(CHECKS_AT_ONCE)
+        self._valid: OrderedDict[bytes, float] = OrderedDict()  # digest -> until, monotonic seconds
+
+    async def check(self, authorization: str | None) -> None:
+        """Raises Refusal: 401, or 503 where the database does not tell."""
+        key = key_in(authorization or "")
+        if not key:
+            raise Refusal(401, "this call needs an API key: Authorization: Bearer KEY", headers=_ASK)
+        digest = hashlib.sha256(key.encode()).digest()
+        if self._valid.get(digest, 0.0) > time.monotonic():
+            return
+        try:
+            async with asyncio.timeout(CHECK_SECONDS), self._asking:
+                is_valid = await run_in_threadpool(_is_stored, self._database, key)
+        except (TimeoutError, DatabaseUnavailable):
+            detail = "the API key cannot be checked now: the database does not answer"
+            raise Refusal(503, detail, headers={"Retry-After": "5"}) from None
+        if not is_valid:
+            raise Refusal(401, "this API key is unknown or revoked", headers=_ASK)
+        self._valid[digest] = time.monotonic() + VALID_SECONDS
+        while len(self._valid) > KEYS_REMEMBERED:
+            self._valid.popitem(last=False)
+
+
+def key_in(authorization: str) -> str:
+    """The key of an Authorization header; empty where it holds none. Of a login (RFC 7617) the password."""
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip()
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(given.strip(), validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

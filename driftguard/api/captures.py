@@ -16,6 +16,7 @@ from driftguard.api import examples
 from driftguard.api.auth import require_key
 from driftguard.api.body import read_body, split_items
 from driftguard.api.context import Context, get_context
+from driftguard.api.exports import exporting
 from driftguard.api.filters import CaptureQuery, refuse_repeated
 from driftguard.api.openapi import BATCH_COUNTS, batch_problems, example, json_line, problem, reference
 from driftguard.api.problems import record_errors
@@ -98,9 +99,12 @@ def list_captures(
 ) -> StreamingResponse:
     """Exports captured requests, in the order of arrival, as JSON Lines; by the time of their capture."""
     wanted = CaptureFilter(query.server, query.target, query.segment, query.since, query.until)
-    pages = _lines(context.database, wanted)
-    first = next(pages)  # so that a database that fails is told as such, before the answer begins
-    return StreamingResponse(chain([first], pages), media_type=_JSON_LINES)
+
+    def begun() -> Iterator[bytes]:
+        pages = _lines(context.database, wanted)
+        return chain([next(pages)], pages)
+
+    return exporting(context.exports, begun, media_type=_JSON_LINES)
 
 
 def parse_captures(

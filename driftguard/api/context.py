@@ -8,11 +8,12 @@ from datetime import datetime
 
 from fastapi import Request
 
+from driftguard.api.exports import ExportSlots
 from driftguard.api.ingest_queue import IngestQueue
 from driftguard.fold_watch import FoldWatch
 from driftguard.metrics import Metrics
 from driftguard.scraping.pushed import PushedSources
-from driftguard.settings import Settings
+from driftguard.settings import HttpSettings, Settings
 from driftguard.store.database import Database
 
 
@@ -25,6 +26,7 @@ class Context:
     ingest: IngestQueue
     metrics: Metrics
     pushed: PushedSources
+    exports: ExportSlots = field(default_factory=lambda: ExportSlots(HttpSettings().max_exports))
     # Servers that nobody tried to scrape for too long, and those that another sidecar scrapes.
     overdue_sources: Callable[[datetime], Sequence[str]] = lambda _: ()
     sources_elsewhere: Callable[[], Sequence[str]] = lambda: ()

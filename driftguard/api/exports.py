@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from driftguard.api.problems import MissingExtra
+from driftguard.errors import Busy
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,8 +27,60 @@ MEDIA_TYPES: Final[dict[Format, str]] = {
     "csv": "text/csv",
     "parquet": "application/vnd.apache.parquet",
 }
+BUSY_SECONDS: Final = 10  # after which an export may be asked for again
 Page = Sequence[msgspec.Struct]
 _encode = msgspec.json.Encoder().encode
+
+
+class ExportSlots:
+    """How many exports may run at once: each holds a page of rows for as long as its reader takes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._free = threading.Semaphore(most)
+
+    def take(self) -> None:
+        """Raises ExportsBusy."""
+        if not self._free.acquire(blocking=False):
+            raise ExportsBusy(
+                f"{self._most} exports run already, and http.max_exports is {self._most}",
+                retry_after_seconds=BUSY_SECONDS,
+            )
+
+    def give_back(self) -> None:
+        self._free.release()
+
+
+class ExportsBusy(Busy):
+    """{most} exports run already, and http.max_exports is {most}"""
+
+    status = 503
+    title = "Too many exports"
+
+
+class ExportResponse(StreamingResponse):
+    """Gives its slot back when it has ended, however that was."""
+
+    def __init__(self, slots: ExportSlots, content: Iterator[bytes], **more: Any) -> None:
+        super().__init__(content, **more)
+        self._slots = slots
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._slots.give_back()
+
+
+def exporting(slots: ExportSlots, pages: Callable[[], Iterator[bytes]], **more: Any) -> ExportResponse:
+    """`pages` reads the first one at once, so that a database that fails is told as such, before the answer
+    begins. Raises ExportsBusy, and what `pages` raises."""
+    slots.take()
+    try:
+        return ExportResponse(slots, pages(), **more)
+    except BaseException:
+        slots.give_back()
+        raise
 
 
 def encoder(format_: Format, row: type[msgspec.Struct]) -> Callable[[Iterator[Page]], Iterator[bytes]]:

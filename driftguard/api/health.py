@@ -78,8 +78,8 @@ class Readiness(BaseModel):
 
 
 @router.get("/healthz", responses=example("alive"))
-def healthz() -> Health:
-    """The process answers; nothing else is looked at."""
+async def healthz() -> Health:
+    """The process answers; nothing else is looked at, and no thread is waited for."""
     return Health(status="ok")
 
 

@@ -14,6 +14,7 @@ import msgspec
 import structlog
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from driftguard.api.otlp_encoding import JSON, PROTOBUF
 from driftguard.api.problems import MalformedBody, MissingExtra, UnsupportedContent, headers_of
@@ -26,10 +27,11 @@ from driftguard.errors import (
     Unauthorized,
 )
 
+PATHS: Final = frozenset({"/v1/traces", "/v1/metrics"})
 RETRY_AFTER_SECONDS: Final = 5  # while the database is away
 _BAD_REQUEST: Final = "type.googleapis.com/google.rpc.BadRequest"
 # google.rpc.Code
-_CODES: Final = {400: 3, 401: 16, 413: 8, 415: 3, 429: 8, 501: 12, 503: 14}
+_CODES: Final = {400: 3, 401: 16, 403: 7, 408: 4, 413: 8, 415: 3, 429: 8, 501: 12, 503: 14}
 _INTERNAL: Final = 13
 _EXAMPLES: Final[dict[type[DriftGuardError], str]] = {
     MalformedBody: "the body is not an ExportMetricsServiceRequest (Error parsing message)",
@@ -56,9 +58,12 @@ class OtlpRoute(APIRoute):
                 return await handle(request)
             except DriftGuardError as error:
                 return _told(request, error)
+            except HTTPException as error:
+                headers = dict(error.headers or {})
+                return status_response(request, error.status_code, str(error.detail), headers)
             except Exception:  # noqa: BLE001 (told in the log, and to the exporter)
                 _log.exception("unexpected_error", method=request.method, path=request.url.path)
-                return _status(request, 500, "an unexpected error; the sidecar's log has it", {})
+                return status_response(request, 500, "an unexpected error; the sidecar's log has it", {})
 
         return handle_or_tell
 
@@ -88,10 +93,11 @@ def _told(request: Request, error: DriftGuardError) -> Response:
     headers = headers_of(error)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
-    return _status(request, status, error.detail, headers)
+    return status_response(request, status, error.detail, headers)
 
 
-def _status(request: Request, status: int, message: str, headers: dict[str, str]) -> Response:
+def status_response(request: Request, status: int, message: str, headers: dict[str, str]) -> Response:
+    """A google.rpc.Status in the encoding of the request."""
     code = _CODES.get(status, _INTERNAL)
     is_bad = status == HTTPStatus.BAD_REQUEST
     body = _status_protobuf(code, message, is_bad=is_bad) if media_type(request) == PROTOBUF else None

@@ -8,13 +8,12 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Response
-from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
 from driftguard.api import examples
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
-from driftguard.api.exports import MEDIA_TYPES, Format, encoder, json_lines
+from driftguard.api.exports import MEDIA_TYPES, Format, encoder, exporting, json_lines
 from driftguard.api.filters import TrafficQuery, refuse_repeated, wanted
 from driftguard.api.openapi import Responses, problem, reference, shown
 from driftguard.api.problems import MissingExtra
@@ -78,7 +77,7 @@ def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Re
     def read(session: Session, after: RecordKey | None, limit: int) -> Rows:
         return traffic.records(session, chosen, after=after, limit=limit, up_to=newest)
 
-    return _answer("records", query, accept, context.database, read, RecordKey, AcceptanceRecord)
+    return _answer("records", query, accept, context, read, RecordKey, AcceptanceRecord)
 
 
 @router.get(
@@ -94,30 +93,34 @@ def list_rollups(query: Traffic, context: AnyContext, accept: Accept = "") -> Re
     def read(session: Session, after: RollupKey | None, limit: int) -> Rows:
         return traffic.rollups(session, chosen, after=after, limit=limit)
 
-    return _answer("rollups", query, accept, context.database, read, RollupKey, RollupRow)
+    return _answer("rollups", query, accept, context, read, RollupKey, RollupRow)
 
 
 def _answer(
     name: str,
     query: TrafficQuery,
     accept: str,
-    database: Database,
+    context: Context,
     read: Read,
     key: type[tuple[Any, ...]],
     row: type[msgspec.Struct],
 ) -> Response:
     format_ = query.format or _accepted(accept)
     if format_ == "json":
-        return _page(name, query, database, read, key)
+        return _page(name, query, context.database, read, key)
     for parameter in sorted(query.model_fields_set & {"limit", "cursor"}):
         raise BadInput(
             f"{parameter}: an export has no pages; leave it out, or ask for format=json", field=parameter
         )
     encode = encoder(format_, row)
-    pages = _pages(database, read)
-    first = next(pages)  # so that a database that fails is told as such, before the answer begins
-    return StreamingResponse(
-        encode(chain([first], pages)),
+
+    def begun() -> Iterator[bytes]:
+        pages = _pages(context.database, read)
+        return encode(chain([next(pages)], pages))
+
+    return exporting(
+        context.exports,
+        begun,
         media_type=MEDIA_TYPES[format_],
         headers={"Content-Disposition": f'attachment; filename="{name}.{format_}"'},
     )

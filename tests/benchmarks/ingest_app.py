@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from driftguard.api import captures, ingest
 from driftguard.api.context import Context
+from driftguard.api.guarding import install_guard
 from driftguard.api.ingest_queue import IngestQueue
 from driftguard.api.problems import install_problem_handlers
 from driftguard.metrics import Metrics
@@ -51,6 +52,7 @@ def ingest_app(settings: Settings, url: str) -> FastAPI:
     app.state.context = Context(
         settings=settings, database=database, ingest=queue, metrics=metrics, pushed=pushed
     )
+    install_guard(app, app.state.context)
     app.include_router(ingest.router)
     app.include_router(captures.router)
     install_problem_handlers(app)

@@ -1,0 +1,63 @@
+"""What the sidecar asks of a request before it is routed; see driftguard_http.guard."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import FastAPI, Request, Response
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
+from starlette.types import Scope
+
+from driftguard.api.auth import KeyChecks, is_loopback
+from driftguard.api.context import Context
+from driftguard.api.exports import MEDIA_TYPES
+from driftguard.api.otlp_status import PATHS, status_response
+from driftguard.api.problems import problem_response
+from driftguard.settings import Settings
+from driftguard_http import Guard, Origins, Refusal, Route
+from driftguard_http.origins import SAFE_METHODS
+
+COMPRESSED_BYTES: Final = 1_000
+COMPRESSION_LEVEL: Final = 3  # metrics hardly shrink further at a higher one, which takes three times as long
+SMALL_BODY_BYTES: Final = 64_000
+BATCHES: Final = frozenset({"/api/v1/records", "/api/v1/captures", *PATHS})
+CAPTURED_TEXT: Final = "/api/v1/captures"
+ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz"})  # who asks after the process's health has no key
+
+
+def install_guard(app: FastAPI, context: Context) -> None:
+    """In front of everything that `app` routes. Call it once, before the first request."""
+    app.add_middleware(
+        GZipMiddleware,
+        minimum_size=COMPRESSED_BYTES,
+        compresslevel=COMPRESSION_LEVEL,
+        exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, MEDIA_TYPES["parquet"]),
+    )
+    settings = context.settings
+    app.add_middleware(
+        Guard,
+        origins=Origins(settings.host, settings.http.allowed_hosts, settings.alerting.external_url),
+        route_of=lambda scope: route_of(scope, settings),
+        check_key=KeyChecks(context.database).check,
+        answer=_answer,
+    )
+
+
+def route_of(scope: Scope, settings: Settings) -> Route:
+    """By method and path. Every write needs a key where one is needed at all, and so does captured text."""
+    path = scope["path"].rstrip("/")
+    is_write = scope["method"] not in SAFE_METHODS
+    guarded = is_write or path == CAPTURED_TEXT
+    if settings.http.require_key_to_read:
+        guarded = path not in ALWAYS_OPEN
+    return Route(
+        needs_key=guarded and not is_loopback(settings.host),
+        most_bytes=settings.ingest.max_batch_bytes if path in BATCHES else SMALL_BODY_BYTES,
+    )
+
+
+def _answer(scope: Scope, refusal: Refusal) -> Response:
+    headers = dict(refusal.headers or {})
+    if scope["path"] in PATHS:
+        return status_response(Request(scope), refusal.status_code, refusal.detail, headers)
+    return problem_response(refusal.status_code, refusal.detail, headers=headers)

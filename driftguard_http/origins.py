@@ -1,0 +1,86 @@
+"""Under which names a server may be asked, and from which pages it may be written to.
+
+A page of any web site can make its reader's browser send requests to a server on loopback: a form or a fetch
+writes without reading the answer, and a name that is resolved anew to 127.0.0.1 (DNS rebinding) reads too.
+Sources: RFC 6454 (Origin); W3C Fetch Metadata (Sec-Fetch-Site).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+_SAME_SITE: Final = frozenset({b"same-origin", b"none"})  # none: typed in, or a bookmark
+
+
+def is_loopback(host: str) -> bool:
+    """True for 127.0.0.0/8, ::1 and `localhost`; any other name may resolve to anything."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """`bound`: the address that the server is bound to. `names`: further names under which it is reached.
+    `external`: the URL under which people reach it, if that is another, say of a reverse proxy.
+
+    On loopback only its own names are answered; on another address any, unless `names` are given.
+    """
+
+    bound: str
+    names: Collection[str] = field(default=())
+    external: str | None = None
+
+    def host_problem(self, host: bytes | None) -> str | None:
+        """What is wrong with a request's Host; None where nothing is. HTTP/1.0 needs none."""
+        if host is None or not (self.names or is_loopback(self.bound)):
+            return None
+        name = _name_of(host)
+        if is_loopback(name) or name in {each.lower() for each in self.names}:
+            return None
+        if name == self.bound.lower().strip("[]") or (self.external and name == _name_in(self.external)):
+            return None
+        return f"Host {host.decode('latin-1')!r} is not a name of this server; see http.allowed_hosts"
+
+    def write_problem(self, site: bytes | None, origin: bytes | None, host: bytes | None) -> str | None:
+        """What is wrong with a write, by its Sec-Fetch-Site, Origin and Host; None where nothing is. Only
+        browsers send the first two."""
+        if site is not None:
+            if site in _SAME_SITE:
+                return None
+            return f"a page of another site may not write here (Sec-Fetch-Site: {site.decode('latin-1')})"
+        if origin is None or self._is_own(origin.decode("latin-1"), host):
+            return None
+        return f"a page of another site may not write here (Origin: {origin.decode('latin-1')})"
+
+    def _is_own(self, origin: str, host: bytes | None) -> bool:
+        if self.external is not None and origin == _origin_of(self.external):
+            return True
+        # The scheme is not compared: TLS may end at a proxy in front.
+        return host is not None and urlsplit(origin).netloc.lower() == host.decode("latin-1").lower()
+
+
+def _name_of(host: bytes) -> str:
+    """Without port, brackets and the dot that may end a name."""
+    try:
+        name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""
+    except ValueError:
+        return ""
+    return name.lower().removesuffix(".")
+
+
+def _name_in(url: str) -> str:
+    return (urlsplit(url).hostname or "").lower()
+
+
+def _origin_of(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"

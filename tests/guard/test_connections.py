@@ -1,0 +1,134 @@
+"""Connections that cost without asking: real sockets against a real server with small limits."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import httpx
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from driftguard_http import ConnectionLimits, bounded_protocol
+from tests.alerting.http_receiver import wait_until
+
+ENOUGH = 50_000_000  # more than all buffers on the way hold
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers /large with more than anybody reads, and everything else with "ok"."""
+    if scope["type"] != "http":
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/large":
+        for _ in range(ENOUGH // 100_000):
+            await send({"type": "http.response.body", "body": b"a" * 100_000, "more_body": True})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextmanager
+def serving(limits: ConnectionLimits) -> Iterator[tuple[uvicorn.Server, tuple[str, int]]]:
+    config = uvicorn.Config(app, http=bounded_protocol(limits), log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            wait_until(lambda: server.started, "the server")
+            yield server, listener.getsockname()
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def has_ended(connection: socket.socket) -> bool:
+    connection.settimeout(30)
+    try:
+        while connection.recv(65_536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+@contextmanager
+def connections(address: tuple[str, int], count: int) -> Iterator[Sequence[socket.socket]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(address, 30)) for _ in range(count)]
+
+
+def is_answered(address: tuple[str, int]) -> bool:
+    return httpx.get(f"http://{address[0]}:{address[1]}/").text == "ok"
+
+
+def test_headers_that_never_end_are_not_waited_for() -> None:
+    limits = ConnectionLimits(header_seconds=0.3)
+    with serving(limits) as (server, address), connections(address, 3) as (silent, half, dripping):
+        half.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n")
+
+        def drip() -> None:
+            for _ in range(1_000):
+                try:
+                    dripping.sendall(b"G")
+                except OSError:
+                    return
+                time.sleep(0.02)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        assert has_ended(silent)
+        assert has_ended(half)
+        thread.join()
+        wait_until(lambda: not server.server_state.connections, "all of them to be closed")
+
+
+def test_a_second_request_on_a_connection_may_not_drip_either() -> None:
+    with serving(ConnectionLimits(header_seconds=0.3)) as (_, address), connections(address, 1) as (one,):
+        one.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert one.recv(65_536).endswith(b"0\r\n\r\n")
+        one.sendall(b"GET / HTTP/1.1\r\n")
+        assert has_ended(one)
+
+
+def test_whoever_opens_many_connections_shuts_nobody_else_out() -> None:
+    limits = ConnectionLimits(most=20, header_seconds=60)
+    with serving(limits) as (server, address), connections(address, 100) as many:
+        for one in many:
+            one.sendall(b"GET / HTTP/1.1\r\n")
+        for _ in range(30):
+            assert is_answered(address)
+        assert len(server.server_state.connections) <= 20
+        assert has_ended(many[0])  # those that idled longest made room
+
+
+def test_an_answer_that_nobody_reads_is_not_kept() -> None:
+    limits = ConnectionLimits(most=2, unread_seconds=0.3)
+    with serving(limits) as (server, address), connections(address, 1) as (unread,):
+        unread.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        wait_until(lambda: bool(server.server_state.tasks), "the answer to begin")
+        wait_until(lambda: not server.server_state.tasks, "the answer to be given up")
+        assert is_answered(address)
+
+
+def test_an_answer_that_is_read_slowly_is_sent_whole() -> None:
+    with serving(ConnectionLimits(unread_seconds=1.0)) as (_, address), connections(address, 1) as (slow,):
+        slow.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        size = 0
+        while part := slow.recv(2_000_000):
+            size += len(part)
+            time.sleep(0.005)
+        assert size > ENOUGH
+
+
+def test_connections_leave_half_of_the_descriptors_to_others() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+    try:
+        assert ConnectionLimits(most=512).allowed == 200
+        assert ConnectionLimits(most=100).allowed == 100
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

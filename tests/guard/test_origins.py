@@ -1,0 +1,85 @@
+"""Names under which a server answers, and sites whose pages may write to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from driftguard_http import Origins
+
+LOOPBACK = Origins("127.0.0.1", ["dg.internal"], "https://driftguard.example.com/x")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1:8200",
+        "localhost:8200",
+        "LOCALHOST",
+        "[::1]:8200",
+        "127.8.8.8",
+        "dg.internal:80",
+        "driftguard.example.com",
+        "localhost.",
+    ],
+)
+def test_a_server_on_loopback_answers_under_its_own_names(host: str) -> None:
+    assert LOOPBACK.host_problem(host.encode()) is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8200",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "",
+        "[::",
+        "0.0.0.0",
+        "127.0.0.1@evil.example",
+        "10.0.0.1",
+        "ÿ",
+    ],
+)
+def test_a_name_that_was_made_to_resolve_to_loopback_is_refused_by_name(host: str) -> None:
+    problem = LOOPBACK.host_problem(host.encode("latin-1"))
+    assert problem is not None
+    assert repr(host) in problem
+
+
+def test_on_another_address_any_name_may_ask_unless_names_are_given() -> None:
+    assert Origins("0.0.0.0").host_problem(b"evil.example") is None
+    assert Origins("0.0.0.0", ["dg.internal"]).host_problem(b"dg.internal:8200") is None
+    assert Origins("0.0.0.0", ["dg.internal"]).host_problem(b"evil.example") is not None
+
+
+@pytest.mark.parametrize(
+    ("site", "origin"),
+    [
+        (None, None),  # curl, the client, the engine
+        (b"same-origin", b"http://127.0.0.1:8200"),
+        (b"none", None),
+        (None, b"http://127.0.0.1:8200"),
+        (None, b"https://127.0.0.1:8200"),  # TLS ended in front
+        (None, b"https://driftguard.example.com"),
+    ],
+)
+def test_its_own_pages_and_programs_may_write(site: bytes | None, origin: bytes | None) -> None:
+    assert LOOPBACK.write_problem(site, origin, b"127.0.0.1:8200") is None
+
+
+@pytest.mark.parametrize(
+    ("site", "origin"),
+    [
+        (b"cross-site", None),
+        (b"same-site", b"http://127.0.0.1:8200"),  # another port of this machine is another application
+        (None, b"null"),
+        (None, b"http://evil.example"),
+        (None, b"http://127.0.0.1:9999"),
+        (None, b"http://127.0.0.1:8200.evil.example"),
+        (None, b"https://driftguard.example.com.evil.example"),
+        (None, b""),
+    ],
+)
+def test_pages_of_other_sites_may_not(site: bytes | None, origin: bytes | None) -> None:
+    assert LOOPBACK.write_problem(site, origin, b"127.0.0.1:8200") is not None
