@@ -121,6 +121,13 @@ def main(
         str | None,
         _option("SHA-256 (hex) of the key that /admin asks for, instead of DRIFTGUARD_API_KEY.", SERVER),
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        _option(
+            "A name under which requests may ask for this engine, beside its own; several times for several.",
+            SERVER,
+        ),
+    ] = None,
     server_name: Annotated[str, _option("This server's name in its records.", SERVER)] = "engine",
     state_dir: Annotated[
         Path | None, _option("Directory that remembers the promoted draft over restarts.", SERVER)
@@ -217,7 +224,8 @@ def main(
             api_key,
             capture_fraction,
         )
-        code = serve(engine, telemetry, listener, ServeOptions(host, port, key_hash, shutdown_seconds))
+        options = ServeOptions(host, port, key_hash, shutdown_seconds, tuple(allowed_host or ()))
+        code = serve(engine, telemetry, listener, options)
     except (CannotListen, EngineError, SpoolError, InvalidConfig) as error:
         _refuse(str(error), FAILED)
     raise typer.Exit(code)

@@ -20,6 +20,7 @@ OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate
 CODES = {
     400: "invalid_request",
     401: "invalid_api_key",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     413: "request_too_large",

@@ -10,28 +10,34 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import Scope
 
 from driftguard_engine import admin_routes, openai_routes
+from driftguard_engine.admin_routes import check_key
 from driftguard_engine.engine import Engine
-from driftguard_engine.http_errors import install_error_handlers
+from driftguard_engine.http_errors import CODES, error_response, install_error_handlers
 from driftguard_engine.listener import cannot_listen
 from driftguard_engine.metrics import Metrics
 from driftguard_engine.prompt_limit import PromptLimit
 from driftguard_engine.runner import EngineRunner
 from driftguard_engine.service import Service, TheService
 from driftguard_engine.telemetry import Telemetry
+from driftguard_http import ConnectionLimits, Guard, Origins, Refusal, Route, bounded_protocol
 
 log = structlog.get_logger("driftguard_engine.server")
 
 MAX_BODY_BYTES = 16_000_000
+MAX_ADMIN_BODY_BYTES = 64_000
+MOST_HEADER_BYTES = 32_768  # of a request, its first line included
+CONNECTIONS = ConnectionLimits(most=2_048, unread_seconds=120.0)  # a chat is read at the pace of its reader
 FAILURE_GRACE_SECONDS = 1.0  # a dead engine answers 503 this long, so that a load balancer sees why
 CANCEL_AFTER_SECONDS = 5.0  # after the shutdown limit: for answers that nobody reads
 
@@ -42,6 +48,7 @@ class ServeOptions:
     port: int = 8100
     admin_key_hash: str | None = None
     shutdown_limit_seconds: float = 30.0
+    allowed_hosts: tuple[str, ...] = ()
 
 
 def serve(engine: Engine, telemetry: Telemetry, listener: socket.socket, options: ServeOptions) -> int:
@@ -78,7 +85,9 @@ class EngineServer(uvicorn.Server):
         limit = int(options.shutdown_limit_seconds + CANCEL_AFTER_SECONDS)
         super().__init__(
             uvicorn.Config(
-                create_app(service, telemetry),
+                create_app(service, telemetry, options),
+                http=bounded_protocol(CONNECTIONS),
+                h11_max_incomplete_event_size=MOST_HEADER_BYTES,
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=limit,
@@ -110,8 +119,9 @@ class EngineServer(uvicorn.Server):
         self.should_exit = True
 
 
-def create_app(service: Service, telemetry: Telemetry) -> FastAPI:
+def create_app(service: Service, telemetry: Telemetry, options: ServeOptions | None = None) -> FastAPI:
     """The ASGI application. Its lifespan starts and ends the engine thread and telemetry."""
+    options = options or ServeOptions()
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -123,13 +133,34 @@ def create_app(service: Service, telemetry: Telemetry) -> FastAPI:
 
     app = FastAPI(title="DriftGuard engine", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    app.add_middleware(_BodyLimit)
+    app.add_middleware(GZipMiddleware, minimum_size=1_000, compresslevel=3)
+    app.add_middleware(
+        Guard,
+        origins=Origins(options.host, options.allowed_hosts),
+        route_of=lambda scope: _route_of(scope, service),
+        check_key=partial(check_key, service.admin_key_hash),
+        answer=partial(_refused, service.metrics),
+    )
     install_error_handlers(app, service.metrics.refused)
     app.include_router(openai_routes.router)
     app.include_router(admin_routes.router)
     app.get("/health")(health)
     app.get("/metrics", response_class=Response)(prometheus_metrics)
     return app
+
+
+def _route_of(scope: Scope, service: Service) -> Route:
+    is_admin = scope["path"].startswith("/admin")
+    return Route(
+        needs_key=is_admin and service.admin_key_hash is not None,
+        most_bytes=MAX_ADMIN_BODY_BYTES if is_admin else MAX_BODY_BYTES,
+    )
+
+
+def _refused(metrics: Metrics, scope: Scope, refusal: Refusal) -> Response:
+    code = CODES.get(refusal.status_code, "invalid_request")
+    metrics.refused(code)
+    return error_response(Request(scope), refusal.status_code, refusal.detail, code, headers=refusal.headers)
 
 
 async def health(service: TheService) -> JSONResponse:
@@ -142,25 +173,3 @@ async def health(service: TheService) -> JSONResponse:
 
 async def prometheus_metrics(service: TheService) -> Response:
     return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-class _BodyLimit:
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, _limited(receive) if scope["type"] == "http" else receive, send)
-
-
-def _limited(receive: Receive) -> Receive:
-    size_bytes = 0
-
-    async def limited() -> Message:
-        nonlocal size_bytes
-        message = await receive()
-        size_bytes += len(message.get("body", b""))
-        if size_bytes > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-        return message
-
-    return limited

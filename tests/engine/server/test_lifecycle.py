@@ -31,7 +31,7 @@ def test_a_client_that_leaves_frees_its_slots(client: httpx.Client, fake: FakeEn
     fake.paused.set()
     body = json.dumps({"prompt": ["a", "b"], "stream": stream}).encode()
     head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: engine\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as connection:
