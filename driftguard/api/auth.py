@@ -48,7 +48,7 @@ CHECKS_AT_ONCE: Final = 4  # unknown keys must not take all connections to the d
 CHECK_SECONDS: Final = 5.0
 VALID_SECONDS: Final = 30.0
 KEYS_REMEMBERED: Final = 1_000
-_ASK: Final = {"WWW-Authenticate": 'Bearer realm="driftguard", Basic realm="driftguard"'}
+_ASK: Final = {"WWW-Authenticate": 'Bearer realm="driftguard"'}
 _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="apiKey",

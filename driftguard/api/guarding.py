@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
@@ -22,6 +23,8 @@ COMPRESSION_LEVEL: Final = 3  # metrics hardly shrink further at a higher one, w
 SMALL_BODY_BYTES: Final = 64_000
 BATCHES: Final = frozenset({"/api/v1/records", "/api/v1/captures", *PATHS})
 CAPTURED_TEXT: Final = "/api/v1/captures"
+# A browser asks its user for a login where it opens a page; a button's call must not make it ask.
+LOGIN: Final = {"WWW-Authenticate": 'Bearer realm="driftguard", Basic realm="driftguard"'}
 ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz"})  # who asks after the process's health has no key
 
 
@@ -58,6 +61,8 @@ def route_of(scope: Scope, settings: Settings) -> Route:
 
 def _answer(scope: Scope, refusal: Refusal) -> Response:
     headers = dict(refusal.headers or {})
+    if refusal.status_code == HTTPStatus.UNAUTHORIZED and scope["method"] in SAFE_METHODS:
+        headers |= LOGIN
     if scope["path"] in PATHS:
         return status_response(Request(scope), refusal.status_code, refusal.detail, headers)
     return problem_response(refusal.status_code, refusal.detail, headers=headers)

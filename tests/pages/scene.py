@@ -174,8 +174,9 @@ def _the_incident(client: httpx.Client) -> UUID:
     def ready() -> bool:
         status = client.get("/api/v1/status").json()
         measured = [item["cost"] for item in status["streams"] if item["server"] == "chat-eu-1"]
-        diagnosed = found() and not found()[0]["diagnosis"]["awaits_probes"]
-        return status["unfolded_records"] == 0 and bool(diagnosed) and any(measured)
+        diagnoses = [incident["diagnosis"] for incident in found()]  # null until it is examined
+        diagnosed = any(diagnosis and not diagnosis["awaits_probes"] for diagnosis in diagnoses)
+        return status["unfolded_records"] == 0 and diagnosed and any(measured)
 
     wait_until(ready, "the incident, its diagnosis and the cost")
     (incident,) = found()
