@@ -14,6 +14,7 @@ from driftguard.api.context import Context
 from driftguard.api.exports import MEDIA_TYPES
 from driftguard.api.otlp_status import PATHS, status_response
 from driftguard.api.problems import problem_response
+from driftguard.errors import DatabaseUnavailable, Forbidden, TooLarge, Unauthorized
 from driftguard.settings import Settings
 from driftguard_http import Guard, Origins, Refusal, Route
 from driftguard_http.origins import SAFE_METHODS
@@ -23,6 +24,9 @@ COMPRESSION_LEVEL: Final = 3  # metrics hardly shrink further at a higher one, w
 SMALL_BODY_BYTES: Final = 64_000
 BATCHES: Final = frozenset({"/api/v1/records", "/api/v1/captures", *PATHS})
 CAPTURED_TEXT: Final = "/api/v1/captures"
+TITLES: Final = {
+    error.status: error.title for error in (Unauthorized, Forbidden, TooLarge, DatabaseUnavailable)
+}
 # A browser asks its user for a login where it opens a page; a button's call must not make it ask.
 LOGIN: Final = {"WWW-Authenticate": 'Bearer realm="driftguard", Basic realm="driftguard"'}
 ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz"})  # who asks after the process's health has no key
@@ -65,4 +69,5 @@ def _answer(scope: Scope, refusal: Refusal) -> Response:
         headers |= LOGIN
     if scope["path"] in PATHS:
         return status_response(Request(scope), refusal.status_code, refusal.detail, headers)
-    return problem_response(refusal.status_code, refusal.detail, headers=headers)
+    title = TITLES.get(refusal.status_code)
+    return problem_response(refusal.status_code, refusal.detail, title=title, headers=headers)
