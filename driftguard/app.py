@@ -79,6 +79,7 @@ class Sidecar:
         self.database = database
         self.metrics = Metrics()
         database.on_timeout(self._count_timeout)
+        database.on_restart.append(self.metrics.embedded_restarts.inc)
         self._stopping = threading.Event()
         self._stop_lock = threading.Lock()
         self._answering = threading.Timer(ANSWER_SECONDS, self._answer_all)

@@ -138,6 +138,10 @@ class Metrics:
             "driftguard_captures", "Captured requests by what became of them.", "outcome"
         )
         self.database_up = self._gauge("driftguard_database_up", "1 if the last use of the database worked.")
+        self.embedded_restarts = self._counter(
+            "driftguard_embedded_database_restarts",
+            "How often the embedded PostgreSQL had gone and was started again.",
+        )
         self.database_timeouts = self._counter(
             "driftguard_database_timeouts",
             "Units of work that took the database longer than their kind waits, and were rolled back.",

