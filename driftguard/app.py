@@ -163,8 +163,11 @@ class Sidecar:
         self._deferring.close()
 
     async def work(self) -> None:
-        """Runs the jobs until cancelled, through any failure of the database."""
-        while True:
+        """Runs the jobs until cancelled, through any failure of the database.
+
+        A worker that cannot reach it raises that instead of having been cancelled.
+        """
+        while not self._stopping.is_set():
             try:
                 await self._run_workers()
             except Exception:

@@ -93,8 +93,8 @@ def _started(pgdata: Path) -> Iterator[None]:
             yield
     except _FAILURES as error:
         raise DatabaseUnavailable(
-            f"the embedded database in {pgdata} does not start ({_first_line(error)}; "
-            f"{_last_words(pgdata / 'log')}); its log is {pgdata / 'log'}"
+            f"the embedded database in {pgdata} does not start ({_why(error, pgdata / 'log')}); "
+            f"its log is {pgdata / 'log'}"
         ) from error
 
 
@@ -165,6 +165,11 @@ def _postmaster_runs(pgdata: Path) -> bool:
     except (OSError, ValueError, psutil.Error):
         return False
     return str(pgdata) in command and "postgres" in Path(command[0]).name
+
+
+def _why(error: Exception, log: Path) -> str:
+    """Of pg_ctl it is the server's log that tells."""
+    return _last_words(log) if isinstance(error, subprocess.CalledProcessError) else _first_line(error)
 
 
 def _last_words(log: Path) -> str:

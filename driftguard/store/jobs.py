@@ -12,6 +12,7 @@ from driftguard.store.database import Database
 from driftguard.store.work import JOBS
 
 _POOL_CONNECTIONS = 4  # a worker with one job at a time: fetching, listening, heartbeat, one to spare
+_POOL_SECONDS = 4.0  # for a connection out of the pool: a worker that is stopped asks for two in turn
 
 
 def worker_connector(database: Database) -> PsycopgConnector:
@@ -36,6 +37,7 @@ def _pool_arguments(database: Database) -> dict[str, Any]:
         "conninfo": database.libpq_url,
         "kwargs": connections.connect_parameters(database.url.query),
         "max_size": _POOL_CONNECTIONS,
+        "timeout": _POOL_SECONDS,
     }
 
 

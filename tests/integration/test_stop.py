@@ -77,9 +77,15 @@ def test_a_silent_database_does_not_keep_the_process_from_ending(
         assert session.connection().exec_driver_sql("SELECT count(*) FROM records").scalar() == 10
 
 
-def test_with_its_database_it_ends_in_order(hole: BlackHole, database: Database, tmp_path: Path) -> None:
+@pytest.mark.parametrize("database_is", ["there", "gone"])
+def test_with_a_database_that_is_there_or_gone_it_ends_in_order(
+    hole: BlackHole, tmp_path: Path, database_is: str
+) -> None:
     with serving(hole, tmp_path) as (process, client):
         assert post(client, make_records(10)).status_code == 200
+        if database_is == "gone":
+            hole.refuse()
+            wait_until(lambda: not answers(client), "the sidecar to miss its database")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 0
     assert "in_time" not in (tmp_path / "log").read_text()
