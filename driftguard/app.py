@@ -48,6 +48,7 @@ from driftguard.scraping.loop import ScrapeLoop
 from driftguard.scraping.pushed import PushedSources
 from driftguard.scraping.source import sources_of
 from driftguard.settings import Settings
+from driftguard.settings_secrets import secrets_of
 from driftguard.store import jobs, keys, partitions
 from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.opening import open_database
@@ -290,7 +291,7 @@ def run_sidecar(settings: Settings) -> None:
 
     Raises BadSettings (port in use, reachable by others without a key), DatabaseUnavailable.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, secrets_of(settings))
     raise_limit()
     signal.signal(signal.SIGTERM, _unwind)
     with _bind(settings) as listener, open_database(settings) as database:
@@ -338,7 +339,7 @@ def run_retraining(settings: Settings, *, server: str | None, force: bool, traff
 
     Raises BadSettings (no such engine), BadInput (the traffic file), DatabaseUnavailable.
     """
-    configure_logging(settings.log_level)
+    configure_logging(settings.log_level, secrets_of(settings))
     with open_database(settings) as database:
         outcome = retrain(
             database,

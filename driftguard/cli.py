@@ -112,6 +112,7 @@ def proxy(
         raise DriftGuardError("the proxy is not installed; run: pip install 'driftguard[proxy]'")
     from driftguard.logs import configure_logging
     from driftguard.proxy.app import run_proxy
+    from driftguard.settings_secrets import secrets_of
 
     options = {
         "upstream": upstream, "host": host, "port": port, "admin_port": admin_port,
@@ -120,7 +121,7 @@ def proxy(
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     loaded = load_settings(config, proxy=given or None)
-    configure_logging(loaded.log_level)
+    configure_logging(loaded.log_level, secrets_of(loaded))
     run_proxy(loaded.proxy, os.environ.get("DRIFTGUARD_API_KEY"))
 
 

@@ -4,21 +4,44 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Final
 
 import structlog
 
+from driftguard.masking import Secrets
 
-def configure_logging(level: str) -> None:
+_NONE: Final = Secrets([])
+
+
+def configure_logging(level: str, secrets: Secrets = _NONE) -> None:
+    """Lines of our own and of libraries, tracebacks included, have `secrets` masked when they are whole: at
+    that point nothing can add one any more."""
+    # The default shows local variables of a traceback, and keys and token ids could be among them.
+    render = structlog.dev.ConsoleRenderer(
+        colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
+
+    def render_masked(logger: object, name: str, event: structlog.typing.EventDict) -> str:
+        return secrets.masked(render(logger, name, event))
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            # The default shows local variables of a traceback, and keys and token ids could be among them.
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
+            render_masked,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
     )
     logging.basicConfig(level=max(logging.WARNING, getattr(logging, level.upper())))
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_MaskingFormatter(secrets))
+
+
+class _MaskingFormatter(logging.Formatter):
+    def __init__(self, secrets: Secrets) -> None:
+        super().__init__(logging.BASIC_FORMAT)
+        self._secrets = secrets
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._secrets.masked(super().format(record))

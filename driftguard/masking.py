@@ -61,6 +61,7 @@ def _forms(value: str) -> Iterator[str]:
         yield quote(plain, safe="")
         yield quote_plus(plain)
         yield repr(plain)[1:-1]
+        yield repr(plain.encode(errors="replace"))[2:-1]
         yield ascii(plain)[1:-1]
         yield json.dumps(plain)[1:-1]
         yield json.dumps(plain, ensure_ascii=False)[1:-1]

@@ -10,6 +10,7 @@ import httpx
 import msgspec
 
 from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine, engine_owning, owner_of
+from driftguard.masking import Secrets, address, secrets_of_url
 from driftguard.probes.answers import Answer, ProbeFailed, detail_of, parse_answer
 from driftguard.probes.prompts import Prompt
 from driftguard.records import PROBE_SEGMENT
@@ -56,12 +57,14 @@ class ProbedServer:
     """Every method raises ProbeFailed, in one line that names the address. A context manager."""
 
     def __init__(self, target: ProbeTargetSettings, *, max_tokens: int, timeout_seconds: float) -> None:
-        self.url = target.url.rstrip("/").removesuffix("/v1")
+        self._base = target.url.rstrip("/").removesuffix("/v1")
+        self.url = address(self._base)  # as messages name it
         self._name = target.server
         self._model = target.model
         self._engine: Engine = "unknown" if target.engine == "auto" else target.engine
         self._max_tokens = max_tokens
         key = target.api_key.get_secret_value() if target.api_key else None
+        self._secrets = Secrets([*secrets_of_url(target.url), key or ""])
         headers = {"X-DriftGuard-Segment": PROBE_SEGMENT}
         if key:
             headers["Authorization"] = f"Bearer {key}"
@@ -118,17 +121,16 @@ class ProbedServer:
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         try:
-            return self._client.request(method, self.url + path, json=body)
+            return self._client.request(method, self._base + path, json=body)
         except httpx.TimeoutException:
             raise ProbeFailed(f"{self.url}: no answer to {path} in time (probes.timeout_seconds)") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ProbeFailed(f"{self.url} cannot be reached: {error}") from None
+            raise ProbeFailed(self._secrets.masked(f"{self.url} cannot be reached: {error}")) from None
 
     def _checked(self, path: str, answer: httpx.Response) -> bytes:
         if not answer.is_success:
-            raise ProbeFailed(
-                f"{self.url} answered {path} with {answer.status_code}: {detail_of(answer.content)}"
-            )
+            detail = self._secrets.masked(detail_of(answer.content))
+            raise ProbeFailed(f"{self.url} answered {path} with {answer.status_code}: {detail}")
         return answer.content
 
     def _decode(self, content: bytes, kind: type[Kind]) -> Kind:

@@ -9,6 +9,7 @@ import httpx
 import msgspec
 
 from driftguard.errors import BadSettings, DriftGuardError
+from driftguard.masking import Secrets, address, secrets_of_url
 from driftguard.settings import EngineSettings, Settings
 
 _TIMEOUT_SECONDS = 60.0  # loading a large draft takes time
@@ -62,6 +63,8 @@ class EngineAdmin:
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url.rstrip("/")
+        self._shown = address(url)
+        self._secrets = Secrets([*secrets_of_url(url), key or ""])
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def info(self) -> EngineInfo:
@@ -82,10 +85,12 @@ class EngineAdmin:
                 method, self._url + path, json=body, headers=self._headers, timeout=_TIMEOUT_SECONDS
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EngineRefused(f"the engine at {self._url} cannot be reached: {error}") from error
+            told = self._secrets.masked(str(error))
+            raise EngineRefused(f"the engine at {self._shown} cannot be reached: {told}") from error
         if not answer.is_success:
+            detail = self._secrets.masked(_detail(answer))
             raise EngineRefused(
-                f"the engine at {self._url} answered {path} with {answer.status_code}: {_detail(answer)}"
+                f"the engine at {self._shown} answered {path} with {answer.status_code}: {detail}"
             )
         return answer.content
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import httpx
@@ -16,6 +16,9 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from driftguard.masking import address
+from driftguard.posting import NotAnswered
+from driftguard.posting import post as post_to
 from driftguard.retraining.promotion_order import Order, PromotionStopped, Reply
 
 _ANSWER_SECONDS: Final = 30.0  # of one attempt
@@ -55,28 +58,28 @@ def post(
         sleep=sleep,
         reraise=True,
     )
+    shown = address(url)
     try:
-        with httpx.Client(headers=headers, timeout=min(_ANSWER_SECONDS, timeout_seconds)) as client:
-            return retrying(_attempt, client, url, order)
+        return retrying(_attempt, url, order, headers, min(_ANSWER_SECONDS, timeout_seconds))
     except _TryAgainError as error:
         if should_stop():
-            raise PromotionStopped(f"stopped on request before {url} accepted the promotion") from None
+            raise PromotionStopped(f"stopped on request before {shown} accepted the promotion") from None
         return Reply(
-            "", f"retraining.promote_webhook: {url} did not accept within {timeout_seconds:g} s: {error}"
+            "", f"retraining.promote_webhook: {shown} did not accept within {timeout_seconds:g} s: {error}"
         )
-    except httpx.InvalidURL as error:
-        return Reply("", f"retraining.promote_webhook: {url}: {error}")
 
 
-def _attempt(client: httpx.Client, url: str, order: Order) -> Reply:
+def _attempt(url: str, order: Order, headers: Mapping[str, str], deadline_seconds: float) -> Reply:
     try:
-        answer = client.post(url, json=order.members)
-    except httpx.HTTPError as error:
-        raise _TryAgainError(f"{type(error).__name__}: {error}") from None
+        answer = post_to(url, order.members, headers, deadline_seconds=deadline_seconds)
+    except NotAnswered as error:
+        raise _TryAgainError(str(error)) from None
     text = answer.text[:_ANSWER_CHARACTERS].replace("\0", "")
     if answer.is_success:
+        if answer.problem is not None and not text:
+            raise _TryAgainError(f"HTTP {answer.status}, but {answer.problem}")
         return Reply(text)
-    told = f"HTTP {answer.status_code}: {' '.join(text.split())[:300]}"
-    if answer.is_server_error or answer.status_code in _LATER:
+    told = f"HTTP {answer.status}: {' '.join(text.split())[:300]}"
+    if answer.status >= httpx.codes.INTERNAL_SERVER_ERROR or answer.status in _LATER:
         raise _TryAgainError(told)
-    return Reply(text, f"retraining.promote_webhook: {url} refused with {told}")
+    return Reply(text, f"retraining.promote_webhook: {address(url)} refused with {told}")

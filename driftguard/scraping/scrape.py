@@ -149,7 +149,8 @@ async def _get(client: aiohttp.ClientSession, source: Source, path: str) -> str:
             "unreachable", f"no connection to {error.host}:{error.port}: {why_not_connected(error)}"
         ) from None
     except (aiohttp.ClientError, OSError) as error:
-        raise _Stopped("unreachable", str(error) or type(error).__name__) from None
+        told = source.secrets.masked(str(error))
+        raise _Stopped("unreachable", told or type(error).__name__) from None
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:

@@ -14,6 +14,7 @@ from driftguard.adapters.kinds import ADAPTERS
 from driftguard.adapters.reading import Reading
 from driftguard.adapters.window import Identity
 from driftguard.errors import BadSettings
+from driftguard.masking import Secrets, secrets_of_url
 from driftguard.settings import SourceSettings
 
 USUAL_PATHS = ("/prometheus/metrics", "/metrics")  # TensorRT-LLM's /metrics loses what is read of it
@@ -63,6 +64,11 @@ class Source:
         parts = urlsplit(self.url)
         place = parts.netloc.rpartition("@")[2] if self.api_key else parts.netloc
         return urlunsplit((parts.scheme, place, path, parts.query, ""))
+
+    @property
+    def secrets(self) -> Secrets:
+        proxied = secrets_of_url(self.proxy or "")
+        return Secrets([*secrets_of_url(self.url), *proxied, self.api_key or ""])
 
     @property
     def shown_url(self) -> str:

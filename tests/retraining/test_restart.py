@@ -227,7 +227,7 @@ def test_the_webhook_is_told_until_it_accepts(
     [
         (400, False, 60.0, "refused with HTTP 400"),
         (503, False, 2.0, "not accept within 2 s: HTTP 503"),
-        (200, True, 2.0, "not accept within 2 s: DecodingError"),
+        (200, True, 2.0, "not accept within 2 s: HTTP 200, but the answer is encoded (gzip)"),
     ],
 )
 def test_a_webhook_that_does_not_accept_fails_the_run(

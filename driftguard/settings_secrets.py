@@ -1,0 +1,29 @@
+"""Every secret that the settings hold, found by walking all of them: a new setting is not forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel, SecretStr
+
+from driftguard.masking import Secrets, secrets_of_url
+from driftguard.settings import Settings
+
+
+def secrets_of(settings: Settings) -> Secrets:
+    return Secrets(_secrets(settings, ""))
+
+
+def _secrets(value: object, name: str) -> Iterator[str]:
+    """`name`: of the setting; one whose name says webhook is a secret behind its host."""
+    if isinstance(value, BaseModel):
+        for field in type(value).model_fields:
+            yield from _secrets(getattr(value, field), field)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secrets(item, name)
+    elif isinstance(value, SecretStr):
+        yield value.get_secret_value()
+        yield from _secrets(value.get_secret_value(), name)
+    elif isinstance(value, str) and "://" in value:
+        yield from secrets_of_url(value, is_webhook="webhook" in name)
