@@ -68,7 +68,14 @@ def _readable(error: Any) -> str:
         return f"{key}: no such setting; `driftguard settings` lists them all"
     if error["type"] == "value_error":  # of a whole group: its input would show keys
         return ": ".join(part for part in (key, str(error["ctx"]["error"])) if part)
-    return f"{key}: {error['msg'][:1].lower()}{error['msg'][1:]}, not {error['input']!r}"
+    return f"{key}: {error['msg'][:1].lower()}{error['msg'][1:]}{_given(key, error['input'])}"
+
+
+def _given(key: str, value: object) -> str:
+    """What was given instead, unless it may be a secret."""
+    if key.endswith("key") or (isinstance(value, str) and "://" in value):
+        return ""
+    return f", not {value!r}"
 
 
 def describe_settings(

@@ -105,3 +105,19 @@ def test_every_setting_says_what_it_means() -> None:
     described = list(describe_settings())
     assert len(described) > 25
     assert [name for name, _, meaning in described if not meaning] == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("DRIFTGUARD_RETRAINING__PROMOTE_WEBHOOK", "ftp://user:hunter2@host/hunter2"),
+        ("DRIFTGUARD_SOURCES", '[{"url": "http://a b:hunter2@host", "api_key": ["hunter2"]}]'),
+    ],
+)
+def test_a_secret_that_is_refused_is_not_told(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(BadSettings) as refused:
+        load_settings()
+    assert "hunter2" not in str(refused.value)
