@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 from sqlalchemy import select, text
+from sqlalchemy.orm import Session
 
 from driftguard import kept_states
 from driftguard.detection import DetectorConfig, StreamState
 from driftguard.detection.stored import from_parts
+from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.store import detector_states
 from driftguard.store.database import Database
-from driftguard.store.tables import DetectorHistory, DetectorState
+from driftguard.store.tables import DetectorHistory, DetectorState, Stream
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.test_pipeline import CONFIG, GOOD, fold_all, new_pipeline
 from tests.pipeline.traffic import Traffic, store
@@ -113,3 +115,35 @@ def test_a_state_that_was_deleted_begins_anew(database: Database, monkeypatch: p
 def unfolded(database: Database) -> int:
     with database.session() as session:
         return detector_states.unfolded(session)
+
+
+def test_a_beginning_that_was_rolled_back_is_made_again_and_the_other_states_stay_in_memory(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic, metrics, away = Traffic(seed=45), Metrics(), [False]
+
+    def hook(session: Session, *_: object) -> None:
+        if away[0]:
+            session.execute(text("SET LOCAL statement_timeout = 1"))
+            session.execute(text("SELECT pg_sleep(1)"))
+
+    pipeline = Pipeline(database, CONFIG, metrics, after_fold=[hook])
+    for server in ("chat", "mail"):
+        store(database, traffic.draw(40, GOOD, server=server))
+        fold_all(pipeline)
+    with database.session() as session:
+        session.execute(text("UPDATE detector_states SET state = 'nonsense' WHERE stream_id = 2"))
+    pipeline._states.forget([2])
+    store(database, traffic.draw(10, GOOD, server="mail"))
+    away[0] = True
+    with pytest.raises(DatabaseUnavailable) as failure:
+        pipeline.fold_batch()
+    pipeline._report(failure.value)
+    assert len(pipeline._states) == 1
+    away[0] = False
+    fold_all(pipeline)
+    with database.session() as session:
+        begun = session.scalars(select(Stream.begun_anew_because).order_by(Stream.id)).all()
+        summaries = detector_states.summaries(session)
+    assert [each is not None for each in begun] == [False, True]
+    assert {stream_id: each["requests"] for stream_id, each in summaries.items()} == {1: 40, 2: 10}
