@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from driftguard.errors import DriftGuardError
-from driftguard.retraining import restart, workspace
+from driftguard.retraining import checksums, restart, workspace
 from driftguard.retraining.call import Call
 from driftguard.retraining.engine_admin import EngineAdmin, EngineRefused
 from driftguard.retraining.evaluation import read_measurements
@@ -35,6 +35,7 @@ from driftguard.store import acceptance_levels, drafts, retrain_runs
 from driftguard.store.retrain_runs import RunLock
 
 _LOOK_BACK = timedelta(days=7)  # records that tell how the traffic is sampled
+_CHECKSUMS = "checksums_sha256"  # among the numbers of a run: the digest of its candidate's list
 log = structlog.get_logger(__name__)
 
 
@@ -50,6 +51,8 @@ def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan
         if not decision.promote:
             return end(job, run_id, call.incident_id, "rejected", decision.reason, numbers)
         lock.check()
+        directory = workspace.draft_directory(job.settings.data_directory, version)
+        checksums.verify(directory, numbers[_CHECKSUMS])
         if isinstance(job.engine, EngineAdmin):
             _load(job, job.engine, run_id, version)
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
@@ -70,12 +73,15 @@ def _make_and_judge(
     directory = workspace.draft_directory(job.settings.data_directory, version)
     _store_candidate(job, run_id, version, directory)
     workspace.keep_candidate(files, directory)
+    made = checksums.digest_of_list(directory)
     advance(job, run_id, "evaluating", f"scoring on {counts['held_out']} held-out requests")
+    checksums.verify(directory, made)  # so that what is scored is what was made, and what will serve
     measured = evaluate(_evaluation(job, files, directory), files.log, job.should_stop)
     groups, costs = read_measurements(measured)
     rules = job.settings.retraining
     decision = decide(groups, costs, GateRules(rules.minimum_gain, rules.maximum_regression))
     numbers = {
+        _CHECKSUMS: made,
         "requests": counts,
         "temperature": measured["temperature"],
         "costs": asdict(costs),

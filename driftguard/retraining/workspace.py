@@ -14,6 +14,7 @@ from uuid import UUID
 
 import structlog
 
+from driftguard.retraining import checksums
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 
@@ -65,10 +66,19 @@ def draft_directory(data_directory: Path, version: str) -> Path:
 
 
 def keep_candidate(workspace: Workspace, destination: Path) -> None:
-    """Moves the candidate to where it stays. An existing directory of this version holds the same weights."""
+    """Moves the candidate to where it stays. An existing directory of this version holds the same weights,
+    if it is as it was made; else it is replaced."""
     destination.parent.mkdir(parents=True, exist_ok=True)
-    if not destination.exists():
-        workspace.candidate.rename(destination)
+    former = workspace.directory / "former"  # goes with the run
+    if destination.exists():
+        try:
+            checksums.verify(destination)
+        except checksums.DraftChanged as changed:
+            log.warning("the files of a draft are replaced", draft=destination.name, reason=changed.detail)
+            destination.rename(former)
+        else:
+            return
+    workspace.candidate.rename(destination)
 
 
 def remove_leftovers(database: Database, data_directory: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from driftguard.retraining import attempt, checksums
+from driftguard.retraining.gate import Decision, decide
 from driftguard.retraining.outcome import Progress, RetrainOutcome
 from driftguard.retraining.run import retrain
 from driftguard.store import drafts, retrain_runs
@@ -76,6 +79,36 @@ def test_a_refusing_engine_fails_the_run_and_keeps_the_draft(drifted: Drifted, e
     assert run_of(drifted, outcome).state == "failed"
     assert state_of_draft(drifted, drifted.parent) == "in_service"
     assert incident_states(drifted.database, drifted.incident_id) == ["open", "mitigating", "open"]
+
+
+@pytest.mark.usefixtures("training_here")
+def test_a_candidate_that_is_changed_after_it_was_judged_never_reaches_the_engine(
+    drifted: Drifted, engine: EngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = decide
+    flipped: list[Path] = []
+
+    def judge_and_flip(*arguments: Any) -> Decision:
+        (weights,) = drifted.settings.data_directory.glob("drafts/*/model.safetensors")
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+        flipped.append(weights)
+        return judge(*arguments)
+
+    monkeypatch.setattr(attempt, "decide", judge_and_flip)
+    outcome = retrain(drifted.database, drifted.settings)
+    assert outcome.state == "failed"
+    assert outcome.reason == f"{flipped[0]} is not as the training wrote it (SHA256SUMS)"
+    assert engine.calls == []
+    assert engine.serving["version"] == drifted.parent
+    assert state_of_draft(drifted, drifted.parent) == "in_service"
+
+    # The next run makes the same weights: the changed ones are not taken for them.
+    monkeypatch.setattr(attempt, "decide", judge)
+    again = retrain(drifted.database, drifted.settings)
+    assert again.state == "promoted"
+    checksums.verify(flipped[0].parent, (again.numbers or {})["checksums_sha256"])
 
 
 def test_what_the_training_refuses_is_told_by_its_own_words(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +69,11 @@ def test_the_candidate_is_a_plain_directory_and_the_same_seed_gives_the_same_byt
     candidate = AutoModelForCausalLM.from_pretrained(outputs[0], dtype="auto")
     assert candidate.dtype == load_model(pair.draft, "draft").dtype
     assert AutoTokenizer.from_pretrained(outputs[0]).get_vocab() == small_tokenizer().get_vocab()
-    assert not [p for p in outputs[0].iterdir() if p.suffix not in (".json", ".safetensors")]
+    names = {path.name for path in outputs[0].iterdir()}
+    assert {name for name in names if not name.endswith((".json", ".safetensors"))} == {"SHA256SUMS"}
+    listed = (outputs[0] / "SHA256SUMS").read_text().splitlines()
+    assert {line.partition("  ")[2] for line in listed} == names - {"SHA256SUMS"}
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=outputs[0], check=True)
 
 
 def test_a_quarter_of_every_batch_is_replay_and_every_request_is_seen() -> None:

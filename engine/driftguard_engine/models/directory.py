@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from driftguard_engine.core import InvalidModel
+from driftguard_engine.models import checksums
 
 PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
@@ -21,6 +22,7 @@ def locate(name: str, *, field: str) -> Path:
     if directory is None:
         directory = _download(name, field)
     _check(directory, field)
+    checksums.verify(directory, field=field)
     return directory
 
 

@@ -16,6 +16,7 @@ from driftguard_engine.kernels.launches import Launcher
 from driftguard_engine.models import directory as directories
 from driftguard_engine.models import generic, llama, llama_weights
 from driftguard_engine.models.base import TokenModel
+from driftguard_engine.models.plausible import check_weights
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id")
 
@@ -55,6 +56,7 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
     directory = directories.locate(name, field=field)
     tokenizer = load_tokenizer(directory, field)
     module = _load_module(directory, placement, field)
+    check_weights(module, directory, field=field)
     config = module.config
     context = getattr(config.get_text_config(), "max_position_embeddings", None) or placement.max_length
     max_length = min(placement.max_length, context)

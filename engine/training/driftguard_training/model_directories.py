@@ -18,6 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from driftguard_training.errors import BadModelDirectory, ModelsDoNotFit, OutputExists
 
 PROVENANCE_FILE = "driftguard_training.json"
+CHECKSUMS_FILE = (
+    "SHA256SUMS"  # in the form of sha256sum; engine and sidecar verify it before the draft serves
+)
 _PICKLED_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 
@@ -114,9 +117,19 @@ def save_model(
     version = _weights_hash(partial)
     facts = {"version": version, **provenance}
     (partial / PROVENANCE_FILE).write_text(json.dumps(facts, indent=2) + "\n")
+    _write_checksums(partial)
     _make_readable(partial)
     partial.replace(output)
     return version
+
+
+def _write_checksums(directory: Path) -> None:
+    """Of all other files; written last."""
+    lines = []
+    for path in sorted(directory.iterdir()):
+        with path.open("rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+    (directory / CHECKSUMS_FILE).write_text("".join(lines))
 
 
 def _make_readable(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,84 @@ def test_broken_and_incomplete_weights_are_refused(engine: Engine, good: Path) -
     assert "lack model.layers.1.mlp.up_proj.weight" in refused(engine, good)
     (good / "model.safetensors").write_bytes(b"not a model")
     assert "cannot be loaded" in refused(engine, good)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused_by_their_name(
+    engine: Engine, good: Path, value: float
+) -> None:
+    plant(good, "model.layers.1.mlp.up_proj.weight", value)
+    assert "model.layers.1.mlp.up_proj.weight is not finite in torch.float32" in refused(engine, good)
+
+
+def test_weights_that_overflow_in_the_type_that_serves_are_refused(
+    new_engine: Callable[..., Engine], good: Path
+) -> None:
+    engine = new_engine(dtype="float16")
+    plant(good, "model.norm.weight", 1e6)  # finite in the file
+    assert "model.norm.weight is not finite in torch.float16" in refused(engine, good)
+
+
+def test_implausibly_large_weights_are_refused(engine: Engine, good: Path) -> None:
+    plant(good, "lm_head.weight", -2e4)
+    assert "lm_head.weight holds -20000, beyond 10000" in refused(engine, good)
+
+
+def test_a_forward_that_overflows_is_refused_although_each_weight_is_plausible(
+    new_engine: Callable[..., Engine], good: Path
+) -> None:
+    engine = new_engine(dtype="float16")
+    for name in ("model.norm.weight", "lm_head.weight"):
+        plant(good, name, 5_000.0, everywhere=True)
+    assert "the logits of fixed tokens are not finite in torch.float16" in refused(engine, good)
+
+
+def test_weights_without_an_opinion_are_refused(engine: Engine, good: Path) -> None:
+    plant(good, "lm_head.weight", 0.0, everywhere=True)
+    assert "every token gets the same logit" in refused(engine, good)
+
+
+def test_weights_of_another_shape_and_cut_short_are_refused(engine: Engine, good: Path) -> None:
+    file, name = good / "model.safetensors", "model.layers.0.mlp.up_proj.weight"
+    weights = load_file(file)
+    save_file(weights | {name: weights[name][1:].clone()}, file, metadata={"format": "pt"})
+    assert "cannot be loaded" in refused(engine, good)
+    save_file(weights, file, metadata={"format": "pt"})
+    file.write_bytes(file.read_bytes()[:-1_000])
+    assert "cannot be loaded" in refused(engine, good)
+
+
+def test_a_draft_that_is_not_as_it_was_made_is_refused_by_the_name_of_the_file(
+    engine: Engine, good: Path
+) -> None:
+    seal(good)
+    engine.load_draft(str(good), "sealed")
+    weights = good / "model.safetensors"
+    made = weights.read_bytes()
+    weights.write_bytes(made[:-1] + bytes([made[-1] ^ 1]))
+    assert f"{weights} is not as it was made: its SHA-256 is" in refused(engine, good)
+    weights.unlink()
+    save_file({"a": torch.zeros(1)}, good / "model-2.safetensors")
+    assert "model-2.safetensors is not in SHA256SUMS" in refused(engine, good)
+    weights.write_bytes(made)
+    for content in (b"no list", b"\xff"):
+        (good / "SHA256SUMS").write_bytes(content)
+        assert "SHA256SUMS" in refused(engine, good)
+
+
+def seal(directory: Path) -> None:
+    names = sorted(path.name for path in directory.iterdir())
+    sums = subprocess.run(["sha256sum", *names], cwd=directory, capture_output=True, check=True)
+    (directory / "SHA256SUMS").write_bytes(sums.stdout)
+
+
+def plant(directory: Path, name: str, value: float, *, everywhere: bool = False) -> None:
+    """In the middle of a tensor of the stored weights."""
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    tensor = weights[name].flatten()
+    tensor[slice(None) if everywhere else len(tensor) // 2] = value
+    save_file(weights | {name: tensor.view_as(weights[name])}, file, metadata={"format": "pt"})
 
 
 def test_another_tokenizer_is_refused(engine: Engine, tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""Whether weights can serve: finite as they are served, of a size that training makes, and not all alike."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from driftguard_engine.core import InvalidModel
+
+LARGEST_WEIGHT = 1e4  # those of published models stay below some hundreds
+FIXED_TOKENS = 4
+
+
+def check_weights(module: Any, directory: Path, *, field: str) -> None:
+    """`module`: placed, in the type that it serves in, which may overflow where the file does not. Raises
+    InvalidModel: a tensor or the logits of fixed tokens are not finite, a weight is implausibly large, or
+    all tokens get the same logit."""
+    for name, tensor in module.named_parameters():
+        least, most = (float(end) for end in torch.aminmax(tensor.detach()))
+        if not (math.isfinite(least) and math.isfinite(most)):
+            raise _refused(f"{name} is not finite in {tensor.dtype}", directory, field)
+        if max(-least, most) > LARGEST_WEIGHT:
+            extreme = max(least, most, key=abs)
+            raise _refused(f"{name} holds {extreme:g}, beyond {LARGEST_WEIGHT:g}", directory, field)
+    logits = _logits(module)
+    if not bool(torch.isfinite(logits).all()):
+        raise _refused(f"the logits of fixed tokens are not finite in {logits.dtype}", directory, field)
+    if bool((logits == logits[..., :1]).all()):
+        raise _refused("every token gets the same logit", directory, field)
+
+
+def _logits(module: Any) -> torch.Tensor:
+    """[1, FIXED_TOKENS, V]"""
+    embeddings = module.get_input_embeddings().weight
+    token_ids = torch.linspace(0, len(embeddings) - 1, FIXED_TOKENS).long()[None].to(embeddings.device)
+    with torch.inference_mode():
+        logits: torch.Tensor = module(input_ids=token_ids, use_cache=False).logits
+    return logits
+
+
+def _refused(what: str, directory: Path, field: str) -> InvalidModel:
+    return InvalidModel(f"{field}: the weights in {directory} cannot serve: {what}", field=field)
