@@ -53,6 +53,7 @@ from driftguard.store import jobs, keys, partitions
 from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.opening import open_database
 from driftguard.store.work import MAINTENANCE
+from driftguard.usual_silence import UsualSilences
 from driftguard_http import ConnectionLimits, bounded_protocol
 
 MAINTENANCE_SECONDS = 3_600.0
@@ -88,7 +89,10 @@ class Sidecar:
         peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
         self._destinations = [*destination.alertmanagers(peers), *destination.webhooks(hooks)]
         self.fold_watch = FoldWatch()
-        self._looking = LookAround(database, self.metrics, self._destinations, self.fold_watch)
+        self.usual_silences = UsualSilences()
+        self._looking = LookAround(
+            database, self.metrics, self._destinations, self.fold_watch, self.usual_silences
+        )
         self._examiner = Examiner(
             database,
             self.metrics,
@@ -275,6 +279,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
         database=sidecar.database,
         ingest=sidecar.ingest,
         fold_watch=sidecar.fold_watch,
+        usual_silences=sidecar.usual_silences,
         metrics=sidecar.metrics,
         pushed=sidecar.pushed,
         exports=ExportSlots(sidecar.settings.http.max_exports),

@@ -19,6 +19,7 @@ from driftguard.metrics import Metrics
 from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.work import CHECK, CHORE
+from driftguard.usual_silence import UsualSilences
 
 LOOK_SECONDS: Final = 5.0  # from the end of a look to the next one, unless something was found before
 LOOP: Final = "look_around"
@@ -26,7 +27,8 @@ log = structlog.get_logger(__name__)
 
 
 class LookAround:
-    """`destinations`: to which notifications are sent. `watch`: is shown how far the fold is."""
+    """`destinations`: to which notifications are sent. `watch`: is shown how far the fold is.
+    `usual`: what is known of the usual silences of sources."""
 
     def __init__(
         self,
@@ -34,11 +36,13 @@ class LookAround:
         metrics: Metrics,
         destinations: Sequence[str] = (),
         watch: FoldWatch | None = None,
+        usual: UsualSilences | None = None,
     ) -> None:
         self._database = database
         self._metrics = metrics
         self._destinations = tuple(destinations)
         self._watch = watch or FoldWatch()
+        self._usual = usual or UsualSilences()
         self._due = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="look around", daemon=True)
@@ -83,7 +87,7 @@ class LookAround:
         """
         self._show_lag()
         with self._database.session(CHORE) as session:
-            found = status.gather(session, now)
+            found = status.gather(session, now, usual=self._usual)
             gauges.refresh(session, self._metrics, found, self._destinations, now)
         with self._database.session(CHORE) as session:
             incident_closing.close_replaced(session, found, now)

@@ -18,21 +18,22 @@ bundles, seldom, is called stale between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Final
 
 SHORTEST: Final = timedelta(minutes=5)
 TIMES_USUAL: Final = 3
 AROUND: Final = timedelta(hours=2)
-EARLIER: Final = (timedelta(days=1), timedelta(days=7))
+# How long before the last record each span begins -> and ends.
+USUAL_SPANS: Final[Mapping[timedelta, timedelta]] = {
+    AROUND: timedelta(),
+    **{earlier + AROUND: earlier - AROUND for earlier in (timedelta(days=1), timedelta(days=7))},
+}
 SURELY_STALE: Final = timedelta(days=7)
 
 CLOCKS_DISAGREE: Final = timedelta(minutes=1)
-
-ActiveMinutes = Callable[[datetime, datetime], Sequence[datetime]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,17 @@ class Newest:
     ended_at: datetime
 
 
-def is_stale(newest: Newest, now: datetime, active_minutes: ActiveMinutes) -> bool:
-    """`active_minutes`: those in which records ended from one moment to another, and the first after that,
-    up to the newest; oldest first."""
-    silence, last = now - newest.arrived_at, newest.ended_at
-    if silence <= SHORTEST or silence > SURELY_STALE:
-        return silence > SURELY_STALE
-    windows = [(last - AROUND, last)]
-    windows += [(last - days - AROUND, last - days + AROUND) for days in EARLIER]
-    return all(silence > TIMES_USUAL * _longest(active_minutes(start, end)) for start, end in windows)
+def depends_on_usual_silence(newest: Newest, now: datetime) -> bool:
+    """Not after a short silence, nor after one of more than a week."""
+    return SHORTEST < now - newest.arrived_at <= SURELY_STALE
+
+
+def is_stale(newest: Newest, now: datetime, usual: timedelta) -> bool:
+    """`usual`: the longest silence that began in one of USUAL_SPANS; of no matter where it does not depend
+    on that."""
+    if depends_on_usual_silence(newest, now):
+        return now - newest.arrived_at > TIMES_USUAL * usual
+    return now - newest.arrived_at > SURELY_STALE
 
 
 def clock_difference(newest: Newest) -> str | None:
@@ -70,7 +73,3 @@ def _duration(difference: timedelta) -> str:
         if difference >= 2 * size:
             return f"{difference / size:.0f} {unit}"
     return f"{difference / timedelta(minutes=1):.0f} min"
-
-
-def _longest(minutes: Sequence[datetime]) -> timedelta:
-    return max((later - earlier for earlier, later in pairwise(minutes)), default=timedelta())

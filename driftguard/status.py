@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Final
 from uuid import UUID
 
@@ -20,9 +19,10 @@ from driftguard.cost import Cost, advice
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.incidents import positions_of
 from driftguard.positions import ACCEPTANCE, together
-from driftguard.silence import Newest, clock_difference, is_stale
+from driftguard.silence import Newest, clock_difference, depends_on_usual_silence, is_stale
 from driftguard.store import detector_states, held_streams, sources, status, streams
 from driftguard.store.tables import HeldStream, Incident, RetrainRun, Source, Stream
+from driftguard.usual_silence import Heard, Place, UsualSilences
 
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
 _CURRENT: Final = ("degraded", "improved", "insufficient_data", "relearning", "steady")  # drafts now
@@ -69,12 +69,14 @@ def gather(
     now: datetime,
     known: Sequence[Stream] | None = None,
     scraped: Sequence[Source] | None = None,
+    usual: UsualSilences | None = None,
 ) -> list[StreamStatus]:
     """Every stream, the worst of those in service first. `known`, `scraped`: all, where the caller has read
-    them."""
+    them. `usual`: what is known of earlier looks."""
     known = streams.all_streams(session) if known is None else known
     scraped = sources.all_sources(session) if scraped is None else scraped
     drafts, heard = status.drafts_in_service(session), _heard(known)
+    quiet = sources.quiet_servers(scraped, now)
     summaries = {
         stream_id: msgspec.convert(summary, StreamSummary)
         for stream_id, summary in detector_states.summaries(session).items()
@@ -91,7 +93,7 @@ def gather(
         set_aside=held_streams.set_aside(session),
         costs=stream_cost.known(session),
         heard=heard,
-        silent=_silent(session, known, heard, sources.quiet_servers(scraped, now), now),
+        silent=_silent(session, _audible(known, heard, quiet), now, usual or UsualSilences()),
     )
     found = [_status(stream, facts) for stream in facts.streams]
     return sorted(
@@ -134,13 +136,13 @@ class _Facts:
     retrains: dict[tuple[str, str], RetrainRun]
     set_aside: dict[int, HeldStream]
     costs: dict[int, stream_cost.Measured]
-    heard: dict[tuple[str, str], Newest]
+    heard: dict[Place, Newest]
     silent: set[tuple[str, str]]
 
 
-def _heard(known: Sequence[Stream]) -> dict[tuple[str, str], Newest]:
+def _heard(known: Sequence[Stream]) -> dict[Place, Newest]:
     """(server, target) -> its newest record that was no canary probe; sources without one are left out."""
-    heard: dict[tuple[str, str], Newest] = {}
+    heard: dict[Place, Newest] = {}
     for stream in known:
         if stream.traffic_arrived_at is None or stream.traffic_ended_at is None:
             continue
@@ -151,23 +153,26 @@ def _heard(known: Sequence[Stream]) -> dict[tuple[str, str], Newest]:
     return heard
 
 
-def _silent(
-    session: Session,
-    known: Sequence[Stream],
-    heard: Mapping[tuple[str, str], Newest],
-    quiet: set[str],
-    now: datetime,
-) -> set[tuple[str, str]]:
-    """(server, target) of the sources that stopped sending (silence.py). `quiet`: servers that have nothing
-    to tell."""
-    streams_of: dict[tuple[str, str], list[int]] = defaultdict(list)
+def _audible(known: Sequence[Stream], heard: Mapping[Place, Newest], quiet: set[str]) -> dict[Place, Heard]:
+    """The sources that may have stopped sending. `quiet`: servers that have nothing to tell."""
+    streams_of: dict[Place, list[int]] = defaultdict(list)
     for stream in known:
         streams_of[stream.server, stream.target].append(stream.id)
     return {
-        place
+        place: Heard(newest, tuple(sorted(streams_of[place])))
         for place, newest in heard.items()
         if place[0] not in quiet
-        and is_stale(newest, now, partial(status.active_minutes, session, streams_of[place], newest.ended_at))
+    }
+
+
+def _silent(
+    session: Session, audible: Mapping[Place, Heard], now: datetime, usual: UsualSilences
+) -> set[Place]:
+    """Those that stopped sending (silence.py)."""
+    asked = {place: each for place, each in audible.items() if depends_on_usual_silence(each.newest, now)}
+    known = usual.of(session, asked)
+    return {
+        place for place, each in audible.items() if is_stale(each.newest, now, known.get(place, timedelta()))
     }
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
 
-from driftguard.silence import ActiveMinutes, Newest, clock_difference, is_stale
+from driftguard.silence import Newest, clock_difference, is_stale
+from tests.silences import longest_silence
 
 MONDAY = datetime(2026, 3, 2, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -19,15 +19,9 @@ def minute_of(at: datetime) -> datetime:
     return at.replace(second=0, microsecond=0)
 
 
-def active(times: Iterable[datetime]) -> ActiveMinutes:
-    return among(sorted({minute_of(at) for at in times}))
-
-
-def among(known: Sequence[datetime]) -> ActiveMinutes:
-    def between(start: datetime, end: datetime) -> Sequence[datetime]:
-        return known[bisect_left(known, start) : bisect_right(known, end) + 1]
-
-    return between
+def usual(times: Iterable[datetime]) -> timedelta:
+    """The usual silence after the last of them."""
+    return longest_silence(sorted({minute_of(at) for at in times}), max(times))
 
 
 def heard(at: datetime) -> Newest:
@@ -48,10 +42,8 @@ def office_days(days: int, *, until: datetime | None = None) -> list[datetime]:
 
 def stale_after(times: list[datetime], longest: timedelta) -> timedelta | None:
     """The shortest silence, in minutes, after which the source is stale; once stale it must stay so."""
-    last, minutes = max(times), active(times)
-    told = [
-        is_stale(heard(last), last + MINUTE * silence, minutes) for silence in range(int(longest / MINUTE))
-    ]
+    last, known = max(times), usual(times)
+    told = [is_stale(heard(last), last + MINUTE * silence, known) for silence in range(int(longest / MINUTE))]
     assert told == sorted(told)
     return MINUTE * told.index(True) if any(told) else None
 
@@ -88,7 +80,7 @@ def test_traffic_that_thins_out_does_not_flap() -> None:
     while at < MONDAY + 12 * HOUR:
         hour = (at - MONDAY) / HOUR
         gap = timedelta(seconds=float(rng.exponential(5.0 * 2.0 ** (6.0 - abs(hour - 6.0)))))
-        stale += is_stale(heard(at), at + gap, among(known))
+        stale += is_stale(heard(at), at + gap, longest_silence(known, at))
         at += gap
         requests += 1
         if minute_of(at) > known[-1]:
@@ -98,14 +90,14 @@ def test_traffic_that_thins_out_does_not_flap() -> None:
 
 
 def test_a_week_of_silence_is_stale_whatever_was_usual() -> None:
-    assert is_stale(heard(MONDAY), MONDAY + 8 * DAY, active([MONDAY]))
+    assert is_stale(heard(MONDAY), MONDAY + 8 * DAY, timedelta(days=30))
 
 
 @pytest.mark.parametrize("slow", [-MINUTE, 7 * MINUTE, 3 * HOUR])
 def test_the_clock_of_the_source_has_no_say(slow: timedelta) -> None:
     ended = [at - slow for at in every(HOUR / 3600, MONDAY, MONDAY + HOUR)]
     newest = Newest(arrived_at=ended[-1] + slow, ended_at=ended[-1])
-    told = [is_stale(newest, newest.arrived_at + MINUTE * silence, active(ended)) for silence in range(20)]
+    told = [is_stale(newest, newest.arrived_at + MINUTE * silence, usual(ended)) for silence in range(20)]
     assert told == [silence > 5 for silence in range(20)]
 
 

@@ -15,6 +15,7 @@ from driftguard.metrics import Metrics
 from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import HttpSettings, Settings
 from driftguard.store.database import Database
+from driftguard.usual_silence import UsualSilences
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Context:
     overdue_sources: Callable[[datetime], Sequence[str]] = lambda _: ()
     sources_elsewhere: Callable[[], Sequence[str]] = lambda: ()
     fold_watch: FoldWatch = field(default_factory=FoldWatch)
+    usual_silences: UsualSilences = field(default_factory=UsualSilences)
 
 
 def get_context(request: Request) -> Context:

@@ -47,15 +47,15 @@ def fleet_page(context: AnyContext) -> HTMLResponse:
     """Every stream in a sentence, the worst first."""
     with context.database.session() as session:
         scraped = sources.all_sources(session)
-        found = stream_models(session, datetime.now(UTC), scraped=scraped)
-        serving = [item for item in found if item.in_service and item.method != "none"]
+        found = stream_models(session, datetime.now(UTC), scraped=scraped, usual=context.usual_silences)
+        serving = [item for item in found if _is_watched(item)]
         unresolved = incidents.page(session, limit=RUNS_SHOWN, state="unresolved")
         return render(
             "fleet.html",
             headline=headline(serving),
             verdicts=Counter(item.verdict for item in serving),
             serving=serving,
-            unwatched=[item for item in found if item not in serving],
+            unwatched=[item for item in found if not _is_watched(item)],
             unresolved=[IncidentModel.of(*row) for row in unresolved],
             resolved=[
                 IncidentModel.of(*row) for row in incidents.page(session, limit=SHOWN, state="resolved")
@@ -75,7 +75,13 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
         if stream is None:
             raise NotFound(f"there is no stream {stream_id}")
         scraped = sources.all_sources(session)
-        related = stream_models(session, datetime.now(UTC), series.siblings(session, stream), scraped)
+        related = stream_models(
+            session,
+            datetime.now(UTC),
+            series.siblings(session, stream),
+            scraped,
+            context.usual_silences,
+        )
         shown = next(item for item in related if item.id == stream_id)
         servers = source_models(session, scraped)
         history = _drafts(session, stream.server, stream.target)
@@ -149,6 +155,10 @@ def _plotly() -> Path:
         if file.is_file():
             return file
     raise NotFound("plotly.min.js: the plotly package is not installed completely; the page has no chart")
+
+
+def _is_watched(item: StreamStatusModel) -> bool:
+    return item.in_service and item.method != "none"
 
 
 def headline(serving: Sequence[StreamStatusModel]) -> str:

@@ -34,6 +34,7 @@ from driftguard.status import StreamStatus, gather
 from driftguard.store import detector_states, incidents, scraping_turns, series, sources, status, streams
 from driftguard.store.series import Bin
 from driftguard.store.tables import Source, Stream
+from driftguard.usual_silence import UsualSilences
 
 router = APIRouter(prefix="/api/v1", tags=["status"])
 
@@ -94,7 +95,7 @@ def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswe
             unfolded_records=detector_states.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
             fleet=FleetModel.of(fleet.gather(session, known), context.settings.detection),
-            streams=stream_models(session, now, known, scraped),
+            streams=stream_models(session, now, known, scraped, context.usual_silences),
             sources=source_models(session, scraped),
             sources_elsewhere=list(context.sources_elsewhere()),
         )
@@ -188,10 +189,11 @@ def stream_models(
     now: datetime,
     known: Sequence[Stream] | None = None,
     scraped: Sequence[Source] | None = None,
+    usual: UsualSilences | None = None,
 ) -> list[StreamStatusModel]:
-    """Every stream, the worst of those in service first. `known`, `scraped`: as in gather."""
+    """Every stream, the worst of those in service first. `known`, `scraped`, `usual`: as in gather."""
     present = status.requests_per_day(session, now)
-    found = gather(session, now, known, scraped)
+    found = gather(session, now, known, scraped, usual)
     return [_stream_model(item, present.get(item.stream.id)) for item in found]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -76,23 +74,6 @@ def requests_per_day(session: Session, now: datetime) -> dict[int, float]:
         stream_id: float(records) / ((now - start) / timedelta(days=1))
         for stream_id, records, start in session.execute(query)
     }
-
-
-def active_minutes(
-    session: Session, stream_ids: Collection[int], last: datetime, start: datetime, end: datetime
-) -> list[datetime]:
-    """Minutes with traffic of these streams from `start` to `end`, and the first after; oldest first.
-
-    `last`: end of their newest record.
-    """
-    found: set[datetime] = set()
-    for stream_id in stream_ids:  # for several at once, the database would walk the minutes of all streams
-        own = select(Rollup.minute).where(Rollup.stream_id == stream_id, Rollup.kind != "probe")
-        found.update(session.scalars(own.where(Rollup.minute.between(start, end)).distinct()))
-        after = own.where(Rollup.minute > end, Rollup.minute <= last)
-        found.update(session.scalars(after.order_by(Rollup.minute).limit(1)))
-    minutes = sorted(found)
-    return minutes[: bisect_right(minutes, end) + 1]
 
 
 def drafts_in_service(session: Session) -> dict[tuple[str, str], str]:

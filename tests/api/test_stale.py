@@ -18,6 +18,7 @@ from driftguard.records import AcceptanceRecord
 from driftguard.status import StreamStatus, gather
 from driftguard.store.database import Database
 from driftguard.store.tables import Record, Stream
+from driftguard.usual_silence import UsualSilences
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic, store
@@ -32,23 +33,23 @@ def arrive(database: Database, traffic: Traffic, records: Sequence[AcceptanceRec
     store(database, records, arrived_at=traffic.clock)
 
 
-def statuses(database: Database, now: datetime) -> list[StreamStatus]:
+def statuses(database: Database, now: datetime, usual: UsualSilences | None = None) -> list[StreamStatus]:
     with database.session() as session:
-        return gather(session, now)
+        return gather(session, now, usual=usual)
 
 
 def test_stale_says_since_when_and_what_was_known_and_is_over_with_the_next_record(
     database: Database,
 ) -> None:
-    traffic, metrics = Traffic(seed=91), Metrics()
+    traffic, metrics, usual = Traffic(seed=91), Metrics(), UsualSilences()
     pipeline = Pipeline(database, CONFIG, metrics)
     arrive(database, traffic, traffic.draw(1000, GOOD) + traffic.draw(300, BAD))
     while pipeline.fold_batch():
         pass
     last = traffic.clock
-    (alive,) = statuses(database, last + timedelta(minutes=4))
+    (alive,) = statuses(database, last + timedelta(minutes=4), usual)
     assert alive.verdict == "degraded"
-    (stale,) = statuses(database, last + timedelta(minutes=6))
+    (stale,) = statuses(database, last + timedelta(minutes=6), usual)
     assert (stale.verdict, stale.since, stale.incident_id) == ("stale", last, alive.incident_id)
     told = f"Stale: no record from chat arrived after {last:%F %T} UTC. "
     assert stale.text == f"{told}Before that: {alive.text}"
@@ -57,9 +58,9 @@ def test_stale_says_since_when_and_what_was_known_and_is_over_with_the_next_reco
 
     traffic.clock += timedelta(minutes=20)
     arrive(database, traffic, traffic.draw(1, BAD))
-    (again,) = statuses(database, traffic.clock + timedelta(minutes=6))
+    (again,) = statuses(database, traffic.clock + timedelta(minutes=6), usual)
     assert again.verdict == "degraded"  # a silence of 20 minutes was seen: the next one may last an hour
-    (again,) = statuses(database, traffic.clock + timedelta(minutes=65))
+    (again,) = statuses(database, traffic.clock + timedelta(minutes=65), usual)
     assert again.verdict == "stale"
 
 
