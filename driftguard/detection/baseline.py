@@ -30,6 +30,7 @@ TWO_ERRORS_LEVEL = 0.97725  # of a normal distribution below two standard errors
 NEARLY_ALL = 0.95  # of the requests name their session: then sessions say what belongs together
 LEAST_REPEATS = 10  # requests beyond each session's first, before sessions tell anything
 SMALLEST_LENGTH_SPREAD = 0.05  # sd of log length below which lengths are all alike
+OF_ACCEPTANCE = 0.5  # of the variance of x and of l: from there on they are taken to be one number
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Baselines:
     """Of C strata with x = accepted / drafted per request and l = log length."""
 
     mean: Floats  # of x
-    slope: Floats  # of x on l; 0 where lengths are not known or all alike
+    slope: Floats  # of x on l; 0 where lengths are not known, all alike or follow from x
     middle: Floats  # mean of l
     variance: Floats  # of x around the line: within + between
     within: Floats  # variance inside a session; of a block's mean, where there are blocks
@@ -71,15 +72,44 @@ def add_terms(sums: Floats, added: Floats) -> Floats:
 def _line(sums: Floats) -> tuple[Floats, Floats, Floats]:
     """(slope, sum of squares of l around its mean, sum of squares of x around the line) from [..., SUMS].
 
-    The slope is 0, and the middle sum 0, where lengths are all alike.
+    The slope is 0, and the middle sum 0, where lengths are all alike or follow from acceptance.
     """
     n = np.maximum(sums[..., 0], 1.0)
-    lengths = np.maximum(sums[..., 9] - sums[..., 8] ** 2 / n, 0.0)
-    differ = lengths > SMALLEST_LENGTH_SPREAD**2 * n
-    both = sums[..., 10] - sums[..., 8] * sums[..., 1] / n
-    slope = np.where(differ, both / np.where(differ, lengths, 1.0), 0.0)
+    lengths = _squares_of_length(sums)
+    tell = (lengths > SMALLEST_LENGTH_SPREAD**2 * n) & ~length_of_acceptance(sums)
+    both = _products(sums)
+    slope = np.where(tell, both / np.where(tell, lengths, 1.0), 0.0)
     squares = sums[..., 2] - sums[..., 1] ** 2 / n - slope * both
-    return slope, np.where(differ, lengths, 0.0), np.maximum(squares, 0.0)
+    return slope, np.where(tell, lengths, 0.0), np.maximum(squares, 0.0)
+
+
+def length_of_acceptance(sums: Floats) -> NDArray[np.bool_]:
+    """Are answers longer because more was accepted, and for hardly any other reason? From [..., SUMS].
+
+    A step emits what it accepts and one token more, so that l = log d + log(1/K + x) for d drafted tokens. Of
+    requests of equally many steps, the length is a function of x: a line through both would explain every
+    fall away, and beyond the reference period it even shows a fall as a rise. So it is where lengths and x
+    rise together with r^2 >= 1/2 and d does not vary enough to be why the lengths do. Where d varies more (a
+    standard deviation of log d above some .13), a line hides less than half of a fall.
+    """
+    n = np.maximum(sums[..., 0], 1.0)
+    lengths, both = _squares_of_length(sums), _products(sums)
+    squares = np.maximum(sums[..., 2] - sums[..., 1] ** 2 / n, 0.0)
+    drafted = np.maximum(sums[..., 5] - sums[..., 3] ** 2 / n, 0.0)
+    alike = drafted * n**2 <= (1.0 - OF_ACCEPTANCE) * lengths * sums[..., 3] ** 2
+    rises: NDArray[np.bool_] = (both > 0.0) & (both**2 >= OF_ACCEPTANCE * lengths * squares)
+    differ: NDArray[np.bool_] = lengths > SMALLEST_LENGTH_SPREAD**2 * n
+    return differ & rises & alike
+
+
+def _squares_of_length(sums: Floats) -> Floats:
+    n = np.maximum(sums[..., 0], 1.0)
+    return np.asarray(np.maximum(sums[..., 9] - sums[..., 8] ** 2 / n, 0.0))
+
+
+def _products(sums: Floats) -> Floats:
+    """Sum of (x - its mean) (l - its mean)."""
+    return np.asarray(sums[..., 10] - sums[..., 8] * sums[..., 1] / np.maximum(sums[..., 0], 1.0))
 
 
 def variance_of(sums: Floats) -> Floats:

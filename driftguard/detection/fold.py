@@ -108,9 +108,12 @@ def _step(
             findings += found
         elif alarms[direction] == stop - 1:
             total = float(run.totals[direction][np.searchsorted(run.places, stop - 1)])
-            opened, finding = open_incident(state, base, _past(state), direction, total, threshold)
-            state = _opened(state, direction, opened)
-            findings.append(finding)
+            if alarm := open_incident(state, base, _past(state), direction, total, threshold):
+                opened, finding = alarm
+                state = _opened(state, direction, opened)
+                findings.append(finding)
+            else:
+                state = without_evidence(state, direction)
     state, found = check_reference(config, before, state, batch, part[stop - 1 : stop])
     return state, findings + found, start + stop
 

@@ -35,7 +35,7 @@ class _Alarm:
 
 def open_incident(
     state: StreamState, base: Baselines, rows: Columns, direction: int, total: float, threshold: float
-) -> tuple[OpenIncident, DriftOpened]:
+) -> tuple[OpenIncident, DriftOpened] | None:
     """At the request that raised the alarm, which is the last of `rows` (the history as columns).
 
     The change point is looked for among the requests of the named segments when one of them carries
@@ -43,6 +43,10 @@ def open_incident(
     as a whole raised the alarm: the segments then listed are those whose mean since the change point
     lies beyond their safe baseline and whose evidence is, in logarithms, at least half the strongest's:
     a description and not a test.
+
+    None where acceptance did not move the way that the alarm says: bets are made against what requests of
+    their length should accept, and lengths that shift can turn that against the plain rates before and after.
+    Of several segments those that did not are left out.
     """
     evidence = segment_evidence(state, direction)
     stream_evidence = float(mean_over_bets(state.stream_evidence[(DOWN, UP)[direction]]))
@@ -56,7 +60,9 @@ def open_incident(
     after = counted[np.flatnonzero(counted.ordinal >= change_point)]
     present = set(after.segment.tolist())
     named = [code for code in named if code in present]
-    changed = named or _beyond_baseline(alarm, after)
+    changed = [code for code in named or _beyond_baseline(alarm, after) if _moved_so(alarm, after, code)]
+    if not changed:
+        return None
     incident = OpenIncident(
         state.ordinal,
         change_point,
@@ -111,6 +117,13 @@ def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:
         and alarm.evidence[code] ** 2 >= alarm.evidence[present[0]]
     ]
     return beyond or present[:1]
+
+
+def _moved_so(alarm: _Alarm, after: Columns, code: int) -> bool:
+    """Is the segment's plain acceptance since the change point on the alarm's side of its baseline?"""
+    change = _change(alarm, after, code)
+    before, now = change.before.rate, change.after.rate
+    return now > before if alarm.rise else now < before
 
 
 def _tests(
