@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from driftguard import fleet, incident_closing, incident_decisions, incident_opening
 from driftguard.detection import (
+    AlarmWithheld,
     BaselineReady,
     BaselineSettled,
     DetectorConfig,
@@ -163,6 +164,13 @@ def _act(
             for incident in incidents.unresolved_of(session, stream.id, finding.direction):
                 reason = incident_closing.closing_reason(finding)
                 incidents.move(session, incident.id, "resolved", reason, now)
+        elif isinstance(finding, AlarmWithheld):
+            log.warning(
+                "alarm withheld: acceptance did not move that way",
+                stream=stream.id,
+                direction=finding.direction,
+                record=finding.ordinal,
+            )
         else:
             _log_learned(stream, finding)
     for hook in rules.after_fold:

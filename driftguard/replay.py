@@ -25,6 +25,7 @@ from driftguard.adapters import ReplayFormat
 from driftguard.adapters.window import Identity
 from driftguard.detection import (
     Acceptance,
+    AlarmWithheld,
     BaselineReady,
     BaselineSettled,
     DetectorConfig,
@@ -156,6 +157,9 @@ def event_json(event: ReplayEvent) -> dict[str, Any]:
             return {"event": "incident_opened", **common, **_opened_json(finding)}
         case DriftClosed():
             return {"event": "incident_closed", **common, **_closed_json(finding)}
+        case AlarmWithheld():
+            evidence = {"evidence": finding.evidence, "false_alarm_every": finding.false_alarm_every}
+            return {"event": "alarm_withheld", **common, "direction": finding.direction, **evidence}
 
 
 def _ready_json(finding: BaselineReady) -> dict[str, Any]:
@@ -270,6 +274,12 @@ def event_text(event: ReplayEvent) -> str:
                 f"{head} {acceptance} {why[finding.reason]}; reported at record {finding.opened_ordinal}"
             ]
             return "\n".join([*lines, *map(_change_text, finding.segments)])
+        case AlarmWithheld():
+            compared = {"down": "less", "up": "more"}[finding.direction]
+            return (
+                f"{head} alarm withheld: {compared} is accepted than such requests were, but not {compared} "
+                "than before"
+            )
 
 
 def _baseline_text(finding: StratumBaseline) -> str:
@@ -307,6 +317,8 @@ def _summary(running: Replay) -> Iterator[str]:
                 yield f"        neighbours are alike: watched in blocks of {segment.block_length} requests"
             if segment.daily_rhythm > 0.0:
                 yield f"        depends on the hour of day, by {segment.daily_rhythm:.3f} either way"
+            if segment.length_of_acceptance:
+                yield "        answer length is not used: it follows from acceptance"
             if segment.learning is not None:
                 yield f"        not watched: {segment.learning}"
             elif segment.expected_delays:

@@ -82,6 +82,8 @@ def _segment(segment: dict[str, Any]) -> str:
     reason = f"{segment['verdict'].replace('_', ' ')} ({segment['baseline_reason'] or 'no baseline'})"
     if segment["block_length"] > 1:
         reason += f" in blocks of {segment['block_length']} requests"
+    if segment["length_of_acceptance"]:
+        reason += ", answer length not used, as it follows from acceptance"
     return f"{segment['segment']}: {reason}" + (f"; expected delay: {delays}" if delays else "")
 
 

@@ -114,6 +114,9 @@ class SegmentStatus(FrozenModel):
     block_length: int = Field(
         description="Requests that count as one, because neighbours are alike; 1: each for itself."
     )
+    length_of_acceptance: bool = Field(
+        description="Answer length is not used: it follows from acceptance (equally many steps each)."
+    )
 
     @classmethod
     def of(cls, item: SegmentSummary, slower: float) -> SegmentStatus:
@@ -132,6 +135,7 @@ class SegmentStatus(FrozenModel):
             learning=item.learning,
             baseline_reason=item.baseline_reason,
             block_length=item.block_length,
+            length_of_acceptance=item.length_of_acceptance,
             expected_delays=[ExpectedDelayModel.model_validate(delay) for delay in delays],
         )
 

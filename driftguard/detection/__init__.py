@@ -10,6 +10,7 @@ from driftguard.detection.codec import OtherVersion, UnreadableState
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import (
     Acceptance,
+    AlarmWithheld,
     BaselineReady,
     BaselineSettled,
     CloseReason,
@@ -36,6 +37,7 @@ from driftguard.detection.summary import describe
 
 __all__ = [
     "Acceptance",
+    "AlarmWithheld",
     "BaselineReady",
     "BaselineSettled",
     "CloseReason",

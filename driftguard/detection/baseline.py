@@ -99,7 +99,7 @@ def length_of_acceptance(sums: Floats) -> NDArray[np.bool_]:
     alike = drafted * n**2 <= (1.0 - OF_ACCEPTANCE) * lengths * sums[..., 3] ** 2
     rises: NDArray[np.bool_] = (both > 0.0) & (both**2 >= OF_ACCEPTANCE * lengths * squares)
     differ: NDArray[np.bool_] = lengths > SMALLEST_LENGTH_SPREAD**2 * n
-    return differ & rises & alike
+    return np.asarray(differ & rises & alike)
 
 
 def _squares_of_length(sums: Floats) -> Floats:

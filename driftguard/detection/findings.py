@@ -119,7 +119,19 @@ class DriftClosed:
     segments: tuple[SegmentChange, ...]  # after: since the recovery began
 
 
-Finding = BaselineReady | BaselineSettled | RhythmLearned | DriftOpened | DriftClosed
+@dataclass(frozen=True, slots=True)
+class AlarmWithheld:
+    """Requests accept less (a rise: more) than such ones of the reference period, and yet acceptance did not
+    move that way: what they are, say how long, moved more. The evidence of the direction starts anew."""
+
+    direction: Direction
+    ordinal: int
+    ended_at: float  # seconds since 1970 UTC, of the request that raised the alarm
+    evidence: float
+    false_alarm_every: float  # A in use, requests
+
+
+Finding = BaselineReady | BaselineSettled | RhythmLearned | DriftOpened | DriftClosed | AlarmWithheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +179,7 @@ class SegmentSummary:
     expected_delays: tuple[ExpectedDelay, ...] = ()  # of the stratum of most of the present traffic
     block_length: int = 1  # requests that count as one: the longest blocks of its recent requests
     daily_rhythm: float = 0.0  # half of what lies between the best and the worst hour; 0: not used
+    length_of_acceptance: bool = False  # answer length is not used: it follows from acceptance (baseline.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from driftguard.detection.days import (
     without_today,
 )
 from driftguard.detection.evidence import keep_evidence, watch, without_evidence
-from driftguard.detection.findings import Direction, Finding
+from driftguard.detection.findings import AlarmWithheld, Direction, Finding
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.opening import open_incident
 from driftguard.detection.predictive import predicted
@@ -108,12 +108,13 @@ def _step(
             findings += found
         elif alarms[direction] == stop - 1:
             total = float(run.totals[direction][np.searchsorted(run.places, stop - 1)])
-            if alarm := open_incident(state, base, _past(state), direction, total, threshold):
-                opened, finding = alarm
-                state = _opened(state, direction, opened)
-                findings.append(finding)
-            else:
+            alarm = open_incident(state, base, _past(state), direction, total, threshold)
+            if isinstance(alarm, AlarmWithheld):
                 state = without_evidence(state, direction)
+                findings.append(alarm)
+            else:
+                state = _opened(state, direction, alarm[0])
+                findings.append(alarm[1])
     state, found = check_reference(config, before, state, batch, part[stop - 1 : stop])
     return state, findings + found, start + stop
 

@@ -12,7 +12,7 @@ from driftguard.detection.bets import DOWN, UP, Floats, mean_over_bets
 from driftguard.detection.change_point import INTERVAL_LEVEL, between_levels, locate
 from driftguard.detection.columns import Columns
 from driftguard.detection.evidence import bets_on, ranked, segment_evidence
-from driftguard.detection.findings import DriftOpened, SegmentChange
+from driftguard.detection.findings import AlarmWithheld, DriftOpened, SegmentChange
 from driftguard.detection.predictive import safe_baseline
 from driftguard.detection.recovery import untested
 from driftguard.detection.state import DIRECTIONS, Ints, OpenIncident, StreamState
@@ -35,7 +35,7 @@ class _Alarm:
 
 def open_incident(
     state: StreamState, base: Baselines, rows: Columns, direction: int, total: float, threshold: float
-) -> tuple[OpenIncident, DriftOpened] | None:
+) -> tuple[OpenIncident, DriftOpened] | AlarmWithheld:
     """At the request that raised the alarm, which is the last of `rows` (the history as columns).
 
     The change point is looked for among the requests of the named segments when one of them carries
@@ -44,7 +44,7 @@ def open_incident(
     lies beyond their safe baseline and whose evidence is, in logarithms, at least half the strongest's:
     a description and not a test.
 
-    None where acceptance did not move the way that the alarm says: bets are made against what requests of
+    Withheld where acceptance did not move the way that the alarm says: bets are made against what requests of
     their length should accept, and lengths that shift can turn that against the plain rates before and after.
     Of several segments those that did not are left out.
     """
@@ -62,7 +62,7 @@ def open_incident(
     named = [code for code in named if code in present]
     changed = [code for code in named or _beyond_baseline(alarm, after) if _moved_so(alarm, after, code)]
     if not changed:
-        return None
+        return AlarmWithheld(DIRECTIONS[direction], state.ordinal, rows.ended_at(-1), total, threshold)
     incident = OpenIncident(
         state.ordinal,
         change_point,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.at_baseline import acceptance_over, at_baseline, baseline_of
-from driftguard.detection.baseline import FIRST_CHECK, Baselines, baselines
+from driftguard.detection.baseline import FIRST_CHECK, Baselines, baselines, length_of_acceptance
 from driftguard.detection.columns import Columns, history_rows
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.expected_delay import expected_delays
@@ -105,6 +105,7 @@ def _segment(
         expected_delays=expected_delays(config, state, base, rows, strata) if known else (),
         block_length=int(state.block_length[strata].max()) if known else 1,
         daily_rhythm=float(state.rhythms.amplitude[strata].max()) if known else 0.0,
+        length_of_acceptance=known and bool(length_of_acceptance(state.reference[strata]).any()),
     )
 
 
