@@ -127,9 +127,12 @@ def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
     loop.traffic.load = Load(EVEN_MIX, DRIFTED)
     shifted_at, answered_before = time.time(), len(loop.traffic.answers)
     loop.screen.state = "traffic has shifted; the detector does not know"
-    incident = wait_for(
-        "an incident", INCIDENT_SECONDS, lambda: next(iter(loop.sidecar.incidents("down")), None)
-    )
+
+    def examined() -> dict[str, Any] | None:
+        falls = loop.sidecar.incidents("down")
+        return next((incident for incident in falls if incident["diagnosis"] is not None), None)
+
+    incident = wait_for("an incident", INCIDENT_SECONDS, examined)
     loop.screen.state = f"incident: {incident['summary']}"
     segments = [segment["segment"] for segment in incident["segments"]]
     delay = incident["opened_record"] - answered_before

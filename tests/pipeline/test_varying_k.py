@@ -69,7 +69,9 @@ def test_a_worse_draft_at_a_k_that_follows_it_is_told_as_of_the_first_token(
         assert stream["acceptance"]["baseline"]["positions"] == "first"
         assert stream["segments"][0]["now"]["positions"] == "first"
 
-        incident = client.get(f"/api/v1/incidents/{stream['incident_id']}").json()
+        url = f"/api/v1/incidents/{stream['incident_id']}"
+        wait_until(lambda: client.get(url).json()["diagnosis"] is not None, "the examination")
+        incident = client.get(url).json()
         assert incident["positions"] == "first"
         assert incident["acceptance_before"] == pytest.approx(0.8, abs=0.02)
         assert f"A{said} of draft v1 (draft_model) on chat fell from 0." in incident["summary"]
@@ -89,9 +91,12 @@ def test_a_worse_draft_at_a_k_that_follows_it_is_told_as_of_the_first_token(
         assert (
             '"": null' in client.get(f"/streams/{stream['id']}").text
         )  # no such line in a chart of all positions
-        metrics = client.get("/metrics").text
-        assert 'positions="first",segment="default"' in metrics.replace(" ", "")
-        assert "driftguard_acceptance_baseline_ratio{" not in metrics
+
+        def told_by_metrics() -> bool:
+            return 'positions="first",segment="default"' in client.get("/metrics").text.replace(" ", "")
+
+        wait_until(told_by_metrics, "the look after the examination")
+        assert "driftguard_acceptance_baseline_ratio{" not in client.get("/metrics").text
 
 
 def test_a_k_that_rose_is_no_loss_by_formula() -> None:
