@@ -37,6 +37,15 @@ def folded(client: httpx.Client) -> None:
     wait_until(lambda: client.get("/api/v1/status").json()["unfolded_records"] == 0, "the fold")
 
 
+def examined(client: httpx.Client) -> None:
+    """An incident is told what it costs, and why it is, after the fold that opened it."""
+
+    def diagnoses() -> list[object]:
+        return [incident["diagnosis"] for incident in client.get("/api/v1/incidents").json()["incidents"]]
+
+    wait_until(lambda: bool(diagnoses()) and None not in diagnoses(), "the examination of the incident")
+
+
 def recent_traffic(seed: int, minutes: int = 40) -> Traffic:
     return Traffic(seed=seed, start=datetime.now(UTC) - timedelta(minutes=minutes))
 
@@ -66,6 +75,7 @@ def test_the_status_goes_from_insufficient_to_steady_to_degraded(client: httpx.C
 
     post(client, traffic.draw(300, BAD))
     folded(client)
+    examined(client)
     (stream,) = client.get("/api/v1/status").json()["streams"]
     verdicts = {segment["segment"]: segment["verdict"] for segment in stream["segments"]}
     assert verdicts == {"code": "steady", "<i>german</i>": "degraded"}
