@@ -17,12 +17,14 @@ from driftguard.store.keys import create_key
 from tests.chaos.row import Row
 from tests.chaos.scene import SERVERS, Scene, closing, scene
 from tests.chaos.sender import Senders
+from tests.chaos.traffic import in_batches
 
 SLOW_CONNECTIONS: Final = 600
 UNFINISHED_CONNECTIONS: Final = 1_100
 DESCRIPTORS: Final = 1_024
 BODY_BYTES: Final = 2 * 10**9
 UNREAD_EXPORTS: Final = 100
+EXPORTED: Final = 30_000  # records: several megabytes for each export
 ATTACK_SECONDS: Final = 20.0
 ANYWHERE: Final = "0.0.0.0"  # a sidecar that others reach asks for a key
 _HEAD: Final = b"POST /api/v1/records HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -124,7 +126,9 @@ def unread_exports(seed: int, rounds: int) -> Row:
     row = Row("unread exports", f"{UNREAD_EXPORTS * rounds} at once")
     with scene(seed) as here:
         here.send()
-        here.senders.join(120.0)
+        here.senders.start(in_batches(here.traffic.draw("bulk", EXPORTED), 5_000))
+        if not here.senders.join(240.0):
+            row.wrong.append("not all records were acknowledged before the attack")
         with _connected(here, UNREAD_EXPORTS * rounds) as connections:
             for connection in connections:
                 with suppress(OSError):

@@ -20,6 +20,7 @@ from tests.chaos.sidecar import wait_for
 PAUSE: Final = 0.25  # of a sender between two batches, so that the trouble falls into the traffic
 SILENCE_SECONDS: Final = 20.0
 DISK_BYTES: Final = 256_000_000
+REFUSED_WITHIN_SECONDS: Final = 30.0
 SENT_WITHIN_SECONDS: Final = 240.0
 
 
@@ -167,15 +168,25 @@ def disk_is_full(seed: int, rounds: int) -> Row | None:
             return None
         with scene(seed, own_database=True, data_dir=disk / "data") as here:
             here.send(pause_seconds=PAUSE)
+            trickle = [here.traffic.draw("trickle", 20) for _ in range(100 * rounds)]
+            here.senders.start(trickle, PAUSE)
             for _ in range(rounds):
                 filler = disk / "filler"
                 _fill(filler)
-                refused = here.senders.refusals
-                with suppress(AssertionError):  # WAL that was made before may last for all of the traffic
-                    wait_for(lambda: here.senders.refusals > refused + 3, 20, "a refusal")  # noqa: B023
+                if not _is_refused(here):
+                    row.wrong.append("nothing was refused, so the disk was never full")
                 filler.unlink()
                 row.recoveries.append(here.recovered())
             return closing(here, row, SERVERS, SENT_WITHIN_SECONDS)
+
+
+def _is_refused(here: Scene) -> bool:
+    refused = here.senders.refusals
+    try:
+        wait_for(lambda: here.senders.refusals > refused + 3, REFUSED_WITHIN_SECONDS, "a refusal")
+    except AssertionError:
+        return False
+    return True
 
 
 @contextmanager
