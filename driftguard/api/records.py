@@ -27,7 +27,7 @@ router = APIRouter(prefix="/api/v1", tags=["records"])
 AnyContext = Annotated[Context, Depends(get_context)]
 Traffic = Annotated[TrafficQuery, Query()]
 Accept = Annotated[str, Header(include_in_schema=False)]
-EXPORT_ROWS: Final = 5_000  # read at once: a few megabytes
+EXPORT_ROWS: Final = 1_000  # read at once
 _FORMATS: Final[dict[str, Format | Literal["json"]]] = {
     "application/json": "json",
     **{media_type: format_ for format_, media_type in MEDIA_TYPES.items()},
