@@ -44,17 +44,27 @@ def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
 
 
 class _Bounded(H11Protocol):
-    """One connection. It is `idle` while it has no request that is being answered: then it may be closed in
-    favour of a newer one, so that whoever opens many shuts nobody else out."""
+    """One connection. While it keeps the server waiting it may be closed in favour of a newer one, so that
+    whoever opens many shuts nobody else out."""
 
     _limits: ConnectionLimits
-    since: float  # of the loop's clock: when it was opened, or answered its last request
+    since: float  # of the loop's clock: when it was opened, or its last request was answered
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     @property
     def idle(self) -> bool:
+        """Whether it has no request that is being answered."""
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def rank(self) -> int | None:
+        """The lower, the sooner it makes room; None: never, for the server is at work for it."""
+        if self.idle:
+            return 0
+        if self.cycle.more_body:
+            return 1
+        return 2 if self._unread is not None else None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -101,11 +111,12 @@ class _Bounded(H11Protocol):
             self._unread = None
 
     def _make_room(self) -> None:
-        """Closes the idle connection that waits longest, this one where all others are busy."""
+        """Of those without a request, then of those whose body is awaited, then of those whose answer is not
+        read, closes the one that waits longest; this one where the server is at work for all others."""
         if len(self.connections) <= self._limits.allowed:
             return
         others = [other for other in self.connections if isinstance(other, _Bounded) and other is not self]
-        idle = [other for other in others if other.idle]
-        victim = min(idle, key=lambda other: other.since, default=self)
+        waiting = [((rank, other.since), other) for other in others if (rank := other.rank) is not None]
+        victim = min(waiting, key=lambda each: each[0])[1] if waiting else self
         self.connections.discard(victim)  # at once: the loop tells of its end only later
         victim.transport.abort()

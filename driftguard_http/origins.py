@@ -65,7 +65,8 @@ class Origins:
         if self.external is not None and origin == _origin_of(self.external):
             return True
         # The scheme is not compared: TLS may end at a proxy in front.
-        return host is not None and urlsplit(origin).netloc.lower() == host.decode("latin-1").lower()
+        _, found, place = origin.partition("://")
+        return bool(found) and host is not None and place.lower() == host.decode("latin-1").lower()
 
 
 def _name_of(host: bytes) -> str:

@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Final
 
 from fastapi import Request, Security
@@ -45,10 +46,12 @@ def refuse_open_bind(host: str, *, has_keys: bool) -> None:
 
 
 CHECKS_AT_ONCE: Final = 4  # unknown keys must not take all connections to the database
+MOST_CHECKS: Final = 64  # those that wait for their turn included
 CHECK_SECONDS: Final = 5.0
 VALID_SECONDS: Final = 30.0
 KEYS_REMEMBERED: Final = 1_000
 _ASK: Final = {"WWW-Authenticate": 'Bearer realm="driftguard"'}
+_LATER: Final = {"Retry-After": "5"}
 _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="apiKey",
@@ -84,7 +87,9 @@ class KeyChecks:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._asking = asyncio.Semaphore(CHECKS_AT_ONCE)
+        # Threads of its own: a look-up that hangs holds one until the database's own limit ends it.
+        self._threads = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="key check")
+        self._asking = 0
         self._valid: OrderedDict[bytes, float] = OrderedDict()  # digest -> until, monotonic seconds
 
     async def check(self, authorization: str | None) -> None:
@@ -95,17 +100,29 @@ class KeyChecks:
         digest = hashlib.sha256(key.encode()).digest()
         if self._valid.get(digest, 0.0) > time.monotonic():
             return
-        try:
-            async with asyncio.timeout(CHECK_SECONDS), self._asking:
-                is_valid = await run_in_threadpool(_is_stored, self._database, key)
-        except (TimeoutError, DatabaseUnavailable):
-            detail = "the API key cannot be checked now: the database does not answer"
-            raise Refusal(503, detail, headers={"Retry-After": "5"}) from None
-        if not is_valid:
+        if not await self._is_valid(key):
             raise Refusal(401, "this API key is unknown or revoked", headers=_ASK)
         self._valid[digest] = time.monotonic() + VALID_SECONDS
         while len(self._valid) > KEYS_REMEMBERED:
             self._valid.popitem(last=False)
+
+    async def _is_valid(self, key: str) -> bool:
+        """Raises Refusal (503) where the database does not tell, or too many ask it."""
+        if self._asking >= MOST_CHECKS:
+            raise Refusal(503, "too many API keys are being checked", headers=_LATER)
+        self._asking += 1
+        looked_up = asyncio.wrap_future(self._threads.submit(_is_stored, self._database, key))
+        looked_up.add_done_callback(self._looked_up)
+        try:
+            return await asyncio.wait_for(asyncio.shield(looked_up), CHECK_SECONDS)
+        except (TimeoutError, DatabaseUnavailable):
+            detail = "the API key cannot be checked now: the database does not answer"
+            raise Refusal(503, detail, headers=_LATER) from None
+
+    def _looked_up(self, future: asyncio.Future[bool]) -> None:
+        self._asking -= 1
+        if not future.cancelled():
+            future.exception()  # seen here where nobody waits for it any more
 
 
 def key_in(authorization: str) -> str:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from importlib.util import find_spec
@@ -39,16 +40,21 @@ class ExportSlots:
         self._most = most
         self._free = threading.Semaphore(most)
 
-    def take(self) -> None:
+    def take(self) -> ExportSlot:
         """Raises ExportsBusy."""
         if not self._free.acquire(blocking=False):
             raise ExportsBusy(
                 f"{self._most} exports run already, and http.max_exports is {self._most}",
                 retry_after_seconds=BUSY_SECONDS,
             )
+        return ExportSlot(self._free)
 
-    def give_back(self) -> None:
-        self._free.release()
+
+class ExportSlot:
+    """Is free again when given back, or forgotten: an answer may never begin, because its client has gone."""
+
+    def __init__(self, free: threading.Semaphore) -> None:
+        self.give_back = weakref.finalize(self, free.release)
 
 
 class ExportsBusy(Busy):
@@ -61,26 +67,21 @@ class ExportsBusy(Busy):
 class ExportResponse(StreamingResponse):
     """Gives its slot back when it has ended, however that was."""
 
-    def __init__(self, slots: ExportSlots, content: Iterator[bytes], **more: Any) -> None:
+    def __init__(self, slot: ExportSlot, content: Iterator[bytes], **more: Any) -> None:
         super().__init__(content, **more)
-        self._slots = slots
+        self._slot = slot
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._slots.give_back()
+            self._slot.give_back()
 
 
 def exporting(slots: ExportSlots, pages: Callable[[], Iterator[bytes]], **more: Any) -> ExportResponse:
     """`pages` reads the first one at once, so that a database that fails is told as such, before the answer
     begins. Raises ExportsBusy, and what `pages` raises."""
-    slots.take()
-    try:
-        return ExportResponse(slots, pages(), **more)
-    except BaseException:
-        slots.give_back()
-        raise
+    return ExportResponse(slots.take(), pages(), **more)
 
 
 def encoder(format_: Format, row: type[msgspec.Struct]) -> Callable[[Iterator[Page]], Iterator[bytes]]:

@@ -79,6 +79,8 @@ def test_its_own_pages_and_programs_may_write(site: bytes | None, origin: bytes 
         (None, b"http://127.0.0.1:8200.evil.example"),
         (None, b"https://driftguard.example.com.evil.example"),
         (None, b""),
+        (None, b"http://["),
+        (None, b"127.0.0.1:8200"),
     ],
 )
 def test_pages_of_other_sites_may_not(site: bytes | None, origin: bytes | None) -> None:

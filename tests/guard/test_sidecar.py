@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from driftguard.api.auth import CHECKS_AT_ONCE
 from driftguard.app import Sidecar, create_app
 from driftguard.records import encode_record
 from driftguard.settings import Settings
@@ -124,6 +126,31 @@ def test_a_revoked_key_is_refused_after_a_while_and_a_wrong_one_at_once(
         with database.session() as session:
             revoke_key(session, "engine")
         wait_until(lambda: status(key) == 401, "the revoked key to be refused")
+
+
+def test_keys_that_the_database_does_not_tell_of_take_few_threads(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = threading.Event()
+
+    def hang(*_: object) -> bool:
+        hanging.wait(60)
+        return False
+
+    monkeypatch.setattr("driftguard.api.auth._is_stored", hang)
+    monkeypatch.setattr("driftguard.api.auth.CHECK_SECONDS", 0.1)
+    with sidecar(database, tmp_path, host="0.0.0.0") as client:
+        before = threading.active_count()
+        try:
+            for number in range(80):
+                headers = {"Authorization": f"Bearer unknown-{number}"}
+                answer = client.post("/api/v1/records", content=b"[]", headers=headers)
+                assert answer.status_code == 503
+                assert int(answer.headers["retry-after"]) > 0
+            assert threading.active_count() <= before + CHECKS_AT_ONCE
+            assert client.get("/readyz").status_code == 200
+        finally:
+            hanging.set()
 
 
 def test_reads_ask_for_a_key_where_the_operator_says_so(database: Database, tmp_path: Path) -> None:
