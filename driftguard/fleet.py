@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.detection import Fleet
 from driftguard.silence import SURELY_STALE
-from driftguard.status import in_service
+from driftguard.standing import in_service
 from driftguard.store import incidents, status
 from driftguard.store.tables import Stream
 

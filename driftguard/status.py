@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID
 
@@ -14,29 +13,17 @@ from sqlalchemy.orm import Session
 
 from driftguard import stream_cost
 from driftguard.alerting.message import clock, cost_percent
-from driftguard.begun_anew import OTHER_VERSION
 from driftguard.cost import Cost, advice
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.incidents import positions_of
 from driftguard.positions import ACCEPTANCE, together
-from driftguard.silence import Newest, clock_difference, depends_on_usual_silence, is_stale
-from driftguard.store import detector_states, held_streams, sources, status, streams
+from driftguard.silence import Newest, clock_difference
+from driftguard.standing import Standing, standings
+from driftguard.store import detector_states, status
 from driftguard.store.tables import HeldStream, Incident, RetrainRun, Source, Stream
-from driftguard.usual_silence import Heard, Place, UsualSilences
+from driftguard.usual_silence import Place, UsualSilences
 
-IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
 _CURRENT: Final = ("degraded", "improved", "insufficient_data", "relearning", "steady")  # drafts now
-_WORST_FIRST: Final = (
-    "degraded",
-    "cannot_be_judged",
-    "stale",
-    "drafting_stopped",
-    "improved",
-    "relearning",
-    "insufficient_data",
-    "steady",
-    "replaced",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,121 +58,38 @@ def gather(
     scraped: Sequence[Source] | None = None,
     usual: UsualSilences | None = None,
 ) -> list[StreamStatus]:
-    """Every stream, the worst of those in service first. `known`, `scraped`: all, where the caller has read
-    them. `usual`: what is known of earlier looks."""
-    known = streams.all_streams(session) if known is None else known
-    scraped = sources.all_sources(session) if scraped is None else scraped
-    drafts, heard = status.drafts_in_service(session), _heard(known)
-    quiet = sources.quiet_servers(scraped, now)
-    summaries = {
-        stream_id: msgspec.convert(summary, StreamSummary)
-        for stream_id, summary in detector_states.summaries(session).items()
-    }
+    """Every stream, the worst of those in service first; the arguments are those of standing.standings."""
+    return describe(session, now, standings(session, now, known, scraped, usual))
+
+
+def describe(session: Session, now: datetime, chosen: Sequence[Standing]) -> list[StreamStatus]:
+    """What the verdicts of these streams rest on, in their order."""
+    ids = [item.stream.id for item in chosen]
     facts = _Facts(
-        streams=known,
-        newest=_newest(known),
-        serving=in_service(known, drafts),
-        summaries=summaries,
-        incidents=status.unresolved_incidents(session),
-        speeds=status.speeds(session, now),
-        drafts=drafts,
+        summaries={
+            stream_id: msgspec.convert(summary, StreamSummary)
+            for stream_id, summary in detector_states.summaries(session, ids).items()
+        },
+        speeds=status.speeds(session, now, ids),
         retrains=status.last_retrains(session),
-        set_aside=held_streams.set_aside(session),
-        costs=stream_cost.known(session),
-        heard=heard,
-        silent=_silent(session, _audible(known, heard, quiet), now, usual or UsualSilences()),
+        costs=stream_cost.known(session, ids),
     )
-    found = [_status(stream, facts) for stream in facts.streams]
-    return sorted(
-        found, key=lambda item: (_WORST_FIRST.index(item.verdict), -item.stream.last_seen_at.timestamp())
-    )
-
-
-def in_service(known: Sequence[Stream], drafts: Mapping[tuple[str, str], str]) -> set[int]:
-    """Ids of the streams heard lately, beside the newest of their server and target, with the draft that was
-    put into service there if one was (`drafts`: (server, target) -> its version)."""
-    newest = _newest(known)
-    serving = set()
-    for stream in known:
-        place = (stream.server, stream.target)
-        replaced = stream.method != "none" and drafts.get(place, stream.draft_version) != stream.draft_version
-        if not replaced and newest[place].last_seen_at - stream.last_seen_at <= IN_SERVICE_WITHIN:
-            serving.add(stream.id)
-    return serving
-
-
-def _newest(known: Sequence[Stream]) -> dict[tuple[str, str], Stream]:
-    """(server, target) -> the stream heard last."""
-    newest: dict[tuple[str, str], Stream] = {}
-    for stream in known:
-        best = newest.setdefault((stream.server, stream.target), stream)
-        if stream.last_seen_at > best.last_seen_at:
-            newest[stream.server, stream.target] = stream
-    return newest
+    return [_status(item, facts) for item in chosen]
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    streams: Sequence[Stream]
-    newest: dict[tuple[str, str], Stream]
-    serving: set[int]
+    """By stream id; `retrains`: by server and target."""
+
     summaries: dict[int, StreamSummary]
-    incidents: dict[int, dict[str, Incident]]
     speeds: dict[int, dict[str, status.SegmentSpeed]]
-    drafts: dict[tuple[str, str], str]
-    retrains: dict[tuple[str, str], RetrainRun]
-    set_aside: dict[int, HeldStream]
+    retrains: dict[Place, RetrainRun]
     costs: dict[int, stream_cost.Measured]
-    heard: dict[Place, Newest]
-    silent: set[tuple[str, str]]
 
 
-def _heard(known: Sequence[Stream]) -> dict[Place, Newest]:
-    """(server, target) -> its newest record that was no canary probe; sources without one are left out."""
-    heard: dict[Place, Newest] = {}
-    for stream in known:
-        if stream.traffic_arrived_at is None or stream.traffic_ended_at is None:
-            continue
-        found = Newest(stream.traffic_arrived_at, stream.traffic_ended_at)
-        best = heard.setdefault((stream.server, stream.target), found)
-        if (found.arrived_at, found.ended_at) > (best.arrived_at, best.ended_at):
-            heard[stream.server, stream.target] = found
-    return heard
-
-
-def _audible(known: Sequence[Stream], heard: Mapping[Place, Newest], quiet: set[str]) -> dict[Place, Heard]:
-    """The sources that may have stopped sending. `quiet`: servers that have nothing to tell."""
-    streams_of: dict[Place, list[int]] = defaultdict(list)
-    for stream in known:
-        streams_of[stream.server, stream.target].append(stream.id)
-    return {
-        place: Heard(newest, tuple(sorted(streams_of[place])))
-        for place, newest in heard.items()
-        if place[0] not in quiet
-    }
-
-
-def _silent(
-    session: Session, audible: Mapping[Place, Heard], now: datetime, usual: UsualSilences
-) -> set[Place]:
-    """Those that stopped sending (silence.py)."""
-    asked = {place: each for place, each in audible.items() if depends_on_usual_silence(each.newest, now)}
-    known = usual.of(session, asked)
-    return {
-        place for place, each in audible.items() if is_stale(each.newest, now, known.get(place, timedelta()))
-    }
-
-
-def _status(stream: Stream, facts: _Facts) -> StreamStatus:
-    place = (stream.server, stream.target)
-    serving = stream.id in facts.serving
+def _status(item: Standing, facts: _Facts) -> StreamStatus:
+    stream, verdict, incident, held = item.stream, item.known_verdict, item.incident, item.set_aside
     summary = facts.summaries.get(stream.id)
-    verdict, incident = _verdict(summary, facts.incidents.get(stream.id, {}), in_service=serving)
-    if verdict == "insufficient_data" and _is_relearning(stream):
-        verdict = "relearning"
-    held = facts.set_aside.get(stream.id) if serving else None
-    if held is not None:
-        verdict = "cannot_be_judged"
     now, baseline = _acceptances(summary)
     speeds = facts.speeds.get(stream.id, {})
     now_speed, baseline_speed = _speeds(speeds, incident if verdict == "degraded" else None)
@@ -195,8 +99,8 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         verdict=verdict,
         text="",
         since=held.since if held else _since(summary, incident),
-        in_service=serving,
-        draft_in_service=facts.drafts.get(place, facts.newest[place].draft_version),
+        in_service=item.in_service,
+        draft_in_service=item.draft_in_service,
         now=now,
         baseline=baseline,
         tokens_per_second_now=now_speed,
@@ -205,21 +109,16 @@ def _status(stream: Stream, facts: _Facts) -> StreamStatus:
         sample_size=summary.requests if summary else 0,
         requests_missing=_missing(summary),
         incident_id=incident.id if incident else None,
-        last_retrain=facts.retrains.get(place),
+        last_retrain=facts.retrains.get((stream.server, stream.target)),
         segments=summary.segments if summary else (),
         cost=measured.cost if measured else None,
         cost_measured_at=measured.at if measured else None,
         summary=summary,
     )
     found = _with_text(found, incident) if held is None else replace(found, text=_set_aside_sentence(held))
-    if not serving or place not in facts.heard:
+    if not item.in_service or item.heard is None:
         return found
-    newest = facts.heard[place]
-    return _stale(found, newest) if place in facts.silent else _with_clock(found, newest)
-
-
-def _is_relearning(stream: Stream) -> bool:
-    return stream.begun_anew_because == OTHER_VERSION and stream.method != "none"
+    return _stale(found, item.heard) if item.verdict == "stale" else _with_clock(found, item.heard)
 
 
 def _stale(found: StreamStatus, newest: Newest) -> StreamStatus:
@@ -240,22 +139,6 @@ def _with_clock(found: StreamStatus, newest: Newest) -> StreamStatus:
         f"{clock(newest.ended_at)} by its own clock: {difference}."
     )
     return replace(found, text=f"{found.text} {told}")
-
-
-def _verdict(
-    summary: StreamSummary | None, incidents: dict[str, Incident], *, in_service: bool
-) -> tuple[str, Incident | None]:
-    """The verdict, and the incident it stands on. An incident that a person resolved is over at once."""
-    if not in_service:
-        return "replaced", None
-    if summary is not None and summary.verdict == "drafting_stopped":
-        return "drafting_stopped", incidents.get("down")
-    for verdict, direction in (("degraded", "down"), ("improved", "up")):
-        if direction in incidents:
-            return verdict, incidents[direction]
-    if summary is None:
-        return "insufficient_data", None
-    return ("steady" if summary.verdict in ("degraded", "improved") else summary.verdict), None
 
 
 def _since(summary: StreamSummary | None, incident: Incident | None) -> datetime | None:

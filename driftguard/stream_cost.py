@@ -91,11 +91,11 @@ def refresh(
                 incident_cost.update(session, present, found, now, destinations, page_slowdown)
 
 
-def known(session: Session) -> dict[int, Measured]:
+def known(session: Session, stream_ids: Sequence[int]) -> dict[int, Measured]:
     """stream id -> as it was last measured."""
     return {
         row.stream_id: Measured(row.measured_at, msgspec.convert(row.cost, Cost))
-        for row in stream_costs.measured(session)
+        for row in stream_costs.measured(session, stream_ids)
     }
 
 

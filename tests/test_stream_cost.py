@@ -29,7 +29,7 @@ from driftguard.store.tables import Incident, Stream, StreamCost
 from tests.cost.traffic import Server, told
 from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.sidecar import running_sidecar
-from tests.pipeline.traffic import store
+from tests.pipeline.traffic import store, stream_ids
 
 START = datetime.now(UTC) - timedelta(hours=2)
 GOOD = Server(a=0.020, b=0.006, accepts=(0.85, 0.85, 0.8, 0.8))
@@ -221,7 +221,7 @@ def test_what_tells_nothing_is_remembered_as_such(database: Database) -> None:
     stream_cost.refresh(database, datetime.now(UTC))
     with database.session() as session:
         assert session.scalars(select(StreamCost.cost)).all() == [None]
-        assert stream_cost.known(session) == {}
+        assert stream_cost.known(session, stream_ids(session)) == {}
         assert stream_costs.outdated(session, datetime.now(UTC) + timedelta(hours=1), limit=10) == []
 
 
@@ -250,7 +250,7 @@ def test_no_time_however_absurd_and_no_failure_of_the_cost_keeps_an_incident_fro
     with database.session() as session:
         found = {stream.server: incident for incident, stream in incidents.page(session, limit=10)}
         costs = {server: cost_of(incident) for server, incident in found.items()}
-        known = stream_cost.known(session)
+        known = stream_cost.known(session, stream_ids(session))
         assert list(known) == [found["as it is"].stream_id]
         assert detector_states.unfolded(session) == 0
     assert costs.keys() == computations.keys()
@@ -268,7 +268,7 @@ def test_an_incident_keeps_its_loss_for_as_long_as_the_records_before_it_are_kep
     store(database, records(rng, BAD.serve(rng, 300, 4, start=later.timestamp())))
     stream_cost.refresh(database, later + timedelta(hours=1))
     with database.session() as session:
-        lost = stream_cost.known(session)[stream.id].cost.lost
+        lost = stream_cost.known(session, stream_ids(session))[stream.id].cost.lost
     assert lost is not None
     assert lost.low <= 1 - BAD.tokens_per_second(4) / GOOD.tokens_per_second(4) <= lost.high
 

@@ -30,7 +30,8 @@ from driftguard.api.status_models import (
     TokensPerSecond,
 )
 from driftguard.errors import NotFound
-from driftguard.status import StreamStatus, gather
+from driftguard.standing import Standing, standings
+from driftguard.status import StreamStatus, describe
 from driftguard.store import detector_states, incidents, scraping_turns, series, sources, status, streams
 from driftguard.store.series import Bin
 from driftguard.store.tables import Source, Stream
@@ -191,10 +192,14 @@ def stream_models(
     scraped: Sequence[Source] | None = None,
     usual: UsualSilences | None = None,
 ) -> list[StreamStatusModel]:
-    """Every stream, the worst of those in service first. `known`, `scraped`, `usual`: as in gather."""
-    present = status.requests_per_day(session, now)
-    found = gather(session, now, known, scraped, usual)
-    return [_stream_model(item, present.get(item.stream.id)) for item in found]
+    """Every stream, the worst of those in service first; the arguments are those of standings."""
+    return models_of(session, now, standings(session, now, known, scraped, usual))
+
+
+def models_of(session: Session, now: datetime, chosen: Sequence[Standing]) -> list[StreamStatusModel]:
+    """In their order."""
+    present = status.requests_per_day(session, now, [item.stream.id for item in chosen])
+    return [_stream_model(item, present.get(item.stream.id)) for item in describe(session, now, chosen)]
 
 
 def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceModel]:

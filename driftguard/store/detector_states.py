@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, delete, select, text, update
+from sqlalchemy import ARRAY, BigInteger, any_, bindparam, delete, literal, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -148,10 +148,17 @@ def forget_history(session: Session, stream_id: int) -> None:
     session.execute(delete(DetectorHistory).where(DetectorHistory.stream_id == stream_id))
 
 
-def summaries(session: Session) -> dict[int, dict[str, Any]]:
-    """stream id -> what the status shows."""
+def summaries(session: Session, stream_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """stream id -> what the status shows, of those that were folded."""
     query = select(DetectorState.stream_id, DetectorState.summary)
-    return {row.stream_id: row.summary for row in session.execute(query)}
+    chosen = query.where(DetectorState.stream_id == any_(literal(stream_ids, ARRAY(BigInteger))))
+    return {row.stream_id: row.summary for row in session.execute(chosen)}
+
+
+def verdicts(session: Session) -> dict[int, str]:
+    """stream id -> the detector's own verdict, of all that were folded."""
+    query = select(DetectorState.stream_id, DetectorState.summary["verdict"].as_string().label("verdict"))
+    return {row.stream_id: row.verdict for row in session.execute(query)}
 
 
 class Lag(NamedTuple):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, func, literal, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
@@ -34,7 +35,7 @@ class SegmentSpeed:
     earlier: Speed
 
 
-def speeds(session: Session, now: datetime) -> dict[int, dict[str, SegmentSpeed]]:
+def speeds(session: Session, now: datetime, stream_ids: Sequence[int]) -> dict[int, dict[str, SegmentSpeed]]:
     """stream id -> segment -> speeds."""
     edge = now - RECENT
     count, seconds = Rollup.time_per_output_token_count, Rollup.time_per_output_token_sum
@@ -48,7 +49,7 @@ def speeds(session: Session, now: datetime) -> dict[int, dict[str, SegmentSpeed]
             func.coalesce(func.sum(count).filter(earlier), 0),
             func.coalesce(func.sum(seconds).filter(earlier), 0),
         )
-        .where(Rollup.minute >= edge - EARLIER, Rollup.kind != "probe")
+        .where(_of(stream_ids), Rollup.minute >= edge - EARLIER, Rollup.kind != "probe")
         .group_by(Rollup.stream_id, Rollup.segment)
     )
     found: dict[int, dict[str, SegmentSpeed]] = defaultdict(dict)
@@ -60,13 +61,14 @@ def speeds(session: Session, now: datetime) -> dict[int, dict[str, SegmentSpeed]
     return found
 
 
-def requests_per_day(session: Session, now: datetime) -> dict[int, float]:
+def requests_per_day(session: Session, now: datetime, stream_ids: Sequence[int]) -> dict[int, float]:
     """stream id -> its traffic over the last day, or since it was first seen if that is less than a day and
     more than an hour ago; streams without any are left out."""
     since = func.greatest(Stream.first_seen_at, now - PRESENT)
     query = (
         select(Rollup.stream_id, func.sum(Rollup.records), since)
         .join(Stream, Stream.id == Rollup.stream_id)
+        .where(_of(stream_ids))
         .where(Rollup.minute >= now - PRESENT, Rollup.kind != "probe", Stream.first_seen_at <= now - SHORTEST)
         .group_by(Rollup.stream_id, Stream.first_seen_at)
     )
@@ -74,6 +76,11 @@ def requests_per_day(session: Session, now: datetime) -> dict[int, float]:
         stream_id: float(records) / ((now - start) / timedelta(days=1))
         for stream_id, records, start in session.execute(query)
     }
+
+
+def _of(stream_ids: Sequence[int]) -> ColumnElement[bool]:
+    """One parameter, however many they are."""
+    return Rollup.stream_id == any_(literal(stream_ids, ARRAY(BigInteger)))
 
 
 def drafts_in_service(session: Session) -> dict[tuple[str, str], str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import exists, or_, select
+from sqlalchemy import ARRAY, BigInteger, any_, exists, literal, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -60,6 +61,7 @@ def store(session: Session, stream_id: int, cost: dict[str, Any] | None, measure
     session.execute(statement.on_conflict_do_update(index_elements=["stream_id"], set_=values))
 
 
-def measured(session: Session) -> list[StreamCost]:
-    """Of the streams where it is known."""
-    return list(session.scalars(select(StreamCost).where(StreamCost.cost.is_not(None))))
+def measured(session: Session, stream_ids: Sequence[int]) -> list[StreamCost]:
+    """Of those streams where it is known."""
+    chosen = StreamCost.stream_id == any_(literal(stream_ids, ARRAY(BigInteger)))
+    return list(session.scalars(select(StreamCost).where(StreamCost.cost.is_not(None), chosen)))

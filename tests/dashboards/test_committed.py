@@ -8,11 +8,11 @@ from typing import Any, get_args
 import pytest
 
 from dashboards import frame, generate, words
-from driftguard import status
 from driftguard.adapters.condition import CONDITIONS
 from driftguard.diagnosis.verdict import Cause
 from driftguard.incidents import Severity
 from driftguard.metrics import RUN_OUTCOMES, VERDICTS
+from driftguard.standing import WORST_FIRST
 from driftguard.store.drafts import DraftState
 from driftguard.store.retrain_runs import RUNNING_STATES
 from tests.dashboards.committed import DASHBOARDS, HERE, every_panel, panels, variables
@@ -79,7 +79,7 @@ def test_every_state_that_the_sidecar_exports_has_a_word(told: words.Words, stat
 
 
 def test_the_worst_first_is_the_same_here_as_on_the_status_page() -> None:
-    assert tuple(words.VERDICTS) == status._WORST_FIRST
+    assert tuple(words.VERDICTS) == WORST_FIRST
 
 
 def links(uid: str) -> list[tuple[dict[str, Any], str]]:

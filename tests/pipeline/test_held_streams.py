@@ -25,7 +25,7 @@ from driftguard.store.tables import DetectorHistory, DetectorState, HeldStream, 
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.test_pipeline import CONFIG, fold_all
-from tests.pipeline.traffic import Traffic, store
+from tests.pipeline.traffic import Traffic, all_summaries, store
 
 POISONED, SEGMENT = "poisoned", "rare poison"
 SERVERS = ("alpha", POISONED, "gamma", "delta")
@@ -221,7 +221,7 @@ def test_a_stream_is_set_aside_after_five_failures_and_tried_again_by_another_ve
     fold_all(Pipeline(database, CONFIG, Metrics(), batch_records=60))
     with database.session() as session:
         assert session.scalars(select(HeldStream)).all() == []
-        requests = {each["requests"] for each in detector_states.summaries(session).values()}
+        requests = {each["requests"] for each in all_summaries(session).values()}
     assert requests == {200}
 
 
@@ -356,4 +356,4 @@ def test_a_number_that_is_not_finite_holds_its_stream_and_says_where_it_was(
     with database.session() as session:
         (row,) = session.scalars(select(HeldStream))
         assert row.reason == "NotFinite: incidents.evidence.cost.before[1]: inf is not a finite number"
-        assert {each["requests"] for each in detector_states.summaries(session).values()} == {900, 350}
+        assert {each["requests"] for each in all_summaries(session).values()} == {900, 350}

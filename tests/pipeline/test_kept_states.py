@@ -17,7 +17,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import DetectorHistory, DetectorState, Stream
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.test_pipeline import CONFIG, GOOD, fold_all, new_pipeline
-from tests.pipeline.traffic import Traffic, store
+from tests.pipeline.traffic import Traffic, all_summaries, store
 
 
 def stored_state(database: Database) -> StreamState:
@@ -77,7 +77,7 @@ def test_every_stream_is_shown_as_it_is_after_a_while(
 
     def shown() -> list[int]:
         with database.session() as session:
-            return sorted(int(each["requests"]) for each in detector_states.summaries(session).values())
+            return sorted(int(each["requests"]) for each in all_summaries(session).values())
 
     for records in (30, 20):
         for server in servers:
@@ -109,7 +109,7 @@ def test_a_state_that_was_deleted_begins_anew(database: Database, monkeypatch: p
     finally:
         pipeline.stop()
     with database.session() as session:
-        assert {each["requests"] for each in detector_states.summaries(session).values()} == {30}
+        assert {each["requests"] for each in all_summaries(session).values()} == {30}
 
 
 def unfolded(database: Database) -> int:
@@ -144,6 +144,6 @@ def test_a_beginning_that_was_rolled_back_is_made_again_and_the_other_states_sta
     fold_all(pipeline)
     with database.session() as session:
         begun = session.scalars(select(Stream.begun_anew_because).order_by(Stream.id)).all()
-        summaries = detector_states.summaries(session)
+        summaries = all_summaries(session)
     assert [each is not None for each in begun] == [False, True]
     assert {stream_id: each["requests"] for stream_id, each in summaries.items()} == {1: 40, 2: 10}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import numpy as np
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord
+from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
+from driftguard.store.tables import Stream
 
 K = 4
 SECONDS_PER_STEP = 0.05
@@ -76,3 +81,13 @@ def store(
     """As the ingest's writer does, in one transaction."""
     with database.session() as session:
         insert_batches(session, [records], StreamRegistry(), arrived_at or datetime.now(UTC))
+
+
+def stream_ids(session: Session) -> Sequence[int]:
+    """Of every stream."""
+    return session.scalars(select(Stream.id)).all()
+
+
+def all_summaries(session: Session) -> dict[int, dict[str, Any]]:
+    """stream id -> what the status shows."""
+    return detector_states.summaries(session, stream_ids(session))
