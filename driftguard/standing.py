@@ -59,8 +59,9 @@ def standings(
     scraped: Sequence[Source] | None = None,
     usual: UsualSilences | None = None,
 ) -> list[Standing]:
-    """Of every stream, the worst of those in service first. `known`: all, or all of some servers and targets;
-    `scraped`: all; each where the caller has read them. `usual`: what is known of earlier looks."""
+    """Of every stream, the worst of those in service first, then by name. `known`: all, or all of some places
+    (server, target); `scraped`: all; each where the caller has read them. `usual`: what is known of earlier
+    looks."""
     known = streams.all_streams(session) if known is None else known
     scraped = sources.all_sources(session) if scraped is None else scraped
     heard = _heard(known)
@@ -77,7 +78,7 @@ def standings(
         silent=_silent(session, audible, now, usual or UsualSilences()),
     )
     found = [_standing(stream, facts) for stream in known]
-    return sorted(found, key=lambda item: (item.rank, -item.stream.last_seen_at.timestamp()))
+    return sorted(found, key=lambda item: (item.rank, item.stream.server, item.stream.target, item.stream.id))
 
 
 def in_service(known: Sequence[Stream], drafts: Mapping[tuple[str, str], str]) -> set[int]:

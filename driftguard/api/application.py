@@ -23,6 +23,7 @@ from driftguard.api import (
     retraining,
     runbooks,
     status,
+    streams,
 )
 from driftguard.api.openapi import install_openapi
 from driftguard.api.problems import install_problem_handlers
@@ -46,6 +47,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         records,
         captures,
         status,
+        streams,
         held_streams,
         incidents,
         drafts,

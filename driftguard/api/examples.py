@@ -31,6 +31,8 @@ ANSWERS: dict[str, Any] = {
     "records": _page("records", RECORD),
     "rollups": _page("rollups", ROLLUP),
     "status": _stored["status"],
+    "stream": _stored["status"]["streams"][0],
+    "streams": _page("streams", _stored["status"]["streams"][0]) | {"matching": 1},
     "acceptance": _stored["acceptance"],
     "incident": INCIDENT,
     "incidents": _page("incidents", _listed_incident),

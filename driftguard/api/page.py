@@ -8,32 +8,41 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import FileResponse, HTMLResponse
+from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from driftguard import chosen_streams
 from driftguard.api.auth import is_loopback
 from driftguard.api.context import Context, get_context
+from driftguard.api.cursors import encode_cursor
 from driftguard.api.drafts import DraftModel
 from driftguard.api.filters import StreamId
 from driftguard.api.incident_models import IncidentModel
 from driftguard.api.incidents import detail
 from driftguard.api.rendering import render
 from driftguard.api.retraining import RunModel, get_retrain_run
-from driftguard.api.status import source_models, stream_models
-from driftguard.api.status_models import Rate, StreamStatusModel
+from driftguard.api.status import models_of, source_models, stream_models
+from driftguard.api.status_models import Rate
+from driftguard.api.streams import decode, matching
+from driftguard.chosen_streams import Choice
 from driftguard.cost import advice
 from driftguard.errors import NotFound
 from driftguard.incidents import positions_of
+from driftguard.metrics import StreamVerdict
+from driftguard.standing import WORST_FIRST, Standing, standings
 from driftguard.store import detector_states, drafts, incidents, retrain_runs, series, sources, streams
 from driftguard.store.wanted import Wanted
 
 router = APIRouter(include_in_schema=False)
 AnyContext = Annotated[Context, Depends(get_context)]
 
+STREAMS_SHOWN: Final = 100  # on a page
 SHOWN: Final = 20  # of incidents, drafts; the API has the rest
 RUNS_SHOWN: Final = 50
 _ALARMING: Final = ("degraded", "cannot_be_judged", "stale", "drafting_stopped")
@@ -42,20 +51,31 @@ _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 _STATIC: Final = ("style.css", "page.js", "chart.js")
 
 
+class FleetQuery(BaseModel):
+    """What the form of the page sends: a field that is left empty is sent too."""
+
+    q: str = Field("", max_length=256)
+    verdict: Literal[StreamVerdict, ""] = ""
+    cursor: str = ""
+
+
 @router.get("/")
-def fleet_page(context: AnyContext) -> HTMLResponse:
-    """Every stream in a sentence, the worst first."""
+def fleet_page(query: Annotated[FleetQuery, Query()], context: AnyContext) -> HTMLResponse:
+    """The streams in a sentence each, the worst first."""
+    now = datetime.now(UTC)
     with context.database.session() as session:
         scraped = sources.all_sources(session)
-        found = stream_models(session, datetime.now(UTC), scraped=scraped, usual=context.usual_silences)
+        found = standings(session, now, scraped=scraped, usual=context.usual_silences)
         serving = [item for item in found if _is_watched(item)]
         unresolved = incidents.page(session, limit=RUNS_SHOWN, state="unresolved")
         return render(
             "fleet.html",
             headline=headline(serving),
+            worst=serving[0].verdict if serving else "",
             verdicts=Counter(item.verdict for item in serving),
-            serving=serving,
-            unwatched=[item for item in found if not _is_watched(item)],
+            query=query,
+            worst_first=WORST_FIRST,
+            **_shown(session, now, found, query),
             unresolved=[IncidentModel.of(*row) for row in unresolved],
             resolved=[
                 IncidentModel.of(*row) for row in incidents.page(session, limit=SHOWN, state="resolved")
@@ -65,6 +85,25 @@ def fleet_page(context: AnyContext) -> HTMLResponse:
             elsewhere=context.sources_elsewhere(),
             unfolded=detector_states.unfolded(session),
         )
+
+
+def _shown(session: Session, now: datetime, found: list[Standing], query: FleetQuery) -> dict[str, Any]:
+    """Of the streams that match: one page of those that are watched, the first of the others."""
+    choice = Choice(text=query.q or None, verdict=query.verdict or None)
+    chosen = matching(session, found, choice)
+    watched = [item for item in chosen if _is_watched(item)]
+    others = [item for item in chosen if not _is_watched(item)]
+    after = decode(query.cursor, "verdict")
+    page, last = chosen_streams.page(watched, "verdict", STREAMS_SHOWN, after)
+    models = models_of(session, now, [*page, *others[:STREAMS_SHOWN]])
+    return {
+        "total": len(found),
+        "matching": len(watched),
+        "serving": models[: len(page)],
+        "next_page": f"?{urlencode({**query.model_dump(), 'cursor': encode_cursor(last)})}" if last else None,
+        "others": len(others),
+        "unwatched": models[len(page) :],
+    }
 
 
 @router.get("/streams/{stream_id}")
@@ -157,11 +196,11 @@ def _plotly() -> Path:
     raise NotFound("plotly.min.js: the plotly package is not installed completely; the page has no chart")
 
 
-def _is_watched(item: StreamStatusModel) -> bool:
-    return item.in_service and item.method != "none"
+def _is_watched(item: Standing) -> bool:
+    return item.in_service and item.stream.method != "none"
 
 
-def headline(serving: Sequence[StreamStatusModel]) -> str:
+def headline(serving: Sequence[Standing]) -> str:
     """The state of the fleet in one line: 1 of 5 streams degraded, 1 stale."""
     counts = Counter(item.verdict for item in serving)
     of_all = f"of {len(serving)} stream{'' if len(serving) == 1 else 's'}"

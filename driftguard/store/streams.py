@@ -151,3 +151,9 @@ def streams_of(session: Session, stream_ids: Collection[int]) -> list[Stream]:
 
 def get_stream(session: Session, stream_id: int) -> Stream | None:
     return session.get(Stream, stream_id)
+
+
+def with_segment_like(session: Session, text: str) -> set[int]:
+    """Ids of the streams that have a segment with `text` in its name, in capitals or not."""
+    query = select(Segment.stream_id).where(Segment.segment.icontains(text, autoescape=True))
+    return set(session.scalars(query))

@@ -5,7 +5,7 @@ const REFRESH_SECONDS = Math.min(10, Number(document.currentScript.dataset.refre
 const decide = document.getElementById("decide");
 
 async function refresh() {
-  const answer = await fetch(location.pathname);
+  const answer = await fetch(location.pathname + location.search);
   if (!answer.ok) return;
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   document.title = fresh.title;

@@ -1,0 +1,99 @@
+"""GET /api/v1/streams: the status of the streams of a fleet of any size, in pages."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Path, Query
+from pydantic import Field
+from sqlalchemy.orm import Session
+
+from driftguard import chosen_streams
+from driftguard.api.context import Context, get_context
+from driftguard.api.cursors import decode_cursor, encode_cursor
+from driftguard.api.filters import Name, Pages, Servers, StreamId, refuse_repeated
+from driftguard.api.openapi import example, problem
+from driftguard.api.status import models_of
+from driftguard.api.status_models import FrozenModel, StreamStatusModel
+from driftguard.chosen_streams import Choice, Key, Order
+from driftguard.errors import BadInput, NotFound
+from driftguard.metrics import StreamVerdict
+from driftguard.standing import Standing, standings
+from driftguard.store import series, streams
+
+router = APIRouter(prefix="/api/v1/streams", tags=["status"])
+AnyContext = Annotated[Context, Depends(get_context)]
+_NO_STREAM: Final = problem(NotFound, "there is no stream 7")
+
+
+class StreamQuery(Pages, Servers):
+    """Streams, by their present status."""
+
+    q: Name | None = Field(
+        None,
+        description="Part of a server, target, draft, method or segment, in capitals or not.",
+        examples=["chat-eu"],
+    )
+    verdict: StreamVerdict | None = None
+    method: Name | None = Field(None, examples=["draft_model"])
+    in_service: bool | None = None
+    sort: Order = Field(
+        "verdict",
+        description="verdict: the worst first; last_seen: the newest; cost: the largest loss of tokens per "
+        "second; server: by name.",
+    )
+
+
+class StreamPage(FrozenModel):
+    streams: list[StreamStatusModel]
+    matching: int = Field(description="On all pages together.", examples=[1])
+    next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
+
+
+@router.get("", dependencies=[Depends(refuse_repeated)], responses=example("streams"))
+def list_streams(query: Annotated[StreamQuery, Query()], context: AnyContext) -> StreamPage:
+    """One verdict per stream, with the numbers that it rests on. A stream whose place in the order changes
+    between two pages may be on both or on neither: `sort=server` has every stream once."""
+    now = datetime.now(UTC)
+    choice = Choice(query.q, query.verdict, query.server, query.target, query.method, query.in_service)
+    with context.database.session() as session:
+        found = standings(session, now, usual=context.usual_silences)
+        chosen = matching(session, found, choice)
+        shown, last = chosen_streams.page(chosen, query.sort, query.limit, decode(query.cursor, query.sort))
+        return StreamPage(
+            streams=models_of(session, now, shown),
+            matching=len(chosen),
+            next_cursor=encode_cursor(last) if last else None,
+        )
+
+
+@router.get("/{stream_id}", responses=example("stream") | _NO_STREAM)
+def get_stream(stream_id: Annotated[StreamId, Path()], context: AnyContext) -> StreamStatusModel:
+    """One stream. 404: no such stream."""
+    now = datetime.now(UTC)
+    with context.database.session() as session:
+        stream = streams.get_stream(session, stream_id)
+        if stream is None:
+            raise NotFound(f"there is no stream {stream_id}")
+        related = standings(session, now, series.siblings(session, stream), usual=context.usual_silences)
+        (model,) = models_of(session, now, [item for item in related if item.stream.id == stream_id])
+        return model
+
+
+def matching(session: Session, found: list[Standing], choice: Choice) -> list[Standing]:
+    with_segment = streams.with_segment_like(session, choice.text) if choice.text else ()
+    return chosen_streams.matching(found, choice, with_segment)
+
+
+def decode(cursor: str | None, order: Order) -> Key | None:
+    """Raises BadInput: not a cursor of a list in that order."""
+    if not cursor:
+        return None
+    after = decode_cursor(cursor, Key)
+    if after.order != order:
+        raise BadInput(
+            f"cursor: of a list sorted by {after.order}, not by {order}; begin with its first page",
+            field="cursor",
+        )
+    return after

@@ -1,0 +1,153 @@
+"""The streams of a large fleet in pages: searched, filtered, sorted; in the API and on the page."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select, update
+
+from driftguard.app import Sidecar, create_app
+from driftguard.settings import Settings
+from driftguard.store.database import Database
+from driftguard.store.tables import Segment, Stream
+from tests.alerting.incident_rows import add_incident
+from tests.many_streams import populate
+
+STREAMS = 240
+
+
+@pytest.fixture(scope="module")
+def fleet(module_database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """Server 8 is degraded, server 10 has a segment of its own, server 12 runs without speculation. Nothing
+    arrives: the sidecar is not started."""
+    database = Database.open(module_database_url)
+    populate(database, STREAMS, minutes_apart=10)
+    with database.session() as session:
+        by_server = {row.server: row.id for row in session.scalars(select(Stream))}
+        session.add(
+            Segment(
+                stream_id=by_server["server-10"],
+                segment="Support_DE",
+                first_seen_at=session.scalars(select(Stream.first_seen_at)).first(),
+            )
+        )
+        session.execute(update(Stream).where(Stream.server == "server-12").values(method="none"))
+    add_incident(database, (), stream_id=by_server["server-8"])
+    settings = Settings(data_dir=tmp_path_factory.mktemp("data"))
+    yield TestClient(create_app(Sidecar(settings, database, "http://sidecar")), "http://127.0.0.1")
+    database.close()
+
+
+def pages(fleet: TestClient, **query: Any) -> list[dict[str, Any]]:
+    """The streams of all pages."""
+    found: list[dict[str, Any]] = []
+    while True:
+        answer = fleet.get("/api/v1/streams", params=query)
+        assert answer.status_code == 200, answer.text
+        found += answer.json()["streams"]
+        query["cursor"] = answer.json()["next_cursor"]
+        if query["cursor"] is None:
+            assert answer.json()["matching"] == len(found)
+            return found
+
+
+def told(found: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Without the speed, which is that of the five minutes before the answer."""
+    return {item["id"]: {**item, "tokens_per_second": None} for item in found}
+
+
+@pytest.mark.parametrize("order", ["verdict", "last_seen", "cost", "server"])
+def test_the_pages_have_every_stream_once_as_the_status_has_it(fleet: TestClient, order: str) -> None:
+    found = pages(fleet, limit=70, sort=order)
+    status = fleet.get("/api/v1/status").json()["streams"]
+    assert len(found) == len(status) == STREAMS
+    assert told(found) == told(status)
+
+
+def test_each_order_begins_with_what_its_name_says(fleet: TestClient) -> None:
+    found = {
+        order: pages(fleet, limit=500, sort=order) for order in ("verdict", "last_seen", "cost", "server")
+    }
+    assert found["verdict"][0]["server"] == found["cost"][0]["server"] == "server-8"
+    verdicts = [item["verdict"] for item in found["verdict"]]
+    assert list(dict.fromkeys(verdicts)) == ["degraded", "stale", "steady"]
+    seen = [item["last_seen_at"] for item in found["last_seen"]]
+    assert seen == sorted(seen, reverse=True)
+    names = [item["server"] for item in found["server"]]
+    assert names == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("query", "servers"),
+    [
+        ({"q": "SERVER-23"}, {"server-23", *(f"server-23{digit}" for digit in range(10))}),
+        ({"q": "support_d"}, {"server-10"}),
+        ({"q": "support%"}, set()),  # no pattern
+        ({"server": "server-23"}, {"server-23"}),
+        ({"method": "none"}, {"server-12"}),
+        ({"verdict": "degraded"}, {"server-8"}),
+        ({"verdict": "stale", "q": "server-1", "target": "target"}, None),
+        ({"in_service": "false"}, set()),
+        ({"target": "another"}, set()),
+    ],
+)
+def test_the_streams_that_are_asked_for_are_listed(
+    fleet: TestClient, query: dict[str, str], servers: set[str] | None
+) -> None:
+    found = pages(fleet, **query)
+    if servers is None:
+        every = pages(fleet, limit=500)
+        servers = {
+            item["server"] for item in every if item["verdict"] == "stale" and "server-1" in item["server"]
+        }
+        assert len(servers) > 50
+    assert {item["server"] for item in found} == servers
+
+
+def test_one_stream_is_what_the_list_says_of_it(fleet: TestClient) -> None:
+    (listed,) = pages(fleet, server="server-8")
+    answer = fleet.get(f"/api/v1/streams/{listed['id']}")
+    assert told([answer.json()]) == told([listed])
+    missing = fleet.get("/api/v1/streams/999999")
+    assert (missing.status_code, missing.json()["detail"]) == (404, "there is no stream 999999")
+
+
+def test_a_cursor_of_another_order_is_refused_by_name(fleet: TestClient) -> None:
+    first = fleet.get("/api/v1/streams", params={"limit": 5, "sort": "server"}).json()
+    answer = fleet.get("/api/v1/streams", params={"cursor": first["next_cursor"]})
+    assert answer.status_code == 422
+    assert "sorted by server, not by verdict" in answer.json()["detail"]
+    assert fleet.get("/", params={"cursor": first["next_cursor"]}).status_code == 422
+    assert fleet.get("/api/v1/streams", params={"sort": "name"}).status_code == 422
+
+
+def test_the_page_shows_a_hundred_counts_all_and_leads_to_the_next(fleet: TestClient) -> None:
+    shown: list[str] = []
+    path: str | None = "/"
+    while path is not None:
+        page = fleet.get(path).text
+        assert f"1 of {STREAMS - 1} streams degraded, 120 stale" in page
+        watched, _, _ = page.partition("<details")
+        rows = re.findall(r'id="stream-(\d+)"', watched)
+        assert 0 < len(rows) <= 100
+        shown += rows
+        found = re.search(r'href="([^"]*)" rel="next"', page)
+        path = "/" + found[1].replace("&amp;", "&") if found else None
+    assert len(shown) == len(set(shown)) == STREAMS - 1
+    assert "1 stream without speculation" in page
+
+
+def test_the_page_finds_what_is_searched(fleet: TestClient) -> None:
+    page = fleet.get("/", params={"q": "Support", "verdict": "", "cursor": ""}).text
+    assert Counter(re.findall(r">(server-\d+)</a>", page)) == {"server-10": 1}
+    assert 'name="q" value="Support"' in page
+    stale = fleet.get("/", params={"verdict": "stale"}).text
+    assert set(re.findall(r'<tr class="(\w+)" id="stream', stale)) == {"stale"}
+    nothing = fleet.get("/", params={"q": "<no such>"}).text
+    assert "0 of them match" in nothing
+    assert 'value="&lt;no such&gt;"' in nothing
