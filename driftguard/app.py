@@ -49,10 +49,9 @@ from driftguard.scraping.pushed import PushedSources
 from driftguard.scraping.source import sources_of
 from driftguard.settings import Settings
 from driftguard.settings_secrets import secrets_of
-from driftguard.store import jobs, keys, partitions
+from driftguard.store import jobs, keys, retention
 from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.opening import open_database
-from driftguard.store.work import MAINTENANCE
 from driftguard.usual_silence import UsualSilences
 from driftguard_http import ConnectionLimits, bounded_protocol
 
@@ -141,7 +140,8 @@ class Sidecar:
 
     def start(self) -> None:
         self._deferring.open()
-        self._maintain()  # today's partition must exist before the first record
+        # Today's partitions must exist before the first record; what is past retention may wait.
+        retention.create_ahead(self.database, datetime.now(UTC), self.settings.retention.partitions_ahead)
         self.ingest.start()
         self._ingest_watch.start()
         self.pipeline.start()
@@ -216,7 +216,7 @@ class Sidecar:
         """Small things that recur: partitions and retention every hour, the rest every few seconds."""
         for chore in CHORES:
             self.metrics.chore_last_success.labels(chore).set_to_current_time()
-        since_maintenance = 0.0
+        since_maintenance = MAINTENANCE_SECONDS  # at once: the last may have been cut short
         while not self._stopping.wait(DUE_SECONDS):
             self._attempt("diagnose", self._diagnose)
             self._attempt("measure_costs", self._measure_costs)
@@ -252,8 +252,7 @@ class Sidecar:
             self.metrics.chore_last_success.labels(name).set_to_current_time()
 
     def _maintain(self) -> None:
-        with self.database.session(MAINTENANCE) as session:
-            done = partitions.maintain(session, datetime.now(UTC), self.settings.retention)
+        done = retention.maintain(self.database, datetime.now(UTC), self.settings.retention)
         if done.created or done.dropped:
             log.info("partitions maintained", created=len(done.created), dropped=len(done.dropped))
 

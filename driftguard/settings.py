@@ -84,9 +84,27 @@ class HttpSettings(_Group):
 
 class RetentionSettings(_Group):
     records_days: PositiveInt = Field(30, description="Days to keep records; older partitions are dropped.")
-    rollups_days: PositiveInt = Field(400, description="Days to keep one-minute rollups.")
+    minute_rollups_days: Annotated[int, Field(ge=8)] = Field(
+        35, description="Days to keep rollups per minute; no fewer than records_days."
+    )
+    hourly_rollups_days: Annotated[int, Field(ge=61)] = Field(
+        400, description="Days to keep rollups per hour; charts of up to 60 days are made of them."
+    )
+    rollups_days: PositiveInt = Field(
+        1_830, description="Days to keep rollups per day; no rollup is kept for longer."
+    )
     captures_days: PositiveInt = Field(7, description="Days to keep captured token ids.")
     partitions_ahead: PositiveInt = Field(7, description="Daily partitions created ahead of today.")
+
+    @model_validator(mode="after")
+    def _rollups_outlive_records(self) -> Self:
+        for name in ("minute_rollups_days", "rollups_days"):
+            if getattr(self, name) < self.records_days:
+                raise ValueError(
+                    f"{name} ({getattr(self, name)}) is less than records_days ({self.records_days}); "
+                    "every record that is accepted has rollups: raise the one or lower the other"
+                )
+        return self
 
 
 class DetectionSettings(_Group):

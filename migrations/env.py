@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 from driftguard.store.database import Database
 from driftguard.store.tables import Base
 
-# Daily partitions are made by the program; procrastinate's objects belong to procrastinate.
-_NOT_OURS = re.compile(r"records_\d{8}|procrastinate_.*|idx_procrastinate_.*")
+# Partitions are made by the program; procrastinate's objects belong to procrastinate.
+_NOT_OURS = re.compile(r"(records|rollups_1[mhd])_(until_)?\d+|procrastinate_.*|idx_procrastinate_.*")
 
 
 def include_name(name: str | None, kind: str, _parents: Any) -> bool:

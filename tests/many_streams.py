@@ -11,6 +11,7 @@ from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.store.database import Database
+from driftguard.store.partitions import ensure_days
 from tests.pipeline.traffic import Traffic, store
 
 SILENT_FOR = timedelta(minutes=30)
@@ -73,6 +74,8 @@ def populate(database: Database, streams: int, *, minutes_apart: int = 1) -> Non
         session.execute(text(_STREAMS), {"count": streams - 1, "now": now, "silent_for": SILENT_FOR})
         for statement in _COPIES:
             session.execute(text(statement))
+        heard = session.scalars(text("SELECT min(last_seen_at) FROM streams")).one()
+        ensure_days(session, {heard.date() - timedelta(days=1), heard.date(), now.date()})
         session.execute(text(_ROLLUPS), {"minutes": 180, "minutes_apart": minutes_apart})
         session.execute(text("ANALYZE"))
 

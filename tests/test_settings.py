@@ -65,6 +65,12 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
             "target_directory, draft_directory, num_speculative_tokens: leave",
         ),
         ("[retraining]\npromote_command = ['a']", "promote_command is set, but there are no engines without"),
+        (
+            "[retention]\nrecords_days = 60",
+            "retention: minute_rollups_days (35) is less than records_days (60)",
+        ),
+        ("[retention]\nrollups_days = 20", "retention: rollups_days (20) is less than records_days (30)"),
+        ("[retention]\nminute_rollups_days = 7\nrecords_days = 7", "retention.minute_rollups_days"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, toml: str, words: str) -> None:

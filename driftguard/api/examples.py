@@ -29,7 +29,11 @@ _listed_incident = {
 ANSWERS: dict[str, Any] = {
     "batch": {"accepted": 1, "duplicates": 0},
     "records": _page("records", RECORD),
-    "rollups": _page("rollups", ROLLUP),
+    "rollups": {
+        **_page("rollups", ROLLUP),
+        "resolution": "minute",
+        "kept_since": "2026-09-28T00:00:00Z",
+    },
     "status": _stored["status"],
     "stream": _stored["status"]["streams"][0],
     "streams": _page("streams", _stored["status"]["streams"][0]) | {"matching": 1},

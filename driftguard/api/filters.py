@@ -23,6 +23,7 @@ from driftguard.incidents import State
 from driftguard.records import Kind
 from driftguard.store.drafts import DraftState
 from driftguard.store.retrain_runs import RunState
+from driftguard.store.rollup_tiers import Resolution
 from driftguard.store.wanted import Wanted
 
 
@@ -141,10 +142,18 @@ class TrafficQuery(Pages, TimeRange, Segments, Servers, Streams):
     )
 
 
+class RollupQuery(TrafficQuery):
+    """Rollups, by the first minute of each."""
+
+    resolution: Resolution = Field(
+        "minute", description="What each row sums: a minute, an hour or a day of UTC."
+    )
+
+
 _WANTED = {"stream": "streams", "segment": "segments", "kind": "kinds"}
 
 
 def wanted(query: TimeRange) -> Wanted:
-    """What the query chooses rows by; limit, cursor, state and format are another matter."""
+    """What the query chooses rows by; limit, cursor, state, format and resolution are another matter."""
     names = ("stream", "segment", "kind", "server", "target", "since", "until")
     return Wanted(**{_WANTED.get(name, name): getattr(query, name) for name in names if hasattr(query, name)})

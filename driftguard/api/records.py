@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import chain
 from typing import Annotated, Any, Final, Literal
 
@@ -14,13 +15,14 @@ from driftguard.api import examples
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.exports import MEDIA_TYPES, Format, encoder, exporting, json_lines
-from driftguard.api.filters import TrafficQuery, refuse_repeated, wanted
+from driftguard.api.filters import RollupQuery, TrafficQuery, refuse_repeated, wanted
 from driftguard.api.openapi import Responses, problem, reference, shown
 from driftguard.api.problems import MissingExtra
 from driftguard.errors import BadInput
 from driftguard.records import AcceptanceRecord
 from driftguard.store import traffic
 from driftguard.store.database import Database
+from driftguard.store.rollup_tiers import TIERS
 from driftguard.store.traffic import RecordKey, RollupKey, RollupRow
 
 router = APIRouter(prefix="/api/v1", tags=["records"])
@@ -37,15 +39,26 @@ Rows = Sequence[tuple[tuple[Any, ...], msgspec.Struct]]
 Read = Callable[[Session, Any, int], Rows]
 
 
-def _answers(name: str, row: type[msgspec.Struct], item: dict[str, Any]) -> Responses:
-    page = {
-        "type": "object",
-        "required": [name, "next_cursor"],
-        "properties": {
-            name: {"type": "array", "items": reference(row)},
-            "next_cursor": {"type": ["string", "null"], "description": "null at the end."},
-        },
+_OF_TIER: Final[dict[str, dict[str, Any]]] = {
+    "resolution": {"enum": list(TIERS), "description": "What each row sums."},
+    "kept_since": {
+        "type": "string",
+        "format": "date-time",
+        "description": "What ended before may be gone in this resolution; a coarser one looks back further.",
+    },
+}
+
+
+def _answers(
+    name: str, row: type[msgspec.Struct], item: dict[str, Any], about: dict[str, dict[str, Any]] | None = None
+) -> Responses:
+    """`about`: what a page says beside its rows."""
+    properties = {
+        name: {"type": "array", "items": reference(row)},
+        "next_cursor": {"type": ["string", "null"], "description": "null at the end."},
+        **(about or {}),
     }
+    page = {"type": "object", "required": list(properties), "properties": properties}
     rows = [msgspec.convert(item, row)]
     lines, csv = (b"".join(write(iter([rows]))).decode() for write in (json_lines, encoder("csv", row)))
     files = {
@@ -84,16 +97,25 @@ def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Re
     "/rollups",
     dependencies=[Depends(refuse_repeated)],
     response_class=Response,
-    responses=_answers("rollups", RollupRow, examples.ROLLUP),
+    responses=_answers("rollups", RollupRow, examples.ROLLUP, _OF_TIER),
 )
-def list_rollups(query: Traffic, context: AnyContext, accept: Accept = "") -> Response:
-    """Sums per minute and segment, oldest first, by their minute; kept for longer than records."""
-    chosen = wanted(query)
+def list_rollups(
+    query: Annotated[RollupQuery, Query()], context: AnyContext, accept: Accept = ""
+) -> Response:
+    """Sums per segment and minute (or hour, or day: `resolution`), oldest first, by their first minute.
+
+    They are kept for longer than records, per minute for `retention.minute_rollups_days` (35), per hour for
+    `retention.hourly_rollups_days` (400), per day for `retention.rollups_days` (1,830). Each resolution has
+    every record that ended within its days: ask for a coarser one to look back further.
+    """
+    chosen, tier = wanted(query), TIERS[query.resolution]
+    kept_since = tier.kept_since(datetime.now(UTC), context.settings.retention)
 
     def read(session: Session, after: RollupKey | None, limit: int) -> Rows:
-        return traffic.rollups(session, chosen, after=after, limit=limit)
+        return traffic.rollups(session, tier, chosen, after=after, limit=limit)
 
-    return _answer("rollups", query, accept, context, read, RollupKey, RollupRow)
+    about = {"resolution": query.resolution, "kept_since": kept_since}
+    return _answer("rollups", query, accept, context, read, RollupKey, RollupRow, about)
 
 
 def _answer(
@@ -104,10 +126,11 @@ def _answer(
     read: Read,
     key: type[tuple[Any, ...]],
     row: type[msgspec.Struct],
+    about: Mapping[str, object] | None = None,
 ) -> Response:
     format_ = query.format or _accepted(accept)
     if format_ == "json":
-        return _page(name, query, context.database, read, key)
+        return _page(name, query, context.database, read, key, about or {})
     for parameter in sorted(query.model_fields_set & {"limit", "cursor"}):
         raise BadInput(
             f"{parameter}: an export has no pages; leave it out, or ask for format=json", field=parameter
@@ -134,14 +157,19 @@ def _accepted(accept: str) -> Format | Literal["json"]:
 
 
 def _page(
-    name: str, query: TrafficQuery, database: Database, read: Read, key: type[tuple[Any, ...]]
+    name: str,
+    query: TrafficQuery,
+    database: Database,
+    read: Read,
+    key: type[tuple[Any, ...]],
+    about: Mapping[str, object],
 ) -> Response:
     after = decode_cursor(query.cursor, key) if query.cursor else None
     with database.session() as session:
         rows = read(session, after, query.limit + 1)
     shown = rows[: query.limit]
     more = encode_cursor(shown[-1][0]) if len(rows) > query.limit else None
-    body = {name: [row for _, row in shown], "next_cursor": more}
+    body = {name: [row for _, row in shown], "next_cursor": more, **about}
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 

@@ -1,39 +1,76 @@
-"""The daily partitions of `records`: made ahead and on demand, dropped when they are past retention.
+"""The partitions of `records` and of the rollups: made ahead and on demand. Retention drops them.
 
-Days are UTC days of `ended_at`. A partition is made as a table of its own and then attached, because
-`CREATE TABLE ... PARTITION OF` would wait for every reader of `records`, and ATTACH does not.
+Each is one day, month or year of UTC. A partition is made as a table of its own and then attached, because
+`CREATE TABLE ... PARTITION OF` would wait for every reader of the table, and ATTACH does not.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from typing import Final, Literal
 
-import structlog
-from psycopg.errors import LockNotAvailable
-from sqlalchemy import CursorResult, Delete, delete, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from driftguard.settings import RetentionSettings
-from driftguard.store.tables import Capture, Rollup
+from driftguard.store.rollup_tiers import Resolution
 
 _INGEST_LOCK = 0x6472696674_02  # "drift" + 2
-_NAME = re.compile(r"records_(\d{4})(\d\d)(\d\d)")
-_DROP_LOCK_TIMEOUT = "2s"  # dropping waits for readers, and ingest behind it; the next call tries again
-_log = structlog.get_logger(__name__)
+_DAY = timedelta(days=1)
+# Each batch updates its rollups again. Where a page has room for a second version of all its rows, they stay
+# on it and no index is written; on full pages every row would move with every batch.
+_ROLLUP_FILLFACTOR: Final = 50
+_FORMATS: Final = {"day": "%Y%m%d", "month": "%Y%m", "year": "%Y"}
+# The rollups that were not partitioned yet, as migration 0015 kept them: all before the day in the name.
+_UNDIVIDED: Final = "rollups_1m_until_"
 
 
 @dataclass(frozen=True, slots=True)
-class Maintenance:
-    """What one call of `maintain` did."""
+class Partition:
+    """From the first moment of `start` to that of `end`."""
 
-    created: list[date]
-    dropped: list[date]
-    rollups_deleted: int
-    captures_deleted: int
+    table: str
+    name: str
+    start: date
+    end: date
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionedTable:
+    name: str
+    unit: Literal["day", "month", "year"]
+
+    def partition(self, day: date) -> Partition:
+        """The one that holds this day."""
+        match self.unit:
+            case "day":
+                start, end = day, day + _DAY
+            case "month":
+                start = day.replace(day=1)
+                end = (start + timedelta(days=31)).replace(day=1)
+            case "year":
+                start = day.replace(month=1, day=1)
+                end = start.replace(year=start.year + 1)
+        return Partition(self.name, f"{self.name}_{start.strftime(_FORMATS[self.unit])}", start, end)
+
+    def end_of(self, name: str) -> date | None:
+        """Of a partition by its name; None where the name is none of ours."""
+        if name.startswith(_UNDIVIDED):
+            return _date(name.removeprefix(_UNDIVIDED), _FORMATS["day"])
+        start = _date(name.removeprefix(f"{self.name}_"), _FORMATS[self.unit])
+        return self.partition(start).end if start else None
+
+
+RECORDS: Final = PartitionedTable("records", "day")
+MINUTES: Final = PartitionedTable("rollups_1m", "day")
+OF_TIERS: Final[dict[Resolution, PartitionedTable]] = {
+    "minute": MINUTES,
+    "hour": PartitionedTable("rollups_1h", "month"),
+    "day": PartitionedTable("rollups_1d", "year"),
+}
+_PARTITIONED: Final = (RECORDS, *OF_TIERS.values())
 
 
 def take_ingest_lock(session: Session) -> None:
@@ -46,68 +83,50 @@ def oldest_kept(now: datetime, retention: RetentionSettings) -> datetime:
     return now - timedelta(days=retention.records_days)
 
 
-def existing_days(session: Session) -> set[date]:
+def ensure_days(session: Session, days: Iterable[date]) -> list[Partition]:
+    """Makes what records that end on these days need and what is not there; the caller holds the ingest lock.
+
+    A partition that retention detached and has not dropped yet comes back with its rows.
+    """
+    made = missing_for(session, days)
+    for part in made:
+        like = f"LIKE {part.table} INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
+        fill = 100 if part.table == RECORDS.name else _ROLLUP_FILLFACTOR
+        within = f"FROM ('{part.start}T00:00:00Z') TO ('{part.end}T00:00:00Z')"
+        session.execute(text(f"CREATE TABLE IF NOT EXISTS {part.name} ({like}) WITH (fillfactor = {fill})"))
+        session.execute(text(f"COMMENT ON TABLE {part.name} IS NULL"))
+        session.execute(text(f"ALTER TABLE {part.table} ATTACH PARTITION {part.name} FOR VALUES {within}"))
+    return made
+
+
+def missing_for(session: Session, days: Iterable[date]) -> list[Partition]:
+    """What records that end on these days need and is not there."""
+    needed = {part.name: part for day in days for table in _PARTITIONED for part in [table.partition(day)]}
+    attached = text(
+        "SELECT relname FROM pg_class "
+        "WHERE relname = ANY(:names) AND relispartition AND pg_table_is_visible(oid)"
+    )
+    for name in session.scalars(attached, {"names": list(needed)}):
+        del needed[name]
+    if not needed:
+        return []
+    undivided = _end_of_undivided(session)
+    return [part for part in needed.values() if part.table != MINUTES.name or part.end > undivided]
+
+
+def _end_of_undivided(session: Session) -> date:
     names = session.scalars(
         text(
             "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid "
-            "WHERE i.inhparent = 'records'::regclass"
-        )
+            "WHERE i.inhparent = 'rollups_1m'::regclass AND starts_with(c.relname, :undivided)"
+        ),
+        {"undivided": _UNDIVIDED},
     )
-    found = (_NAME.fullmatch(name) for name in names)
-    return {date(int(match[1]), int(match[2]), int(match[3])) for match in found if match}
+    return max((end for name in names if (end := MINUTES.end_of(name))), default=date.min)
 
 
-def ensure_days(session: Session, days: Iterable[date]) -> list[date]:
-    """Creates the partitions that are missing; the caller holds the ingest lock. Returns the new days."""
-    missing = sorted(set(days) - existing_days(session))
-    for day in missing:
-        name = _partition(day)
-        session.execute(text(f"CREATE TABLE {name} (LIKE records INCLUDING DEFAULTS INCLUDING CONSTRAINTS)"))
-        session.execute(
-            text(
-                f"ALTER TABLE records ATTACH PARTITION {name} "
-                f"FOR VALUES FROM ('{day}T00:00:00Z') TO ('{day + timedelta(days=1)}T00:00:00Z')"
-            )
-        )
-    return missing
-
-
-def maintain(session: Session, now: datetime, retention: RetentionSettings) -> Maintenance:
-    """Creates partitions ahead of `now` and removes what is past retention. Call it at start and hourly."""
-    take_ingest_lock(session)
-    today = now.astimezone(UTC).date()
-    created = ensure_days(
-        session, (today + timedelta(days=ahead) for ahead in range(retention.partitions_ahead + 1))
-    )
-    dropped = _drop_old(session, oldest_kept(now, retention))
-    rollups = delete(Rollup).where(Rollup.minute < now - timedelta(days=retention.rollups_days))
-    captures = delete(Capture).where(Capture.captured_at < now - timedelta(days=retention.captures_days))
-    return Maintenance(created, dropped, _rows(session, rollups), _rows(session, captures))
-
-
-def _drop_old(session: Session, oldest: datetime) -> list[date]:
-    # A day goes when all of it is past retention: no record that is still accepted could need it.
-    old = sorted(day for day in existing_days(session) if day < oldest.astimezone(UTC).date())
-    if not old:
-        return []
+def _date(written: str, format_: str) -> date | None:
     try:
-        with session.begin_nested():
-            session.execute(text(f"SET LOCAL lock_timeout = '{_DROP_LOCK_TIMEOUT}'"))
-            for day in old:
-                session.execute(text(f"DROP TABLE {_partition(day)}"))
-    except OperationalError as error:
-        if not isinstance(error.orig, LockNotAvailable):
-            raise
-        _log.warning("retention_waits_for_a_reader", partitions=[_partition(day) for day in old])
-        return []
-    return old
-
-
-def _rows(session: Session, statement: Delete) -> int:
-    result = session.execute(statement)
-    assert isinstance(result, CursorResult)  # noqa: S101 (what a DELETE gives)
-    return result.rowcount
-
-
-def _partition(day: date) -> str:
-    return f"records_{day:%Y%m%d}"
+        return datetime.strptime(written, format_).replace(tzinfo=UTC).date()
+    except ValueError:
+        return None

@@ -40,6 +40,24 @@ _TIMES = tuple(
 )
 _ADDED = ", ".join(f"{name} = r.{name} + excluded.{name}" for name in _SUMS + _TIMES)
 
+
+def _added_to(table: str, unit: str) -> str:
+    """The INSERT that adds `fresh` to one tier of the rollups."""
+    return f"""
+  INSERT INTO {table} AS r (minute, stream_id, segment, kind, {", ".join(_SUMS)}, acceptance_buckets,
+    {", ".join(_TIMES)})
+  SELECT date_trunc('{unit}', ended_at, 'UTC'), stream_id, segment, kind,
+    count(*), sum(steps), sum(drafted), sum(accepted), sum(emitted), coalesce(sum(output_tokens), 0),
+    ARRAY[{_BUCKETS}],
+    coalesce(sum(time_per_output_token_seconds), 0), count(time_per_output_token_seconds),
+    coalesce(sum(time_to_first_token_seconds), 0), count(time_to_first_token_seconds)
+  FROM fresh GROUP BY 1, 2, 3, 4
+  ON CONFLICT (minute, stream_id, segment, kind) DO UPDATE SET {_ADDED}, acceptance_buckets =
+    (SELECT array_agg(a + b ORDER BY place)
+     FROM unnest(r.acceptance_buckets, excluded.acceptance_buckets) WITH ORDINALITY AS both_(a, b, place))
+"""  # noqa: S608 (constants only)
+
+
 STAGE_TYPES = list(_STAGE.values())
 
 CREATE_STAGE = (
@@ -66,18 +84,9 @@ WITH staged AS (
 ), stored AS (
   INSERT INTO records (seq, {_RECORD_COLUMNS})
   SELECT nextval('records_seq'), {_RECORD_COLUMNS} FROM (SELECT * FROM fresh ORDER BY ordinal) arrived
-), rolled AS (
-  INSERT INTO rollups_1m AS r (minute, stream_id, segment, kind, {", ".join(_SUMS)}, acceptance_buckets,
-    {", ".join(_TIMES)})
-  SELECT date_trunc('minute', ended_at), stream_id, segment, kind,
-    count(*), sum(steps), sum(drafted), sum(accepted), sum(emitted), coalesce(sum(output_tokens), 0),
-    ARRAY[{_BUCKETS}],
-    coalesce(sum(time_per_output_token_seconds), 0), count(time_per_output_token_seconds),
-    coalesce(sum(time_to_first_token_seconds), 0), count(time_to_first_token_seconds)
-  FROM fresh GROUP BY 1, 2, 3, 4
-  ON CONFLICT (minute, stream_id, segment, kind) DO UPDATE SET {_ADDED}, acceptance_buckets =
-    (SELECT array_agg(a + b ORDER BY place)
-     FROM unnest(r.acceptance_buckets, excluded.acceptance_buckets) WITH ORDINALITY AS both_(a, b, place))
+), per_minute AS ({_added_to("rollups_1m", "minute")}
+), per_hour AS ({_added_to("rollups_1h", "hour")}
+), per_day AS ({_added_to("rollups_1d", "day")}
 )
 SELECT batch, stream_id, count(*), count(*) FILTER (WHERE in_other), max(ended_at),
   max(ended_at) FILTER (WHERE kind <> 'probe')

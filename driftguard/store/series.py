@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from driftguard.store.rollup_tiers import TIERS, coarsest
 from driftguard.store.tables import Draft, Stream
 
 
@@ -35,25 +36,31 @@ _FINE_BINS = text(
     GROUP BY 1, 2, 3 ORDER BY 3
     """
 )
-_MINUTE_BINS = text(
-    """
-    SELECT stream_id, segment,
-           date_bin(make_interval(secs => :seconds), minute, 'epoch'::timestamptz) AS at,
-           sum(records) AS requests, sum(drafted) AS drafted, sum(accepted) AS accepted
-    FROM rollups_1m WHERE stream_id = ANY(:streams) AND kind <> 'probe'
-      AND minute >= :since AND minute < :until
-    GROUP BY 1, 2, 3 ORDER BY 3
-    """
-)
+_ROLLED_BINS = {
+    resolution: text(
+        f"""
+        SELECT stream_id, segment,
+               date_bin(make_interval(secs => :seconds), minute, 'epoch'::timestamptz) AS at,
+               sum(records) AS requests, sum(drafted) AS drafted, sum(accepted) AS accepted
+        FROM {tier.table.__tablename__} WHERE stream_id = ANY(:streams) AND kind <> 'probe'
+          AND minute >= :since AND minute < :until
+        GROUP BY 1, 2, 3 ORDER BY 3
+        """  # noqa: S608 (constants only)
+    )
+    for resolution, tier in TIERS.items()
+}
 
 
 def bins(
     session: Session, stream_ids: Sequence[int], since: datetime, until: datetime, bin_seconds: int
 ) -> list[Bin]:
-    """In order of time. Below a minute they come from the records, else from the one-minute rollups."""
+    """In order of time. Below a minute they come from the records, else from rollups, of which that minute,
+    hour or day counts whole that holds `since`."""
+    tier = coarsest(bin_seconds)
+    begin = tier.start(since) if tier else since
     rows = session.execute(
-        _FINE_BINS if bin_seconds < 60 else _MINUTE_BINS,
-        {"streams": list(stream_ids), "since": since, "until": until, "seconds": bin_seconds},
+        _ROLLED_BINS[tier.resolution] if tier else _FINE_BINS,
+        {"streams": list(stream_ids), "since": begin, "until": until, "seconds": bin_seconds},
     )
     return [_bin(row) for row in rows]
 

@@ -118,11 +118,14 @@ class Record(Base):
     fidelity: Mapped[str]
 
 
-class Rollup(Base):
-    """One minute of one segment. acceptance_buckets counts requests by accepted/drafted in steps of 1/20."""
+class RollupTier(Base):
+    """Sums over the records of one segment that ended within one minute, hour or day of UTC.
 
-    __tablename__ = "rollups_1m"
-    __table_args__ = (Index("ix_rollups_traffic", "stream_id", "minute", postgresql_where="kind <> 'probe'"),)
+    `minute` is the first minute of it. acceptance_buckets counts requests by accepted/drafted in steps of
+    1/20. The ingest adds each record to all three tiers, so that none has to be made of another.
+    """
+
+    __abstract__ = True
 
     minute: Mapped[datetime] = mapped_column(primary_key=True)
     stream_id: Mapped[int] = mapped_column(primary_key=True)
@@ -139,6 +142,32 @@ class Rollup(Base):
     time_per_output_token_count: Mapped[int]
     time_to_first_token_sum: Mapped[float]
     time_to_first_token_count: Mapped[int]
+
+
+def _traffic_by_time(index: str) -> tuple[Any, ...]:
+    traffic = Index(index, "stream_id", "minute", postgresql_where="kind <> 'probe'")
+    return (traffic, {"postgresql_partition_by": "RANGE (minute)"})
+
+
+class Rollup(RollupTier):
+    """Of a minute. Partitioned by day."""
+
+    __tablename__ = "rollups_1m"
+    __table_args__ = _traffic_by_time("ix_rollups_traffic")
+
+
+class HourlyRollup(RollupTier):
+    """Of an hour. Partitioned by month."""
+
+    __tablename__ = "rollups_1h"
+    __table_args__ = _traffic_by_time("ix_rollups_1h_traffic")
+
+
+class DailyRollup(RollupTier):
+    """Of a day. Partitioned by year."""
+
+    __tablename__ = "rollups_1d"
+    __table_args__ = _traffic_by_time("ix_rollups_1d_traffic")
 
 
 class FoldPosition(Base):
@@ -323,7 +352,10 @@ class Capture(Base):
     """Token ids of one sampled request, kept for retraining within its retention time."""
 
     __tablename__ = "captures"
-    __table_args__ = (Index("ix_captures_pick", "server", "target", "segment", "captured_at"),)
+    __table_args__ = (
+        Index("ix_captures_pick", "server", "target", "segment", "captured_at"),
+        Index("ix_captures_captured_at", "captured_at"),
+    )
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     record_id: Mapped[UUID] = mapped_column(unique=True)

@@ -11,7 +11,8 @@ from sqlalchemy import ColumnElement, func, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord, Instant
-from driftguard.store.tables import Record, Rollup, Stream
+from driftguard.store.rollup_tiers import Tier
+from driftguard.store.tables import Record, RollupTier, Stream
 from driftguard.store.wanted import RowId, StoredText, Wanted
 
 _OF_STREAM = ("server", "target", "draft", "draft_version", "method")
@@ -22,11 +23,12 @@ _RECORD_COLUMNS = [getattr(Stream, name) for name in _OF_STREAM] + [
 
 
 class RollupRow(msgspec.Struct, frozen=True):
-    """One minute of one segment: sums over its records, by the minute in which they ended.
+    """One minute, hour or day (UTC) of one segment: sums over the records that ended in it. `minute` is its
+    first minute.
 
     `acceptance_buckets` counts records by accepted / drafted in steps of 1/20 (those that drafted nothing are
     in none). The sums of times are in seconds and over the records that gave the time, which `_count` counts:
-    requests / sum of times per output token is tokens per second. The minute that runs still grows.
+    requests / sum of times per output token is tokens per second. The one that runs still grows.
     """
 
     minute: datetime
@@ -49,11 +51,6 @@ class RollupRow(msgspec.Struct, frozen=True):
     time_per_output_token_count: int
     time_to_first_token_sum: float
     time_to_first_token_count: int
-
-
-_ROLLUP_COLUMNS = [
-    getattr(Stream if name in _OF_STREAM else Rollup, name) for name in RollupRow.__struct_fields__
-]
 
 
 class RollupKey(NamedTuple):
@@ -107,19 +104,22 @@ def records(
 
 
 def rollups(
-    session: Session, wanted: Wanted, *, after: RollupKey | None, limit: int
+    session: Session, tier: Tier, wanted: Wanted, *, after: RollupKey | None, limit: int
 ) -> list[tuple[RollupKey, RollupRow]]:
     """The next rollups, oldest first."""
-    key = (Rollup.minute, Rollup.stream_id, Rollup.segment, Rollup.kind)
-    query = select(*_ROLLUP_COLUMNS).join(Stream, Stream.id == Rollup.stream_id)
+    table = tier.table
+    key = (table.minute, table.stream_id, table.segment, table.kind)
+    names = RollupRow.__struct_fields__
+    columns = [getattr(Stream if name in _OF_STREAM else table, name) for name in names]
+    query = select(*columns).join(Stream, Stream.id == table.stream_id)
     if after is not None:
         query = query.where(tuple_(*key) > after)
-    query = query.where(*wanted.at(Rollup.minute), *_traffic(wanted, Rollup)).order_by(*key).limit(limit)
+    query = query.where(*wanted.at(table.minute), *_traffic(wanted, table)).order_by(*key).limit(limit)
     found = (RollupRow(*values) for values in session.execute(query))
     return [(RollupKey(row.minute, row.stream_id, row.segment, row.kind), row) for row in found]
 
 
-def _traffic(wanted: Wanted, table: type[Record | Rollup]) -> Iterator[ColumnElement[bool]]:
+def _traffic(wanted: Wanted, table: type[Record | RollupTier]) -> Iterator[ColumnElement[bool]]:
     chosen: list[tuple[Any, Any]] = [
         (table.stream_id, wanted.streams),
         (table.segment, wanted.segments),

@@ -203,6 +203,32 @@ def test_rollups_add_up_to_the_records(client: httpx.Client) -> None:
     assert all(sum(row["acceptance_buckets"]) == row["records"] for row in rollups)
 
 
+@pytest.mark.parametrize(("resolution", "width"), [("minute", 60), ("hour", 3_600), ("day", 86_400)])
+def test_each_resolution_sums_all_records(client: httpx.Client, resolution: str, width: int) -> None:
+    rows = exported(client, "rollups", resolution=resolution)
+    began = [datetime.fromisoformat(row["minute"]).timestamp() for row in rows]
+    assert {moment % width for moment in began} == {0}
+    assert Counter(row["segment"] for row in rows for _ in range(row["records"])) == Counter(
+        record.segment for record in SENT
+    )
+    page = client.get("/api/v1/rollups", params={"resolution": resolution, "limit": 500}).json()
+    assert page["rollups"] == rows
+    assert page["resolution"] == resolution
+
+
+def test_a_page_of_rollups_says_since_when_its_resolution_is_kept(client: httpx.Client) -> None:
+    pages = [client.get(f"/api/v1/rollups?resolution={name}").json() for name in ("minute", "hour", "day")]
+    ages = [datetime.now(UTC) - datetime.fromisoformat(page["kept_since"]) for page in pages]
+    assert [age.days for age in ages] == [35, 400, 1_830]
+    assert client.get("/api/v1/rollups").json()["kept_since"] == pages[0]["kept_since"]
+
+
+def test_records_have_no_resolution(client: httpx.Client) -> None:
+    assert set(client.get("/api/v1/records").json()) == {"records", "next_cursor"}
+    assert client.get("/api/v1/records?resolution=hour").status_code == 422
+    assert client.get("/api/v1/rollups?resolution=week").status_code == 422
+
+
 LISTS = ["incidents", "drafts", "retrain-runs", "records", "rollups", "captures"]
 
 

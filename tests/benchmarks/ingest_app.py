@@ -19,7 +19,7 @@ from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import Settings
 from driftguard.settings_loading import load_settings
 from driftguard.store.database import Database
-from driftguard.store.partitions import maintain
+from driftguard.store.retention import maintain
 
 
 def create_app() -> FastAPI:
@@ -40,8 +40,7 @@ def ingest_app(settings: Settings, url: str) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        with database.session() as session:
-            maintain(session, datetime.now(UTC), settings.retention)
+        maintain(database, datetime.now(UTC), settings.retention)
         queue.start()
         yield
         queue.stop()

@@ -12,15 +12,14 @@ from sqlalchemy import text
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.store.database import Database, parse_url, upgrade
 from driftguard.store.migrations import alembic_config, head_revision
-from driftguard.store.partitions import maintain
+from driftguard.store.retention import maintain
 from driftguard.store.tables import Base
 from tests.conftest import fresh_database
 from tests.store.test_partitions import NOON, RETENTION
 
 
 def test_migrations_and_tables_agree(database: Database) -> None:
-    with database.session() as session:
-        maintain(session, NOON, RETENTION)  # partitions must not look like tables to remove
+    maintain(database, NOON, RETENTION)  # partitions must not look like tables to remove
     with database.engine.connect() as connection:
         command.check(alembic_config(connection))
 

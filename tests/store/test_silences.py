@@ -12,6 +12,7 @@ from sqlalchemy import insert, text
 from driftguard.silence import USUAL_SPANS
 from driftguard.store import silences
 from driftguard.store.database import Database
+from driftguard.store.partitions import ensure_days
 from driftguard.store.silences import Source
 from driftguard.store.tables import Rollup
 from tests.silences import longest_silence
@@ -74,6 +75,7 @@ def test_it_is_what_its_definition_says_for_sources_of_every_kind(database: Data
         asked.append(Source(ids, LAST))
         expected.append(longest_silence(_until(active, LAST), LAST))
     with database.session() as session:
+        ensure_days(session, {minute.date() for minute, *_ in rows})
         session.execute(insert(Rollup), list(rows.values()))
         found = silences.longest(session, asked, USUAL_SPANS)
     assert found == expected
@@ -90,6 +92,7 @@ def test_a_source_that_was_silent_a_day_ago_does_not_read_the_minutes_of_the_oth
     """The plan on a hundred thousand rollups."""
     last = datetime(2026, 3, 4, 12, tzinfo=UTC)
     with database.session() as session:
+        ensure_days(session, [last.date() - age * DAY for age in range(3)])
         session.execute(text(_ROLLUPS), {"last": last})
         session.execute(text("ANALYZE rollups_1m"))
         assert (session.scalar(text("SELECT count(*) FROM rollups_1m")) or 0) > 97_000
