@@ -31,22 +31,21 @@ def page() -> Page:
 
 
 def _now() -> list[Panel]:
-    def streams_with(verdict: str) -> str:
-        said = is_("verdict", verdict)
-        return promql.gauge("driftguard_stream_verdict", streams.SPECULATING, said, by=streams.LABELS)
+    def streams_with(*matchers: str) -> str:
+        return f"sum({promql.gauge('driftguard_streams', *matchers, by=('verdict',))})"
 
     failing = promql.gauge("driftguard_source_condition", FAILING, by=("source", "kind", "condition"))
     return [
         panels.number(
             "Streams in service",
             "Streams (server, target, draft version, method) that no newer draft has replaced.",
-            (f"count({streams_with('replaced')} == 0)", ""),
+            (streams_with('verdict!="replaced"'), ""),
             unit="none",
         ),
         panels.number(
             "Degraded streams",
             "Streams with an open incident: their acceptance fell and has not come back.",
-            (f"sum({streams_with('degraded')})", ""),
+            (streams_with(is_("verdict", "degraded")), ""),
             unit="none",
             bad_above=1,
         ),
@@ -61,7 +60,7 @@ def _now() -> list[Panel]:
         panels.number(
             "Servers that fail",
             "Scraped servers that cannot be read, do not tell what is needed, or do not draft.",
-            (f"sum({failing})", ""),
+            (f"sum({failing}) or vector(0)", ""),
             unit="none",
             bad_above=1,
         ),

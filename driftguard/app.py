@@ -78,7 +78,7 @@ class Sidecar:
     def __init__(self, settings: Settings, database: Database, external_url: str) -> None:
         self.settings = settings
         self.database = database
-        self.metrics = Metrics()
+        self.metrics = Metrics(settings.metrics.max_streams)
         database.on_timeout(self._count_timeout)
         database.on_restart.append(self.metrics.embedded_restarts.inc)
         self._stopping = threading.Event()

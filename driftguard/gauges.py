@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
@@ -10,45 +11,61 @@ from sqlalchemy.orm import Session
 
 from driftguard import retraining_gauges, stream_gauges
 from driftguard.incidents import known_slowdown, positions_of
-from driftguard.metrics import RUN_OUTCOMES, Metrics
-from driftguard.records import StreamKey
+from driftguard.metrics import RUN_OUTCOMES, VERDICTS, Metrics
+from driftguard.standing import Standing
 from driftguard.status import StreamStatus
-from driftguard.store import held_streams, incidents, notifications, retrain_runs, status
+from driftguard.store import incidents, notifications, retrain_runs, status
 from driftguard.store.tables import Incident, Stream
 from driftguard.stream_gauges import Labels, labels_of
 
 MAX_SET_ASIDE_SHOWN: Final = 100
+ALWAYS_SHOWN: Final = ("degraded", "cannot_be_judged", "drafting_stopped")  # silence comes for all at once
 
 
 def refresh(
     session: Session,
     metrics: Metrics,
+    every: Sequence[Standing],
     found: Sequence[StreamStatus],
     destinations: Sequence[str],
     now: datetime,
 ) -> None:
-    """`found`: every stream at the moment `now`. `destinations`: to which notifications are sent."""
+    """`every`: all streams at the moment `now`; `found`: those that have gauges of their own.
+    `destinations`: to which notifications are sent."""
     metrics.notifications_undelivered.set(notifications.count_undelivered(session, destinations))
+    _count_streams(metrics, every)
+    metrics.streams_left_out.labels("gauges").set(len(every) - len(found))
     _show_streams(metrics, found)
-    _show_set_aside(session, metrics, found)
-    _show_incidents(session, metrics, {item.stream.id: item.stream for item in found})
+    _show_set_aside(metrics, every)
+    _show_incidents(session, metrics, {item.stream.id: item.stream for item in every})
     places = {(item.stream.server, item.stream.target) for item in found}
     _show_retraining(session, metrics, places)
     stream_gauges.show(metrics, found)
-    retraining_gauges.show(session, metrics, places)
+    retraining_gauges.show(session, metrics)
     metrics.gauges_last_refresh.set(now.timestamp())
 
 
+def chosen(every: Sequence[Standing], most: int) -> list[Standing]:
+    """Those that get gauges of their own: the worst, at most so many, and whatever is wrong by itself."""
+    return [*every[:most], *(item for item in every[most:] if item.verdict in ALWAYS_SHOWN)]
+
+
+def _count_streams(metrics: Metrics, every: Sequence[Standing]) -> None:
+    counts = Counter(item.verdict for item in every if item.stream.method != "none")
+    metrics.replace(metrics.streams, {(verdict,): counts[verdict] for verdict in VERDICTS})
+
+
 def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
-    for item in found:
-        stream = item.stream
-        key = StreamKey(stream.server, stream.target, stream.draft_version, stream.method)
-        baselines = {
-            part.segment: part.baseline.rate
+    metrics.replace(metrics.stream_verdict, {(*labels_of(item.stream), item.verdict): 1.0 for item in found})
+    metrics.replace(
+        metrics.baseline_ratio,
+        {
+            (*labels_of(item.stream), part.segment): part.baseline.rate
+            for item in found
             for part in item.segments
             if part.baseline and part.baseline.positions == "all"
-        }
-        metrics.set_verdict(key, item.verdict, baselines)
+        },
+    )
     metrics.replace(
         metrics.stream_last_arrival,
         {
@@ -63,14 +80,9 @@ def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
     )
 
 
-def _show_set_aside(session: Session, metrics: Metrics, found: Sequence[StreamStatus]) -> None:
+def _show_set_aside(metrics: Metrics, every: Sequence[Standing]) -> None:
     """One that another draft replaced is of no concern any more."""
-    known = held_streams.set_aside(session)
-    since = {
-        labels_of(item.stream): known[item.stream.id].since.timestamp()
-        for item in found
-        if item.stream.id in known and item.verdict != "replaced"
-    }
+    since = {labels_of(item.stream): item.set_aside.since.timestamp() for item in every if item.set_aside}
     longest = sorted(since, key=lambda labels: since[labels])[:MAX_SET_ASIDE_SHOWN]
     metrics.streams_set_aside.set(len(since))
     metrics.replace(metrics.stream_set_aside_since, {labels: since[labels] for labels in longest})
@@ -114,7 +126,7 @@ def _identity(incident: Incident) -> tuple[str, str, str]:
 
 
 def _show_retraining(session: Session, metrics: Metrics, places: set[tuple[str, str]]) -> None:
-    """`places`: (server, target) of every stream."""
+    """`places`: (server, target) of the streams with gauges of their own."""
     metrics.set_ended_runs(
         [
             *((*place, outcome, 0) for place in places for outcome in RUN_OUTCOMES),
@@ -125,11 +137,7 @@ def _show_retraining(session: Session, metrics: Metrics, places: set[tuple[str, 
     outcomes, rejected = status.last_outcomes(session), status.rejected_in_a_row(session)
     metrics.replace(
         metrics.retrain_last_outcome,
-        {
-            (*place, outcome): float(last == outcome)
-            for place, last in outcomes.items()
-            for outcome in RUN_OUTCOMES
-        },
+        {(*place, last): 1.0 for place, last in outcomes.items() if last in RUN_OUTCOMES},
     )
     metrics.replace(
         metrics.retrain_rejected_in_a_row,

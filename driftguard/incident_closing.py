@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.detection import DriftClosed
 from driftguard.positions import ACCEPTANCE, together
-from driftguard.status import StreamStatus
-from driftguard.store import incidents
+from driftguard.standing import Standing
+from driftguard.store import incidents, status
 
 REPLACED_AFTER: Final = timedelta(minutes=15)  # of silence, while another draft serves in its place
 log = structlog.get_logger(__name__)
@@ -28,14 +28,15 @@ def closing_reason(finding: DriftClosed) -> str:
     return f"{acceptance} is back at its baseline: {now}"
 
 
-def close_replaced(session: Session, found: Sequence[StreamStatus], now: datetime) -> None:
+def close_replaced(session: Session, found: Sequence[Standing], now: datetime) -> None:
     """Resolves incidents of drafts that something other than a retraining replaced, say a restart of the
     server with another draft: no record of theirs will ever end them. An incident that is mitigating is
     left to the watch over the promotion, which may still roll back."""
+    unresolved = status.unresolved_incidents(session)
     for item in found:
         if item.verdict != "replaced" or now - item.stream.last_seen_at < REPLACED_AFTER:
             continue
-        for incident in incidents.unresolved_of(session, item.stream.id):
+        for incident in unresolved.get(item.stream.id, {}).values():
             if incident.state != "mitigating":
                 reason = f"draft {item.stream.draft_version} is no longer in service"
                 incidents.move(session, incident.id, "resolved", reason, now)

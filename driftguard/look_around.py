@@ -16,12 +16,15 @@ from driftguard import gauges, incident_closing, status
 from driftguard.errors import DatabaseUnavailable
 from driftguard.fold_watch import FoldWatch
 from driftguard.metrics import Metrics
+from driftguard.standing import standings
 from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.work import CHECK, CHORE
 from driftguard.usual_silence import UsualSilences
 
 LOOK_SECONDS: Final = 5.0  # from the end of a look to the next one, unless something was found before
+SHARE: Final = 0.04  # of a core, that looks take where nothing happens
+LONGEST_PAUSE_SECONDS: Final = 30.0
 LOOP: Final = "look_around"
 log = structlog.get_logger(__name__)
 
@@ -67,8 +70,9 @@ class LookAround:
             begun = time.monotonic()
             self._attempt()
             # As long as it took, so that looks that follow each other leave time for everything else.
-            self._stopping.wait(min(time.monotonic() - begun, LOOK_SECONDS))
-            self._due.wait(LOOK_SECONDS)
+            took = time.monotonic() - begun
+            self._stopping.wait(min(took, LOOK_SECONDS))
+            self._due.wait(min(max(LOOK_SECONDS, took / SHARE), LONGEST_PAUSE_SECONDS))
 
     def _attempt(self) -> None:
         try:
@@ -87,10 +91,11 @@ class LookAround:
         """
         self._show_lag()
         with self._database.session(CHORE) as session:
-            found = status.gather(session, now, usual=self._usual)
-            gauges.refresh(session, self._metrics, found, self._destinations, now)
+            every = standings(session, now, usual=self._usual)
+            shown = status.describe(session, now, gauges.chosen(every, self._metrics.max_streams))
+            gauges.refresh(session, self._metrics, every, shown, self._destinations, now)
         with self._database.session(CHORE) as session:
-            incident_closing.close_replaced(session, found, now)
+            incident_closing.close_replaced(session, every, now)
 
     def _show_lag(self) -> None:
         """First and alone: it must be right above all when something else fails. What cannot be measured is

@@ -43,6 +43,7 @@ STREAM = (*PLACE, "draft_version", "method")
 INCIDENT = (*STREAM, "direction", "severity")
 TRAFFIC = (*STREAM, "segment", "kind")
 SOURCE = ("source", "kind")
+OTHER: Final = "OTHER"  # for each name, where streams beyond metrics.max_streams are counted together
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -60,11 +61,13 @@ class Counts(Protocol):
 class Metrics:
     """The metrics and their registry. Attributes are the metrics; methods set what belongs together."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_streams: int = 1_000) -> None:
         self.registry = CollectorRegistry()
+        self.max_streams = max_streams
+        self._counted: set[tuple[str, ...]] = set()  # streams with counters of their own
+        self._counted_together: set[tuple[str, ...]] = set()
         self._ended_runs: dict[tuple[str, str, str], int] = {}
         self._shown: dict[Gauge, dict[tuple[str, ...], float]] = {}
-        self._verdicts: dict[StreamKey, str] = {}
         self._kinds: dict[str, str] = {}
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
@@ -200,7 +203,7 @@ class Metrics:
         )
         self.stream_verdict = self._gauge(
             "driftguard_stream_verdict",
-            "1 for the stream's present verdict, 0 for every other.",
+            "1 for the stream's present verdict; no series for every other.",
             *STREAM,
             "verdict",
         )
@@ -295,8 +298,8 @@ class Metrics:
         )
         self.retrain_last_outcome = self._gauge(
             "driftguard_retrain_last_run_outcome",
-            "1 for the outcome of the newest retraining run, 0 for the others; 0 for all while its draft is "
-            "still watched on live traffic.",
+            "1 for the outcome of the newest retraining run; no series for the others, and none at all while "
+            "its draft is still watched on live traffic.",
             *PLACE,
             "outcome",
         )
@@ -326,7 +329,7 @@ class Metrics:
         )
         self.source_condition = self._gauge(
             "driftguard_source_condition",
-            "1 for the condition of this server at its newest scrape or export, 0 for the others.",
+            "1 for the condition of this server at its newest scrape or export; no series for the others.",
             *SOURCE,
             "condition",
         )
@@ -373,6 +376,17 @@ class Metrics:
             *STREAM,
         )
 
+        self.streams = self._gauge(
+            "driftguard_streams", "Streams with speculation by their present verdict.", "verdict"
+        )
+        self.streams_left_out = self._gauge(
+            "driftguard_metrics_streams_left_out",
+            "Streams without series of their own, see metrics.max_streams: without gauges, and without "
+            f"counters, whose traffic is counted together as {OTHER}.",
+            "series",  # gauges | counters
+        )
+        self.streams_left_out.labels("counters").set(0)
+
     def _declare_drafts(self) -> None:
         self.drafts = self._gauge("driftguard_drafts", "Known drafts by state.", *PLACE, "state")
         self.draft_in_service_since = self._gauge(
@@ -383,7 +397,7 @@ class Metrics:
         )
         self.retrain_stage = self._gauge(
             "driftguard_retrain_stage",
-            "1 for the stage that a retraining is in, 0 for the others.",
+            "1 for the stage that a retraining is in; no series for the others.",
             *PLACE,
             "stage",
         )
@@ -416,7 +430,10 @@ class Metrics:
         """As a `kind` that it was taken for before, it is shown no longer."""
         self.source_up.labels(source, kind).set(0 if condition in DOWN else 1)
         for name in CONDITIONS:
-            self.source_condition.labels(source, kind, name).set(1 if name == condition else 0)
+            if name == condition:
+                self.source_condition.labels(source, kind, name).set(1)
+            else:
+                self.source_condition.remove_by_labels({"source": source, "kind": kind, "condition": name})
         if answered_at is not None:
             self.source_last_success.labels(source, kind).set(answered_at.timestamp())
         if self._kinds.get(source, kind) != kind:
@@ -471,20 +488,22 @@ class Metrics:
         )
 
     def count_traffic(self, stream: StreamKey, segment: str, kind: str, counts: Counts) -> None:
-        labels = (stream.server, stream.target, stream.draft_version, stream.method, segment, kind)
-        self.records.labels(*labels).inc(counts.records)
-        self.steps.labels(*labels).inc(counts.steps)
-        self.draft_tokens.labels(*labels).inc(counts.drafted)
-        self.accepted_tokens.labels(*labels).inc(counts.accepted)
-        self.emitted_tokens.labels(*labels).inc(counts.emitted)
+        key = (stream.server, stream.target, stream.draft_version, stream.method)
+        labels = self._counted_as(key, segment)
+        self.records.labels(*labels, kind).inc(counts.records)
+        self.steps.labels(*labels, kind).inc(counts.steps)
+        self.draft_tokens.labels(*labels, kind).inc(counts.drafted)
+        self.accepted_tokens.labels(*labels, kind).inc(counts.accepted)
+        self.emitted_tokens.labels(*labels, kind).inc(counts.emitted)
 
-    def set_verdict(self, stream: StreamKey, verdict: str, baselines: Mapping[str, float]) -> None:
-        labels = (stream.server, stream.target, stream.draft_version, stream.method)
-        if self._verdicts.get(stream) != verdict:
-            for name in VERDICTS:
-                self.stream_verdict.labels(*labels, name).set(1.0 if name == verdict else 0.0)
-            self._verdicts[stream] = verdict
-        self._set(self.baseline_ratio, {(*labels, segment): rate for segment, rate in baselines.items()})
+    def _counted_as(self, stream: tuple[str, ...], segment: str) -> tuple[str, ...]:
+        """A counter must not begin anew while the process lives: the first streams keep theirs."""
+        if stream in self._counted or len(self._counted) < self.max_streams:
+            self._counted.add(stream)
+            return *stream, segment
+        self._counted_together.add(stream)
+        self.streams_left_out.labels("counters").set(len(self._counted_together))
+        return (OTHER,) * (len(stream) + 1)
 
     def set_open_incidents(self, counts: Iterable[tuple[str, str, int]]) -> None:
         """`counts`: (severity, direction, how many) of the incidents that are not resolved."""

@@ -9,17 +9,14 @@ from sqlalchemy.orm import Session
 
 from driftguard.metrics import Metrics
 from driftguard.store import drafts, retrain_runs
-from driftguard.store.retrain_runs import RUNNING_STATES
 from driftguard.store.tables import RetrainRun
 
 
-def show(session: Session, metrics: Metrics, places: set[tuple[str, str]]) -> None:
-    """`places`: (server, target) of every stream."""
-    stages: dict[tuple[str, ...], float] = {
-        (*place, stage): 0.0 for place in places for stage in RUNNING_STATES
-    }
-    stages.update({(run.server, run.target, run.state): 1.0 for run in retrain_runs.unended(session)})
-    metrics.replace(metrics.retrain_stage, stages)
+def show(session: Session, metrics: Metrics) -> None:
+    metrics.replace(
+        metrics.retrain_stage,
+        {(run.server, run.target, run.state): 1.0 for run in retrain_runs.unended(session)},
+    )
     metrics.replace(
         metrics.drafts,
         {(server, target, state): count for server, target, state, count in drafts.counts(session)},

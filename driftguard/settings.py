@@ -298,6 +298,14 @@ class AlertingSettings(_Group):
     )
 
 
+class MetricsSettings(_Group):
+    max_streams: PositiveInt = Field(
+        1_000,
+        description="Streams with series of their own in /metrics, the worst first. Of the others only the "
+        "incidents are shown, the verdicts counted, and the traffic is counted together.",
+    )
+
+
 class ProxySettings(_Group):
     upstream: str | None = Field(None, description="Base URL of the server behind `driftguard proxy`.")
     host: str = Field("127.0.0.1", description="Address the proxy binds; it has no keys of its own.")
@@ -390,6 +398,7 @@ class Settings(BaseSettings):
     diagnosis: DiagnosisSettings = Field(default_factory=DiagnosisSettings)
     probes: ProbeSettings = Field(default_factory=ProbeSettings)
     alerting: AlertingSettings = Field(default_factory=AlertingSettings)
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     proxy: ProxySettings = Field(default_factory=ProxySettings)
 
     @model_validator(mode="after")

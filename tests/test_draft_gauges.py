@@ -94,17 +94,17 @@ def test_the_stage_of_a_running_retraining_is_shown_and_none_when_it_has_ended(
     database: Database, looking: LookAround
 ) -> None:
     add_stream(database)
-    assert shown(looking, "retrain_stage", **PLACE, stage="training") == 0
+    assert shown(looking, "retrain_stage", **PLACE, stage="training") is None
     add_run(database, "training", 1)
     assert shown(looking, "retrain_stage", **PLACE, stage="training") == 1
     with database.session() as session:
         (run,) = retrain_runs.unended(session)
         retrain_runs.advance(session, run.id, "evaluating")
-    assert shown(looking, "retrain_stage", **PLACE, stage="training") == 0
+    assert shown(looking, "retrain_stage", **PLACE, stage="training") is None
     assert shown(looking, "retrain_stage", **PLACE, stage="evaluating") == 1
     with database.session() as session:
         retrain_runs.end(session, run.id, "failed", "the test ends it", NOW)
-    assert shown(looking, "retrain_stage", **PLACE, stage="evaluating") == 0
+    assert shown(looking, "retrain_stage", **PLACE, stage="evaluating") is None
 
 
 def test_the_gate_shows_what_its_newest_decision_was_made_on(database: Database, looking: LookAround) -> None:

@@ -66,7 +66,7 @@ class World:
     def shown(self, severity: str) -> float | None:
         """How many Prometheus pages by, at the next look."""
         with self.database.session() as session:
-            refresh(session, self.metrics, [], PAGER, datetime.now(UTC))
+            refresh(session, self.metrics, [], [], PAGER, datetime.now(UTC))
         labels = {"severity": severity, "direction": "down"}
         return self.metrics.registry.get_sample_value("driftguard_incidents_open", labels)
 

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import update
+from prometheus_client.samples import Sample
+from sqlalchemy import select, update
 
 from driftguard import gauges
 from driftguard.look_around import LookAround
@@ -15,6 +16,7 @@ from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Notification, RetrainRun, Stream
 from tests.alerting.incident_rows import add_incident, add_stream, resolve
+from tests.many_streams import populate
 
 STREAM = {"server": "chat", "target": "target", "draft_version": "v1", "method": "draft_model"}
 FALL = {**STREAM, "direction": "down", "severity": "critical"}
@@ -77,7 +79,7 @@ def test_a_stream_that_appears_while_the_gauges_are_set_waits_for_the_next_round
     add_incident(database, [], opened_at=NOW)
     metrics = Metrics()
     with database.session() as session:
-        gauges.refresh(session, metrics, [], [], NOW)  # what was read before it appeared
+        gauges.refresh(session, metrics, [], [], [], NOW)  # what was read before it appeared
     assert metrics.registry.get_sample_value("driftguard_incident_slowdown_ratio", FALL) is None
 
 
@@ -182,3 +184,47 @@ def test_the_nightly_job_has_a_time_of_its_own(database: Database, looking: Look
     add_run(database, "nothing_to_do", 5, trigger="incident")
     at = shown(looking, "retrain_last_run_timestamp_seconds", **PLACE, trigger="nightly")
     assert at == (NOW - timedelta(minutes=300)).timestamp()
+
+
+def test_the_worst_streams_have_gauges_of_their_own_and_the_others_are_counted(database: Database) -> None:
+    """Half of the forty are silent."""
+    populate(database, 40, minutes_apart=10)
+    with database.session() as session:
+        ids = {stream.server: stream.id for stream in session.scalars(select(Stream))}
+    for server in ("server-8", "server-9"):  # one that is not silent, and one that is
+        add_incident(database, [], stream_id=ids[server], opened_at=NOW)
+    metrics = Metrics(max_streams=10)
+    LookAround(database, metrics).look(datetime.now(UTC))
+    verdicts = [sample.labels for sample in samples(metrics, "driftguard_stream_verdict")]
+    assert len(verdicts) == 10
+    assert {item["verdict"] for item in verdicts} == {"degraded", "stale"}
+    assert "server-8" in {item["server"] for item in verdicts}
+    told = {sample.labels["server"] for sample in samples(metrics, "driftguard_incident_info")}
+    assert told == {"server-8", "server-9"}  # whatever the limit
+    counts = {item.labels["verdict"]: item.value for item in samples(metrics, "driftguard_streams")}
+    found = {verdict: count for verdict, count in counts.items() if count}
+    assert found == {"degraded": 1, "stale": 20, "steady": 19}
+    (left_out,) = [
+        sample.value
+        for sample in samples(metrics, "driftguard_metrics_streams_left_out")
+        if sample.labels == {"series": "gauges"}
+    ]
+    assert left_out == 30
+
+
+def test_every_degraded_stream_has_gauges_of_its_own(database: Database) -> None:
+    populate(database, 20, minutes_apart=10)
+    with database.session() as session:
+        ids = {stream.server: stream.id for stream in session.scalars(select(Stream))}
+    for server in ("server-8", "server-10"):
+        add_incident(database, [], stream_id=ids[server], opened_at=NOW)
+    metrics = Metrics(max_streams=1)
+    LookAround(database, metrics).look(datetime.now(UTC))
+    shown_now = {sample.labels["server"] for sample in samples(metrics, "driftguard_stream_verdict")}
+    assert shown_now == {"server-8", "server-10"}
+
+
+def samples(metrics: Metrics, name: str) -> list[Sample]:
+    return [
+        sample for metric in metrics.registry.collect() for sample in metric.samples if sample.name == name
+    ]

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from driftguard.metrics import VERDICTS, Metrics
+from driftguard.metrics import Metrics
 from driftguard.records import StreamKey
 
 STREAM = StreamKey("chat", "target", "v1", "draft_model")
@@ -29,8 +29,6 @@ class Counts:
 def filled() -> Metrics:
     metrics = Metrics()
     metrics.count_traffic(STREAM, "german", "request", Counts())
-    metrics.set_verdict(STREAM, "steady", {"german": 0.7})
-    metrics.set_verdict(STREAM, "degraded", {"german": 0.7})
     metrics.set_open_incidents([("critical", "down", 1)])
     metrics.ingest_records.labels("accepted").inc()
     metrics.notifications.labels("webhook", "firing", "delivered").inc()
@@ -49,13 +47,22 @@ def test_acceptance_is_a_ratio_of_two_counters_with_the_same_labels() -> None:
     assert registry.get_sample_value("driftguard_records_total", labels) == 2
 
 
-def test_exactly_one_verdict_holds_and_it_is_the_newest() -> None:
-    registry = filled().registry
-    values = {
-        verdict: registry.get_sample_value("driftguard_stream_verdict", {**LABELS, "verdict": verdict})
-        for verdict in VERDICTS
+def test_streams_beyond_the_limit_are_counted_together_and_the_first_keep_their_counters() -> None:
+    metrics = Metrics(max_streams=2)
+    for _ in range(2):
+        for server in ("a", "b", "c", "d"):
+            metrics.count_traffic(StreamKey(server, "target", "v1", "none"), "german", "request", Counts())
+    counted = {
+        sample.labels["server"]: sample.value
+        for metric in metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "driftguard_records_total"
     }
-    assert {verdict for verdict, value in values.items() if value} == {"degraded"}
+    assert counted == {"a": 4, "b": 4, "OTHER": 8}
+    left_out = metrics.registry.get_sample_value(
+        "driftguard_metrics_streams_left_out", {"series": "counters"}
+    )
+    assert left_out == 2
 
 
 def test_an_incident_that_ended_is_no_longer_counted() -> None:
@@ -79,7 +86,7 @@ def test_a_server_that_is_away_keeps_the_time_of_its_last_success() -> None:
     labels = {"source": "chat", "kind": "vllm"}
     value = metrics.registry.get_sample_value
     assert value("driftguard_source_up", labels) == 0
-    assert value("driftguard_source_condition", {**labels, "condition": "reporting"}) == 0
+    assert value("driftguard_source_condition", {**labels, "condition": "reporting"}) is None
     assert value("driftguard_source_condition", {**labels, "condition": "unreachable"}) == 1
     last = value("driftguard_source_last_success_timestamp_seconds", labels)
     assert last == datetime(2026, 11, 1, tzinfo=UTC).timestamp()

@@ -33,7 +33,6 @@ EVERYTHING = {
 # What the live sidecar with its incident cannot show: it scrapes nobody, nobody is notified, no draft was
 # retrained, and no request without speculation was timed. The engine is another process.
 NOT_DRIFTED = {
-    ("driftguard-fleet", "Servers that fail"),
     ("driftguard-fleet", "Condition of the scraped servers"),
     ("driftguard-fleet", "Time since the last good scrape"),
     ("driftguard-fleet", "Scrapes"),
