@@ -49,6 +49,7 @@ bench: setup
 	$(BIN)/python -m tests.benchmarks.bench_proxy
 	$(BIN)/python -m tests.benchmarks.bench_scrape
 	$(BIN)/python -m tests.benchmarks.bench_page_latency
+	$(BIN)/python -m tests.benchmarks.bench_retention
 	@$(MAKE) --no-print-directory bench-engine
 	$(BIN)/python engine/bench/bench_telemetry.py
 

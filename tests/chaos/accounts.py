@@ -16,14 +16,16 @@ from driftguard.pipeline import Pipeline
 from driftguard.settings import Settings
 from driftguard.store import detector_states
 from driftguard.store.database import Database
+from driftguard.store.rollup_tiers import TIERS
 from driftguard.store.tables import DetectorHistory, DetectorState, Record
 from tests.alerting.http_receiver import Received
 
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """`rollups_off`: (stream, segment, minute) whose sums are not those of the records. `states_off`: streams
-    whose stored detector state differs from one fold of all records from the beginning."""
+    """`rollups_off`: (stream, segment; minute, hour or day) whose sums are not those of the records.
+    `states_off`: streams whose stored detector state differs from one fold of all records from the beginning.
+    """
 
     acknowledged: int
     stored: int
@@ -37,27 +39,28 @@ class Accounts:
         return not (self.lost or self.doubled or self.rollups_off or self.states_off)
 
 
-_ROLLUPS_OFF = text(
-    """
+_ROLLUPS_OFF = """
     WITH summed AS (
-        SELECT date_trunc('minute', ended_at, 'UTC') AS minute, stream_id, segment, kind,
+        SELECT date_trunc('{unit}', ended_at, 'UTC') AS minute, stream_id, segment, kind,
                count(*) AS records, sum(steps) AS steps, sum(drafted) AS drafted,
                sum(accepted) AS accepted, sum(emitted) AS emitted
         FROM records GROUP BY 1, 2, 3, 4
     )
-    SELECT count(*) FROM summed FULL JOIN rollups_1m AS rollup USING (minute, stream_id, segment, kind)
+    SELECT count(*) FROM summed FULL JOIN {table} AS rollup USING (minute, stream_id, segment, kind)
     WHERE (summed.records, summed.steps, summed.drafted, summed.accepted, summed.emitted)
           IS DISTINCT FROM
           (rollup.records, rollup.steps, rollup.drafted, rollup.accepted, rollup.emitted)
     """
-)
 
 
 def of_records(database: Database, acknowledged: Collection[UUID], settings: Settings) -> Accounts:
     """Folds all records again from the beginning, so nothing else may use the database meanwhile."""
     with database.session() as session:
         stored = Counter(session.scalars(select(Record.record_id)))
-        rollups_off = session.scalar(_ROLLUPS_OFF) or 0
+        rollups_off = sum(
+            session.scalar(text(_ROLLUPS_OFF.format(unit=unit, table=tier.table.__tablename__))) or 0
+            for unit, tier in TIERS.items()
+        )
     return Accounts(
         acknowledged=len(acknowledged),
         stored=len(stored),
