@@ -31,7 +31,7 @@ from driftguard.metrics import Metrics
 from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
 from driftguard.store import detector_states, held_streams, streams
-from driftguard.store.database import Database
+from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.detector_states import Progress
 from driftguard.store.records import StoredRecord, read_after, read_of_stream
 from driftguard.store.tables import HeldStream, Stream
@@ -40,6 +40,8 @@ from driftguard.store.work import FOLD
 BATCH_RECORDS = 5_000
 # A larger batch for many streams: what a batch costs per stream is shared by its records.
 RECORDS_PER_STREAM = 5
+LEAST_SHARE = 1 / 256
+GROWTH = 1.1  # of the share with each batch that was in time
 TRIED_AT_ONCE = 20  # held streams, one batch of each between two batches of all
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
 PAUSE_SECONDS = 0.5  # shortest, unless a batch was full: bounds how often a state is written
@@ -80,6 +82,7 @@ class Pipeline:
         self._rules = Rules(config, scope, tuple(after_fold))
         self._on_found = on_found
         self._batch_records = batch_records
+        self._share = 1.0  # of a batch: less after one that the database took too long for
         self._states = KeptStates(config, metrics)
         self._tried: set[int] = set()  # streams that another version had set aside
         self._wake = threading.Event()
@@ -104,6 +107,7 @@ class Pipeline:
         failures = 0
         while not self._stopping.is_set():
             self._wake.clear()
+            limit = self._limit()
             try:
                 folded = self.fold_batch()
             except Exception as error:  # noqa: BLE001 (the loop outlives any failure; nothing was committed)
@@ -113,12 +117,15 @@ class Pipeline:
                 continue
             failures = 0
             self._metrics.database_up.set(1)
-            if folded < self._batch_records:
+            if folded < limit:
                 self._stopping.wait(PAUSE_SECONDS)
                 self._wake.wait(IDLE_SECONDS)
 
     def _report(self, error: Exception) -> None:
         self._metrics.fold_failures.inc()
+        if isinstance(error, DatabaseTimeout):
+            self._share = max(LEAST_SHARE, self._share / 2)
+            log.warning("fold batches become smaller", share=self._share)
         if isinstance(error, DatabaseUnavailable):
             self._states.rolled_back()
             self._metrics.database_up.set(0)
@@ -140,8 +147,7 @@ class Pipeline:
         """(how many records, the held streams that are due)"""
         with self._database.session(FOLD) as session:
             before = self._begin(session)
-            limit = max(self._batch_records, RECORDS_PER_STREAM * len(self._states))
-            records = read_after(session, before.seq, limit=limit)
+            records = read_after(session, before.seq, limit=self._limit())
             waiting = held_streams.all_held(session)
             self._states.forget([each.stream_id for each in waiting])
             passed = Counter(record.stream_id for record in records)
@@ -156,7 +162,13 @@ class Pipeline:
             held.hold(session, outcome.failures, passed, before.seq, now, self._metrics)
             after = self._end(session, before, after, outcome)
         self._committed(after, outcome, by_stream, known)
+        self._share = min(1.0, self._share * GROWTH)
         return len(records), [each.stream_id for each in waiting if held.is_due(each, now, self._tried)]
+
+    def _limit(self) -> int:
+        """Records of the next batch."""
+        whole = max(self._batch_records, RECORDS_PER_STREAM * len(self._states))
+        return max(1, int(whole * self._share))
 
     def _try_again(self, stream_id: int) -> int:
         """One batch of a held stream: those of its records that the others are past. Returns how many."""

@@ -20,7 +20,7 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.store import detector_states, incidents
 from driftguard.store.database import Database
-from driftguard.store.records import StoredRecord
+from driftguard.store.records import StoredRecord, read_after
 from driftguard.store.tables import DetectorState, Incident, Notification, Stream
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.examining import fold_and_examine
@@ -108,6 +108,32 @@ def test_recovery_resolves_the_incident_and_announces_it_where_it_was_announced(
         steps = [(row.from_state, row.to_state) for row in incidents.transitions(session, incident.id)]
     assert events == ["firing", "resolved"]
     assert steps == [(None, "open"), ("open", "resolved")]
+
+
+def test_a_batch_that_the_database_takes_too_long_for_is_followed_by_smaller_ones(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = Traffic(seed=13)
+    store(database, traffic.draw(300, GOOD))
+
+    def slow(session: Session, position: int, *, limit: int) -> list[StoredRecord]:
+        if limit > 60:
+            session.execute(text("SET LOCAL statement_timeout = '100ms'"))
+            session.execute(text("SELECT pg_sleep(60)"))
+        return read_after(session, position, limit=limit)
+
+    monkeypatch.setattr("driftguard.pipeline.read_after", slow)
+    pipeline = new_pipeline(database, batch_records=200)
+    pipeline.start()
+    try:
+        wait_until(lambda: lag(database) == 0, "all records to be folded")
+    finally:
+        pipeline.stop()
+
+
+def lag(database: Database) -> int:
+    with database.session() as session:
+        return detector_states.unfolded(session)
 
 
 def test_canary_probes_are_not_folded(database: Database) -> None:
