@@ -96,7 +96,7 @@ def test_a_library_that_logs_by_itself_is_masked_too(capsys: pytest.CaptureFixtu
         try:
             int("hunter2hunter2")
         except ValueError:
-            logging.getLogger("uvicorn.error").exception("failed with %s", "hunter2hunter2")
+            logging.getLogger("a.library").exception("failed with %s", "hunter2hunter2")
     assert "failed with ***" in errors.getvalue()
     assert "with base 10: '***'" in errors.getvalue()
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from driftguard import pipeline
+from driftguard import look_around
 from driftguard.demo.processes import free_port
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
@@ -30,8 +30,8 @@ BAD = {"code": 0.4, "english": 0.35, "german": 0.35}
 
 @pytest.fixture
 def impatient_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The detector looks around every half second instead of every five."""
-    monkeypatch.setattr(pipeline, "LOOK_SECONDS", 0.5)
+    """The sidecar looks around every half second instead of every five."""
+    monkeypatch.setattr(look_around, "LOOK_SECONDS", 0.5)
 
 
 def messages(receiver: Receiver, name: str) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ from driftguard.store.tables import Incident, Stream
 from tests.adapters.fake_engines import ENGINES, FakeEngine, FakeVllm, K
 from tests.adapters.otlp_exports import exported
 from tests.api.ingest_server import serving
+from tests.pipeline.examining import fold_and_examine
 from tests.scraping.served import ok, served
 
 SEED = 20261122
@@ -67,8 +68,7 @@ def found(module_database_url: str) -> Iterator[dict[str, tuple[Stream, list[Inc
     try:
         changed_at = asyncio.run(play(queue)) | play_pushed(database, queue, metrics)
         pipeline = Pipeline(database, DetectorConfig(false_alarm_days=0.001), metrics)
-        while pipeline.fold_batch():
-            pass
+        fold_and_examine(pipeline, database)
         with database.session() as session:
             known = streams.all_streams(session)
             yield {
