@@ -11,12 +11,12 @@ from driftguard.detection import Fleet
 from driftguard.silence import SURELY_STALE
 from driftguard.standing import in_service
 from driftguard.store import incidents, status
-from driftguard.store.tables import Stream
+from driftguard.store.streams import StreamRow
 
 FACTOR: Final = "false_alarm_factor"  # in an incident's evidence: what the stream's own A was multiplied by
 
 
-def gather(session: Session, known: Sequence[Stream]) -> Fleet:
+def gather(session: Session, known: Sequence[StreamRow]) -> Fleet:
     """`known`: all streams. Not counted are those without speculation: they have nothing to be named for,
     and those that fell silent a week before the newest record of all."""
     if not known:

@@ -15,7 +15,8 @@ from driftguard.metrics import RUN_OUTCOMES, VERDICTS, Metrics
 from driftguard.standing import Standing
 from driftguard.status import StreamStatus
 from driftguard.store import incidents, notifications, retrain_runs, status
-from driftguard.store.tables import Incident, Stream
+from driftguard.store.streams import StreamRow
+from driftguard.store.tables import Incident
 from driftguard.stream_gauges import Labels, labels_of
 
 MAX_SET_ASIDE_SHOWN: Final = 100
@@ -88,7 +89,7 @@ def _show_set_aside(metrics: Metrics, every: Sequence[Standing]) -> None:
     metrics.replace(metrics.stream_set_aside_since, {labels: since[labels] for labels in longest})
 
 
-def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, Stream]) -> None:
+def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, StreamRow]) -> None:
     metrics.set_open_incidents(incidents.unresolved_counts(session))
     info: dict[Labels, float] = {}
     changed: dict[Labels, float] = {}

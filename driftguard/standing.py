@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from driftguard.begun_anew import OTHER_VERSION
 from driftguard.silence import Newest, depends_on_usual_silence, is_stale
 from driftguard.store import detector_states, held_streams, sources, status, streams
-from driftguard.store.tables import HeldStream, Incident, Source, Stream
+from driftguard.store.streams import StreamRow
+from driftguard.store.tables import HeldStream, Incident, Source
 from driftguard.usual_silence import Heard, Place, UsualSilences
 
 IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
@@ -37,7 +38,7 @@ _RANK: Final = {verdict: rank for rank, verdict in enumerate(WORST_FIRST)}
 class Standing:
     """How one stream stands now. `verdict`: "stale" whatever was known where nothing comes any more."""
 
-    stream: Stream
+    stream: StreamRow
     verdict: str
     known_verdict: str  # but for the silence of its source
     incident: Incident | None  # that it stands on
@@ -55,7 +56,7 @@ class Standing:
 def standings(
     session: Session,
     now: datetime,
-    known: Sequence[Stream] | None = None,
+    known: Sequence[StreamRow] | None = None,
     scraped: Sequence[Source] | None = None,
     usual: UsualSilences | None = None,
 ) -> list[Standing]:
@@ -81,7 +82,7 @@ def standings(
     return sorted(found, key=lambda item: (item.rank, item.stream.server, item.stream.target, item.stream.id))
 
 
-def in_service(known: Sequence[Stream], drafts: Mapping[tuple[str, str], str]) -> set[int]:
+def in_service(known: Sequence[StreamRow], drafts: Mapping[tuple[str, str], str]) -> set[int]:
     """Ids of the streams heard lately, beside the newest of their server and target, with the draft that was
     put into service there if one was (`drafts`: (server, target) -> its version)."""
     newest = _newest(known)
@@ -94,9 +95,9 @@ def in_service(known: Sequence[Stream], drafts: Mapping[tuple[str, str], str]) -
     return serving
 
 
-def _newest(known: Sequence[Stream]) -> dict[Place, Stream]:
+def _newest(known: Sequence[StreamRow]) -> dict[Place, StreamRow]:
     """(server, target) -> the stream heard last."""
-    newest: dict[Place, Stream] = {}
+    newest: dict[Place, StreamRow] = {}
     for stream in known:
         best = newest.setdefault((stream.server, stream.target), stream)
         if stream.last_seen_at > best.last_seen_at:
@@ -106,7 +107,7 @@ def _newest(known: Sequence[Stream]) -> dict[Place, Stream]:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    newest: dict[Place, Stream]
+    newest: dict[Place, StreamRow]
     serving: set[int]
     told: dict[int, str]
     incidents: dict[int, dict[str, Incident]]
@@ -116,7 +117,7 @@ class _Facts:
     silent: set[Place]
 
 
-def _heard(known: Sequence[Stream]) -> dict[Place, Newest]:
+def _heard(known: Sequence[StreamRow]) -> dict[Place, Newest]:
     """(server, target) -> its newest record that was no canary probe; sources without one are left out."""
     heard: dict[Place, Newest] = {}
     for stream in known:
@@ -129,7 +130,9 @@ def _heard(known: Sequence[Stream]) -> dict[Place, Newest]:
     return heard
 
 
-def _audible(known: Sequence[Stream], heard: Mapping[Place, Newest], quiet: set[str]) -> dict[Place, Heard]:
+def _audible(
+    known: Sequence[StreamRow], heard: Mapping[Place, Newest], quiet: set[str]
+) -> dict[Place, Heard]:
     """The sources that may have stopped sending. `quiet`: servers that have nothing to tell."""
     streams_of: dict[Place, list[int]] = defaultdict(list)
     for stream in known:
@@ -152,7 +155,7 @@ def _silent(
     }
 
 
-def _standing(stream: Stream, facts: _Facts) -> Standing:
+def _standing(stream: StreamRow, facts: _Facts) -> Standing:
     place = (stream.server, stream.target)
     serving = stream.id in facts.serving
     told, incidents = facts.told.get(stream.id), facts.incidents.get(stream.id, {})
@@ -174,7 +177,7 @@ def _standing(stream: Stream, facts: _Facts) -> Standing:
     )
 
 
-def _is_relearning(stream: Stream) -> bool:
+def _is_relearning(stream: StreamRow) -> bool:
     return stream.begun_anew_because == OTHER_VERSION and stream.method != "none"
 
 

@@ -20,7 +20,8 @@ from driftguard.positions import ACCEPTANCE, together
 from driftguard.silence import Newest, clock_difference
 from driftguard.standing import Standing, standings
 from driftguard.store import detector_states, status
-from driftguard.store.tables import HeldStream, Incident, RetrainRun, Source, Stream
+from driftguard.store.streams import StreamRow
+from driftguard.store.tables import HeldStream, Incident, RetrainRun, Source
 from driftguard.usual_silence import Place, UsualSilences
 
 _CURRENT: Final = ("degraded", "improved", "insufficient_data", "relearning", "steady")  # drafts now
@@ -30,7 +31,7 @@ _CURRENT: Final = ("degraded", "improved", "insufficient_data", "relearning", "s
 class StreamStatus:
     """One stream now. Acceptances are over the watched segments, both sides in today's mix."""
 
-    stream: Stream
+    stream: StreamRow
     verdict: str
     text: str
     since: datetime | None
@@ -54,7 +55,7 @@ class StreamStatus:
 def gather(
     session: Session,
     now: datetime,
-    known: Sequence[Stream] | None = None,
+    known: Sequence[StreamRow] | None = None,
     scraped: Sequence[Source] | None = None,
     usual: UsualSilences | None = None,
 ) -> list[StreamStatus]:
@@ -206,7 +207,7 @@ def _with_text(found: StreamStatus, incident: Incident | None) -> StreamStatus:
 
 
 def _advice(found: StreamStatus) -> str | None:
-    if found.cost is None or stream_cost.is_outdated(found.stream, found.cost_measured_at):
+    if found.cost is None or stream_cost.is_outdated(found.stream.last_seen_at, found.cost_measured_at):
         return None
     return advice(found.cost)
 

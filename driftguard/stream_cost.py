@@ -99,9 +99,10 @@ def known(session: Session, stream_ids: Sequence[int]) -> dict[int, Measured]:
     }
 
 
-def is_outdated(stream: Stream, measured_at: datetime | None) -> bool:
-    """Where the newest requests were not measured for long: their K may be another by now."""
-    return measured_at is None or stream.last_seen_at - measured_at > OUTDATED_AFTER
+def is_outdated(last_seen_at: datetime, measured_at: datetime | None) -> bool:
+    """Where the newest requests were not measured for long: their K may be another by now. `last_seen_at`:
+    of the stream."""
+    return measured_at is None or last_seen_at - measured_at > OUTDATED_AFTER
 
 
 def _unresolved(session: Session, stream_id: int) -> Incident | None:

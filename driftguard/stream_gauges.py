@@ -10,7 +10,7 @@ from driftguard import stream_cost
 from driftguard.cost import Cost
 from driftguard.metrics import Metrics
 from driftguard.status import StreamStatus
-from driftguard.store.tables import Stream
+from driftguard.store.streams import StreamRow
 
 Labels = tuple[str, ...]
 
@@ -19,7 +19,9 @@ def show(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
     costs = [
         (labels_of(item.stream), item.cost)
         for item in found
-        if item.in_service and item.cost and not stream_cost.is_outdated(item.stream, item.cost_measured_at)
+        if item.in_service
+        and item.cost
+        and not stream_cost.is_outdated(item.stream.last_seen_at, item.cost_measured_at)
     ]
     gauges: dict[Gauge, dict[Labels, float | None]] = {
         metrics.stream_speed: {
@@ -50,5 +52,5 @@ def _speedup(cost: Cost) -> dict[str, float]:
     }
 
 
-def labels_of(stream: Stream) -> Labels:
+def labels_of(stream: StreamRow) -> Labels:
     return stream.server, stream.target, stream.draft_version, stream.method

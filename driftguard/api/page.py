@@ -36,7 +36,7 @@ from driftguard.errors import NotFound
 from driftguard.incidents import positions_of
 from driftguard.metrics import StreamVerdict
 from driftguard.standing import WORST_FIRST, Standing, standings
-from driftguard.store import detector_states, drafts, incidents, retrain_runs, series, sources, streams
+from driftguard.store import detector_states, drafts, incidents, retrain_runs, sources, streams
 from driftguard.store.wanted import Wanted
 
 router = APIRouter(include_in_schema=False)
@@ -117,7 +117,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
         related = stream_models(
             session,
             datetime.now(UTC),
-            series.siblings(session, stream),
+            streams.siblings(session, stream.server, stream.target),
             scraped,
             context.usual_silences,
         )

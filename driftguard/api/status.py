@@ -34,6 +34,7 @@ from driftguard.standing import Standing, standings
 from driftguard.status import StreamStatus, describe
 from driftguard.store import detector_states, incidents, scraping_turns, series, sources, status, streams
 from driftguard.store.series import Bin
+from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Source, Stream
 from driftguard.usual_silence import UsualSilences
 
@@ -121,7 +122,9 @@ def get_acceptance(
 
 def _series(session: Session, stream: Stream, now: datetime, minutes: int) -> AcceptanceSeries:
     since = now - timedelta(minutes=minutes)
-    related = [item for item in series.siblings(session, stream) if item.method != "none"]
+    related = [
+        item for item in streams.siblings(session, stream.server, stream.target) if item.method != "none"
+    ]
     ids = [item.id for item in related]
     width = bin_seconds(minutes)
     bins = series.bins(session, ids, since, now, width)
@@ -188,7 +191,7 @@ def _point(at: datetime, requests: int, drafted: int, accepted: int) -> Point:
 def stream_models(
     session: Session,
     now: datetime,
-    known: Sequence[Stream] | None = None,
+    known: Sequence[StreamRow] | None = None,
     scraped: Sequence[Source] | None = None,
     usual: UsualSilences | None = None,
 ) -> list[StreamStatusModel]:

@@ -20,7 +20,7 @@ from driftguard.chosen_streams import Choice, Key, Order
 from driftguard.errors import BadInput, NotFound
 from driftguard.metrics import StreamVerdict
 from driftguard.standing import Standing, standings
-from driftguard.store import series, streams
+from driftguard.store import streams
 
 router = APIRouter(prefix="/api/v1/streams", tags=["status"])
 AnyContext = Annotated[Context, Depends(get_context)]
@@ -76,7 +76,12 @@ def get_stream(stream_id: Annotated[StreamId, Path()], context: AnyContext) -> S
         stream = streams.get_stream(session, stream_id)
         if stream is None:
             raise NotFound(f"there is no stream {stream_id}")
-        related = standings(session, now, series.siblings(session, stream), usual=context.usual_silences)
+        related = standings(
+            session,
+            now,
+            streams.siblings(session, stream.server, stream.target),
+            usual=context.usual_silences,
+        )
         (model,) = models_of(session, now, [item for item in related if item.stream.id == stream_id])
         return model
 

@@ -11,7 +11,7 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from driftguard.store.rollup_tiers import TIERS, coarsest
-from driftguard.store.tables import Draft, Stream
+from driftguard.store.tables import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,6 @@ def bins(
 
 def _bin(row: Any) -> Bin:
     return Bin(row.stream_id, row.segment, row.at, int(row.requests), int(row.drafted), int(row.accepted))
-
-
-def siblings(session: Session, stream: Stream) -> list[Stream]:
-    """Streams of the same server and target, this one among them: earlier and later drafts."""
-    query = select(Stream).where(Stream.server == stream.server, Stream.target == stream.target)
-    return list(session.scalars(query.order_by(Stream.id)))
 
 
 def promotions(session: Session, server: str, target: str, since: datetime) -> list[Draft]:

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from sqlalchemy import select
 
 from driftguard.api.application import http_application
 from driftguard.api.context import Context
@@ -29,7 +30,7 @@ from driftguard.scraping.pushed import PushedSources
 from driftguard.scraping.scrape import open_client, scrape
 from driftguard.scraping.source import Source
 from driftguard.settings import ScrapingSettings, Settings, SourceSettings
-from driftguard.store import incidents, streams
+from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
 from tests.adapters.fake_engines import ENGINES, FakeEngine, FakeVllm, K
@@ -70,7 +71,7 @@ def found(module_database_url: str) -> Iterator[dict[str, tuple[Stream, list[Inc
         pipeline = Pipeline(database, DetectorConfig(false_alarm_days=0.001), metrics)
         fold_and_examine(pipeline, database)
         with database.session() as session:
-            known = streams.all_streams(session)
+            known = session.scalars(select(Stream)).all()
             yield {
                 stream.server: (
                     stream,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from driftguard.diagnosis import Captured
 from driftguard.probe_sessions import session_of
@@ -23,7 +23,7 @@ from driftguard.store.diagnosis_evidence import (
 )
 from driftguard.store.partitions import ensure_days
 from driftguard.store.records import insert_batches
-from driftguard.store.streams import StreamRegistry, all_streams
+from driftguard.store.streams import StreamRegistry
 from driftguard.store.tables import Stream
 from tests.store.samples import make_records
 
@@ -41,8 +41,7 @@ def insert(database: Database, count: int, seconds: float, **fixed: Any) -> None
 
 def the_stream(database: Database) -> Stream:
     with database.session() as session:
-        (stream,) = all_streams(session)
-        return stream
+        return session.scalars(select(Stream)).one()
 
 
 def test_records_are_split_at_the_change_and_end_at_the_alarm(database: Database) -> None:
