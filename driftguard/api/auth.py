@@ -19,7 +19,7 @@ from fastapi import Request, Security
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from driftguard.api.context import Context, get_context
+from driftguard.api.context import get_context
 from driftguard.errors import BadSettings, DatabaseUnavailable, Unauthorized
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key, has_keys, is_valid, list_keys, revoke_key
@@ -68,12 +68,8 @@ async def require_key(
         return
     if given is None:
         raise Unauthorized("this call needs an API key: Authorization: Bearer KEY")
-    if not await run_in_threadpool(_is_known, context, given.credentials.strip()):
+    if not await run_in_threadpool(_is_stored, context.database, given.credentials.strip()):
         raise Unauthorized("this API key is unknown or revoked")
-
-
-def _is_known(context: Context, key: str) -> bool:
-    return _is_stored(context.database, key)
 
 
 def _is_stored(database: Database, key: str) -> bool:
