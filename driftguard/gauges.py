@@ -47,8 +47,15 @@ def refresh(
 
 
 def chosen(every: Sequence[Standing], most: int) -> list[Standing]:
-    """Those that get gauges of their own: the worst, at most so many, and whatever is wrong by itself."""
-    return [*every[:most], *(item for item in every[most:] if item.verdict in ALWAYS_SHOWN)]
+    """Those that get gauges of their own: whatever is wrong by itself, and the worst of the others, so that
+    they are at most so many. Where both are too many, the silent ones take half of what is left: an outage of
+    the network must not take the series of all that goes on."""
+    alarming = [item for item in every if item.verdict in ALWAYS_SHOWN]
+    silent = [item for item in every if item.verdict == "stale"]
+    others = [item for item in every if item.verdict not in (*ALWAYS_SHOWN, "stale")]
+    room = max(most - len(alarming), 0)
+    shown = silent[: max(room // 2, room - len(others))]
+    return [*alarming, *shown, *others[: room - len(shown)]]
 
 
 def _count_streams(metrics: Metrics, every: Sequence[Standing]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
@@ -197,7 +198,8 @@ def test_the_worst_streams_have_gauges_of_their_own_and_the_others_are_counted(d
     LookAround(database, metrics).look(datetime.now(UTC))
     verdicts = [sample.labels for sample in samples(metrics, "driftguard_stream_verdict")]
     assert len(verdicts) == 10
-    assert {item["verdict"] for item in verdicts} == {"degraded", "stale"}
+    shown_now = Counter(item["verdict"] for item in verdicts)
+    assert shown_now == {"degraded": 1, "stale": 4, "steady": 5}  # what goes on is seen beside an outage
     assert "server-8" in {item["server"] for item in verdicts}
     told = {sample.labels["server"] for sample in samples(metrics, "driftguard_incident_info")}
     assert told == {"server-8", "server-9"}  # whatever the limit
