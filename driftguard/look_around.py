@@ -23,7 +23,7 @@ from driftguard.store.work import CHECK, CHORE
 from driftguard.usual_silence import UsualSilences
 
 LOOK_SECONDS: Final = 5.0  # from the end of a look to the next one, unless something was found before
-SHARE: Final = 0.04  # of a core, that looks take where nothing happens
+SHARE: Final = 0.025  # of a core, that looks take where nothing happens
 LONGEST_PAUSE_SECONDS: Final = 30.0
 LOOP: Final = "look_around"
 log = structlog.get_logger(__name__)
