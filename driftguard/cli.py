@@ -174,11 +174,24 @@ def retrain(
 def status(
     sidecar: Server = DEFAULT_SIDECAR,
     as_json: Annotated[bool, typer.Option("--json", help="Print the API's answer as it is.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Streams, the worst first.")] = 50,
 ) -> None:
     """Each stream: its verdict in a sentence, acceptance now and before, cost, draft in service."""
     from driftguard.status_view import print_status
 
-    print_status(sidecar, as_json=as_json)
+    print_status(sidecar, as_json=as_json, limit=limit)
+
+
+@app.command()
+def retry(
+    stream: Annotated[int, typer.Argument(min=1, help="Id of a stream, as `driftguard status` tells it.")],
+    sidecar: Server = DEFAULT_SIDECAR,
+) -> None:
+    """Read the records again of a stream that cannot be judged, because the detector failed at them."""
+    from driftguard.sidecar_call import call
+
+    held = call("POST", sidecar, f"/api/v1/streams/{stream}/retry", {})
+    typer.echo(f"stream {stream}: its {held['records_behind']:,} records are read again within seconds")
 
 
 @app.command()

@@ -249,8 +249,8 @@ def _set_aside_sentence(held: HeldStream) -> str:
     return (
         f"Cannot be judged since {clock(held.since)}: the detector failed {held.failures} times at its "
         f"records ({held.reason}). {held.records_behind:,} of them wait, as long as retention keeps them. "
-        "They are read again when another version of DriftGuard starts, or when somebody asks for it: "
-        f"POST /api/v1/streams/{held.stream_id}/retry."
+        "They are read again when another version of DriftGuard starts, or when somebody asks for it, on its "
+        f"page or with `driftguard retry {held.stream_id}`."
     )
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from driftguard.sidecar_call import call
 
@@ -20,9 +21,9 @@ _STYLES = {
 }
 
 
-def print_status(base_url: str, *, as_json: bool) -> None:
+def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
     """Prints a few lines per stream, worst first. Raises DriftGuardError when the sidecar gives no answer."""
-    status = call("GET", base_url, "/api/v1/status")
+    status = call("GET", base_url, f"/api/v1/status?limit={limit}")
     if as_json:
         print(json.dumps(status))
         return
@@ -44,12 +45,16 @@ def print_status(base_url: str, *, as_json: bool) -> None:
     for stream in status["streams"]:
         style = _STYLES.get(stream["verdict"], "dim")
         console.print(
-            f"[bold]{stream['server']}[/] {stream['target']}, {stream['method']} {stream['draft_version']}"
+            f"[bold]{escape(stream['server'])}[/] {escape(stream['target'])}, {stream['method']} "
+            f"{escape(stream['draft_version'])}, stream {stream['id']}",
+            highlight=False,
         )
-        console.print(f"  [{style}]{stream['text']}[/]", highlight=False)
+        console.print(f"  [{style}]{escape(stream['text'])}[/]", highlight=False)
         for line in [_numbers(stream), *_detector(stream), *map(_segment, stream["segments"])]:
             console.print(f"  {line}", highlight=False, markup=False)
         console.print()
+    if left_out := status["streams_left_out"]:
+        console.print(f"{left_out:,} more: --limit, or search at {base_url}", highlight=False, markup=False)
 
 
 def _numbers(stream: dict[str, Any]) -> str:

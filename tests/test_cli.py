@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -17,6 +19,12 @@ from typer.testing import CliRunner
 
 from driftguard.cli import app
 from driftguard.demo.processes import free_port
+from driftguard.held import VERSION
+from driftguard.store import held_streams
+from driftguard.store.database import Database
+from tests.alerting.http_receiver import wait_until
+from tests.pipeline.sidecar import post, running_sidecar
+from tests.pipeline.traffic import Traffic
 
 COMMANDS = [
     "serve",
@@ -25,6 +33,7 @@ COMMANDS = [
     "retrain",
     "status",
     "accept",
+    "retry",
     "replay",
     "db",
     "keys",
@@ -105,6 +114,45 @@ def test_status_without_a_sidecar_says_where_it_looked() -> None:
     assert result.returncode == 1
     assert result.stderr.startswith(f"driftguard: no answer from {url}:")
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_status_tells_the_worst_streams_by_whatever_name_and_how_many_more_there_are(
+    database: Database, tmp_path: Path
+) -> None:
+    traffic = Traffic(seed=81)
+    with running_sidecar(database, tmp_path) as client:
+        for number in range(3):
+            post(client, traffic.draw(1, {"chat": 0.75}, server=f"[/red]chat {number}"))
+        result = driftguard("status", "--limit", "2", "--sidecar", str(client.base_url))
+    assert result.returncode == 0, result.stderr
+    named = [line for line in result.stdout.splitlines() if line.startswith("[/red]chat ")]
+    assert len(named) == 2
+    assert all(re.search(r", stream \d+$", line) for line in named)
+    assert f"1 more: --limit, or search at {client.base_url}" in result.stdout
+
+
+def test_a_stream_that_was_set_aside_is_tried_again_by_command(database: Database, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    with running_sidecar(database, tmp_path) as client:
+        post(client, Traffic(seed=82).draw(3, {"chat": 0.75}))
+        stream_id = client.get("/api/v1/status").json()["streams"][0]["id"]
+        wait_until(lambda: client.get("/api/v1/status").json()["unfolded_records"] == 0, "the fold")
+        refused = driftguard("retry", str(stream_id), "--sidecar", str(client.base_url))
+        with database.session() as session:
+            held = {"failures": 5, "reason": "planted", "version": VERSION, "since": now, "set_aside_at": now}
+            held_streams.hold(session, stream_id, {**held, "after_seq": 3, "records_behind": 0})
+        told = driftguard("status", "--sidecar", str(client.base_url))
+        tried = driftguard("retry", str(stream_id), "--sidecar", str(client.base_url))
+        wait_until(lambda: held_streams_of(database) == [], "the stream to be folded")
+    assert refused.returncode == 1
+    assert "is folded like every other: there is nothing to try again" in refused.stderr
+    assert f"on its page or with `driftguard retry {stream_id}`" in told.stdout
+    assert tried.stdout == f"stream {stream_id}: its 0 records are read again within seconds\n"
+
+
+def held_streams_of(database: Database) -> list[int]:
+    with database.session() as session:
+        return [held.stream_id for held in held_streams.all_held(session)]
 
 
 def test_an_unreachable_database_is_named_without_its_password() -> None:

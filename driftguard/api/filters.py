@@ -73,6 +73,13 @@ class Pages(BaseModel):
     cursor: str | None = Field(None, description="`next_cursor` of the page before.")
 
 
+class StatusQuery(BaseModel):
+    """How much of the status."""
+
+    model_config = ConfigDict(extra="forbid")
+    limit: int = Field(500, ge=1, le=500, description="Streams; GET /api/v1/streams has all, in pages.")
+
+
 class TimeRange(BaseModel):
     """A stretch of time; which time of a row is meant, the operation says."""
 

@@ -13,7 +13,7 @@ from driftguard.api.auth import KeyChecks, is_loopback
 from driftguard.api.context import Context
 from driftguard.api.exports import MEDIA_TYPES
 from driftguard.api.otlp_status import PATHS, status_response
-from driftguard.api.problems import problem_response
+from driftguard.api.problems import TooSlow, problem_response
 from driftguard.errors import DatabaseUnavailable, Forbidden, TooLarge, Unauthorized
 from driftguard.settings import Settings
 from driftguard_http import Guard, Origins, Refusal, Route
@@ -25,7 +25,7 @@ SMALL_BODY_BYTES: Final = 64_000
 BATCHES: Final = frozenset({"/api/v1/records", "/api/v1/captures", *PATHS})
 CAPTURED_TEXT: Final = "/api/v1/captures"
 TITLES: Final = {
-    error.status: error.title for error in (Unauthorized, Forbidden, TooLarge, DatabaseUnavailable)
+    error.status: error.title for error in (Unauthorized, Forbidden, TooSlow, TooLarge, DatabaseUnavailable)
 }
 # A browser asks its user for a login where it opens a page; a button's call must not make it ask.
 LOGIN: Final = {"WWW-Authenticate": 'Bearer realm="driftguard", Basic realm="driftguard"'}

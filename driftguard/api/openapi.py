@@ -10,8 +10,15 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field
 
 from driftguard.api import examples
-from driftguard.api.problems import MalformedBody, UnsupportedEncoding
-from driftguard.errors import BadInput, DatabaseUnavailable, DriftGuardError, TooLarge, Unauthorized
+from driftguard.api.problems import MalformedBody, TooSlow, UnsupportedEncoding
+from driftguard.errors import (
+    BadInput,
+    DatabaseUnavailable,
+    DriftGuardError,
+    Forbidden,
+    TooLarge,
+    Unauthorized,
+)
 from driftguard.records import AcceptanceRecord
 from driftguard.store.captures import CapturedRequest
 from driftguard.store.traffic import RollupRow
@@ -187,8 +194,10 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
         return
     if "application/json" in answers.get("422", {}).get("content", {}):
         answers.update(_as_keys(_BAD_PARAMETER))
+    answers.update(_as_keys(_FOREIGN))
     if "requestBody" in operation:
-        answers.setdefault("400", _BAD_BODY[MalformedBody.status])
+        for status, answer in _as_keys(_BAD_BODY).items():
+            answers.setdefault(status, answer)
     if "security" in operation:
         answers.update(_as_keys(_NO_KEY))
     if path.startswith("/api/v1/"):
@@ -214,7 +223,14 @@ _BAD_PARAMETER: Final = problem(
     schema=BadInputProblem,
     errors=[{"in": "query", "field": "limit", "detail": "Input should be less than or equal to 500"}],
 )
-_BAD_BODY: Final = problem(MalformedBody, "the body is not JSON text")
+_FOREIGN: Final = problem(
+    Forbidden, "Host 'evil.example' is not a name of this server; see http.allowed_hosts"
+)
+_BAD_BODY: Final = (
+    problem(MalformedBody, "the body is not JSON text")
+    | problem(TooSlow, "the body came too slowly")
+    | problem(TooLarge, "the body is larger than 64000 bytes; send less at once")
+)
 _NO_KEY: Final = problem(Unauthorized, "this call needs an API key: Authorization: Bearer KEY")
 _NO_DATABASE: Final = problem(
     DatabaseUnavailable, "database 'driftguard' at db.internal:5432: connection refused"

@@ -17,12 +17,19 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from driftguard.api.otlp_encoding import JSON, PROTOBUF
-from driftguard.api.problems import MalformedBody, MissingExtra, UnsupportedContent, headers_of
+from driftguard.api.problems import (
+    MalformedBody,
+    MissingExtra,
+    TooSlow,
+    UnsupportedContent,
+    headers_of,
+)
 from driftguard.errors import (
     BadInput,
     Busy,
     DatabaseUnavailable,
     DriftGuardError,
+    Forbidden,
     TooLarge,
     Unauthorized,
 )
@@ -36,6 +43,8 @@ _INTERNAL: Final = 13
 _EXAMPLES: Final[dict[type[DriftGuardError], str]] = {
     MalformedBody: "the body is not an ExportMetricsServiceRequest (Error parsing message)",
     Unauthorized: "this call needs an API key: Authorization: Bearer KEY",
+    Forbidden: "Host 'evil.example' is not a name of this server; see http.allowed_hosts",
+    TooSlow: "the body came too slowly",
     TooLarge: "the body is larger than 16000000 bytes; send smaller batches",
     UnsupportedContent: "Content-Type 'text/plain' is not understood; send application/x-protobuf",
     Busy: "50000 records wait for the database and 50000 is the limit; send the batch again later",

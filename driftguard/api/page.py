@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
@@ -30,13 +30,13 @@ from driftguard.api.retraining import RunModel, get_retrain_run
 from driftguard.api.status import models_of, source_models, stream_models
 from driftguard.api.status_models import Rate
 from driftguard.api.streams import decode, matching
-from driftguard.chosen_streams import Choice
+from driftguard.chosen_streams import Choice, Order
 from driftguard.cost import advice
 from driftguard.errors import NotFound
 from driftguard.incidents import positions_of
 from driftguard.metrics import StreamVerdict
 from driftguard.standing import WORST_FIRST, Standing, standings
-from driftguard.store import detector_states, drafts, incidents, retrain_runs, sources, streams
+from driftguard.store import detector_states, drafts, held_streams, incidents, retrain_runs, sources, streams
 from driftguard.store.wanted import Wanted
 
 router = APIRouter(include_in_schema=False)
@@ -46,6 +46,12 @@ STREAMS_SHOWN: Final = 100  # on a page
 SHOWN: Final = 20  # of incidents, drafts; the API has the rest
 RUNS_SHOWN: Final = 50
 _ALARMING: Final = ("degraded", "cannot_be_judged", "stale", "drafting_stopped")
+_ORDERS: Final[Mapping[Order, str]] = {
+    "verdict": "the worst first",
+    "cost": "the largest cost first",
+    "last_seen": "the newest record first",
+    "server": "by name",
+}
 _HERE: Final = Path(__file__).parent
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
 _STATIC: Final = ("style.css", "page.js", "chart.js")
@@ -56,6 +62,7 @@ class FleetQuery(BaseModel):
 
     q: str = Field("", max_length=256)
     verdict: Literal[StreamVerdict, ""] = ""
+    sort: Order = "verdict"
     cursor: str = ""
 
 
@@ -75,6 +82,7 @@ def fleet_page(query: Annotated[FleetQuery, Query()], context: AnyContext) -> HT
             verdicts=Counter(item.verdict for item in serving),
             query=query,
             worst_first=WORST_FIRST,
+            orders=_ORDERS,
             **_shown(session, now, found, query),
             unresolved=[IncidentModel.of(*row) for row in unresolved],
             resolved=[
@@ -93,8 +101,8 @@ def _shown(session: Session, now: datetime, found: list[Standing], query: FleetQ
     chosen = matching(session, found, choice)
     watched = [item for item in chosen if _is_watched(item)]
     others = [item for item in chosen if not _is_watched(item)]
-    after = decode(query.cursor, "verdict")
-    page, last = chosen_streams.page(watched, "verdict", STREAMS_SHOWN, after)
+    after = decode(query.cursor, query.sort)
+    page, last = chosen_streams.page(watched, query.sort, STREAMS_SHOWN, after)
     models = models_of(session, now, [*page, *others[:STREAMS_SHOWN]])
     return {
         "total": len(found),
@@ -140,6 +148,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
             runs=_runs_of(session, history),
             source=next((item for item in servers if item.server == stream.server), None),
             false_alarm_days=context.settings.detection.false_alarm_days,
+            held=held_streams.find(session, stream_id),
             **_deciding(context, stream.server, history),
         )
 

@@ -25,6 +25,13 @@ class MalformedBody(DriftGuardError):
     title = "Malformed body"
 
 
+class TooSlow(DriftGuardError):
+    """The body comes too slowly to be waited for."""
+
+    status = 408
+    title = "Request timeout"
+
+
 class UnsupportedEncoding(DriftGuardError):
     """The Content-Encoding is not one that is understood here."""
 

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from driftguard import fleet
 from driftguard.api.context import Context, get_context
-from driftguard.api.filters import StreamId
+from driftguard.api.filters import StatusQuery, StreamId, refuse_repeated
 from driftguard.api.openapi import example, problem
 from driftguard.api.status_models import (
     FalseAlarms,
@@ -86,18 +86,22 @@ class AcceptanceSeries(BaseModel):
     promotions: list[Promotion]
 
 
-@router.get("/status", responses=example("status"))
-def get_status(context: Annotated[Context, Depends(get_context)]) -> StatusAnswer:
-    """One verdict per stream, with the numbers that it rests on."""
+@router.get("/status", dependencies=[Depends(refuse_repeated)], responses=example("status"))
+def get_status(
+    query: Annotated[StatusQuery, Query()], context: Annotated[Context, Depends(get_context)]
+) -> StatusAnswer:
+    """One verdict per stream, with the numbers that it rests on, and the servers that are scraped."""
     now = datetime.now(UTC)
     with context.database.session() as session:
         known, scraped = streams.all_streams(session), sources.all_sources(session)
+        found = standings(session, now, known, scraped, context.usual_silences)
         return StatusAnswer(
             generated_at=now,
             unfolded_records=detector_states.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
             fleet=FleetModel.of(fleet.gather(session, known), context.settings.detection),
-            streams=stream_models(session, now, known, scraped, context.usual_silences),
+            streams=models_of(session, now, found[: query.limit]),
+            streams_left_out=max(len(found) - query.limit, 0),
             sources=source_models(session, scraped),
             sources_elsewhere=list(context.sources_elsewhere()),
         )

@@ -261,7 +261,10 @@ class StatusAnswer(FrozenModel):
         "detection.false_alarm_minimum_requests of a stream if that takes longer."
     )
     fleet: FleetModel
-    streams: list[StreamStatusModel] = Field(description="The worst in service first.")
+    streams: list[StreamStatusModel] = Field(description="The worst in service first, `limit` at most.")
+    streams_left_out: int = Field(
+        description="Beyond `limit`: GET /api/v1/streams has all streams, in pages.", examples=[0]
+    )
     sources: list[SourceModel] = Field(description="Servers whose metrics are scraped or pushed, by name.")
     sources_elsewhere: list[str] = Field(
         description="Servers of this sidecar's settings that another sidecar on its database scrapes; this "

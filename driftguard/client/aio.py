@@ -115,7 +115,7 @@ class AsyncClient:
         return await self._attempt(once)
 
     async def status(self) -> Status:
-        """One verdict per stream. Raises SidecarUnavailable."""
+        """One verdict per stream, of the 500 that are worst. Raises SidecarUnavailable."""
         return await self._get("/api/v1/status", Status)
 
     async def incident(self, incident_id: UUID) -> Incident:

@@ -78,6 +78,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     generated_at: datetime
     unfolded_records: int
     streams: list[StreamStatus]
+    streams_left_out: int = 0  # beyond the 500 that are worst
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

@@ -110,7 +110,7 @@ class Client:
         return self._attempt(lambda: protocol.read_counts(self._post(content)))
 
     def status(self) -> Status:
-        """One verdict per stream. Raises SidecarUnavailable."""
+        """One verdict per stream, of the 500 that are worst. Raises SidecarUnavailable."""
         return self._get("/api/v1/status", Status)
 
     def incident(self, incident_id: UUID) -> Incident:

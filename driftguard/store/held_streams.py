@@ -24,6 +24,11 @@ def set_aside(session: Session) -> dict[int, HeldStream]:
     return {row.stream_id: row for row in rows}
 
 
+def find(session: Session, stream_id: int) -> HeldStream | None:
+    """None: it is folded like every other."""
+    return session.get(HeldStream, stream_id)
+
+
 def records_behind(session: Session) -> int:
     """Of all of them: read by the fold, and waiting until their stream can be folded again."""
     return int(session.scalar(select(func.sum(HeldStream.records_behind))) or 0)

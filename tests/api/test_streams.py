@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from html import unescape
 from typing import Any
 
 import pytest
@@ -67,6 +68,32 @@ def test_the_pages_have_every_stream_once_as_the_status_has_it(fleet: TestClient
     status = fleet.get("/api/v1/status").json()["streams"]
     assert len(found) == len(status) == STREAMS
     assert told(found) == told(status)
+
+
+def test_the_status_has_the_worst_streams_and_says_how_many_it_leaves_out(fleet: TestClient) -> None:
+    whole = fleet.get("/api/v1/status").json()
+    assert whole["streams_left_out"] == 0
+    part = fleet.get("/api/v1/status", params={"limit": 2}).json()
+    assert part["streams_left_out"] == STREAMS - 2
+    assert told(part["streams"]) == told(whole["streams"][:2])
+    assert [item["verdict"] for item in part["streams"]] == ["degraded", "stale"]
+    for query in ("limit=0", "limit=501", "limit=2&limit=3", "count=2"):
+        assert fleet.get(f"/api/v1/status?{query}").status_code == 422, query
+
+
+def test_the_page_is_sorted_as_asked_on_each_of_its_pages(fleet: TestClient) -> None:
+    def servers(page: str) -> list[str]:
+        watched, _, _ = page.partition("<details")
+        return re.findall(r'id="stream-\d+">\s*<th[^>]*><a[^>]*>([^<]+)</a>', watched)
+
+    page = fleet.get("/", params={"sort": "server"}).text
+    assert "streams, by name</p>" in page
+    found = servers(page)
+    while more := re.search(r'<a href="([^"]+)" rel="next">', page):
+        page = fleet.get("/" + unescape(more[1])).text
+        found += servers(page)
+    assert found == sorted(["chat", *(f"server-{n}" for n in range(1, STREAMS) if n != 12)])
+    assert fleet.get("/", params={"sort": "colour"}).status_code == 422
 
 
 def test_each_order_begins_with_what_its_name_says(fleet: TestClient) -> None:

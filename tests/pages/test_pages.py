@@ -11,12 +11,14 @@ from typing import Any, Literal
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
+from sqlalchemy import select
 
 from driftguard.app import Sidecar, create_app
-from driftguard.store import retrain_runs
+from driftguard.held import VERSION
+from driftguard.store import held_streams, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
-from driftguard.store.tables import Draft, Stream
+from driftguard.store.tables import Draft, Incident, Stream
 from tests.alerting.incident_rows import add_incident
 from tests.api.ingest_server import serving
 from tests.pages.conftest import Opener
@@ -296,6 +298,26 @@ def test_retraining_and_rolling_back_tell_what_came_of_it(
     expect(said).to_contain_text("Engine refused: the engine at http://127.0.0.1:9 cannot be reached")
     page.get_by_role("button", name="Retrain now").click()
     expect(said).to_have_text("A retraining is queued; its run appears under Retraining.")
+
+
+def test_a_stream_that_was_set_aside_is_tried_again_by_a_button(
+    guarded: httpx.Client, database: Database, open_page: Opener
+) -> None:
+    incident_id, now = add_incident(database, []), datetime.now(UTC)
+    with database.session() as session:
+        key = create_key(session, "operator")
+        stream_id = session.scalars(select(Incident.stream_id).where(Incident.id == incident_id)).one()
+        held = {"failures": 5, "reason": "planted", "version": VERSION, "since": now, "set_aside_at": now}
+        held_streams.hold(session, stream_id, {**held, "after_seq": 0, "records_behind": 0})
+    page = open_page(f"{guarded.base_url}/streams/{stream_id}", allowed="the server responded with")
+    expect(page.locator("main")).to_contain_text("Cannot be judged since")
+    again = page.get_by_role("button", name="Try its records again")
+    again.click()
+    expect(page.get_by_role("status")).to_contain_text("API key needed")
+    page.get_by_label("API key").fill(key)
+    again.click()
+    expect(page.get_by_role("status")).to_have_text("Its records are read again within seconds.")
+    expect(again).to_have_count(0, timeout=15_000)
 
 
 def test_two_hundred_streams_fit_in_lines_of_their_own(
