@@ -316,6 +316,11 @@ class ProxySettings(_Group):
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="Processes that share the proxy's port, for more than one core can pass on; on Linux."
     )
+    max_connections: PositiveInt = Field(
+        4_096,
+        description="Connections at once of each worker, at most two fifths of the descriptors that it may "
+        "open; beyond that those that keep the proxy waiting are closed.",
+    )
     sidecar: str = Field("http://127.0.0.1:8200", description="Sidecar that the proxy sends records to.")
     engine: AskedEngine = Field(
         "auto", description="What the upstream is; auto asks its /v1/models. Decides what is asked of it."

@@ -1,122 +1,195 @@
-"""Connections that send nothing, too slowly, or read nothing, on top of uvicorn, which bounds none of these.
+"""Connections that send nothing, too slowly, or read nothing, on top of servers that bound none of these.
 
-Source: uvicorn's H11Protocol, which has a time limit between two requests only, and counts connections
-without closing one.
+Sources: uvicorn's H11Protocol and aiohttp's RequestHandler, which have a time limit between two requests
+only, and close no connection in favour of another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
+from abc import abstractmethod
+from collections.abc import MutableSet
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_SHARE_OF_DESCRIPTORS: Final = 0.5  # the rest is for the database, files, and connections to others
+_LOOKS_SECONDS: Final = 1.0  # between two looks at an answer that waits for its reader
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`most`: connections open at once; never more than half of the descriptors that the process may open.
-    `header_seconds`: from a connection's opening, or the first byte of its next request, to the end of the
-    headers. `unread_seconds`: how long an answer may wait for its reader before the connection is cut."""
+    """`most`: connections open at once; never more than `share_of_descriptors` of those that the process may
+    open: the rest is for the database, files, and connections to others. `header_seconds`: from a
+    connection's opening, or the first byte of its next request, to the end of the headers. `unread_seconds`:
+    how long an answer of which nothing is read waits for its reader before the connection is cut."""
 
     most: int = 512
     header_seconds: float = 10.0
     unread_seconds: float = 30.0
+    share_of_descriptors: float = 0.5
 
     @property
     def allowed(self) -> int:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if descriptors == resource.RLIM_INFINITY:
             return self.most
-        return max(1, min(self.most, int(descriptors * _SHARE_OF_DESCRIPTORS)))
+        return max(1, min(self.most, int(descriptors * self.share_of_descriptors)))
 
 
-def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
-    """For `http` of uvicorn.Config."""
+class Bounded(asyncio.Protocol):
+    """One connection; stands before the protocol of a library among the bases of a class. While it keeps the
+    server waiting it may be closed in favour of a newer one, so that whoever opens many shuts nobody out."""
 
-    class BoundedProtocol(_Bounded):
-        _limits = limits
-
-    return BoundedProtocol
-
-
-class _Bounded(H11Protocol):
-    """One connection. While it keeps the server waiting it may be closed in favour of a newer one, so that
-    whoever opens many shuts nobody else out."""
-
-    _limits: ConnectionLimits
-    since: float  # of the loop's clock: when it was opened, or its last request was answered
-    _timer: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    limits: ConnectionLimits
+    transport: Any  # asyncio.Transport, or None where a library has closed it
+    _loop: asyncio.AbstractEventLoop
+    _header_timer: asyncio.TimerHandle | None = None
+    _reader_timer: asyncio.TimerHandle | None = None
+    _unread_bytes = 0
+    _read_at = 0.0  # of the loop's clock: when its answer was last seen to be read, while that waits
 
     @property
+    @abstractmethod
+    def peers(self) -> MutableSet[Any]:
+        """The connections of this server, itself too."""
+
+    @property
+    @abstractmethod
     def idle(self) -> bool:
         """Whether it has no request that is being answered."""
-        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    @abstractmethod
+    def awaits_body(self) -> bool:
+        """Of the request that is being answered."""
+
+    @property
+    @abstractmethod
+    def waits_since(self) -> float:
+        """Of any clock: when it was opened, or its last request was answered."""
+
+    def made_room(self) -> None:
+        """A connection was closed to make room."""
 
     @property
     def rank(self) -> int | None:
         """The lower, the sooner it makes room; None: never, for the server is at work for it."""
         if self.idle:
             return 0
-        if self.cycle.more_body:
+        if self.awaits_body:
             return 1
-        return 2 if self._unread is not None else None
+        waits = self._reader_timer is not None
+        return 2 if waits and self._loop.time() - self._read_at >= _LOOKS_SECONDS else None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._loop = asyncio.get_running_loop()
         super().connection_made(transport)
-        self.since = self.loop.time()
         self._make_room()
         self._await_headers()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if not self.idle:
-            self._cancel_timer()
-        elif self._timer is None and not self.transport.is_closing():
+            self._cancel_header_timer()
+        elif self._header_timer is None and self.transport is not None and not self.transport.is_closing():
             self._await_headers()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self.since = self.loop.time()
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timer()
-        self._cancel_unread()
+        self._cancel_header_timer()
+        self._cancel_reader_timer()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._cancel_unread()
-        self._unread = self.loop.call_later(self._limits.unread_seconds, self.transport.abort)
+        self._cancel_reader_timer()
+        self._read_at, self._unread_bytes = self._loop.time(), self.transport.get_write_buffer_size()
+        self._look_later()
 
     def resume_writing(self) -> None:
-        self._cancel_unread()
+        self._cancel_reader_timer()
         super().resume_writing()
 
+    def _look_at_reader(self) -> None:
+        if self.transport is None:
+            return
+        unread_bytes = self.transport.get_write_buffer_size()
+        if unread_bytes < self._unread_bytes:
+            self._read_at = self._loop.time()
+        self._unread_bytes = unread_bytes
+        if self._loop.time() - self._read_at >= self.limits.unread_seconds:
+            self.transport.abort()
+        else:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        after = min(_LOOKS_SECONDS, self.limits.unread_seconds / 4)
+        self._reader_timer = self._loop.call_later(after, self._look_at_reader)
+
     def _await_headers(self) -> None:
-        self._timer = self.loop.call_later(self._limits.header_seconds, self.transport.abort)
+        self._header_timer = self._loop.call_later(self.limits.header_seconds, self._give_up)
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _give_up(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
 
-    def _cancel_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _cancel_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _cancel_reader_timer(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
 
     def _make_room(self) -> None:
         """Of those without a request, then of those whose body is awaited, then of those whose answer is not
         read, closes the one that waits longest; this one where the server is at work for all others."""
-        if len(self.connections) <= self._limits.allowed:
+        if len(self.peers) <= self.limits.allowed:
             return
-        others = [other for other in self.connections if isinstance(other, _Bounded) and other is not self]
-        waiting = [((rank, other.since), other) for other in others if (rank := other.rank) is not None]
+        others = [other for other in self.peers if isinstance(other, Bounded) and other is not self]
+        waiting = [((rank, other.waits_since), other) for other in others if (rank := other.rank) is not None]
         victim = min(waiting, key=lambda each: each[0])[1] if waiting else self
-        self.connections.discard(victim)  # at once: the loop tells of its end only later
-        victim.transport.abort()
+        self.peers.discard(victim)  # at once: the loop tells of its end only later
+        victim._give_up()
+        self.made_room()
+
+
+def bounded_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+    """For `http` of uvicorn.Config."""
+
+    class BoundedProtocol(_BoundedH11):
+        pass
+
+    BoundedProtocol.limits = limits
+    return BoundedProtocol
+
+
+class _BoundedH11(Bounded, H11Protocol):
+    _answered_at: float
+
+    @property
+    def peers(self) -> MutableSet[Any]:
+        return self.connections
+
+    @property
+    def idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def awaits_body(self) -> bool:
+        return self.cycle.more_body
+
+    @property
+    def waits_since(self) -> float:
+        return self._answered_at
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._answered_at = self.loop.time()
+        super().connection_made(transport)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._answered_at = self.loop.time()

@@ -17,7 +17,9 @@ import uvloop
 from aiohttp import web
 
 from driftguard.client import AsyncClient
+from driftguard.descriptors import raise_limit
 from driftguard.errors import BadSettings
+from driftguard.proxy.connections import LONGEST_HEADER, BoundedServer, limits_of
 from driftguard.proxy.counts import SharedCounts
 from driftguard.proxy.forwarding import Forwarder
 from driftguard.proxy.listening import BACKLOG, listeners_of
@@ -25,17 +27,17 @@ from driftguard.proxy.metrics import CONTENT_TYPE, ProxyMetrics
 from driftguard.proxy.upstream import Upstream
 from driftguard.proxy.workers import Worker, supervise
 from driftguard.settings import ProxySettings
+from driftguard_http import ConnectionLimits
 
 LINGER_SECONDS: Final = 1.0
 FLUSH_SECONDS: Final = 5.0
-CLIENT_KEEPALIVE_SECONDS: Final = 75.0
 UPSTREAM_KEEPALIVE_SECONDS: Final = 4.0  # below uvicorn's 5, or a request could meet a closing connection
-LONGEST_HEADER: Final = 65_536
 
 
 def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
     """Serves until SIGTERM or Ctrl-C. `api_key`: the sidecar's. Raises BadSettings."""
     check(settings)
+    raise_limit()
     gc.collect()
     gc.freeze()  # what is imported stays; to walk it again and again would cost a tenth of the throughput
     gc.set_threshold(10_000)  # a request leaves few cycles: looking after every 700 objects costs a tenth too
@@ -78,7 +80,12 @@ async def _serve(settings: ProxySettings, api_key: str | None, worker: Worker) -
 
 @asynccontextmanager
 async def running(
-    settings: ProxySettings, api_key: str | None, worker: Worker, *, linger_seconds: float = LINGER_SECONDS
+    settings: ProxySettings,
+    api_key: str | None,
+    worker: Worker,
+    *,
+    linger_seconds: float = LINGER_SECONDS,
+    limits: ConnectionLimits | None = None,
 ) -> AsyncIterator[None]:
     """At the end requests under way finish first, then the queue is sent."""
     metrics = ProxyMetrics(worker.shared, worker.number)
@@ -98,14 +105,8 @@ async def running(
         stack.callback(forwarder.settle)
         metrics.watch(lambda: sidecar.counts)
         await stack.enter_async_context(_background(metrics.keep_updated()))
-        server = web.Server(
-            forwarder.handle,
-            handler_cancellation=True,
-            access_log=None,
-            auto_decompress=False,
-            keepalive_timeout=CLIENT_KEEPALIVE_SECONDS,
-            max_line_size=LONGEST_HEADER,
-            max_field_size=LONGEST_HEADER,
+        server = BoundedServer(
+            forwarder.handle, limits or limits_of(settings.max_connections), metrics.made_room
         )
         runner = web.ServerRunner(server, shutdown_timeout=settings.shutdown_grace_seconds)
         await _accept(stack, runner, worker.listeners.traffic)

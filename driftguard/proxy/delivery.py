@@ -87,10 +87,10 @@ class Delivery:
             if events.is_done:
                 self._heard_all(events)  # before it is written: a client may leave at once
             if kept:
-                await _write(response, kept)
+                await self._write(response, kept)
         self._heard_all(events)
         if rest := events.end():
-            await _write(response, rest)
+            await self._write(response, rest)
         await _end(response)
         return response
 
@@ -103,9 +103,18 @@ class Delivery:
     async def _pass(self, chunks: AsyncIterator[bytes]) -> web.StreamResponse:
         response = await self._begin()
         async for chunk in chunks:
-            await _write(response, chunk)
+            await self._write(response, chunk)
         await _end(response)
         return response
+
+    async def _write(self, response: web.StreamResponse, chunk: bytes) -> None:
+        """Waits while the client does not read: the library would go on for another 64 kB."""
+        try:
+            await response.write(chunk)
+            if self._request.protocol.writing_paused:
+                await self._request.writer.drain()
+        except ConnectionResetError:
+            raise ClientGone from None
 
     async def _begin(self) -> web.StreamResponse:
         return await self._prepare(
@@ -128,13 +137,6 @@ class Delivery:
         except ConnectionResetError:
             raise ClientGone from None
         return response
-
-
-async def _write(response: web.StreamResponse, chunk: bytes) -> None:
-    try:
-        await response.write(chunk)
-    except ConnectionResetError:
-        raise ClientGone from None
 
 
 async def _end(response: web.StreamResponse) -> None:

@@ -64,6 +64,10 @@ class ProxyMetrics:
         self._row[at.ADDED_SECONDS] += seconds
         self._row[at.ADDED + bisect_left(ADDED_BUCKETS, seconds)] += 1
 
+    def made_room(self) -> None:
+        """A connection was closed to make room."""
+        self._row[at.MADE_ROOM] += 1
+
     def update(self) -> None:
         """Makes what became of this worker's records known to all."""
         now = self._records()
@@ -121,6 +125,11 @@ class _Totals(Collector):
             "driftguard_proxy_send_failures",
             "Attempts to send records that the sidecar did not answer for.",
             value=self._total(at.SEND_FAILURES),
+        )
+        yield CounterMetricFamily(
+            "driftguard_proxy_connections_closed_for_room",
+            "Connections closed because there were more than proxy.max_connections.",
+            value=self._total(at.MADE_ROOM),
         )
         yield CounterMetricFamily(
             "driftguard_proxy_worker_restarts",

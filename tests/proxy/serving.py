@@ -19,6 +19,7 @@ from driftguard.proxy.listening import listeners_of
 from driftguard.proxy.workers import Worker
 from driftguard.records import AcceptanceRecord, decode_record
 from driftguard.settings import ProxySettings
+from driftguard_http import ConnectionLimits
 from tests.conftest import PATIENCE_SECONDS
 from tests.proxy.engines import Answer
 
@@ -96,7 +97,11 @@ async def served(handler: Handler) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def proxied(
-    handler: Handler, owned_by: str = "", linger_seconds: float = 0.01, **settings: Any
+    handler: Handler,
+    owned_by: str = "",
+    linger_seconds: float = 0.01,
+    limits: ConnectionLimits | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Setup]:
     """Records wait for `linger_seconds` for more before they are sent."""
     seen: list[Seen] = []
@@ -122,7 +127,7 @@ async def proxied(
         (listeners,) = listeners_of("127.0.0.1", 0, 0)
         worker = Worker(0, listeners, SharedCounts(), lambda: None)
         await running.enter_async_context(
-            app.running(ProxySettings(**values), "key", worker, linger_seconds=linger_seconds)
+            app.running(ProxySettings(**values), "key", worker, linger_seconds=linger_seconds, limits=limits)
         )
         proxy = f"http://127.0.0.1:{listeners.port}"
         client = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))

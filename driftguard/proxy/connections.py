@@ -1,0 +1,133 @@
+"""A server of aiohttp's with bounded connections; a request whose body breaks off is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableSet
+from http import HTTPStatus
+from typing import Any, Final
+
+from aiohttp import StreamReader, web
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import RequestHandler
+
+from driftguard_http import Bounded, ConnectionLimits
+
+LONGEST_HEADER: Final = 65_536
+MOST_HEADER_BYTES: Final = 131_072  # of a request, its first line included
+KEEPALIVE_SECONDS: Final = 75.0
+HEADER_SECONDS: Final = 30.0
+UNREAD_SECONDS: Final = 300.0
+SHARE_OF_DESCRIPTORS: Final = 0.4  # each connection may have another upstream; some go on for a while
+_WHY_TOO_LARGE: Final = b"the headers have more than %d bytes\n" % MOST_HEADER_BYTES
+_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(_WHY_TOO_LARGE), _WHY_TOO_LARGE)
+)
+
+
+class BadBody(Exception):
+    """A request's body breaks the rules of its transfer coding."""
+
+
+def limits_of(max_connections: int) -> ConnectionLimits:
+    """`max_connections`: of the settings."""
+    return ConnectionLimits(max_connections, HEADER_SECONDS, UNREAD_SECONDS, SHARE_OF_DESCRIPTORS)
+
+
+class BoundedServer(web.Server):
+    """`on_room`: is called for each connection that is closed to make room."""
+
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        limits: ConnectionLimits,
+        on_room: Callable[[], None],
+    ) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self.limits = limits
+        self.open: set[_Connection] = set()
+        self.on_room = on_room
+
+    def __call__(self) -> RequestHandler:
+        return _Connection(self)
+
+
+class _Connection(Bounded, RequestHandler):
+    def __init__(self, server: BoundedServer) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]
+            auto_decompress=False,
+            keepalive_timeout=KEEPALIVE_SECONDS,
+            max_line_size=LONGEST_HEADER,
+            max_field_size=LONGEST_HEADER,
+        )
+        self.limits = server.limits
+        self.made_room = server.on_room  # type: ignore[method-assign]
+        self._open = server.open
+        self._arriving: StreamReader = EMPTY_PAYLOAD  # the body of the latest request
+        self._header_bytes = 0  # of a request that is not whole
+
+    @property
+    def peers(self) -> MutableSet[Any]:
+        return self._open
+
+    @property
+    def idle(self) -> bool:
+        if self._waiter is None:  # at work, or not yet begun
+            return self._request_count == 0
+        return not self._waiter.done()
+
+    @property
+    def awaits_body(self) -> bool:
+        return not self._arriving.is_eof()
+
+    @property
+    def waits_since(self) -> float:
+        return self._next_keepalive_close_time
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._open.add(self)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._open.discard(self)
+        super().connection_lost(exc)  # type: ignore[arg-type]
+
+    def data_received(self, data: bytes) -> None:
+        requests, awaited_body = self._request_count, self.awaits_body
+        super().data_received(data)
+        if self._request_count > requests:
+            if self.awaits_body:  # else another request could not have come: it is the parser's complaint,
+                self._arriving.set_exception(BadBody())  # which it makes to nobody who reads the body
+            self._arriving = self._messages[-1][1]
+            self._header_bytes = 0
+        elif not awaited_body:
+            self._header_bytes += len(data)
+            if self._header_bytes > MOST_HEADER_BYTES:
+                self._refuse_headers()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Of a malformed request nothing is logged: the library would log part of it, whatever that is."""
+        if status != HTTPStatus.BAD_REQUEST:
+            return super().handle_error(request, status, exc, message)
+        response = web.Response(status=status, text=message)
+        response.force_close()
+        return response
+
+    def _refuse_headers(self) -> None:
+        if self.transport is None:
+            return
+        if not self.idle:  # behind a request whose answer cannot be overtaken
+            self.transport.abort()
+            return
+        self.transport.write(_TOO_LARGE)
+        self.force_close()
