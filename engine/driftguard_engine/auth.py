@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from ipaddress import ip_address
+
+from driftguard_http import is_loopback
 
 KEY_VARIABLE = "DRIFTGUARD_API_KEY"
 
@@ -32,10 +33,3 @@ def choose_key_hash(host: str, key: str | None, key_hash: str | None) -> str | N
             f"set {KEY_VARIABLE} (or --api-key-hash), or bind 127.0.0.1"
         )
     return chosen
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

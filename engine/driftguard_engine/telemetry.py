@@ -14,7 +14,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from hashlib import blake2b
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -27,6 +26,7 @@ from driftguard.records import PROBE_SEGMENT, AcceptanceRecord, encode_record, n
 from driftguard_engine.core import FinishedRequest
 from driftguard_engine.shipping import CaptureForbidden, Lane, LaneCounts
 from driftguard_engine.spool import SEGMENT_LINES, Spool, lock_directory
+from driftguard_http import is_loopback
 
 log = structlog.get_logger("driftguard_engine.telemetry")
 
@@ -213,8 +213,10 @@ class Telemetry:
     async def _main(self) -> None:
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         url = self._url or ""
+        # A sidecar beside the engine is never reached through the environment's proxy.
+        is_beside = is_loopback(urlsplit(url).hostname or "")
         async with httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=REQUEST_TIMEOUT, trust_env=not _is_loopback(url)
+            base_url=url, headers=headers, timeout=REQUEST_TIMEOUT, trust_env=not is_beside
         ) as client:
             records = Lane(client, "/api/v1/records", self._records, self._record_counts)
             captures = Lane(client, "/api/v1/captures", self._captures, self._capture_counts)
@@ -295,12 +297,3 @@ def _check_running(senders: list[asyncio.Task[None]]) -> None:
     for sender in senders:
         if sender.done():
             sender.result()
-
-
-def _is_loopback(url: str) -> bool:
-    """A sidecar beside the engine is never reached through the environment's proxy."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
