@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final, Literal
 
 import msgspec
@@ -47,12 +48,13 @@ class Asked(msgspec.Struct, frozen=True):
     excess: Excess
 
     def field(self, name: str) -> object:
-        """None where the request does not have it."""
-        return msgspec.json.decode(self.fields[name]) if name in self.fields else None
+        """None where the request does not have it. Raises Unreadable."""
+        return decoded(self.fields[name]) if name in self.fields else None
 
     @property
     def has_several_answers(self) -> bool:
-        """More than one sequence: their numbers are told together, of the first only, or not at all."""
+        """More than one sequence: their numbers are told together, of the first only, or not at all. Raises
+        Unreadable."""
         sampling = self.field("sampling_params")
         counts = (self.field("n"), sampling.get("n") if isinstance(sampling, dict) else None)
         if any(isinstance(count, int) and count > 1 for count in counts):
@@ -60,6 +62,21 @@ class Asked(msgspec.Struct, frozen=True):
         return any(
             _is_batch(self.fields[name]) for name in ("prompt", "text", "input_ids") if name in self.fields
         )
+
+
+def decoded(value: msgspec.Raw) -> object:
+    """Raises Unreadable: what the decoder of the whole only passed over need not be right inside."""
+    with _unreadable():
+        return msgspec.json.decode(value)
+
+
+@contextmanager
+def _unreadable() -> Iterator[None]:
+    """RecursionError: JSON that is nested deeper than the decoder goes."""
+    try:
+        yield
+    except (msgspec.DecodeError, UnicodeDecodeError, NotAnObject, RecursionError) as error:
+        raise Unreadable(str(error)) from None
 
 
 def kind_of(method: str, path: str) -> Kind | None:
@@ -75,7 +92,7 @@ def kind_of(method: str, path: str) -> Kind | None:
 
 def ask(kind: Kind, engine: Engine, body: bytes, *, usage_always: bool) -> Asked:
     """Adds what makes this engine tell its numbers. Raises Unreadable."""
-    try:
+    with _unreadable():
         fields = _decode_fields(body)
         if kind == "openai":
             changed, excess = _ask_openai(engine, fields, body, usage_always=usage_always)
@@ -83,8 +100,6 @@ def ask(kind: Kind, engine: Engine, body: bytes, *, usage_always: bool) -> Asked
             changed, excess = _ask_triton(fields, body)
         else:
             changed, excess = body, NOTHING
-    except (msgspec.DecodeError, UnicodeDecodeError, NotAnObject) as error:
-        raise Unreadable(str(error)) from None
     return Asked(changed, fields, excess)
 
 
@@ -118,8 +133,10 @@ def _is(fields: Fields, name: str, value: bytes) -> bool:
 
 
 def _is_batch(prompt: msgspec.Raw) -> bool:
+    """Raises Unreadable."""
     text = bytes(prompt)
     if text[:1] != b"[" or text[1:2].isdigit():  # one text, or the token ids of one
         return False
-    items = _decode_list(text)
+    with _unreadable():
+        items = _decode_list(text)
     return len(items) > 1 and not bytes(items[0])[:1].isdigit()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableSet
-from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler
 
@@ -109,19 +109,10 @@ class _Connection(Bounded, RequestHandler):
             if self._header_bytes > MOST_HEADER_BYTES:
                 self._refuse_headers()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Of a malformed request nothing is logged: the library would log part of it, whatever that is."""
-        if status != HTTPStatus.BAD_REQUEST:
-            return super().handle_error(request, status, exc, message)
-        response = web.Response(status=status, text=message)
-        response.force_close()
-        return response
+    def log_exception(self, *args: Any, **keywords: Any) -> None:
+        """Not what is wrong with a request: the library would log part of it, whatever that is."""
+        if not isinstance(keywords.get("exc_info"), HttpProcessingError | BadBody):
+            super().log_exception(*args, **keywords)
 
     def _refuse_headers(self) -> None:
         if self.transport is None:

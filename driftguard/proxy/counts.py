@@ -14,7 +14,7 @@ Outcome = Literal[
     "unreachable",
     "timeout",
     "broken_off",  # the upstream ended the connection before the end of its answer
-    "refused",  # what this proxy does not pass on: WebSocket, CONNECT
+    "refused",  # what this proxy does not pass on: WebSocket, CONNECT, ambiguous requests
 ]
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 RECORDS: Final = (RECORDED, *REASONS)

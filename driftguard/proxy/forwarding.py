@@ -16,7 +16,9 @@ from yarl import URL
 
 from driftguard.connecting import why_not_connected
 from driftguard.proxy import headers
+from driftguard.proxy.ambiguity import ambiguity_of
 from driftguard.proxy.backlog import Backlog
+from driftguard.proxy.connections import BadBody
 from driftguard.proxy.counts import Outcome
 from driftguard.proxy.delivery import ClientGone, Delivery
 from driftguard.proxy.events import Heard
@@ -91,18 +93,23 @@ class Forwarder:
         if "Upgrade" in request.headers or request.method == "CONNECT":
             course.outcome = "refused"
             return self._problem(501, "WebSocket and tunnels do not pass through this proxy")
+        if ambiguity := ambiguity_of(request):
+            course.outcome = "refused"
+            return self._problem(400, ambiguity)
         target = target_of(request)
         if not target.startswith("/"):
             course.outcome = "refused"
             return self._problem(400, "only requests for a path pass through this proxy")
-        course.intake = await take_in(request, target, self._settings, self._upstream.engine, in_flight)
-        course.asked_at = perf_counter()
         try:
+            course.intake = await take_in(request, target, self._settings, self._upstream.engine, in_flight)
+            course.asked_at = perf_counter()
             async with self._ask(request, target, course.intake) as answer:
                 course.delivery = Delivery(request, answer, self._settings.max_inspected_bytes)
                 response = await course.delivery.run(course.intake.passage)
         except ClientGone:
             return _cut(request, course.delivery)
+        except BadBody:
+            return self._bad_body(request, course)
         except TimeoutError:
             course.outcome = "timeout"
             return _cut(request, course.delivery, self._problem(504, "no answer in time"))
@@ -110,11 +117,17 @@ class Forwarder:
             course.outcome = "unreachable"
             return self._problem(502, f"it cannot be reached ({why_not_connected(error)})")
         except aiohttp.ClientError as error:
+            if isinstance(request.content.exception(), BadBody):  # which the library tells as its own error
+                return self._bad_body(request, course)
             course.outcome = "broken_off"
             problem = self._problem(502, f"it broke off ({type(error).__name__})")
             return _cut(request, course.delivery, problem)
         course.outcome = "answered"
         return response
+
+    def _bad_body(self, request: web.BaseRequest, course: _Course) -> web.StreamResponse:
+        course.outcome = "refused"
+        return _cut(request, course.delivery, self._problem(400, "the body breaks its Transfer-Encoding"))
 
     def _account_for(self, course: _Course) -> None:
         intake, delivery = course.intake, course.delivery

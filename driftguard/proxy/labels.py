@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import msgspec
-
-from driftguard.proxy.asking import Fields
+from driftguard.proxy.asking import Fields, decoded
 from driftguard.records import PROBE_SEGMENT
 
 SEGMENT_HEADER: Final = "X-DriftGuard-Segment"
@@ -24,7 +22,7 @@ def is_probe(headers: Mapping[str, str]) -> bool:
 
 
 def label(source: str, headers: Mapping[str, str], path: str, fields: Fields) -> str | None:
-    """`source` as in the settings; None where the request does not say. Raises BadLabel."""
+    """`source` as in the settings; None where the request does not say. Raises BadLabel, Unreadable."""
     kind, _, name = source.partition(":")
     if kind == "header":
         value: object = headers.get(name)
@@ -44,7 +42,7 @@ def _member(fields: Fields, dotted: str) -> str | int | None:
     first, _, rest = dotted.partition(".")
     if first not in fields:
         return None
-    value: object = msgspec.json.decode(fields[first])
+    value = decoded(fields[first])
     for name in rest.split(".") if rest else ():
         value = value.get(name) if isinstance(value, dict) else None
     if value is None:

@@ -15,7 +15,7 @@ from msgspec import structs
 from driftguard.adapters.answers.openai import common
 from driftguard.adapters.answers.reading import parts_of, token_counts, told_by
 from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, Told
-from driftguard.proxy.asking import Asked
+from driftguard.proxy.asking import Asked, Unreadable
 from driftguard.proxy.events import Heard
 from driftguard.proxy.labels import BadLabel, label
 from driftguard.records import DEFAULT_SEGMENT, AcceptanceRecord, RecordError, check_record, new_record_id
@@ -88,6 +88,8 @@ class Recorder:
             check_record(record)
         except AnswerUnreadable as error:
             raise NotRecorded("malformed_answer", str(error)) from None
+        except Unreadable as error:
+            raise NotRecorded("malformed_request", str(error)) from None
         except SettingNeeded as error:
             raise NotRecorded("setting_needed", str(error)) from None
         except RecordError as error:
@@ -118,7 +120,7 @@ class Recorder:
     def _record(
         self, passage: Passage, heard: Heard, told: Told, model: str | None, ended: float
     ) -> AcceptanceRecord:
-        """Raises BadLabel."""
+        """Raises BadLabel, Unreadable."""
         settings, speculates = self._settings, self._settings.method != NONE
         temperature = _temperature(passage.asked)
         first, each = _times(passage, heard, told)
@@ -157,7 +159,7 @@ class Recorder:
 
 
 def _label(source: str, passage: Passage) -> str | None:
-    """Raises BadLabel."""
+    """Raises BadLabel, Unreadable."""
     return label(source, passage.headers, passage.path, passage.asked.fields)
 
 

@@ -1,0 +1,31 @@
+"""Requests that another server could read differently from this one."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from aiohttp import HttpVersion10, web
+from multidict import istr
+
+_HOST: Final = re.compile(r"(?:\[[0-9A-Za-z:.%_~-]+\]|[0-9A-Za-z._~!$&'()*+,;=%-]*)(?::[0-9]*)?")
+_HOST_NAME: Final = istr("Host")
+_CODING: Final = istr("Transfer-Encoding")
+
+
+def ambiguity_of(request: web.BaseRequest) -> str | None:
+    """What is wrong with it; None where nothing is. The parser has refused contradictory lengths already.
+
+    Sources: RFC 9112 §3.2 (Host; a target has no fragment), §6.1 (Transfer-Encoding).
+    """
+    headers = request.headers
+    if _CODING in headers:
+        if request.version <= HttpVersion10:
+            return "HTTP/1.0 has no Transfer-Encoding"
+        if [coding.lower() for coding in headers.getall(_CODING)] != ["chunked"]:
+            return "no Transfer-Encoding but chunked passes through this proxy"
+    if _HOST.fullmatch(headers.get(_HOST_NAME, "")) is None:
+        return "Host is not a name or an address"
+    if "#" in request.raw_path:
+        return "a target has no fragment"
+    return None

@@ -1,0 +1,148 @@
+"""Requests that are malformed, or that two servers could read differently: nothing of them goes upstream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+
+import pytest
+from aiohttp import web
+from yarl import URL
+
+from tests.conftest import PATIENCE_SECONDS
+from tests.proxy.engines import vllm
+from tests.proxy.serving import Setup, proxied
+
+GENERATION = "/v1/chat/completions"
+
+
+async def ok(_: web.BaseRequest) -> web.StreamResponse:
+    return web.Response(body=b"ok")
+
+
+async def asked(setup: Setup, pieces: Sequence[bytes]) -> bytes:
+    """The answer, to the end of the connection, to a request that comes piece by piece."""
+    url = URL(setup.proxy)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    for piece in pieces:
+        writer.write(piece)
+        await asyncio.sleep(0.1 if len(pieces) > 1 else 0)
+    answer = await asyncio.wait_for(reader.read(), PATIENCE_SECONDS)
+    writer.close()
+    return answer
+
+
+def head(*lines: str, path: str = "/x", version: str = "1.1", host: str = "x") -> bytes:
+    return "\r\n".join([f"POST {path} HTTP/{version}", f"Host: {host}", *lines, "", ""]).encode()
+
+
+CHUNKED, LENGTH, EMPTY = "Transfer-Encoding: chunked", "Content-Length: 5", b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [head(LENGTH, CHUNKED) + EMPTY],
+        [head(CHUNKED, LENGTH) + EMPTY],
+        [head("Content-Length: 0", CHUNKED) + b"5\r\nhello\r\n" + EMPTY],
+        [head(LENGTH, "Content-Length: 6") + b"hello"],
+        [head("Content-Length: 5, 5") + b"hello"],
+        *([head(f"Content-Length: {length}")] for length in ("-1", "+5", "abc", "0x5", "5 5", "9" * 30)),
+        *(
+            [head(f"Transfer-Encoding: {coding}") + EMPTY]
+            for coding in ("gzip, chunked", "xchunked", "identity", "chunked, identity", "chunked, chunked")
+        ),
+        [head("Transfer-Encoding: gzip", CHUNKED) + EMPTY],
+        [head("Transfer-Encoding : chunked") + EMPTY],
+        [head("Transfer-Encoding:\x0bchunked") + EMPTY],
+        [head("Transfer-Encoding:", " chunked") + EMPTY],
+        [head(CHUNKED, version="1.0") + EMPTY],
+        [head(CHUNKED) + b"5\nhello\n0\n\n"],
+        [head(CHUNKED) + b"-5\r\nhello\r\n" + EMPTY],
+        [head(CHUNKED) + b"f" * 20 + b"\r\nhello\r\n" + EMPTY],
+        *([head(host=host)] for host in ("a b", "a@b", "a/b", "[", "a:b:c", "a:99x", "<script>")),
+        [b"GET / HTTP/1.1\r\n\r\n"],
+        [b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"],
+        [b"GET / HTTP/1.1\r\nHost: a\r\nA: b\x00c\r\n\r\n"],
+        [b"GET / HTTP/1.1\nHost: a\n\n"],
+        [head(path="/a#b?c")],
+        [head(path="/\xe9")],
+        [head(path="/a b")],
+        [head(path="/" + "a" * 70_000)],
+        [head(path="http://[::1/")],
+        [head(path="http://a:999999/")],
+        *(
+            [head(CHUNKED, path=path) + b"5\r\nhello\r\n", b"ZZ\r\n"]  # ends badly after a good beginning
+            for path in ("/x", GENERATION)
+        ),
+    ],
+    ids=lambda pieces: str(pieces[0][:60]),
+)
+def test_what_is_malformed_or_ambiguous_is_refused_and_goes_no_further(
+    pieces: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with proxied(ok, engine="vllm") as setup:
+            first = pieces[0].replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+            answer = await asked(setup, [first, *pieces[1:]])
+            assert answer[8:13] == b" 400 ", answer[:200]
+            assert setup.seen == []
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert not [record for record in caplog.records if "hello" in record.getMessage() or record.exc_info]
+
+
+@pytest.mark.parametrize("path", ["/" + "a" * 5_000, "//other/x", "/a/../b/%2e%2e/c?%zz%00"])
+def test_what_is_only_unusual_passes_as_it_is(path: str) -> None:
+    async def scenario() -> None:
+        async with proxied(ok) as setup:
+            assert b" 200 " in await asked(setup, [head("Connection: close", path=path)])
+            assert [seen.target for seen in setup.seen] == [path]
+
+    asyncio.run(scenario())
+
+
+DEEP = "[" * 90_000 + "]" * 90_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f'{{"model": "m", "prompt": {DEEP}}}',
+        f'{{"model": "m", "n": {DEEP}}}',
+        f'{{"model": "m", "temperature": {DEEP}}}',
+        f'{{"model": "m", "user": {DEEP}}}',
+        f'{{"model": "m", "stream": true, "stream_options": {DEEP}}}',
+        '{"model": "m", "n": 1e999}',
+        '{"model": "m", "temperature": 1e999}',
+        '{"model": "m", "user": 1e999}',
+        b'{"model": "m", "user": "\xff"}',
+        b'{"model": "m", "sampling_params": "\xff"}',
+    ],
+    ids=lambda body: str(body[:40]),
+)
+def test_json_that_cannot_be_read_inside_passes_and_is_counted(body: str | bytes) -> None:
+    """Not one request beside it is lost either."""
+    body = body if isinstance(body, bytes) else body.encode()
+
+    async def engine(request: web.BaseRequest) -> web.StreamResponse:
+        answer = vllm({"model": "m"})
+        assert isinstance(answer, bytes)
+        return web.Response(body=answer, content_type="application/json")
+
+    async def scenario() -> None:
+        async with proxied(engine, engine="vllm", session_from="json:user") as setup:
+            async with setup.client.post(setup.proxy + GENERATION, data=body) as answer:
+                assert answer.status == 200
+            assert [seen.body for seen in setup.seen] == [body]
+            async with setup.client.post(setup.proxy + GENERATION, data=json.dumps({"model": "m"})) as answer:
+                assert answer.status == 200
+            assert len(await setup.sidecar.wait_for(1)) == 1
+            async with setup.client.get(setup.admin + "/driftguard/metrics") as answer:
+                counted = 'requests_total{outcome="answered",record="malformed_request"} 1.0'
+                assert counted in await answer.text()
+
+    asyncio.run(scenario())
