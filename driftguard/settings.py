@@ -361,6 +361,11 @@ class ProxySettings(_Group):
     max_inspected_bytes: PositiveInt = Field(
         8_000_000, description="Larger requests and answers pass through unrecorded."
     )
+    max_held_bytes: PositiveInt = Field(
+        256_000_000,
+        description="Of requests and answers that each worker holds at once to read them; what would be more "
+        "passes through unrecorded.",
+    )
     max_queued_records: PositiveInt = Field(
         10_000, description="Records waiting in memory for the sidecar; the oldest are dropped beyond that."
     )

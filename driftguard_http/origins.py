@@ -31,6 +31,7 @@ def is_loopback(host: str) -> bool:
 class Origins:
     """`bound`: the address that the server is bound to. `names`: further names under which it is reached.
     `external`: the URL under which people reach it, if that is another, say of a reverse proxy.
+    `hint`: what to do about a refused name.
 
     On loopback only its own names are answered; on another address any, unless `names` are given.
     """
@@ -38,6 +39,7 @@ class Origins:
     bound: str
     names: Collection[str] = field(default=())
     external: str | None = None
+    hint: str = "see http.allowed_hosts"
 
     def host_problem(self, host: bytes | None) -> str | None:
         """What is wrong with a request's Host; None where nothing is. HTTP/1.0 needs none."""
@@ -48,7 +50,7 @@ class Origins:
             return None
         if name == self.bound.lower().strip("[]") or (self.external and name == _name_in(self.external)):
             return None
-        return f"Host {host.decode('latin-1')!r} is not a name of this server; see http.allowed_hosts"
+        return f"Host {host.decode('latin-1')!r} is not a name of this server; {self.hint}"
 
     def write_problem(self, site: bytes | None, origin: bytes | None, host: bytes | None) -> str | None:
         """What is wrong with a write, by its Sec-Fetch-Site, Origin and Host; None where nothing is. Only

@@ -6,8 +6,9 @@ import asyncio
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from http import HTTPStatus
 from math import ceil
 from typing import Final
 from urllib.parse import urlsplit
@@ -22,15 +23,16 @@ from driftguard.errors import BadSettings
 from driftguard.proxy.connections import LONGEST_HEADER, BoundedServer, limits_of
 from driftguard.proxy.counts import SharedCounts
 from driftguard.proxy.forwarding import Forwarder
-from driftguard.proxy.listening import BACKLOG, listeners_of
+from driftguard.proxy.listening import ADMIN_HOST, BACKLOG, listeners_of
 from driftguard.proxy.metrics import CONTENT_TYPE, ProxyMetrics
 from driftguard.proxy.upstream import Upstream
 from driftguard.proxy.workers import Worker, supervise
 from driftguard.settings import ProxySettings
-from driftguard_http import ConnectionLimits
+from driftguard_http import ConnectionLimits, Origins
 
 LINGER_SECONDS: Final = 1.0
 FLUSH_SECONDS: Final = 5.0
+_ADMIN_ORIGINS: Final = Origins(ADMIN_HOST, hint="ask 127.0.0.1 or localhost")
 UPSTREAM_KEEPALIVE_SECONDS: Final = 4.0  # below uvicorn's 5, or a request could meet a closing connection
 
 
@@ -156,7 +158,17 @@ def _admin(metrics: ProxyMetrics, settle: Callable[[], None]) -> web.Application
         settle()
         return web.Response(body=metrics.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
-    app = web.Application()
+    @web.middleware
+    async def own_names_only(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Reads only: other methods than GET are refused for all."""
+        host = request.headers.get("Host", "").encode("utf-8", "replace")
+        if problem := _ADMIN_ORIGINS.host_problem(host):
+            return web.Response(status=HTTPStatus.FORBIDDEN, text=problem)
+        return await handler(request)
+
+    app = web.Application(middlewares=[own_names_only])
     app.router.add_get("/driftguard/healthz", healthz)
     app.router.add_get("/driftguard/metrics", exposition)
     return app

@@ -15,6 +15,7 @@ from driftguard.proxy.asking import NOTHING, Excess
 from driftguard.proxy.events import EventStream, Heard, reduced
 from driftguard.proxy.intake import chained, read_up_to
 from driftguard.proxy.recording import NotRecorded, Passage
+from driftguard.proxy.room import Share
 
 COPIED_AT_ONCE_BYTES: Final = 65_536
 
@@ -30,7 +31,7 @@ class Delivery:
     """
 
     def __init__(
-        self, request: web.BaseRequest, answer: aiohttp.ClientResponse, max_inspected_bytes: int
+        self, request: web.BaseRequest, answer: aiohttp.ClientResponse, max_inspected_bytes: int, share: Share
     ) -> None:
         self.response: web.StreamResponse | None = None
         self.heard: Heard | bytes | None = None
@@ -41,6 +42,7 @@ class Delivery:
         self._answer = answer
         self._headers = headers.to_client(answer.headers)
         self._max = max_inspected_bytes
+        self._share = share
 
     async def run(self, passage: Passage | None) -> web.StreamResponse:
         """Raises ClientGone, aiohttp.ClientError and TimeoutError (the upstream)."""
@@ -65,11 +67,13 @@ class Delivery:
         return await self._pass(self._answer.content.iter_any())
 
     async def _whole(self, excess: Excess) -> web.StreamResponse:
-        body, is_whole = await read_up_to(self._answer.content, self._max)
+        body, too_much = await read_up_to(self._answer.content, self._max, self._share)
         self.ended = perf_counter()
-        if not is_whole:
-            self.refusal = NotRecorded("too_large")
-            return await self._pass(chained(body, self._answer.content.iter_any()))
+        if too_much:
+            self.refusal = NotRecorded(too_much)
+            held = [body]
+            del body
+            return await self._pass(chained(held, self._answer.content.iter_any(), self._share))
         self.heard = body
         response = await self._send(body if excess == NOTHING else reduced(body, excess, is_event=False))
         self.added_seconds = perf_counter() - self.ended

@@ -25,6 +25,7 @@ from driftguard.proxy.events import Heard
 from driftguard.proxy.intake import Intake, take_in, target_of
 from driftguard.proxy.metrics import ProxyMetrics
 from driftguard.proxy.recording import NotRecorded, Passage, Recorder
+from driftguard.proxy.room import Room, Share
 from driftguard.proxy.upstream import Upstream
 from driftguard.records import AcceptanceRecord
 from driftguard.settings import ProxySettings
@@ -43,6 +44,7 @@ _KEPT_UP_TO_BYTES: Final = 65_536  # of a larger answer the record is made at on
 class _Course:
     """What became of a request so far."""
 
+    share: Share
     outcome: Outcome = "client_gone"  # unless it comes to another end
     intake: Intake | None = None
     asked_at: float = 0.0  # perf_counter()
@@ -74,6 +76,7 @@ class Forwarder:
         self._put = put
         self._metrics = metrics
         self._recorder = Recorder(settings)
+        self._room = Room(settings.max_held_bytes)
         self._backlog = Backlog(self._record)
 
     def settle(self) -> None:
@@ -81,13 +84,14 @@ class Forwarder:
         self._backlog.drain()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        course = _Course()
+        course = _Course(self._room.share())
         in_flight = self._metrics.begin()
         try:
             return await self._pass_on(request, course, in_flight)
         finally:
             self._metrics.end()
             self._account_for(course)
+            course.share.give_back()
 
     async def _pass_on(self, request: web.BaseRequest, course: _Course, in_flight: int) -> web.StreamResponse:
         if "Upgrade" in request.headers or request.method == "CONNECT":
@@ -101,10 +105,12 @@ class Forwarder:
             course.outcome = "refused"
             return self._problem(400, "only requests for a path pass through this proxy")
         try:
-            course.intake = await take_in(request, target, self._settings, self._upstream.engine, in_flight)
+            course.intake = await take_in(
+                request, target, self._settings, self._upstream.engine, in_flight, course.share
+            )
             course.asked_at = perf_counter()
             async with self._ask(request, target, course.intake) as answer:
-                course.delivery = Delivery(request, answer, self._settings.max_inspected_bytes)
+                course.delivery = Delivery(request, answer, self._settings.max_inspected_bytes, course.share)
                 response = await course.delivery.run(course.intake.passage)
         except ClientGone:
             return _cut(request, course.delivery)

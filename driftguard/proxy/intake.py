@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from time import perf_counter
-from typing import Final
+from typing import Final, Literal
 
 import aiohttp
 import msgspec
@@ -15,6 +15,7 @@ from driftguard.adapters.answers.engines import Engine
 from driftguard.proxy.asking import Unreadable, ask, kind_of
 from driftguard.proxy.labels import is_probe
 from driftguard.proxy.recording import NotRecorded, Passage, Reason
+from driftguard.proxy.room import Share
 from driftguard.settings import ProxySettings
 
 Body = bytes | AsyncIterator[bytes] | None
@@ -30,9 +31,15 @@ class Intake(msgspec.Struct, frozen=True):
 
 
 async def take_in(
-    request: web.BaseRequest, target: str, settings: ProxySettings, engine: Engine, in_flight: int
+    request: web.BaseRequest,
+    target: str,
+    settings: ProxySettings,
+    engine: Engine,
+    in_flight: int,
+    share: Share,
 ) -> Intake:
-    """Reads the body only where the request is to be recorded and its body is not too large for that."""
+    """Reads the body only where the request is to be recorded and its body is not too large for that. Raises
+    BadBody."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(_CONTINUE)
         request.writer.output_size = 0
@@ -42,9 +49,10 @@ async def take_in(
         return _unread(request, "not_generation")
     if reason := _reason_not_to_look(request, engine):
         return _unread(request, reason)
-    text, is_whole = await read_up_to(request.content, settings.max_inspected_bytes)
-    if not is_whole:
-        return Intake(chained(text, request.content.iter_any()), refusal=NotRecorded("too_large"))
+    text, excess = await read_up_to(request.content, settings.max_inspected_bytes, share)
+    if excess:
+        rest = request.content.iter_any()
+        return Intake(chained([text], rest, share), refusal=NotRecorded(excess))
     started = perf_counter()
     try:
         asked = ask(kind, engine, text, usage_always=settings.usage_always)
@@ -74,17 +82,24 @@ def target_of(request: web.BaseRequest) -> str:
     return target if target.startswith("/") else URL(target, encoded=True).raw_path_qs
 
 
-async def read_up_to(content: aiohttp.StreamReader, most: int) -> tuple[bytes, bool]:
-    """(what was read, whether that is all); a little more than `most` bytes where it is not."""
+async def read_up_to(
+    content: aiohttp.StreamReader, most: int, share: Share
+) -> tuple[bytes, Literal["too_large", "no_room"] | None]:
+    """(what was read, why that is not all); a little more than `most` bytes, or than there is room for, where
+    it is not."""
     pieces = [content.read_nowait()] if content.is_eof() else []  # it mostly came with its header
     size = sum(map(len, pieces))
-    while size <= most and not content.at_eof():
+    has_room = share.take(size)
+    while size <= most and has_room and not content.at_eof():
         pieces.append(await content.readany())
         size += len(pieces[-1])
-    return b"".join(pieces), size <= most
+        has_room = share.take(len(pieces[-1]))
+    return b"".join(pieces), "too_large" if size > most else None if has_room else "no_room"
 
 
-async def chained(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
+async def chained(held: list[bytes], rest: AsyncIterator[bytes], share: Share) -> AsyncIterator[bytes]:
+    """What is held is given away and held no more."""
+    yield held.pop()
+    share.give_back()
     async for chunk in rest:
         yield chunk

@@ -31,6 +31,7 @@ Reason = Literal[
     "malformed_request",
     "malformed_answer",
     "too_large",
+    "no_room",  # too much is held in memory already
     "encoded",  # a compressed request, or a compressed answer though none was asked for
     "several_answers",  # n > 1 or several prompts
     "no_numbers",
@@ -45,6 +46,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "no_numbers": "answers tell nothing of speculation; vLLM needs --per-request-spec-decode-metrics "
     "summary; for a server that does not speculate give --method none, and its latency is recorded",
     "contradiction": "an answer's numbers contradict each other, or --method none",
+    "no_room": "more than proxy.max_held_bytes would be held in memory",
     "bad_label": "a request names a segment or session that no record can hold",
 }
 

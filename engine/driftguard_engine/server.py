@@ -136,7 +136,7 @@ def create_app(service: Service, telemetry: Telemetry, options: ServeOptions | N
     app.add_middleware(GZipMiddleware, minimum_size=1_000, compresslevel=3)
     app.add_middleware(
         Guard,
-        origins=Origins(options.host, options.allowed_hosts),
+        origins=Origins(options.host, options.allowed_hosts, hint="see --allowed-host"),
         route_of=lambda scope: _route_of(scope, service),
         check_key=partial(check_key, service.admin_key_hash),
         answer=partial(_refused, service.metrics),
