@@ -22,6 +22,7 @@ from driftguard.alerting import destination
 from driftguard.alerting.alertmanager import Alertmanager
 from driftguard.alerting.loop import AlertLoop
 from driftguard.alerting.webhook import Webhook
+from driftguard.allocation import give_back_what_is_freed
 from driftguard.api.application import http_application
 from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
@@ -297,6 +298,7 @@ def run_sidecar(settings: Settings) -> None:
     """
     configure_logging(settings.log_level, secrets_of(settings))
     raise_limit()
+    give_back_what_is_freed()
     signal.signal(signal.SIGTERM, _unwind)
     with _bind(settings) as listener, open_database(settings) as database:
         with database.session() as session:

@@ -99,7 +99,7 @@ _MISSING = re.compile(r"missing required field `([^`]+)`")
 _PATH = re.compile(r"(.*) - at `\$\.?([^`]*)`$", re.DOTALL)
 
 
-def decode_record(text: bytes | str, *, line: int | None = None) -> AcceptanceRecord:
+def decode_record(text: bytes | bytearray | str, *, line: int | None = None) -> AcceptanceRecord:
     """Parses and checks one record. Raises RecordError that names the field and the line."""
     try:
         record = _decode(text)

@@ -58,6 +58,11 @@ class IngestSettings(_Group):
         description="Fields in one OTLP export, at every depth; more is refused with 413. A span of 20 "
         "attributes has about 100.",
     )
+    max_otlp_items: PositiveInt = Field(
+        70_000,
+        description="Spans in one OTLP export, or data points, with the metrics, scopes and resources that "
+        "hold them; more is refused with 413. A collector sends 8,192 spans or points at once.",
+    )
     max_streams: PositiveInt = Field(
         20_000, description="Streams in the database; records that would begin another one are refused."
     )

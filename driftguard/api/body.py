@@ -1,94 +1,193 @@
-"""Reading a request body within a bound, plain or gzip."""
+"""Reading a request body within a bound, plain or gzip, and taking its items one by one.
+
+What a body becomes while it is worked on is larger than itself: all requests share the room for that.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import re
+import traceback
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Final
 
 import msgspec
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
 from driftguard.api.problems import MalformedBody, UnsupportedEncoding
+from driftguard.api.room import Room
 from driftguard.errors import TooLarge
+from driftguard_http import Refusal
+from driftguard_http.guard import CLOSE
 
 _GZIP = 16 + zlib.MAX_WBITS
 _PART_BYTES = 65_536
+_UNPACKED_BYTES = 1_000_000  # at once
 _MAX_MEMBERS = 1_000
+UNSHARED_BYTES: Final = 64_000  # of a body, that come whether there is room or not
+COMING_BYTES: Final = 20_000_000
+OF_SMALL_BYTES: Final = 16_000_000
+OF_LARGE_BYTES: Final = 48_000_000
+LARGE_BODY_SECONDS: Final = 30.0  # that one may take room for while it comes
 _JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
-_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+# What the depth of a JSON value depends on, each text as a whole.
+_MARKS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{},]', re.DOTALL)
+_NESTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{}]', re.DOTALL)
+_BLANK: Final = re.compile(rb"\s*")
+_check = msgspec.json.Decoder(msgspec.Raw).decode  # reads all of it, and makes nothing of it
+
+Body = bytearray | bytes
 
 
-async def read_body(request: Request, *, max_bytes: int) -> bytes:
-    """The body, decompressed. Raises TooLarge as soon as the bound is passed, MalformedBody,
-    UnsupportedEncoding."""
-    encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", "gzip"):
-        raise UnsupportedEncoding(f"Content-Encoding {encoding!r} is not understood; send gzip or none")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-    parts = bytearray()
-    async for part in request.stream():
-        parts += part
-        if len(parts) > max_bytes:
+class Bodies:
+    """Room for the bodies that come, and for what is made of them; small ones wait for no large one."""
+
+    def __init__(self) -> None:
+        self._coming = Room(COMING_BYTES)
+        self._small, self._large = Room(OF_SMALL_BYTES), Room(OF_LARGE_BYTES)
+
+    @asynccontextmanager
+    async def read(self, request: Request, *, max_bytes: int, growth: int) -> AsyncIterator[Body]:
+        """The body, unpacked. `growth`: bytes of memory that a byte of it becomes at most while it is worked
+        on. Raises TooLarge as soon as the bound is passed, Busy, MalformedBody, UnsupportedEncoding, Refusal.
+        """
+        encoding = request.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("identity", "gzip"):
+            raise UnsupportedEncoding(f"Content-Encoding {encoding!r} is not understood; send gzip or none")
+        declared = request.headers.get("content-length", "")
+        size = int(declared) if declared.isdecimal() else max_bytes
+        if declared and size > max_bytes:
             raise _too_large(max_bytes)
-    if encoding == "gzip":
-        return await run_in_threadpool(_decompress, memoryview(parts), max_bytes)
-    return bytes(parts)
+        parts, stream = bytearray(), request.stream()
+        await _receive(parts, stream, UNSHARED_BYTES, max_bytes)
+        async with self._coming.taken(size if len(parts) > UNSHARED_BYTES else 0):
+            try:
+                async with asyncio.timeout(LARGE_BODY_SECONDS):
+                    await _receive(parts, stream, max_bytes, max_bytes)
+            except TimeoutError:
+                raise Refusal(408, "the body came too slowly", headers=CLOSE) from None
+            is_packed = encoding == "gzip"
+            size = await run_in_threadpool(_unpacked_bytes, parts, max_bytes) if is_packed else len(parts)
+            worked_on = self._large if size > UNSHARED_BYTES else self._small
+            async with worked_on.taken(size * growth):
+                body = await run_in_threadpool(_unpacked, parts) if is_packed else parts
+                try:
+                    yield body
+                except Exception as error:
+                    traceback.clear_frames(error.__traceback__)  # which hold what was made of the body
+                    raise
+                finally:
+                    parts.clear()  # whoever still knows of it
+                    body.clear()
 
 
-def split_items(body: bytes, content_type: str) -> Iterator[tuple[int, bytes]]:
+async def _receive(parts: bytearray, stream: AsyncIterator[bytes], until: int, max_bytes: int) -> None:
+    """Until there are more bytes than that, or no more come. Raises TooLarge."""
+    while len(parts) <= until:
+        part = await anext(stream, None)
+        if part is None:
+            return
+        parts += part
+    if len(parts) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+def split_items(body: Body, content_type: str) -> Iterator[tuple[int, Body]]:
     """(number, text) of each JSON value in JSON Lines or in a JSON array, numbered from 1.
 
     A JSON Lines content type decides; otherwise the first byte does. Blank lines count but are skipped.
     Raises MalformedBody for an empty body and for an array that is not valid JSON.
     """
-    start = body.lstrip()[:1]
-    if not start:
+    blank = _BLANK.match(body)
+    start = blank.end() if blank else 0
+    if start == len(body):
         raise MalformedBody("the body is empty; send JSON Lines or a JSON array")
-    if start != b"[" or content_type.split(";", maxsplit=1)[0].strip().lower() in _JSON_LINES:
-        for number, line in enumerate(body.split(b"\n"), start=1):
-            if line.strip():
-                yield number, line
-        return
+    is_lines = content_type.split(";", maxsplit=1)[0].strip().lower() in _JSON_LINES
+    items = _lines(body) if is_lines or body[start : start + 1] != b"[" else _array(body, start)
+    for number, item in enumerate(items, start=1):
+        if item.strip():
+            yield number, item
+
+
+def _lines(body: Body) -> Iterator[Body]:
+    start = 0
+    while start <= len(body):
+        end = body.find(b"\n", start)
+        end = len(body) if end < 0 else end
+        yield body[start:end]
+        start = end + 1
+
+
+def _array(body: Body, start: int) -> Iterator[Body]:
+    """The items of the array that begins there. Raises MalformedBody."""
     try:
-        items = _items(body)
+        _check(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedBody(f"the body is not a valid JSON array ({error})") from None
-    for number, item in enumerate(items, start=1):
-        yield number, bytes(item)
+    depth, place = 1, start + 1
+    start = place
+    while depth:
+        mark = (_MARKS if depth == 1 else _NESTED).search(body, place)
+        assert mark is not None  # noqa: S101 (it is valid JSON)
+        kind, place = mark[0][:1], mark.end()
+        if kind in b"[{":
+            depth += 1
+        elif kind in b"]}":
+            depth -= 1
+        if (kind == b"," and depth == 1) or not depth:
+            yield body[start : mark.start()]
+            start = place
 
 
-def is_json(text: bytes) -> bool:
+def is_json(text: Body) -> bool:
     try:
-        msgspec.json.decode(text)
+        _check(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
 
 
-def _decompress(data: memoryview, max_bytes: int) -> bytes:
-    """In parts: what follows a member is copied with each member that ends."""
+def _unpacked_bytes(packed: Body, max_bytes: int) -> int:
+    """How many it would be. Raises TooLarge, MalformedBody."""
+    size = 0
+    for part in _gunzip(packed):
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+    return size
+
+
+def _unpacked(packed: Body) -> bytearray:
     whole = bytearray()
+    for part in _gunzip(packed):
+        whole += part
+    return whole
+
+
+def _gunzip(packed: Body) -> Iterator[bytes]:
+    """In parts: what follows a member is copied with each that ends. Raises TooLarge, MalformedBody."""
     members, member = 1, zlib.decompressobj(_GZIP)
     try:
-        for start in range(0, len(data), _PART_BYTES):
-            part: memoryview | bytes = data[start : start + _PART_BYTES]
+        for start in range(0, len(packed), _PART_BYTES):
+            part = bytes(packed[start : start + _PART_BYTES])
             while part:  # a gzip body may hold several members, one after the other
                 if member.eof:
                     members, member = members + 1, zlib.decompressobj(_GZIP)
                 if members > _MAX_MEMBERS:
                     raise TooLarge(f"the gzip body has more than {_MAX_MEMBERS} members; send one")
-                whole += member.decompress(part, max_bytes + 1 - len(whole))
-                if len(whole) > max_bytes:
-                    raise _too_large(max_bytes)
+                yield member.decompress(part, _UNPACKED_BYTES)
+                while not member.eof and (
+                    unpacked := member.decompress(member.unconsumed_tail, _UNPACKED_BYTES)
+                ):
+                    yield unpacked
                 part = member.unused_data
     except zlib.error as error:
         raise MalformedBody(f"the body is not valid gzip ({error})") from None
-    if data and not member.eof:
+    if packed and not member.eof:
         raise MalformedBody("the gzip body is cut short")
-    return bytes(whole)
 
 
 def _too_large(max_bytes: int) -> TooLarge:

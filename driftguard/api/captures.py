@@ -14,13 +14,13 @@ from fastapi.responses import StreamingResponse
 
 from driftguard.api import examples
 from driftguard.api.auth import require_key
-from driftguard.api.body import read_body, split_items
+from driftguard.api.body import Body, split_items
 from driftguard.api.context import Context, get_context
 from driftguard.api.exports import exporting
 from driftguard.api.filters import CaptureQuery, refuse_repeated
 from driftguard.api.openapi import BATCH_COUNTS, batch_problems, example, json_line, problem, reference
 from driftguard.api.problems import record_errors
-from driftguard.errors import BadInput, Forbidden, TooLarge
+from driftguard.errors import BadInput, Busy, Forbidden, TooLarge
 from driftguard.records import FUTURE_TOLERANCE, RecordError, readable_error
 from driftguard.settings import Settings
 from driftguard.store.captures import (
@@ -35,6 +35,7 @@ from driftguard.store.database import Database
 router = APIRouter(tags=["captures"], dependencies=[Depends(require_key)])
 _JSON_LINES = "application/x-ndjson"
 _PAGE = 500
+GROWTH = 20  # a token id of two bytes takes forty: an integer, and its place in a list
 _decode = msgspec.json.Decoder(CapturedRequest).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -55,6 +56,7 @@ _ANSWERS = (
     example("batch", BATCH_COUNTS)
     | batch_problems("captures")
     | problem(Forbidden, "capture is off; set capture.enabled to keep token ids of sampled requests")
+    | problem(Busy, "other large bodies are being worked on; send it again later")
 )
 _LINES = {"schema": {"type": "string"}, "example": json_line(examples.CAPTURE)}
 
@@ -68,10 +70,11 @@ async def post_captures(request: Request, context: Annotated[Context, Depends(ge
     settings = context.settings
     if not settings.capture.enabled:
         raise Forbidden("capture is off; set capture.enabled to keep token ids of sampled requests")
-    body = await read_body(request, max_bytes=settings.ingest.max_batch_bytes)
-    content_type = request.headers.get("content-type", "")
-    good, errors = await run_in_threadpool(parse_captures, body, content_type, settings, datetime.now(UTC))
-    accepted = await run_in_threadpool(_store, context, good)
+    content_type, most = request.headers.get("content-type", ""), settings.ingest.max_batch_bytes
+    async with context.bodies.read(request, max_bytes=most, growth=GROWTH) as body:
+        now = datetime.now(UTC)
+        good, errors = await run_in_threadpool(parse_captures, body, content_type, settings, now)
+        accepted = await run_in_threadpool(_store, context, good)
     counts = {"accepted": accepted, "duplicates": len(good) - accepted}
     for outcome, count in (
         ("accepted", accepted),
@@ -108,7 +111,7 @@ def list_captures(
 
 
 def parse_captures(
-    body: bytes, content_type: str, settings: Settings, now: datetime
+    body: Body, content_type: str, settings: Settings, now: datetime
 ) -> tuple[list[CapturedRequest], list[RecordError]]:
     """The good captures, and why the others are refused. Raises MalformedBody, TooLarge."""
     good: list[CapturedRequest] = []
@@ -121,11 +124,11 @@ def parse_captures(
         try:
             good.append(_decode_capture(text, number, oldest, now))
         except RecordError as error:
-            errors.append(error)
+            errors.append(error.with_traceback(None))  # its frames hold the body
     return good, errors
 
 
-def _decode_capture(text: bytes, line: int, oldest: datetime, now: datetime) -> CapturedRequest:
+def _decode_capture(text: Body, line: int, oldest: datetime, now: datetime) -> CapturedRequest:
     try:
         capture = _decode(text)
     except msgspec.ValidationError as error:

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from fastapi import Request
 
+from driftguard.api.body import Bodies
 from driftguard.api.exports import ExportSlots
 from driftguard.api.ingest_queue import IngestQueue
 from driftguard.fold_watch import FoldWatch
@@ -31,6 +32,7 @@ class Context:
     # Servers that nobody tried to scrape for too long, and those that another sidecar scrapes.
     overdue_sources: Callable[[datetime], Sequence[str]] = lambda _: ()
     sources_elsewhere: Callable[[], Sequence[str]] = lambda: ()
+    bodies: Bodies = field(default_factory=Bodies)
     fold_watch: FoldWatch = field(default_factory=FoldWatch)
     usual_silences: UsualSilences = field(default_factory=UsualSilences)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
@@ -13,7 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from driftguard.api import examples
 from driftguard.api.auth import require_key
-from driftguard.api.body import is_json, read_body, split_items
+from driftguard.api.body import Body, is_json, split_items
 from driftguard.api.context import Context, get_context
 from driftguard.api.openapi import BATCH_COUNTS, batch_problems, example, json_line, problem, reference
 from driftguard.api.problems import MalformedBody, record_errors
@@ -24,6 +24,8 @@ from driftguard.store.partitions import oldest_kept
 from driftguard.store.records import BatchResult
 
 router = APIRouter(tags=["records"])
+GROWTH: Final = 4  # the objects of a record, and what is sent of it to the database
+MAX_RECORD_BYTES: Final = 64_000  # with every field as long as it may be it has a third of that
 
 _BODY = {
     "requestBody": {
@@ -66,14 +68,14 @@ async def post_records(request: Request, context: Annotated[Context, Depends(get
     200 `{"accepted", "duplicates"}`. When lines are refused: 422 with `accepted`, `duplicates` (the good
     lines are stored), `errors` (at most 100, each with line, field and detail) and `errors_total`.
     """
-    body = await read_body(request, max_bytes=context.settings.ingest.max_batch_bytes)
-    content_type = request.headers.get("content-type", "")
-    batch = await run_in_threadpool(parse_batch, body, content_type, context.settings, datetime.now(UTC))
+    content_type, most = request.headers.get("content-type", ""), context.settings.ingest.max_batch_bytes
     metrics = context.metrics
     counted = metrics.ingest_records.labels
-    counted("refused").inc(len(batch.errors))
-    with metrics.ingest_commit_seconds.time():
-        result = await asyncio.wrap_future(context.ingest.submit(batch.records))
+    async with context.bodies.read(request, max_bytes=most, growth=GROWTH) as body:
+        batch = await run_in_threadpool(parse_batch, body, content_type, context.settings, datetime.now(UTC))
+        counted("refused").inc(len(batch.errors))
+        with metrics.ingest_commit_seconds.time():
+            result = await asyncio.wrap_future(context.ingest.submit(batch.records))
     counted("accepted").inc(result.accepted)
     counted("duplicate").inc(result.duplicates)
     errors = batch.refused(result)
@@ -89,22 +91,22 @@ async def post_records(request: Request, context: Annotated[Context, Depends(get
     return Response(msgspec.json.encode(counts), media_type="application/json")
 
 
-def parse_batch(body: bytes, content_type: str, settings: Settings, now: datetime) -> ParsedBatch:
+def parse_batch(body: Body, content_type: str, settings: Settings, now: datetime) -> ParsedBatch:
     """Checks every record of a body. Raises MalformedBody (no JSON at all), TooLarge (too many records)."""
     batch = ParsedBatch()
     most = settings.ingest.max_batch_records
     oldest = oldest_kept(now, settings.retention)
-    first = b""
+    first: Body = b""
     for count, (number, text) in enumerate(split_items(body, content_type), start=1):
         if count > most:
             raise TooLarge(f"more than {most} records in one batch; send smaller ones", max_records=most)
         first = first or text
         try:
-            record = decode_record(text, line=number)
+            record = _decode(text, number)
             check_clock(record, now, line=number)
             _check_retention(record, oldest, settings, number)
         except RecordError as error:
-            batch.errors.append(error)
+            batch.errors.append(error.with_traceback(None))  # its frames hold the body
         else:
             batch.records.append(record)
             batch.lines.append(number)
@@ -113,6 +115,13 @@ def parse_batch(body: bytes, content_type: str, settings: Settings, now: datetim
             f"the body is not JSON; send one record per line (JSON Lines) or a JSON array ({batch.errors[0]})"
         )
     return batch
+
+
+def _decode(text: Body, line: int) -> AcceptanceRecord:
+    """Raises RecordError."""
+    if len(text) > MAX_RECORD_BYTES:
+        raise RecordError(f"more than {MAX_RECORD_BYTES} bytes, which no record has", line=line)
+    return decode_record(text, line=line)
 
 
 def _check_retention(record: AcceptanceRecord, oldest: datetime, settings: Settings, line: int) -> None:

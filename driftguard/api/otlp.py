@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -11,7 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from driftguard.api import examples
 from driftguard.api.auth import require_key
-from driftguard.api.body import read_body
+from driftguard.api.body import Body
 from driftguard.api.context import Context, get_context
 from driftguard.api.ingest import ParsedBatch, parse_batch
 from driftguard.api.otlp_encoding import JSON, PROTOBUF
@@ -23,6 +25,7 @@ from driftguard.settings import Settings
 from driftguard.store.partitions import oldest_kept
 
 router = APIRouter(tags=["otlp"], route_class=OtlpRoute)
+GROWTH: Final = 50  # of bytes, as far as the bounds of fields and items let them grow
 REASONS: Final = 5  # told in the answer
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -56,12 +59,12 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
     Answers after the commit. A span that makes no record is rejected in a partial success, and the others are
     stored; exporting one again is harmless.
     """
-    kind, body = await _read(request, context.settings)
-    batch, ignored = await run_in_threadpool(_parse, kind, body, context.settings, datetime.now(UTC))
-    context.metrics.otlp_ignored_spans.inc(ignored)
     counted = context.metrics.ingest_records.labels
-    counted("refused").inc(len(batch.errors))
-    result = await asyncio.wrap_future(context.ingest.submit(batch.records))
+    async with _read(request, context) as (kind, body):
+        batch, ignored = await run_in_threadpool(_parse, kind, body, context.settings, datetime.now(UTC))
+        context.metrics.otlp_ignored_spans.inc(ignored)
+        counted("refused").inc(len(batch.errors))
+        result = await asyncio.wrap_future(context.ingest.submit(batch.records))
     counted("accepted").inc(result.accepted)
     counted("duplicate").inc(result.duplicates)
     errors = batch.refused(result)
@@ -86,29 +89,34 @@ async def export_metrics(request: Request, context: Annotated[Context, Depends(g
     Answers after the commit. Data points that nothing can be made of are rejected in a partial success, those
     of other metrics are ignored; exporting the same again is harmless.
     """
-    kind, body = await _read(request, context.settings)
-    exports = await run_in_threadpool(METRICS.read, kind, body, context.settings.ingest.max_otlp_fields)
-    now = datetime.now(UTC)
-    receipt = await context.pushed.take(exports, now, oldest_kept(now, context.settings.retention))
+    async with _read(request, context) as (kind, body):
+        exports = await run_in_threadpool(METRICS.read, kind, body, context.settings.ingest)
+        now = datetime.now(UTC)
+        receipt = await context.pushed.take(exports, now, oldest_kept(now, context.settings.retention))
+        del exports
     context.metrics.otlp_ignored_points.inc(receipt.ignored)
     context.metrics.otlp_rejected_points.inc(receipt.rejected)
     told = "; ".join(receipt.reasons[:REASONS])
     return Response(METRICS.answer(kind, receipt.rejected, told), media_type=kind)
 
 
-async def _read(request: Request, settings: Settings) -> tuple[str, bytes]:
-    """Media type and body. Raises UnsupportedContent, UnsupportedEncoding, MalformedBody, TooLarge."""
+@asynccontextmanager
+async def _read(request: Request, context: Context) -> AsyncIterator[tuple[str, Body]]:
+    """Media type and body. Raises UnsupportedContent, and what Bodies.read raises."""
     kind = media_type(request)
     if kind not in (PROTOBUF, JSON):
         raise UnsupportedContent(f"Content-Type {kind!r} is not understood; send {PROTOBUF} or {JSON}")
-    return kind, await read_body(request, max_bytes=settings.ingest.max_batch_bytes)
+    most = context.settings.ingest.max_batch_bytes
+    async with context.bodies.read(request, max_bytes=most, growth=GROWTH) as body:
+        yield kind, body
 
 
-def _parse(kind: str, body: bytes, settings: Settings, now: datetime) -> tuple[ParsedBatch, int]:
+def _parse(kind: str, body: Body, settings: Settings, now: datetime) -> tuple[ParsedBatch, int]:
     """The records, and how many spans hold none. Raises MalformedBody, MissingExtra, TooLarge."""
-    spans = TRACES.read(kind, body, settings.ingest.max_otlp_fields)
-    lines = [record_line(span) for span in spans if span.is_ours]
+    spans = TRACES.read(kind, body, settings.ingest)
+    ours = [span for span in spans if span.is_ours]
+    lines = [record_line(span) for span in ours[: settings.ingest.max_batch_records + 1]]  # more is refused
     if not lines:
         return ParsedBatch(), len(spans)
     batch = parse_batch(b"\n".join(lines), "application/x-ndjson", settings, now)
-    return batch, len(spans) - len(lines)
+    return batch, len(spans) - len(ours)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 
-class _Value(msgspec.Struct, rename="camel"):
+class _Value(msgspec.Struct, rename="camel", frozen=True, gc=False):
     string_value: str | None = None
     bool_value: bool | None = None
     int_value: int | str | None = None  # 64 bits are text in protobuf's JSON, numbers are allowed
@@ -24,17 +24,17 @@ class _Value(msgspec.Struct, rename="camel"):
         return next((value for value in given if value is not None), None)
 
 
-class _Values(msgspec.Struct):
-    values: list[_Value] = []
+class _Values(msgspec.Struct, frozen=True, gc=False):
+    values: tuple[_Value, ...] = ()
 
 
-class Attribute(msgspec.Struct):
+class Attribute(msgspec.Struct, frozen=True, gc=False):
     key: str
-    value: _Value = msgspec.field(default_factory=_Value)
+    value: _Value = _Value()
 
 
-class Resource(msgspec.Struct):
-    attributes: list[Attribute] = []
+class Resource(msgspec.Struct, frozen=True, gc=False):
+    attributes: tuple[Attribute, ...] = ()
 
 
 def json_attributes(attributes: Iterable[Attribute]) -> dict[str, Any]:

@@ -7,20 +7,23 @@ import re
 from functools import cache
 from typing import Any, Final
 
+from driftguard.api.body import Body
 from driftguard.errors import TooLarge
 
 _VARINT, _FIXED64, _MESSAGE, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) have no bytes of their own
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _JSON_MARKS: Final = (b",", b"{", b"[")
 
-Nested = dict[int, Any]  # number of a field that holds messages -> its own Nested; the others are left out
+# Number of a field that holds messages -> its own Nested, None where nothing in them is counted.
+Nested = dict[int, Any]
+_OTHER: Final = object()  # a field that holds no messages
 
 
 class _Cut(Exception):
     """The bytes are no message: the parser says so."""
 
 
-def refuse_many(body: bytes, fields: int, most: int) -> None:
+def refuse_many(body: Body, fields: int, most: int) -> None:
     """`fields`: as counted, at least if more than `most`. Raises TooLarge."""
     if fields > most:
         raise TooLarge(
@@ -30,20 +33,30 @@ def refuse_many(body: bytes, fields: int, most: int) -> None:
         )
 
 
-def json_fields(body: bytes, most: int) -> int:
+def refuse_many_items(items: int, most: int) -> None:
+    """As refuse_many."""
+    if items > most:
+        raise TooLarge(
+            f"the export holds more than {most} spans, data points, metrics, scopes and resources; send "
+            "smaller batches, or raise ingest.max_otlp_items",
+            max_items=most,
+        )
+
+
+def json_fields(body: Body, most: int) -> int:
     """Members, elements and containers at every depth; marks inside of text are told apart where they could
     make the difference."""
     marks = sum(map(body.count, _JSON_MARKS))
     return marks if marks <= most else sum(map(_STRING.sub(b"", body).count, _JSON_MARKS))
 
 
-def protobuf_fields(body: bytes, nested: Nested, most: int) -> int:
+def protobuf_fields(body: Body, nested: Nested, most: int, *, only_nested: bool = False) -> int:
     """Fields at every depth, as they stand on the wire, counted until they are more than `most`; 0 where so
-    few bytes cannot hold more, or are no message."""
+    few bytes cannot hold more, or are no message. `only_nested`: without the fields that hold no messages."""
     if len(body) <= 2 * most:  # a field has a tag and at least a byte
         return 0
     try:
-        return _count(body, nested, most)
+        return _count(body, nested, most, only_nested)
     except (_Cut, IndexError):
         return 0
 
@@ -62,7 +75,7 @@ def nested_fields(descriptor: Any) -> Nested:
     return of(descriptor)
 
 
-def _count(body: bytes, nested: Nested, most: int) -> int:
+def _count(body: Body, nested: Nested, most: int, only_nested: bool) -> int:
     """Raises _Cut, IndexError."""
     count, place, end = 0, 0, len(body)
     around: list[tuple[int, Nested]] = []  # end and fields of the messages that this one lies in
@@ -73,13 +86,12 @@ def _count(body: bytes, nested: Nested, most: int) -> int:
             if not around:
                 return count
             end, nested = around.pop()
-        count += 1
         tag, place = _varint(body, place)
-        kind = tag & 7
+        kind, inner = tag & 7, nested.get(tag >> 3, _OTHER)
+        count += inner is not _OTHER or not only_nested
         if kind == _MESSAGE:
             length, place = _varint(body, place)
-            inner = nested.get(tag >> 3)
-            if inner is None:
+            if inner is None or inner is _OTHER:
                 place += length
             else:
                 around.append((end, nested))
@@ -91,7 +103,7 @@ def _count(body: bytes, nested: Nested, most: int) -> int:
     return count
 
 
-def _varint(body: bytes, place: int) -> tuple[int, int]:
+def _varint(body: Body, place: int) -> tuple[int, int]:
     """(value, place after it). Raises _Cut, IndexError."""
     value = body[place]
     if value < 0x80:

@@ -12,9 +12,18 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
+from driftguard.api.body import Body
 from driftguard.api.otlp_attributes import json_attributes, plain_attributes
-from driftguard.api.otlp_bounds import json_fields, nested_fields, protobuf_fields, refuse_many
+from driftguard.api.otlp_bounds import (
+    Nested,
+    json_fields,
+    nested_fields,
+    protobuf_fields,
+    refuse_many,
+    refuse_many_items,
+)
 from driftguard.api.problems import MalformedBody, MissingExtra
+from driftguard.settings import IngestSettings
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
@@ -26,20 +35,23 @@ Item = TypeVar("Item")
 @dataclass(frozen=True, slots=True)
 class Signal(Generic[Item]):
     """`variable`: its name in the variables of exporters. `request`: the name of its message; `classes`: of
-    that and of the answer, in protobuf; `decode`: the request out of JSON. `items`: what a request holds.
+    that and of the answer, in protobuf; `decode`: the request out of JSON. `items`: what a request
+    holds; `holds`: the fields of its messages down to those; `count`: how many such messages are in JSON.
     `rejected`: of how many, the field of a partial success."""
 
     variable: Literal["TRACES", "METRICS"]
     request: str
     classes: Callable[[], tuple[Any, Any]]
-    decode: Callable[[bytes], Any]
+    decode: Callable[[Body], Any]
+    holds: Nested
+    count: Callable[[Any], int]
     items: Callable[[Any, Attributes], list[Item]]
     rejected: str
 
-    def read(self, media_type: str, body: bytes, max_fields: int) -> list[Item]:
+    def read(self, media_type: str, body: Body, limits: IngestSettings) -> list[Item]:
         """`media_type`: JSON or PROTOBUF. Raises MalformedBody, MissingExtra, TooLarge."""
         read = self._read_json if media_type == JSON else self._read_protobuf
-        return read(body, max_fields)
+        return read(body, limits)
 
     def answer(self, media_type: str, rejected: int, message: str) -> bytes:
         """`message`: why so many were rejected; with 0 rejected it is a warning."""
@@ -52,14 +64,16 @@ class Signal(Generic[Item]):
             answer.partial_success.error_message = message
         return bytes(answer.SerializeToString())
 
-    def _read_json(self, body: bytes, max_fields: int) -> list[Item]:
-        refuse_many(body, json_fields(body, max_fields), max_fields)
+    def _read_json(self, body: Body, limits: IngestSettings) -> list[Item]:
+        refuse_many(body, json_fields(body, limits.max_otlp_fields), limits.max_otlp_fields)
         try:
-            return self.items(self.decode(body), json_attributes)
+            request = self.decode(body)
+            refuse_many_items(self.count(request), limits.max_otlp_items)
+            return self.items(request, json_attributes)
         except (ValueError, OverflowError, RecursionError) as error:  # msgspec's errors are ValueErrors
             raise MalformedBody(f"the body is not an {self.request} in JSON ({error})") from None
 
-    def _read_protobuf(self, body: bytes, max_fields: int) -> list[Item]:
+    def _read_protobuf(self, body: Body, limits: IngestSettings) -> list[Item]:
         try:
             from google.protobuf.message import DecodeError
 
@@ -70,7 +84,9 @@ class Signal(Generic[Item]):
                 f"or export JSON (OTEL_EXPORTER_OTLP_{self.variable}_PROTOCOL=http/json)"
             ) from None
         nested = nested_fields(message.DESCRIPTOR)
-        refuse_many(body, protobuf_fields(body, nested, max_fields), max_fields)
+        fields, items = limits.max_otlp_fields, limits.max_otlp_items
+        refuse_many(body, protobuf_fields(body, nested, fields), fields)
+        refuse_many_items(protobuf_fields(body, self.holds, items, only_nested=True), items)
         try:
             request = message.FromString(body)
         except DecodeError as error:

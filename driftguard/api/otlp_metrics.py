@@ -34,6 +34,18 @@ def _exports(request: Any, plain: Attributes) -> list[Export]:
     ]
 
 
+def _count(request: _Request) -> int:
+    scopes = [scope for group in request.resource_metrics for scope in group.scope_metrics]
+    kinds = [
+        data
+        for scope in scopes
+        for metric in scope.metrics
+        if (kind := metric.kind()) and (data := getattr(metric, kind))
+    ]
+    items = [request.resource_metrics, scopes, *(scope.metrics for scope in scopes)]
+    return sum(map(len, items)) + sum(len(data.data_points) for data in kinds)
+
+
 def _points(metric: Any, plain: Attributes) -> Iterator[Point]:
     kind = metric.kind() if isinstance(metric, _Metric) else metric.WhichOneof("data")
     if kind is None:
@@ -68,10 +80,10 @@ def _sum_and_count(point: Any) -> tuple[tuple[str, float], ...]:
     return ("_sum", float(point.sum or 0.0)), ("_count", float(point.count))
 
 
-class _Point(msgspec.Struct, rename="camel"):
+class _Point(msgspec.Struct, rename="camel", frozen=True, gc=False):
     """A number has as_int or as_double, a distribution sum and count."""
 
-    attributes: list[Attribute] = []
+    attributes: tuple[Attribute, ...] = ()
     start_time_unix_nano: int | str = 0
     time_unix_nano: int | str = 0
     as_int: int | str | None = None
@@ -81,13 +93,13 @@ class _Point(msgspec.Struct, rename="camel"):
     flags: int = 0
 
 
-class _Data(msgspec.Struct, rename="camel"):
-    data_points: list[_Point] = []
+class _Data(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    data_points: tuple[_Point, ...] = ()
     aggregation_temporality: int = 0
     is_monotonic: bool = False
 
 
-class _Metric(msgspec.Struct, rename="camel"):
+class _Metric(msgspec.Struct, rename="camel", frozen=True, gc=False):
     name: str
     gauge: _Data | None = None
     sum: _Data | None = None
@@ -99,17 +111,17 @@ class _Metric(msgspec.Struct, rename="camel"):
         return next((kind for kind in (*_NUMBERS, *_DISTRIBUTIONS) if getattr(self, kind) is not None), None)
 
 
-class _ScopeMetrics(msgspec.Struct):
-    metrics: list[_Metric] = []
+class _ScopeMetrics(msgspec.Struct, frozen=True, gc=False):
+    metrics: tuple[_Metric, ...] = ()
 
 
-class _ResourceMetrics(msgspec.Struct, rename="camel"):
-    resource: Resource = msgspec.field(default_factory=Resource)
-    scope_metrics: list[_ScopeMetrics] = []
+class _ResourceMetrics(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    resource: Resource = Resource()
+    scope_metrics: tuple[_ScopeMetrics, ...] = ()
 
 
-class _Request(msgspec.Struct, rename="camel"):
-    resource_metrics: list[_ResourceMetrics] = []
+class _Request(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    resource_metrics: tuple[_ResourceMetrics, ...] = ()
 
 
 def _classes() -> tuple[Any, Any]:
@@ -126,6 +138,8 @@ METRICS: Final = Signal(
     request="ExportMetricsServiceRequest",
     classes=_classes,
     decode=msgspec.json.Decoder(_Request).decode,
+    holds={1: {2: {2: {kind: {1: None} for kind in (5, 7, 9, 10, 11)}}}},  # the last are points
+    count=_count,
     items=_exports,
     rejected="rejected_data_points",
 )

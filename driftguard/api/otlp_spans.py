@@ -108,6 +108,11 @@ def _spans(request: Any, plain: Attributes) -> list[Span]:
     return found
 
 
+def _count(request: _Request) -> int:
+    scopes = [scope for group in request.resource_spans for scope in group.scope_spans]
+    return len(request.resource_spans) + len(scopes) + sum(len(scope.spans) for scope in scopes)
+
+
 def _shared(attributes: dict[str, Any]) -> dict[str, Any]:
     """What each span of a resource is given of its attributes: those that a record is made of, and one that
     is refused by name."""
@@ -119,25 +124,25 @@ def _hexadecimal(span_id: str | bytes) -> str:
     return span_id if isinstance(span_id, str) else span_id.hex()
 
 
-class _Span(msgspec.Struct, rename="camel"):
+class _Span(msgspec.Struct, rename="camel", frozen=True, gc=False):
     trace_id: str
     span_id: str
     start_time_unix_nano: int | str
     end_time_unix_nano: int | str
-    attributes: list[Attribute] = []
+    attributes: tuple[Attribute, ...] = ()
 
 
-class _ScopeSpans(msgspec.Struct):
-    spans: list[_Span] = []
+class _ScopeSpans(msgspec.Struct, frozen=True, gc=False):
+    spans: tuple[_Span, ...] = ()
 
 
-class _ResourceSpans(msgspec.Struct, rename="camel"):
-    resource: Resource = msgspec.field(default_factory=Resource)
-    scope_spans: list[_ScopeSpans] = []
+class _ResourceSpans(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    resource: Resource = Resource()
+    scope_spans: tuple[_ScopeSpans, ...] = ()
 
 
-class _Request(msgspec.Struct, rename="camel"):
-    resource_spans: list[_ResourceSpans] = []
+class _Request(msgspec.Struct, rename="camel", frozen=True, gc=False):
+    resource_spans: tuple[_ResourceSpans, ...] = ()
 
 
 def _classes() -> tuple[Any, Any]:
@@ -154,6 +159,8 @@ TRACES: Final = Signal(
     request="ExportTraceServiceRequest",
     classes=_classes,
     decode=msgspec.json.Decoder(_Request).decode,
+    holds={1: {2: {2: None}}},
+    count=_count,
     items=_spans,
     rejected="rejected_spans",
 )

@@ -22,6 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from driftguard.api import examples, otlp_spans
+from driftguard.settings import IngestSettings
 from driftguard.store.database import Database
 from tests.api.otlp_answers import JSON, PROTOBUF, answered
 from tests.pipeline.sidecar import running_sidecar
@@ -221,7 +222,7 @@ def test_without_the_extra_json_is_taken_and_protobuf_names_it(
 
 
 def test_the_documented_example_is_a_record() -> None:
-    (span,) = otlp_spans.TRACES.read(JSON, json.dumps(examples.SPANS).encode(), 1_000)
+    (span,) = otlp_spans.TRACES.read(JSON, json.dumps(examples.SPANS).encode(), IngestSettings())
     assert json.loads(otlp_spans.record_line(span))["accepted"] == 148
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status
 from hypothesis import given
@@ -29,7 +30,7 @@ from driftguard.api.otlp_spans import MARK, TRACES
 from driftguard.app import Sidecar, create_app
 from driftguard.scraping.pushed import PushedSources
 from driftguard.scraping.pushed_source import PushedSource
-from driftguard.settings import Settings
+from driftguard.settings import IngestSettings, Settings
 from driftguard.store.database import Database
 from tests.adapters.fake_engines import FakeVllm
 from tests.adapters.otlp_exports import exported
@@ -37,6 +38,7 @@ from tests.api.ingest_server import serving
 from tests.api.otlp_answers import JSON, PROTOBUF
 
 LIMIT = 20_000
+ITEMS = 1_000
 GZIP = {"Content-Encoding": "gzip"}
 WAIT_SECONDS = 20
 
@@ -45,7 +47,10 @@ WAIT_SECONDS = 20
 def client(module_database_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     database = Database.open(module_database_url)
     settings = Settings.model_validate(
-        {"data_dir": tmp_path_factory.mktemp("data"), "ingest": {"max_otlp_fields": LIMIT}}
+        {
+            "data_dir": tmp_path_factory.mktemp("data"),
+            "ingest": {"max_otlp_fields": LIMIT, "max_otlp_items": ITEMS},
+        }
     )
     with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:
         yield client
@@ -70,7 +75,33 @@ def test_an_export_of_millions_of_empty_messages_is_refused_by_their_number(
     answer = post(client, path, f'{{"{name}": [{"{}," * 4_000_000}{{}}]}}'.encode(), JSON)
     assert answer.status_code == 413
     assert told in answer.json()["message"]
-    assert post(client, path, b"\x0a\x00" * (LIMIT // 2), PROTOBUF).status_code == 200
+    assert post(client, path, b"\x0a\x00" * ITEMS, PROTOBUF).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/traces", "/v1/metrics"])
+def test_an_export_of_very_many_items_is_refused_by_their_number(client: httpx.Client, path: str) -> None:
+    """Of a thousand allowed: the groups, scopes and metrics that hold them count too."""
+    if path == "/v1/traces":
+        spans = ExportTraceServiceRequest()
+        scope = spans.resource_spans.add().scope_spans.add()
+        items: Any = scope.spans
+        item: dict[str, Any] = {"trace_id": b"t", "span_id": b"s", "end_time_unix_nano": 2}
+        export: Message = spans
+    else:
+        points = ExportMetricsServiceRequest()
+        metric = points.resource_metrics.add().scope_metrics.add().metrics.add(name="m")
+        items, item, export = metric.gauge.data_points, {}, points
+    for _ in range(ITEMS - 4):
+        items.add(start_time_unix_nano=1, **item)
+    bodies = {PROTOBUF: export.SerializeToString, JSON: lambda: MessageToJson(export).encode()}
+    for media_type, body in bodies.items():
+        assert post(client, path, body(), media_type).status_code == 200
+    for _ in range(5):
+        items.add(start_time_unix_nano=1, **item)
+    for media_type, body in bodies.items():
+        answer = post(client, path, body(), media_type)
+        assert answer.status_code == 413
+        assert b"ingest.max_otlp_items" in answer.content
 
 
 def test_text_is_one_field_whatever_it_says(client: httpx.Client) -> None:
@@ -170,7 +201,7 @@ def test_a_span_is_given_few_attributes_of_its_resource() -> None:
     group.resource.attributes.extend(KeyValue(key=name, value=AnyValue(string_value="v")) for name in names)
     span = group.scope_spans.add().spans.add()
     span.attributes.extend([KeyValue(key=MARK, value=AnyValue(int_value=1))])
-    (found,) = TRACES.read(PROTOBUF, request.SerializeToString(), 10_000)
+    (found,) = TRACES.read(PROTOBUF, request.SerializeToString(), IngestSettings())
     assert set(found.attributes) == {"service.name", "driftguard.draft", "driftguard.wrong", MARK}
 
 
@@ -185,7 +216,7 @@ def test_a_gzip_body_of_endless_members_is_refused(client: httpx.Client) -> None
 
 
 STAGES = [
-    (body_module, "_decompress"),
+    (body_module, "_unpacked"),
     (METRICS.__class__, "read"),
     (PushedSources, "_find"),
     (PushedSource, "_sort"),

@@ -29,7 +29,7 @@ from driftguard.adapters.opentelemetry import METRICS
 from driftguard.adapters.otlp_identity import SOURCES
 from driftguard.api import examples, otlp_metrics
 from driftguard.app import Sidecar, create_app
-from driftguard.settings import Settings
+from driftguard.settings import IngestSettings, Settings
 from driftguard.store.database import Database
 from tests.adapters.fake_engines import FakeTgi, FakeVllm, K
 from tests.adapters.otlp_exports import as_json, exported
@@ -339,7 +339,7 @@ def test_an_empty_export_is_taken(client: httpx.Client) -> None:
 
 
 def test_the_documented_example_is_one_of_vllm() -> None:
-    (export,) = otlp_metrics.METRICS.read(JSON, msgspec.json.encode(examples.METRICS), 1_000)
+    (export,) = otlp_metrics.METRICS.read(JSON, msgspec.json.encode(examples.METRICS), IngestSettings())
     assert export.points[0].name == "vllm:spec_decode_num_drafts_total"
 
 

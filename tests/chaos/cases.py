@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tests.chaos import bad_receivers, engine, hostile, outages, poison
+from tests.chaos import bad_receivers, engine, hostile, largest, outages, poison
 from tests.chaos.row import Row
 
 Case = Callable[[int, int], Row | None]
@@ -26,7 +26,9 @@ CASES: Final[dict[str, tuple[Case, int]]] = {
     "slow-requests": (hostile.slow_requests, 1),
     "unfinished-requests": (hostile.unfinished_requests, 1),
     "huge-body-without-key": (hostile.huge_body_without_a_key, 1),
+    "huge-body-with-key": (hostile.huge_body_with_a_key, 1),
     "unread-exports": (hostile.unread_exports, 1),
     "otlp-bombs": (hostile.otlp_bombs, 1),
+    "largest-bodies": (largest.largest_bodies, 1),
     "foreign-writes": (hostile.foreign_writes, 1),
 }

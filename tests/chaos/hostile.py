@@ -77,12 +77,24 @@ def _connected(here: Scene, count: int) -> Iterator[Sequence[socket.socket]]:
 
 def huge_body_without_a_key(seed: int, rounds: int) -> Row:
     """Of a sidecar that others reach: two gigabytes, once with their length declared and once in chunks."""
-    row = Row("huge body without a key", f"{2 * rounds} x {BODY_BYTES / 1e9:.0f} GB")
+    return _huge_body(seed, rounds, with_key=False)
+
+
+def huge_body_with_a_key(seed: int, rounds: int) -> Row:
+    return _huge_body(seed, rounds, with_key=True)
+
+
+def _huge_body(seed: int, rounds: int, *, with_key: bool) -> Row:
+    row = Row(
+        f"huge body {'with' if with_key else 'without'} a key", f"{2 * rounds} x {BODY_BYTES / 1e9:.0f} GB"
+    )
     with scene_with_key(seed) as here:
         here.send()
+        key = f"Authorization: Bearer {here.before}\r\n" if with_key else ""
+        expected = 413 if with_key else 401
         for number in range(2 * rounds):
-            sent, status = _send_huge(here.sidecar.url, declared=number % 2 == 0)
-            if status != 401 or sent > BODY_BYTES // 10:
+            sent, status = _send_huge(here.sidecar.url, key, expected, declared=number % 2 == 0)
+            if status != expected or sent > BODY_BYTES // 10:
                 row.wrong.append(f"{sent / 1e6:.0f} MB were taken, and the answer was {status}")
         return closing(here, row, SERVERS, 120.0)
 
@@ -102,14 +114,14 @@ def _make_key(database: Any) -> str:
         return str(create_key(session, "chaos"))
 
 
-def _send_huge(url: str, *, declared: bool) -> tuple[int, int]:
+def _send_huge(url: str, key: str, expected: int, *, declared: bool) -> tuple[int, int]:
     """(bytes that the other side took, status of its answer; 0 where the connection just ended)."""
     address = urlsplit(url)
     part = b"a" * 1_000_000
     length = f"Content-Length: {BODY_BYTES}" if declared else "Transfer-Encoding: chunked"
     sent = 0
     with socket.create_connection((address.hostname, address.port), timeout=20.0) as connection:
-        connection.sendall(_HEAD + length.encode() + b"\r\n\r\n")
+        connection.sendall(_HEAD + key.encode() + length.encode() + b"\r\n\r\n")
         with suppress(OSError):
             while sent < BODY_BYTES:
                 connection.sendall(part if declared else b"%x\r\n" % len(part) + part + b"\r\n")
@@ -118,7 +130,7 @@ def _send_huge(url: str, *, declared: bool) -> tuple[int, int]:
             answer = connection.recv(100)
             if answer.startswith(b"HTTP/1.1 "):
                 return sent, int(answer[9:12])
-    return sent, 401 if sent < BODY_BYTES // 10 else 0  # a reset may overtake the answer
+    return sent, expected if sent < BODY_BYTES // 10 else 0  # a reset may overtake the answer
 
 
 def unread_exports(seed: int, rounds: int) -> Row:

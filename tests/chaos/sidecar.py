@@ -146,8 +146,7 @@ def watching(sidecar: ChaosSidecar) -> Iterator[Watch]:
             if pid is None:
                 continue
             with suppress(psutil.NoSuchProcess):
-                rss = psutil.Process(pid).memory_info().rss / 1e6
-                watch.most_memory_mb = max(watch.most_memory_mb, rss)
+                watch.most_memory_mb = max(watch.most_memory_mb, _peak_mb(pid))
             took = _healthz_seconds(sidecar.url)
             if sidecar.pid == pid:  # it was not killed meanwhile
                 watch.seconds.append(took)
@@ -160,6 +159,16 @@ def watching(sidecar: ChaosSidecar) -> Iterator[Watch]:
     finally:
         stopping.set()
         thread.join()
+
+
+def _peak_mb(pid: int) -> float:
+    """The most that it ever had resident: what lasts shorter than the time between two looks counts too."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+    found = next((line for line in status.splitlines() if line.startswith("VmHWM:")), None)
+    return int(found.split()[1]) * 1_024 / 1e6 if found else 0.0
 
 
 def _healthz_seconds(url: str) -> float:
