@@ -124,8 +124,7 @@ class Pipeline:
     def _report(self, error: Exception) -> None:
         self._metrics.fold_failures.inc()
         if isinstance(error, DatabaseTimeout):
-            self._share = max(LEAST_SHARE, self._share / 2)
-            log.warning("fold batches become smaller", share=self._share)
+            self._take_less()
         if isinstance(error, DatabaseUnavailable):
             self._states.rolled_back()
             self._metrics.database_up.set(0)
@@ -133,6 +132,10 @@ class Pipeline:
         else:
             self._states.clear()
             log.exception("the fold failed and will be tried again")
+
+    def _take_less(self) -> None:
+        self._share = max(LEAST_SHARE, self._share / 2)
+        log.warning("fold batches become smaller", share=self._share)
 
     def fold_batch(self) -> int:
         """Folds the next records, at most one batch, and tries the held streams that are due. Returns how
@@ -162,7 +165,10 @@ class Pipeline:
             held.hold(session, outcome.failures, passed, before.seq, now, self._metrics)
             after = self._end(session, before, after, outcome)
         self._committed(after, outcome, by_stream, known)
-        self._share = min(1.0, self._share * GROWTH)
+        if outcome.failures.was_late:
+            self._take_less()
+        else:
+            self._share = min(1.0, self._share * GROWTH)
         return len(records), [each.stream_id for each in waiting if held.is_due(each, now, self._tried)]
 
     def _limit(self) -> int:

@@ -232,6 +232,12 @@ def _expect_a_ping(connection: WatchedConnection | None, _record: object) -> Non
         connection.silence_seconds = connections.PING_SECONDS
 
 
+def is_too_slow(error: Exception) -> bool:
+    """A statement that the server cancelled, or a lock that it did not get in time: the connection works."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return isinstance(cause, (QueryCanceled, LockNotAvailable))
+
+
 def is_database_failure(error: Exception) -> bool:
     """Connection, timeout, deadlock, disk: whatever was being stored is not the reason. A limit that a
     statement broke by what it holds (class 54, as a row too large for its index) is not meant."""
