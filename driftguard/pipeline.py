@@ -6,9 +6,10 @@
 
 What is committed is exactly what folding every record once, in seq order, gives: a process that dies at any
 moment leaves either all of a batch or nothing of it. A stream that raises is held (`held.py`), with a
-position of its own, and the others go on. Processes that share a database take turns. Of the scope "fleet"
-the second half holds, not the first: which streams are in service, and which are named together, is judged at
-the end of each batch, so where the batches end has a say.
+position of its own, and the others go on. Of processes that share a database one folds, as long as it lives
+and there are records: who comes after another has to read all the states that it wrote. Of the scope
+"fleet" the second half holds, not the first: which streams are in service, and which are named together, is
+judged at the end of each batch, so where the batches end has a say.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
 
 import structlog
 from sqlalchemy.orm import Session
@@ -35,7 +37,7 @@ from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.detector_states import Progress
 from driftguard.store.records import StoredRecord, read_after, read_of_stream
 from driftguard.store.tables import HeldStream, Stream
-from driftguard.store.work import FOLD
+from driftguard.store.work import CHECK, FOLD
 
 BATCH_RECORDS = 5_000
 # A larger batch for many streams: what a batch costs per stream is shared by its records.
@@ -46,6 +48,8 @@ TRIED_AT_ONCE = 20  # held streams, one batch of each between two batches of all
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
 PAUSE_SECONDS = 0.5  # shortest, unless a batch was full: bounds how often a state is written
 MAX_BACKOFF_SECONDS = 10.0
+LEASE = timedelta(seconds=3)  # longer than the longest time between two looks
+PROCESS_ID = uuid4()
 
 _PAGING = (DriftOpened, DriftClosed)
 log = structlog.get_logger(__name__)
@@ -64,7 +68,7 @@ class Pipeline:
     """The detector loop. `after_fold` callables run inside the transaction, once per stream and batch, with
     the stream's records (probes too) and findings; what they raise rolls back what the batch had of that
     stream. `scope`: see driftguard.batch_fold. `on_found`: called after a commit in which an
-    incident opened or ended."""
+    incident opened or ended. `process_id`: whose `lease` it is."""
 
     def __init__(
         self,
@@ -76,12 +80,16 @@ class Pipeline:
         after_fold: Sequence[AfterFold] = (),
         on_found: Callable[[], None] = lambda: None,
         batch_records: int = BATCH_RECORDS,
+        process_id: UUID = PROCESS_ID,
+        lease: timedelta = LEASE,
     ) -> None:
         self._database = database
         self._metrics = metrics
         self._rules = Rules(config, scope, tuple(after_fold))
         self._on_found = on_found
         self._batch_records = batch_records
+        self._process_id = process_id
+        self._lease = lease
         self._share = 1.0  # of a batch: less after one that the database took too long for
         self._states = KeptStates(config, metrics)
         self._tried: set[int] = set()  # streams that another version had set aside
@@ -120,6 +128,16 @@ class Pipeline:
             if folded < limit:
                 self._stopping.wait(PAUSE_SECONDS)
                 self._wake.wait(IDLE_SECONDS)
+        if not failures:
+            self._release_lease()
+
+    def _release_lease(self) -> None:
+        """So that another process goes on at once; where that fails, it does when the lease is over."""
+        try:
+            with self._database.session(CHECK) as session:
+                detector_states.release_lease(session, self._process_id)
+        except DatabaseUnavailable as error:
+            log.info("the lease of the fold ends by itself", error=str(error))
 
     def _report(self, error: Exception) -> None:
         self._metrics.fold_failures.inc()
@@ -139,7 +157,8 @@ class Pipeline:
 
     def fold_batch(self) -> int:
         """Folds the next records, at most one batch, and tries the held streams that are due. Returns how
-        many records were read; 0 means that all were, but for those of streams that are held."""
+        many records were read; 0 means that all were, but for those of streams that are held, or that
+        another process folds."""
         count, due = self._fold_next()
         for stream_id in due[:TRIED_AT_ONCE]:
             count += self._try_again(stream_id)
@@ -150,6 +169,8 @@ class Pipeline:
         """(how many records, the held streams that are due)"""
         with self._database.session(FOLD) as session:
             before = self._begin(session)
+            if before is None:
+                return 0, []
             records = read_after(session, before.seq, limit=self._limit())
             waiting = held_streams.all_held(session)
             self._states.forget([each.stream_id for each in waiting])
@@ -180,6 +201,8 @@ class Pipeline:
         """One batch of a held stream: those of its records that the others are past. Returns how many."""
         with self._database.session(FOLD) as session:
             before = self._begin(session)
+            if before is None:
+                return 0
             now, stream = datetime.now(UTC), streams.get_stream(session, stream_id)
             all_waiting = {each.stream_id: each for each in held_streams.all_held(session)}
             self._states.forget(all_waiting)
@@ -223,8 +246,13 @@ class Pipeline:
             held.advance(session, waiting, [record.seq for record in records], now, is_last=is_last)
         held.hold(session, failures, {}, detector_states.position(session), now, self._metrics)
 
-    def _begin(self, session: Session) -> Progress:
+    def _begin(self, session: Session) -> Progress | None:
+        """None: another process folds."""
+        if detector_states.is_leased_to_another(session, self._process_id):
+            return None
         detector_states.lock_fold(session)
+        if detector_states.is_leased_to_another(session, self._process_id):
+            return None  # that had the lock
         progress = detector_states.progress(session)
         self._states.follow(session, progress)
         return progress
@@ -233,7 +261,7 @@ class Pipeline:
         """Where nothing was read and nothing was found, nothing is written."""
         if after.seq == before.seq and not outcome.changed and not outcome.failures:
             return before
-        detector_states.set_progress(session, after)
+        detector_states.set_progress(session, after, self._process_id, self._lease)
         return after
 
     def _committed(

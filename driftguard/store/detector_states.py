@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from sqlalchemy import ARRAY, BigInteger, any_, bindparam, delete, literal, select, text, update
+from sqlalchemy import ARRAY, BigInteger, any_, bindparam, delete, func, literal, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -56,8 +57,23 @@ def position(session: Session) -> int:
     return progress(session).seq
 
 
-def set_progress(session: Session, now: Progress) -> None:
-    values = now._asdict()
+def is_leased_to_another(session: Session, process_id: UUID) -> bool:
+    """Whether another process folded last, and so lately that it is to go on."""
+    is_valid = FoldPosition.leased_until > func.clock_timestamp()
+    query = select(FoldPosition.leased_by).where(FoldPosition.reader == READER, is_valid)
+    return session.scalar(query) not in (None, process_id)
+
+
+def release_lease(session: Session, process_id: UUID) -> None:
+    """Another process may fold at once."""
+    own = update(FoldPosition).where(FoldPosition.reader == READER, FoldPosition.leased_by == process_id)
+    session.execute(own.values(leased_until=None))
+
+
+def set_progress(session: Session, now: Progress, process_id: UUID, lease: timedelta) -> None:
+    """And leases the fold to that process, from now on."""
+    until = func.clock_timestamp() + lease
+    values = {**now._asdict(), "leased_by": process_id, "leased_until": until}
     statement = insert(FoldPosition).values(reader=READER, **values)
     session.execute(statement.on_conflict_do_update(index_elements=["reader"], set_=values))
 
