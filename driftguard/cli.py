@@ -121,8 +121,9 @@ def proxy(
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     loaded = load_settings(config, proxy=given or None)
-    configure_logging(loaded.log_level, secrets_of(loaded))
-    run_proxy(loaded.proxy, os.environ.get("DRIFTGUARD_API_KEY"))
+    api_key = os.environ.get("DRIFTGUARD_API_KEY")
+    configure_logging(loaded.log_level, secrets_of(loaded, api_key or ""))
+    run_proxy(loaded.proxy, api_key)
 
 
 @app.command()

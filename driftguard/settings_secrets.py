@@ -10,8 +10,9 @@ from driftguard.masking import Secrets, secrets_of_url
 from driftguard.settings import Settings
 
 
-def secrets_of(settings: Settings) -> Secrets:
-    return Secrets(_secrets(settings, ""))
+def secrets_of(settings: Settings, *more: str) -> Secrets:
+    """`more`: secrets that no setting holds."""
+    return Secrets([*_secrets(settings, ""), *more])
 
 
 def _secrets(value: object, name: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from aiohttp import web
 from driftguard.client import AsyncClient
 from driftguard.descriptors import raise_limit
 from driftguard.errors import BadSettings
+from driftguard.masking import Secrets, secrets_of_url
 from driftguard.proxy.connections import LONGEST_HEADER, BoundedServer, limits_of
 from driftguard.proxy.counts import SharedCounts
 from driftguard.proxy.forwarding import Forwarder
@@ -61,10 +62,11 @@ def check(settings: ProxySettings) -> None:
         raise BadSettings("proxy.upstream: needed; give --upstream http://HOST:PORT")
     for name, url in (("upstream", settings.upstream), ("sidecar", settings.sidecar)):
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise BadSettings(f"proxy.{name}: {url} is not an http(s) address")
-        if "@" in parts.netloc:
+        if "@" in (parts.netloc or url):
             raise BadSettings(f"proxy.{name}: holds a user or password, which error messages would show")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            shown = Secrets(secrets_of_url(url)).masked(url)
+            raise BadSettings(f"proxy.{name}: {shown} is not an http(s) address")
 
 
 async def _serve(settings: ProxySettings, api_key: str | None, worker: Worker) -> None:

@@ -87,6 +87,8 @@ def until(admin_port: int, expected: dict[str, float]) -> None:
         ([], "proxy.upstream: needed"),
         (["--upstream", "host:8000"], "not an http(s) address"),
         (["--upstream", "http://me:pass@h"], "holds a user or password"),
+        (["--upstream", "me:pass@h"], "holds a user or password"),
+        (["--upstream", "http://h?token=hunter2"], "http://h?token=*** is not an http(s) address"),
         (["--upstream", "http://h", "--sidecar", "h"], "proxy.sidecar: h is not"),
         (["--upstream", "http://h", "--engine", "vlm"], "proxy.engine"),
         (["--upstream", "http://h", "--port", "99999"], "proxy.port"),

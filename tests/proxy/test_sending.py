@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from driftguard.client import protocol
+from tests.conftest import PATIENCE_SECONDS
 from tests.proxy.engines import Json, vllm
-from tests.proxy.serving import Setup, answering, proxied
+from tests.proxy.serving import Setup, answering, proxied, served
+from tests.proxy.test_command import ENVIRONMENT, proxy
 
 CHAT: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PATH = "/v1/chat/completions"
@@ -120,5 +124,30 @@ def test_at_the_end_requests_finish_and_their_records_are_sent() -> None:
             await running
             await stopping
             assert len(setup.sidecar.records) == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_key_for_the_sidecar_is_not_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "DRIFTGUARD_API_KEY", "sesame-4711")
+
+    async def refuses(request: web.BaseRequest) -> web.StreamResponse:
+        return web.json_response({"detail": f"not with {request.headers['Authorization']}"}, status=401)
+
+    async def scenario() -> None:
+        async with served(answering(vllm)) as engine, served(refuses) as sidecar:
+            with proxy("--upstream", engine, "--engine", "vllm", "--sidecar", sidecar) as (_, url):
+                async with aiohttp.ClientSession() as client, client.post(url + PATH, json=CHAT) as answer:
+                    assert answer.status == 200
+                said = ""
+                for _ in range(int(PATIENCE_SECONDS * 10)):
+                    said += "".join(capfd.readouterr())
+                    if "not with" in said:
+                        break
+                    await asyncio.sleep(0.1)
+                assert "not with Bearer ***" in said
+                assert "sesame-4711" not in said
 
     asyncio.run(scenario())
