@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from driftguard.masking import Secrets
+from driftguard.masking import MaskingFormatter, Secrets
 
 _NONE: Final = Secrets([])
 
@@ -35,13 +35,4 @@ def configure_logging(level: str, secrets: Secrets = _NONE) -> None:
     )
     logging.basicConfig(level=max(logging.WARNING, getattr(logging, level.upper())))
     for handler in logging.getLogger().handlers:
-        handler.setFormatter(_MaskingFormatter(secrets))
-
-
-class _MaskingFormatter(logging.Formatter):
-    def __init__(self, secrets: Secrets) -> None:
-        super().__init__(logging.BASIC_FORMAT)
-        self._secrets = secrets
-
-    def format(self, record: logging.LogRecord) -> str:
-        return self._secrets.masked(super().format(record))
+        handler.setFormatter(MaskingFormatter(secrets, logging.BASIC_FORMAT))

@@ -6,6 +6,7 @@ The password of a URL is one, and so is all of a webhook's URL behind its host: 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
@@ -52,6 +53,17 @@ class Secrets:
 
     def masked(self, text: str) -> str:
         return self._pattern.sub(MASK, text) if self._pattern else text
+
+
+class MaskingFormatter(logging.Formatter):
+    """Masks whole lines, tracebacks included."""
+
+    def __init__(self, secrets: Secrets, form: str) -> None:
+        super().__init__(form)
+        self._secrets = secrets
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._secrets.masked(super().format(record))
 
 
 def _forms(value: str) -> Iterator[str]:

@@ -172,9 +172,10 @@ def main(
     from driftguard_engine.auth import KEY_VARIABLE, InvalidKeyHash, KeyMissing, choose_key_hash
     from driftguard_engine.config import EngineConfig, InvalidConfig
     from driftguard_engine.listener import CannotListen, bind
-    from driftguard_engine.logs import configure_logs
+    from driftguard_engine.logs import configure_logs, secrets_of
 
-    configure_logs(log_level.value)
+    secrets = secrets_of(os.environ, sidecar, api_key_hash)
+    configure_logs(log_level.value, secrets)
     api_key = os.environ.get(KEY_VARIABLE) or None
     if target is None:
         target, draft = str(BUNDLED / "target"), draft or str(BUNDLED / "draft")
@@ -204,9 +205,9 @@ def main(
         )
         listener = bind(host, port)
     except (KeyMissing, InvalidKeyHash, InvalidConfig) as error:
-        _refuse(str(error), BAD_USAGE)
+        _refuse(secrets.masked(str(error)), BAD_USAGE)
     except CannotListen as error:
-        _refuse(str(error), FAILED)
+        _refuse(secrets.masked(str(error)), FAILED)
 
     from driftguard_engine.core import EngineError
     from driftguard_engine.engine import Engine
@@ -227,7 +228,7 @@ def main(
         options = ServeOptions(host, port, key_hash, shutdown_seconds, tuple(allowed_host or ()))
         code = serve(engine, telemetry, listener, options)
     except (CannotListen, EngineError, SpoolError, InvalidConfig) as error:
-        _refuse(str(error), FAILED)
+        _refuse(secrets.masked(str(error)), FAILED)
     raise typer.Exit(code)
 
 
@@ -242,8 +243,10 @@ def _check(
         )
     if not 0 <= capture_fraction <= 1:
         _refuse(f"capture_fraction: {capture_fraction} is not between 0 and 1", BAD_USAGE)
-    if sidecar is not None and not sidecar.startswith(("http://", "https://")):
-        _refuse(f"sidecar: {sidecar!r} is not a URL that begins with http:// or https://", BAD_USAGE)
+    if sidecar is not None and not sidecar.startswith(("http://", "https://")):  # it may hold a password
+        _refuse(
+            "sidecar: not a URL that begins with http:// or https://", BAD_USAGE
+        )  # it may hold a password
     if not 1 <= len(server_name) <= LONGEST_NAME:
         _refuse(f"server_name: has {len(server_name)} characters, must have 1 to {LONGEST_NAME}", BAD_USAGE)
 

@@ -1,0 +1,98 @@
+"""No secret that the engine is given in what it logs, whichever option or variable holds it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import structlog
+from driftguard_engine.logs import ADDRESS_VARIABLES, SECRET_VARIABLES, configure_logs, secrets_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from driftguard.masking import MASK, Secrets
+
+SECRET = st.text(min_size=8, max_size=20, alphabet=st.characters(codec="utf-8", exclude_characters="\n\r"))
+Given = tuple[dict[str, str], str | None, str | None]  # environment, sidecar, api_key_hash
+
+
+def url(secret: str) -> str:
+    return f"http://user:{quote(secret, safe='')}@host:8200"
+
+
+WAYS: dict[str, Callable[[str], Given]] = {
+    "--sidecar": lambda secret: ({}, url(secret), None),
+    "--sidecar, query": lambda secret: ({}, f"http://host/?key={quote(secret, safe='')}", None),
+    "--api-key-hash": lambda secret: ({}, None, secret),
+    **{name: lambda secret, name=name: ({name: secret}, None, None) for name in SECRET_VARIABLES},  # type: ignore[misc]
+    **{name: lambda secret, name=name: ({name: url(secret)}, None, None) for name in ADDRESS_VARIABLES},  # type: ignore[misc]
+    "https_proxy": lambda secret: ({"https_proxy": url(secret)}, None, None),
+}
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    before, root = structlog.get_config(), logging.getLogger()
+    handlers = [(handler, handler.formatter) for handler in root.handlers]
+    yield
+    structlog.configure(**before)
+    root.handlers[:] = [handler for handler, _ in handlers]
+    for handler, formatter in handlers:
+        handler.setFormatter(formatter)
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def logged(secret: str, secrets: Secrets, out: StringIO) -> str:
+    """An event of the engine's and one of a library's, each with the traceback of an error that names it."""
+    logging.getLogger().handlers[:] = []
+    with redirect_stderr(out):
+        configure_logs("info", secrets)
+        try:
+            int(f"it was {secret}, that is {secret!r}")
+        except ValueError:
+            values = {"list": [secret, (secret,)], "bytes": secret.encode(), "url": url(secret)}
+            structlog.get_logger("test").exception(
+                "an event", plain=secret, nested=values, error=OSError(secret)
+            )
+            logging.getLogger("a.library").exception("failed with %r", secret)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("place", [StringIO, Terminal])
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(secret=SECRET.filter(lambda secret: len(secret.strip()) >= 4))
+def test_no_form_of_a_secret_reaches_the_log(way: str, place: type[StringIO], secret: str) -> None:
+    environment, sidecar, api_key_hash = WAYS[way](secret)
+    secrets = secrets_of({"HF_HOME": "/nowhere", **environment}, sidecar, api_key_hash)
+    told = logged(secret, secrets, place()).replace(MASK, "")
+    usual = logged("nothing of it", Secrets([]), place())
+    for form in (secret, repr(secret)[1:-1], repr(secret.encode())[2:-1], quote(secret, safe="")):
+        if form not in usual:  # else it is part of what a line always has
+            assert form not in told
+
+
+def test_the_token_of_the_hub_is_found_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hf_sesame4711\n")
+    for environment in ({"HF_HOME": str(tmp_path)}, {"HF_TOKEN_PATH": str(tmp_path / "token")}):
+        assert secrets_of(environment, None, None).masked("a hf_sesame4711 b") == f"a {MASK} b"
+
+
+@pytest.mark.parametrize("sidecar", ["ftp://me:hunter2hunter2@host", "me:hunter2hunter2@host"])
+def test_a_refused_address_is_not_told(sidecar: str) -> None:
+    command = [sys.executable, "-m", "driftguard_engine", "--sidecar", sidecar]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "sidecar: not a URL" in ended.stderr
+    assert "hunter2" not in ended.stderr + ended.stdout
