@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -32,6 +33,7 @@ class Context:
     # Servers that nobody tried to scrape for too long, and those that another sidecar scrapes.
     overdue_sources: Callable[[datetime], Sequence[str]] = lambda _: ()
     sources_elsewhere: Callable[[], Sequence[str]] = lambda: ()
+    exposing: asyncio.Lock = field(default_factory=asyncio.Lock)
     bodies: Bodies = field(default_factory=Bodies)
     fold_watch: FoldWatch = field(default_factory=FoldWatch)
     usual_silences: UsualSilences = field(default_factory=UsualSilences)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
@@ -133,6 +134,9 @@ def _check_fold(context: Context, lag: Lag) -> None:
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses={200: _EXPOSITION})
-def metrics(context: Annotated[Context, Depends(get_context)]) -> Response:
+async def metrics(context: Annotated[Context, Depends(get_context)]) -> Response:
     """For Prometheus."""
-    return Response(context.metrics.exposition(), media_type=CONTENT_TYPE)
+    # One after the other: many threads that compute keep the event loop from its turn, and /healthz waits.
+    async with context.exposing:
+        text = await run_in_threadpool(context.metrics.exposition)
+    return Response(text, media_type=CONTENT_TYPE)
