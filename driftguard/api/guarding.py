@@ -6,10 +6,11 @@ from http import HTTPStatus
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
-from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES
 from starlette.types import Scope
 
 from driftguard.api.auth import KeyChecks, is_loopback
+from driftguard.api.compression import Compression
 from driftguard.api.context import Context
 from driftguard.api.exports import MEDIA_TYPES
 from driftguard.api.otlp_status import PATHS, status_response
@@ -35,7 +36,7 @@ ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz"})  # who asks after the pr
 def install_guard(app: FastAPI, context: Context) -> None:
     """In front of everything that `app` routes. Call it once, before the first request."""
     app.add_middleware(
-        GZipMiddleware,
+        Compression,
         minimum_size=COMPRESSED_BYTES,
         compresslevel=COMPRESSION_LEVEL,
         exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, MEDIA_TYPES["parquet"]),

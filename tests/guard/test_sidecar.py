@@ -208,3 +208,25 @@ def test_large_answers_are_compressed_for_whoever_asks(database: Database, tmp_p
         small = client.get("/healthz", headers={"Accept-Encoding": "gzip"})
         assert "content-encoding" not in small.headers
         assert json.loads(small.content) == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_packed"),
+    [
+        ("gzip", True),
+        ("br, GZIP;q=0.5", True),
+        ("*", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, *", False),
+        ("br", False),
+        ("*;q=0", False),
+    ],
+)
+def test_an_answer_is_compressed_only_for_whom_that_is_acceptable(
+    database: Database, tmp_path: Path, accepted: str, is_packed: bool
+) -> None:
+    with sidecar(database, tmp_path) as client:
+        answer = client.get("/metrics", headers={"Accept-Encoding": accepted})
+    assert (answer.headers.get("content-encoding") == "gzip") == is_packed
+    assert "accept-encoding" in answer.headers["vary"].lower()
+    assert b"driftguard_database_up" in answer.content
