@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlencode
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
@@ -54,6 +54,7 @@ _ORDERS: Final[Mapping[Order, str]] = {
 }
 _HERE: Final = Path(__file__).parent
 _CACHED: Final = {"Cache-Control": "public, max-age=3600"}
+_CHECKED: Final = {"Cache-Control": "no-cache"}
 _STATIC: Final = ("style.css", "page.js", "chart.js")
 
 
@@ -185,12 +186,21 @@ def run_page(run_id: UUID, context: AnyContext) -> HTMLResponse:
 
 
 @router.get("/static/{name}")
-def static_file(name: str) -> FileResponse:
+def static_file(name: str, if_none_match: Annotated[str, Header(include_in_schema=False)] = "") -> Response:
+    """Its ETag is weak: it is that of the file, compressed or not. 304: the browser has it already."""
     if name == "plotly.min.js":
-        return FileResponse(_plotly(), headers=_CACHED)
-    if name not in _STATIC:
+        path, headers = _plotly(), _CACHED
+    elif name in _STATIC:
+        path, headers = _HERE / "static" / name, _CHECKED
+    else:
         raise NotFound(f"/static/{name}: there is nothing here")
-    return FileResponse(_HERE / "static" / name, headers={"Cache-Control": "no-cache"})
+    file = FileResponse(path, headers=headers, stat_result=path.stat())
+    tag = file.headers["etag"]
+    file.headers["etag"] = f"W/{tag}"
+    known = {each.strip().removeprefix("W/") for each in if_none_match.split(",")}
+    if known & {tag, "*"}:
+        return Response(status_code=304, headers={**headers, "ETag": f"W/{tag}", "Vary": "Accept-Encoding"})
+    return file
 
 
 @cache

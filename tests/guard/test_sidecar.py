@@ -230,3 +230,26 @@ def test_an_answer_is_compressed_only_for_whom_that_is_acceptable(
     assert (answer.headers.get("content-encoding") == "gzip") == is_packed
     assert "accept-encoding" in answer.headers["vary"].lower()
     assert b"driftguard_database_up" in answer.content
+
+
+@pytest.mark.parametrize("name", ["plotly.min.js", "style.css"])
+def test_a_file_that_a_browser_has_is_not_sent_again_compressed_or_not(
+    database: Database, tmp_path: Path, name: str
+) -> None:
+    with sidecar(database, tmp_path) as client:
+        tags = set()
+        for accepted in ("gzip", "identity"):
+            headers = {"Accept-Encoding": accepted}
+            answer = client.get(f"/static/{name}", headers=headers)
+            tag = answer.headers["etag"]
+            tags.add(tag)
+            for known in (tag, tag.removeprefix("W/"), f'"other", {tag}', "*"):
+                again = client.get(f"/static/{name}", headers=headers | {"If-None-Match": known})
+                assert (again.status_code, again.content) == (304, b"")
+                assert again.headers["etag"] == tag
+                assert again.headers["cache-control"] == answer.headers["cache-control"]
+                assert "content-encoding" not in again.headers
+            other = client.get(f"/static/{name}", headers=headers | {"If-None-Match": '"other"'})
+            assert (other.status_code, other.content) == (200, answer.content)
+    (tag,) = tags  # of either encoding, which only a weak one may be
+    assert tag.startswith("W/")
