@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final
 
 STALLED_AFTER_SECONDS: Final = 60.0
@@ -18,14 +18,15 @@ class FoldWatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._position: int | None = None  # at which records were first seen waiting
+        self._position: Hashable = None  # at which records were first seen waiting
         self._since = 0.0
 
-    def seconds_without_fold(self, position: int, unread: int) -> float:
-        """How long `unread` records have been seen waiting at this position; 0 where none wait."""
+    def seconds_without_fold(self, position: Hashable, waiting: int) -> float:
+        """For how long something has been seen `waiting` at this position; 0 where nothing is. `position`:
+        whatever differs after each fold."""
         with self._lock:
             now = self._clock()
-            if unread == 0:
+            if waiting == 0:
                 self._position = None
                 return 0.0
             if position != self._position:

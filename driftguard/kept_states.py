@@ -47,6 +47,11 @@ class KeptStates:
         """How many are in memory."""
         return len(self._states)
 
+    @property
+    def undescribed(self) -> int:
+        """Streams whose status shows what was true before the last fold of this process."""
+        return len(self._waiting)
+
     def __getitem__(self, stream_id: int) -> StreamState:
         return self._states[stream_id]
 

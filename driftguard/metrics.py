@@ -183,7 +183,8 @@ class Metrics:
         )
         self.detector_last_round = self._gauge(
             "driftguard_detector_last_round_timestamp_seconds",
-            "When the detector last made a round: it folded what was there, or there was nothing.",
+            "When the detector last made a round: it folded what was there, or there was nothing, or another "
+            "sidecar folds.",
         )
         self.gauges_last_refresh = self._gauge(
             "driftguard_gauges_last_refresh_timestamp_seconds",

@@ -6,10 +6,10 @@
 
 What is committed is exactly what folding every record once, in seq order, gives: a process that dies at any
 moment leaves either all of a batch or nothing of it. A stream that raises is held (`held.py`), with a
-position of its own, and the others go on. Of processes that share a database one folds, as long as it lives
-and there are records: who comes after another has to read all the states that it wrote. Of the scope
-"fleet" the second half holds, not the first: which streams are in service, and which are named together, is
-judged at the end of each batch, so where the batches end has a say.
+position of its own, and the others go on. Of processes that share a database one folds as long as it gets
+on: who comes after another has to read all the states that it wrote. Of the scope "fleet" the second half
+holds, not the first: which streams are in service, and which are named together, is judged at the end of each
+batch, so where the batches end has a say.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 import structlog
@@ -28,6 +28,7 @@ from driftguard import batch_fold, held
 from driftguard.batch_fold import AfterFold, Outcome, Rules
 from driftguard.detection import DetectorConfig, DriftClosed, DriftOpened
 from driftguard.errors import DatabaseUnavailable
+from driftguard.fold_watch import FoldWatch
 from driftguard.kept_states import KeptStates
 from driftguard.metrics import Metrics
 from driftguard.records import StreamKey
@@ -48,7 +49,7 @@ TRIED_AT_ONCE = 20  # held streams, one batch of each between two batches of all
 IDLE_SECONDS = 1.0  # longest time between two looks, woken or not
 PAUSE_SECONDS = 0.5  # shortest, unless a batch was full: bounds how often a state is written
 MAX_BACKOFF_SECONDS = 10.0
-LEASE = timedelta(seconds=3)  # longer than the longest time between two looks
+TAKE_OVER_SECONDS = 3.0  # longer than the longest time between two looks
 PROCESS_ID = uuid4()
 
 _PAGING = (DriftOpened, DriftClosed)
@@ -68,7 +69,8 @@ class Pipeline:
     """The detector loop. `after_fold` callables run inside the transaction, once per stream and batch, with
     the stream's records (probes too) and findings; what they raise rolls back what the batch had of that
     stream. `scope`: see driftguard.batch_fold. `on_found`: called after a commit in which an
-    incident opened or ended. `process_id`: whose `lease` it is."""
+    incident opened or ended. One of another `process_id` than the fold before takes over once it has seen
+    work wait at one position for `take_over_seconds`, by `watch`."""
 
     def __init__(
         self,
@@ -81,7 +83,8 @@ class Pipeline:
         on_found: Callable[[], None] = lambda: None,
         batch_records: int = BATCH_RECORDS,
         process_id: UUID = PROCESS_ID,
-        lease: timedelta = LEASE,
+        take_over_seconds: float = TAKE_OVER_SECONDS,
+        watch: FoldWatch | None = None,
     ) -> None:
         self._database = database
         self._metrics = metrics
@@ -89,7 +92,8 @@ class Pipeline:
         self._on_found = on_found
         self._batch_records = batch_records
         self._process_id = process_id
-        self._lease = lease
+        self._take_over_seconds = take_over_seconds
+        self._watch = watch or FoldWatch()
         self._share = 1.0  # of a batch: less after one that the database took too long for
         self._states = KeptStates(config, metrics)
         self._tried: set[int] = set()  # streams that another version had set aside
@@ -129,15 +133,15 @@ class Pipeline:
                 self._stopping.wait(PAUSE_SECONDS)
                 self._wake.wait(IDLE_SECONDS)
         if not failures:
-            self._release_lease()
+            self._hand_over()
 
-    def _release_lease(self) -> None:
-        """So that another process goes on at once; where that fails, it does when the lease is over."""
+    def _hand_over(self) -> None:
+        """So that another process goes on at once; where that fails, it takes over as from one that died."""
         try:
             with self._database.session(CHECK) as session:
-                detector_states.release_lease(session, self._process_id)
+                detector_states.hand_over(session, self._process_id)
         except DatabaseUnavailable as error:
-            log.info("the lease of the fold ends by itself", error=str(error))
+            log.info("another sidecar will have to take the fold over", error=str(error))
 
     def _report(self, error: Exception) -> None:
         self._metrics.fold_failures.inc()
@@ -177,7 +181,8 @@ class Pipeline:
             passed = Counter(record.stream_id for record in records)
             by_stream = _by_stream(records, {each.stream_id for each in waiting})
             known = {stream.id: stream for stream in streams.streams_of(session, by_stream)}
-            after = Progress(records[-1].seq if records else before.seq, before.folds + 1)
+            last = records[-1].seq if records else before.seq
+            after = Progress(last, before.folds + 1, self._process_id)
             outcome = batch_fold.fold_batch(
                 session, self._rules, self._states, by_stream, known, fold=after.folds
             )
@@ -213,7 +218,7 @@ class Pipeline:
                 session, stream_id, after=waiting.after_seq, up_to=before.seq, limit=self._batch_records
             )
             is_last = len(records) < self._batch_records
-            after = Progress(before.seq, before.folds + 1)
+            after = Progress(before.seq, before.folds + 1, self._process_id)
             outcome = batch_fold.fold_batch(
                 session,
                 self._rules,
@@ -248,20 +253,34 @@ class Pipeline:
 
     def _begin(self, session: Session) -> Progress | None:
         """None: another process folds."""
-        if detector_states.is_leased_to_another(session, self._process_id):
+        seen = detector_states.progress(session)
+        if self._is_anothers(seen) and not self._is_left_undone(session, seen):
             return None
         detector_states.lock_fold(session)
-        if detector_states.is_leased_to_another(session, self._process_id):
-            return None  # that had the lock
         progress = detector_states.progress(session)
+        if progress != seen and self._is_anothers(progress):
+            return None  # it held the lock, and got on
         self._states.follow(session, progress)
         return progress
+
+    def _is_anothers(self, progress: Progress) -> bool:
+        return progress.folded_by not in (None, self._process_id)
+
+    def _is_left_undone(self, session: Session, progress: Progress) -> bool:
+        """Whether there was something to do, and nobody got on: a fold that fails changes no progress."""
+        now = datetime.now(UTC)
+        due = [each for each in held_streams.all_held(session) if held.is_due(each, now, self._tried)]
+        work = detector_states.lag(session).unread + len(due) + self._states.undescribed
+        waited = self._watch.seconds_without_fold(progress, work)
+        return work > 0 and waited >= self._take_over_seconds
 
     def _end(self, session: Session, before: Progress, after: Progress, outcome: Outcome) -> Progress:
         """Where nothing was read and nothing was found, nothing is written."""
         if after.seq == before.seq and not outcome.changed and not outcome.failures:
             return before
-        detector_states.set_progress(session, after, self._process_id, self._lease)
+        if self._is_anothers(before):
+            log.info("the fold is taken over from another sidecar", position=before.seq)
+        detector_states.set_progress(session, after)
         return after
 
     def _committed(

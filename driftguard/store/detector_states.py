@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ARRAY, BigInteger, any_, bindparam, delete, func, literal, select, text, update
+from sqlalchemy import ARRAY, BigInteger, any_, bindparam, delete, literal, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -43,11 +43,14 @@ class Progress(NamedTuple):
 
     seq: int  # of the last folded record; 0 before the first
     folds: int  # how many there were
+    folded_by: UUID | None = None  # the process that is to go on; None: any
 
 
 def progress(session: Session) -> Progress:
     row = session.execute(
-        select(FoldPosition.seq, FoldPosition.folds).where(FoldPosition.reader == READER)
+        select(FoldPosition.seq, FoldPosition.folds, FoldPosition.folded_by).where(
+            FoldPosition.reader == READER
+        )
     ).one_or_none()
     return Progress(*row) if row else Progress(0, 0)
 
@@ -57,25 +60,16 @@ def position(session: Session) -> int:
     return progress(session).seq
 
 
-def is_leased_to_another(session: Session, process_id: UUID) -> bool:
-    """Whether another process folded last, and so lately that it is to go on."""
-    is_valid = FoldPosition.leased_until > func.clock_timestamp()
-    query = select(FoldPosition.leased_by).where(FoldPosition.reader == READER, is_valid)
-    return session.scalar(query) not in (None, process_id)
-
-
-def release_lease(session: Session, process_id: UUID) -> None:
-    """Another process may fold at once."""
-    own = update(FoldPosition).where(FoldPosition.reader == READER, FoldPosition.leased_by == process_id)
-    session.execute(own.values(leased_until=None))
-
-
-def set_progress(session: Session, now: Progress, process_id: UUID, lease: timedelta) -> None:
-    """And leases the fold to that process, from now on."""
-    until = func.clock_timestamp() + lease
-    values = {**now._asdict(), "leased_by": process_id, "leased_until": until}
+def set_progress(session: Session, now: Progress) -> None:
+    values = now._asdict()
     statement = insert(FoldPosition).values(reader=READER, **values)
     session.execute(statement.on_conflict_do_update(index_elements=["reader"], set_=values))
+
+
+def hand_over(session: Session, process_id: UUID) -> None:
+    """Any process may go on at once, where that one folded last."""
+    own = update(FoldPosition).where(FoldPosition.reader == READER, FoldPosition.folded_by == process_id)
+    session.execute(own.values(folded_by=None))
 
 
 def written_since(session: Session, folds: int) -> list[int]:

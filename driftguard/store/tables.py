@@ -172,16 +172,15 @@ class DailyRollup(RollupTier):
 
 class FoldPosition(Base):
     """The seq up to which a named reader has folded; written in one transaction with what it derived. `folds`
-    counts these transactions: another number than the one remembered means that another process folded. The
-    lease is for economy: that no two fold at once is up to the lock."""
+    counts these transactions: another number than the one remembered means that another process folded.
+    `folded_by` is for economy: that no two fold at once is up to the lock."""
 
     __tablename__ = "fold_positions"
 
     reader: Mapped[str] = mapped_column(primary_key=True)
     seq: Mapped[int]
     folds: Mapped[int] = mapped_column(default=0, server_default="0")
-    leased_by: Mapped[UUID | None]  # the process that folded last
-    leased_until: Mapped[datetime | None]  # by the database's clock
+    folded_by: Mapped[UUID | None]  # the process whose fold was the last; null once it ended
 
 
 class DetectorState(Base):

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,12 +26,12 @@ STREAMS = 100
 RECORDS = 10  # of each stream and round
 ROUNDS = 40
 WARM_UP = 10  # rounds that are not counted
-LEASE = timedelta(minutes=1)  # rounds of several scenes take longer than traffic that goes on
+NEVER = float("inf")  # rounds of several scenes take longer than traffic that goes on
 ALONE = "one sidecar"
 SCENES = {
-    ALONE: (1, LEASE),
-    "two, the one that folded last goes on": (2, LEASE),
-    "two, in turn": (2, timedelta()),
+    ALONE: (1, NEVER),
+    "two, the one that folded last goes on": (2, NEVER),
+    "two, in turn": (2, 0.0),
 }
 
 
@@ -57,12 +56,13 @@ def main() -> None:
 
 
 @contextmanager
-def _opened(sidecars: int, lease: timedelta) -> Iterator[Scene]:
+def _opened(sidecars: int, take_over_seconds: float) -> Iterator[Scene]:
     with tempfile.TemporaryDirectory() as directory, start_embedded(Path(directory) / "data") as url:
         upgrade(url)
         database, config = Database.open(url), DetectorConfig(minimum_drop=0.1)
         pipelines = [
-            Pipeline(database, config, Metrics(), process_id=uuid4(), lease=lease) for _ in range(sidecars)
+            Pipeline(database, config, Metrics(), process_id=uuid4(), take_over_seconds=take_over_seconds)
+            for _ in range(sidecars)
         ]
         yield Scene(database, pipelines, Traffic(seed=7))
         database.close()

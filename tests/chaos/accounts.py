@@ -72,8 +72,8 @@ def of_records(database: Database, acknowledged: Collection[UUID], settings: Set
 
 
 def _states_off(database: Database, settings: Settings) -> int:
-    pipeline = Pipeline(database, detector_config(settings), Metrics())
-    _fold_all(pipeline)  # what the sidecar had not folded when it was stopped
+    # What the sidecar had not folded when it was stopped, or killed: then it was to go on.
+    _fold_all(Pipeline(database, detector_config(settings), Metrics(), take_over_seconds=0.0))
     kept = _states(database)
     with database.session() as session:
         for table in ("incidents", "detector_states", "fold_positions"):

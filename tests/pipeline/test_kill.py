@@ -9,11 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from sqlalchemy import select, text
 
+from driftguard.detection import DetectorConfig
+from driftguard.metrics import Metrics
+from driftguard.pipeline import PROCESS_ID, Pipeline
 from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.tables import (
@@ -91,6 +95,68 @@ def outcome(database: Database) -> dict[str, Any]:
                 select(Notification.incident_id, Notification.event).order_by(Notification.id)
             ).all(),
         }
+
+
+def frozen_in_a_fold(database: Database, process: int) -> None:
+    """Stops the process at a moment at which it holds the lock."""
+    for _ in range(1_000):
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(0.05)  # a commit that is on its way arrives
+        with database.session() as session:
+            if session.scalar(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted")):
+                return
+        os.kill(process, signal.SIGCONT)
+        time.sleep(0.001)
+    raise AssertionError("it never folds")
+
+
+@pytest.mark.parametrize("then", [signal.SIGKILL, signal.SIGCONT])
+def test_whoever_takes_over_from_a_frozen_process_waits_for_the_end_of_its_fold(
+    database: Database, folding: subprocess.Popen[str], then: signal.Signals
+) -> None:
+    traffic = Traffic(seed=12)
+    store(database, traffic.draw(RECORDS, GOOD))
+    taking = Pipeline(
+        database, DetectorConfig(minimum_drop=0.1), Metrics(), batch_records=50, take_over_seconds=0.0
+    )
+    with ThreadPoolExecutor(1) as threads:
+        for turn in range(1, 4):  # so that the one that takes over has states of before
+            with database.session() as session:
+                detector_states.hand_over(session, PROCESS_ID)
+            process = start(folding, batch=20)
+            wait_until(lambda: folded(database) >= turn * 700, "the fold to get so far", timeout_seconds=60)  # noqa: B023
+            frozen_in_a_fold(database, process)
+            before = folded(database)
+            taken_over = threads.submit(taking.fold_batch)
+            wait_until(lambda: is_awaited(database), "it to wait for the lock")
+            assert folded(database) == before
+            os.kill(process, then)
+            if then == signal.SIGCONT:
+                assert taken_over.result() == 0  # it was alive
+                os.kill(process, signal.SIGKILL)
+            else:
+                assert taken_over.result() == 50
+            assert exit_code(folding) == -signal.SIGKILL
+            while taking.fold_batch() == 0:  # until what the killed one had begun is rolled back
+                pass
+    while taking.fold_batch():
+        pass
+    interrupted = outcome(database)
+
+    with database.session() as session:
+        for table in ("incidents", "detector_states", "fold_positions"):
+            session.execute(text(f"DELETE FROM {table}"))
+    start(folding, batch=5000)
+    assert exit_code(folding) == 0
+    assert outcome(database) == interrupted
+    assert len(interrupted["histories"]) > 2
+
+
+def is_awaited(database: Database) -> bool:
+    """The lock of the fold."""
+    with database.session() as session:
+        query = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
+        return bool(session.scalar(text(query)))
 
 
 def test_killed_at_any_moment_the_fold_ends_where_an_uninterrupted_one_does(
