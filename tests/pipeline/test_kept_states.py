@@ -124,8 +124,7 @@ def test_a_beginning_that_was_rolled_back_is_made_again_and_the_other_states_sta
 
     def hook(session: Session, *_: object) -> None:
         if away[0]:
-            session.execute(text("SET LOCAL statement_timeout = 1"))
-            session.execute(text("SELECT pg_sleep(1)"))
+            session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
     pipeline = Pipeline(database, CONFIG, metrics, after_fold=[hook])
     for server in ("chat", "mail"):
