@@ -34,6 +34,7 @@ class Context:
     overdue_sources: Callable[[datetime], Sequence[str]] = lambda _: ()
     sources_elsewhere: Callable[[], Sequence[str]] = lambda: ()
     exposing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    listing: asyncio.Lock = field(default_factory=asyncio.Lock)  # of what looks at every stream
     bodies: Bodies = field(default_factory=Bodies)
     fold_watch: FoldWatch = field(default_factory=FoldWatch)
     usual_silences: UsualSilences = field(default_factory=UsualSilences)

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
@@ -68,8 +69,13 @@ class FleetQuery(BaseModel):
 
 
 @router.get("/")
-def fleet_page(query: Annotated[FleetQuery, Query()], context: AnyContext) -> HTMLResponse:
+async def fleet_page(query: Annotated[FleetQuery, Query()], context: AnyContext) -> HTMLResponse:
     """The streams in a sentence each, the worst first."""
+    async with context.listing:
+        return await run_in_threadpool(_fleet, query, context)
+
+
+def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
     now = datetime.now(UTC)
     with context.database.session() as session:
         scraped = sources.all_sources(session)

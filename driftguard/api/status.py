@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Path, Query
+from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
@@ -87,10 +88,15 @@ class AcceptanceSeries(BaseModel):
 
 
 @router.get("/status", dependencies=[Depends(refuse_repeated)], responses=example("status"))
-def get_status(
+async def get_status(
     query: Annotated[StatusQuery, Query()], context: Annotated[Context, Depends(get_context)]
 ) -> StatusAnswer:
     """One verdict per stream, with the numbers that it rests on, and the servers that are scraped."""
+    async with context.listing:
+        return await run_in_threadpool(_status, query, context)
+
+
+def _status(query: StatusQuery, context: Context) -> StatusAnswer:
     now = datetime.now(UTC)
     with context.database.session() as session:
         known, scraped = streams.all_streams(session), sources.all_sources(session)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Path, Query
+from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from sqlalchemy.orm import Session
 
@@ -52,9 +53,14 @@ class StreamPage(FrozenModel):
 
 
 @router.get("", dependencies=[Depends(refuse_repeated)], responses=example("streams"))
-def list_streams(query: Annotated[StreamQuery, Query()], context: AnyContext) -> StreamPage:
+async def list_streams(query: Annotated[StreamQuery, Query()], context: AnyContext) -> StreamPage:
     """One verdict per stream, with the numbers that it rests on. A stream whose place in the order changes
     between two pages may be on both or on neither: `sort=server` has every stream once."""
+    async with context.listing:
+        return await run_in_threadpool(_list, query, context)
+
+
+def _list(query: StreamQuery, context: Context) -> StreamPage:
     now = datetime.now(UTC)
     choice = Choice(query.q, query.verdict, query.server, query.target, query.method, query.in_service)
     with context.database.session() as session:

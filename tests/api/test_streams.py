@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterator
 from html import unescape
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 
 from driftguard.app import Sidecar, create_app
 from driftguard.settings import Settings
@@ -20,6 +22,7 @@ from tests.alerting.incident_rows import add_incident
 from tests.many_streams import populate
 
 STREAMS = 240
+PATHS = ["/", "/api/v1/status", "/api/v1/streams"]
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +181,25 @@ def test_the_page_finds_what_is_searched(fleet: TestClient) -> None:
     nothing = fleet.get("/", params={"q": "<no such>"}).text
     assert "0 of them match" in nothing
     assert 'value="&lt;no such&gt;"' in nothing
+
+
+def test_those_who_look_at_once_are_answered_one_after_the_other(fleet: TestClient) -> None:
+    """Many that compute at once keep /healthz waiting, and ingest without connections to the database."""
+    pool = fleet.app.state.context.database.engine.pool  # type: ignore[attr-defined]
+    taken: list[int] = []
+
+    def count(*_: object) -> None:
+        taken.append(pool.checkedout())
+
+    async def look() -> set[int]:
+        transport = httpx.ASGITransport(fleet.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            answers = await asyncio.gather(*(client.get(path) for path in 3 * PATHS))
+            return {answer.status_code for answer in answers}
+
+    event.listen(pool, "checkout", count)
+    try:
+        assert asyncio.run(look()) == {200}
+    finally:
+        event.remove(pool, "checkout", count)
+    assert max(taken) == 1
