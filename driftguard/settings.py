@@ -48,7 +48,7 @@ class IngestSettings(_Group):
         5_000, description="Records in one POST; more is refused with 413."
     )
     max_batch_bytes: PositiveInt = Field(
-        16_000_000, description="Bytes in one POST; more is refused with 413."
+        6_000_000, description="Bytes in one POST; more is refused with 413."
     )
     max_queued_records: PositiveInt = Field(
         100_000, description="Records waiting for the database; more is refused with 429 and Retry-After."

@@ -30,8 +30,8 @@ MAX_SAMPLES: Final = 500_000  # deltas of the past are in each reading: few poin
 
 
 class TooManySeries(ValueError):
-    """more than {MAX_SERIES} series of one resource, or than {MAX_SAMPLES} samples in the readings of an
-    export"""
+    """more than {MAX_SERIES} series of one resource, more than there is room for, or more than {MAX_SAMPLES}
+    samples in the readings of an export"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,17 @@ class Readings:
     _sums: dict[Series, _Value] = field(default_factory=dict)  # of deltas, since the first one
     _passed_over: int = 0  # readings in a row
     _began_ns: int = 0  # the first time of the open reading
+    _most: int = MAX_SERIES
 
-    def take(self, points: Sequence[Point]) -> list[Taken]:
-        """The readings that these points complete, oldest first. Raises TooManySeries."""
+    @property
+    def series(self) -> int:
+        """How many it remembers."""
+        return len(self._open) + len(self._sums)
+
+    def take(self, points: Sequence[Point], room: int = MAX_SERIES) -> list[Taken]:
+        """The readings that these points complete, oldest first. `room`: for so many more series. Raises
+        TooManySeries."""
+        self._most = min(MAX_SERIES, self.series + room)
         taken = self._beginning(points)
         samples = 0
         for point in sorted(points, key=lambda point: point.at_ns):
@@ -98,8 +106,12 @@ class Readings:
         return bool(self._open) and not is_delta and point.at_ns < self._began_ns - TOGETHER_NS
 
     def _add(self, series: Series, value: float, point: Point) -> None:
-        if len(self._open) + len(self._sums) >= MAX_SERIES:
-            raise TooManySeries(f"more than {MAX_SERIES} series of one resource")
+        if self.series >= self._most and series not in self._open:
+            raise TooManySeries(
+                f"more than {MAX_SERIES} series of one resource"
+                if self._most == MAX_SERIES
+                else f"no room for more than the {self._most} series that are remembered of it"
+            )
         self._began_ns = min(self._began_ns, point.at_ns) if self._open else point.at_ns
         if point.temporality == "delta":
             so_far = self._sums[series].value if series in self._sums else 0.0

@@ -24,7 +24,7 @@ from driftguard.store.partitions import oldest_kept
 from driftguard.store.records import BatchResult
 
 router = APIRouter(tags=["records"])
-GROWTH: Final = 4  # the objects of a record, and what is sent of it to the database
+GROWTH: Final = 8  # the objects of a record, and what is sent of it to the database
 MAX_RECORD_BYTES: Final = 64_000  # with every field as long as it may be it has a third of that
 
 _BODY = {

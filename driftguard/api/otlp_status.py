@@ -45,7 +45,7 @@ _EXAMPLES: Final[dict[type[DriftGuardError], str]] = {
     Unauthorized: "this call needs an API key: Authorization: Bearer KEY",
     Forbidden: "Host 'evil.example' is not a name of this server; see http.allowed_hosts",
     TooSlow: "the body came too slowly",
-    TooLarge: "the body is larger than 16000000 bytes; send smaller batches",
+    TooLarge: "the body is larger than 6000000 bytes; send smaller batches",
     UnsupportedContent: "Content-Type 'text/plain' is not understood; send application/x-protobuf",
     Busy: "50000 records wait for the database and 50000 is the limit; send the batch again later",
     MissingExtra: "protobuf needs opentelemetry-proto; pip install 'driftguard[otlp]'",

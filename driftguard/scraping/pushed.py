@@ -28,6 +28,7 @@ from driftguard.store.database import Database
 
 PUSHED: Final = "OTLP"  # in place of the address of a scraped server
 MAX_RESOURCES: Final = 20_000  # that are remembered
+MAX_SERIES: Final = 100_000  # of all of them together
 MAX_RESOURCE_LENGTH: Final = 16_000  # of one that is remembered, its attributes as text
 
 
@@ -89,7 +90,9 @@ class PushedSources:
     ) -> tuple[Receipt, stored.SourceState]:
         async with source.lock:
             source.heard_at = now
-            outcome = await source.take(export.points, now, oldest, self._submit)
+            remembered = sum(known.readings.series for known in list(self._known.values()))
+            room = max(0, MAX_SERIES - remembered)
+            outcome = await source.take(export.points, now, oldest, self._submit, room)
         server = source.identity.server
         self._metrics.set_source(server, source.adapter.kind, outcome.condition, now)
         told = tuple(f"{server}: {reason}" for reason in outcome.reasons)

@@ -65,9 +65,12 @@ class PushedSource:
     has_contradicted: bool = False  # itself, in its last window
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def take(self, points: Sequence[Point], now: datetime, oldest: datetime, submit: Submit) -> Outcome:
-        """Stores the windows that these points complete. Raises what `submit` raises: the export may be sent
-        again, and the next window begins where this one would have begun.
+    async def take(
+        self, points: Sequence[Point], now: datetime, oldest: datetime, submit: Submit, room: int
+    ) -> Outcome:
+        """Stores the windows that these points complete. `room`: for so many more series. Raises what
+        `submit` raises: the export may be sent again, and the next window begins where this one would have
+        begun.
 
         The caller holds the lock. What takes time is done in threads: an export may have very many points."""
         found = await asyncio.to_thread(self._sort, points, now, oldest)
@@ -80,7 +83,7 @@ class PushedSource:
         try:
             if self.before and self.before.reading.at < oldest:
                 self.before = None
-            taken = await asyncio.to_thread(self.readings.take, present)
+            taken = await asyncio.to_thread(self.readings.take, present, room)
             refused = await self._store(taken, now, submit)
         except (Incomplete, RecordError, TooManySeries) as error:
             told = str(error)

@@ -29,6 +29,7 @@ from driftguard.adapters.opentelemetry import METRICS
 from driftguard.adapters.otlp_identity import SOURCES
 from driftguard.api import examples, otlp_metrics
 from driftguard.app import Sidecar, create_app
+from driftguard.scraping import pushed
 from driftguard.settings import IngestSettings, Settings
 from driftguard.store.database import Database
 from tests.adapters.fake_engines import FakeTgi, FakeVllm, K
@@ -351,3 +352,23 @@ def test_every_metric_and_attribute_is_documented() -> None:
 
 def documents(lines: list[str], field: str, name: str) -> bool:
     return any(line.startswith(f"| `{field}` |") and f"`{name}`" in line for line in lines)
+
+
+def test_what_is_remembered_of_all_resources_together_is_bounded(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, began = FakeVllm(), time.time_ns()
+
+    def export(server: str, seconds: int) -> tuple[int, str]:
+        at = began + seconds * 10**9
+        return send(client, exported(engine.text(), at, service__instance__id=server))
+
+    engine.serve([4, 0, 2], requests=2)
+    assert export("known", -60) == (0, "")
+    monkeypatch.setattr(pushed, "MAX_SERIES", 0)
+    rejected, reason = export("one too many", -60)
+    assert rejected > 0
+    assert reason == "one too many: no room for more than the 0 series that are remembered of it"
+    engine.serve([4, 0, 2], requests=2)
+    assert export("known", -30) == (0, "")
+    assert len(windows(client, "known")) == 1

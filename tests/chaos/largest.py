@@ -17,6 +17,7 @@ from tests.chaos.scene import SERVERS, closing, scene
 
 AT_ONCE: Final = 6
 LIMITS: Final = IngestSettings()
+MOST_BYTES: Final = LIMITS.max_batch_bytes - 1_000  # the rest is for what is around them
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 LINES: Final = "application/x-ndjson"
@@ -79,14 +80,15 @@ def _metrics() -> Iterator[Body]:
     yield Body(
         "resources", path, JSON, b'{"resourceMetrics":[' + b",".join([b"{}"] * (most // 2 - 10)) + b"]}"
     )
-    metric_list = ",".join(['{"name":"vllm:a"}'] * (most // 2 - 10))
+    empty_metric = '{"name":"vllm:a"}'
+    metric_list = ",".join([empty_metric] * min(most // 2 - 10, MOST_BYTES // (len(empty_metric) + 1)))
     yield Body(
         "metrics",
         path,
         JSON,
         f'{{"resourceMetrics":[{{"scopeMetrics":[{{"metrics":[{metric_list}]}}]}}]}}'.encode(),
     )
-    wide = "a" * 15_000_000 + "\U0001f600"
+    wide = "a" * MOST_BYTES + "\U0001f600"
     yield Body(
         "wide text", path, JSON, json(f'{{"attributes":[{{"key":"k","value":{{"stringValue":"{wide}"}}}}]}}')
     )
@@ -114,7 +116,7 @@ def _traces() -> Iterator[Body]:
         protobuf(_message(2, _message(9, _text(1, "k") + _message(2, _message(5, nested))))),
     )
     span = '{"traceId":"","spanId":"","startTimeUnixNano":0,"endTimeUnixNano":0}'
-    many = ",".join([span] * min(most // 5, 15_900_000 // (len(span) + 1)))
+    many = ",".join([span] * min(most // 5, MOST_BYTES // (len(span) + 1)))
     yield Body("spans", path, JSON, f'{{"resourceSpans":[{{"scopeSpans":[{{"spans":[{many}]}}]}}]}}'.encode())
     attribute = '{"key":"k"}'
     many = ",".join([attribute] * (most // 2 - 10))
@@ -126,7 +128,7 @@ def _traces() -> Iterator[Body]:
 
 
 def _records() -> Iterator[Body]:
-    path, most = "/api/v1/records", LIMITS.max_batch_bytes - 100
+    path, most = "/api/v1/records", MOST_BYTES
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     positions = "[" + ",".join(["1000000"] * 64) + "]"
     record = (
