@@ -54,12 +54,12 @@ class IngestSettings(_Group):
         100_000, description="Records waiting for the database; more is refused with 429 and Retry-After."
     )
     max_otlp_fields: PositiveInt = Field(
-        1_000_000,
+        600_000,
         description="Fields in one OTLP export, at every depth; more is refused with 413. A span of 20 "
         "attributes has about 100.",
     )
     max_otlp_items: PositiveInt = Field(
-        70_000,
+        50_000,
         description="Spans in one OTLP export, or data points, with the metrics, scopes and resources that "
         "hold them; more is refused with 413. A collector sends 8,192 spans or points at once.",
     )
