@@ -18,6 +18,7 @@ from driftguard.errors import DriftGuardError
 
 SERVER = "demo"
 STOP_SECONDS = 15.0
+_KEPT_PORTS: list[socket.socket] = []
 
 
 class DemoFailed(DriftGuardError):
@@ -123,13 +124,20 @@ def _port(url: str) -> str:
 
 
 def free_url() -> str:
-    """Of a server on this machine, on a port that was free a moment ago."""
+    """Of a server on this machine, on a port as by `free_port`."""
     return f"http://127.0.0.1:{free_port()}"
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port of loopback, kept for a server of this process or its children until this process ends.
+
+    Connections there are refused until a server listens, which may stop and come again. A port that is only
+    known to have been free a moment ago may become the near end of anybody's outgoing connection. The server
+    must set SO_REUSEADDR, as asyncio, uvicorn, PostgreSQL and Go do (socket(7)).
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    _KEPT_PORTS.append(kept)
+    port: int = kept.getsockname()[1]
+    return port

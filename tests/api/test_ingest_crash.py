@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from uuid import UUID
 import httpx
 from sqlalchemy import select
 
+from driftguard.demo.processes import free_port
 from driftguard.records import AcceptanceRecord, encode_record
 from driftguard.store.database import Database
 from driftguard.store.tables import Record
@@ -28,9 +28,7 @@ ACKNOWLEDGED_BEFORE_THE_KILL = 15
 @contextmanager
 def sidecar(database: Database) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A process of its own that takes records."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "uvicorn", "--factory", "tests.benchmarks.ingest_app:create_app"),

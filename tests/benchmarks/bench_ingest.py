@@ -11,7 +11,6 @@ import asyncio
 import os
 import platform
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import httpx
 
+from driftguard.demo.processes import free_port
 from driftguard.records import encode_record
 from driftguard.store.database import upgrade
 from driftguard.store.embedded import start_embedded
@@ -117,9 +117,7 @@ async def _post(client: httpx.AsyncClient, body: bytes, times: list[float], due:
 @contextmanager
 def _sidecar(url: str) -> Iterator[str]:
     upgrade(url)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "uvicorn", "--factory", "tests.benchmarks.ingest_app:create_app"),
