@@ -49,7 +49,7 @@ from driftguard.scraping.loop import ScrapeLoop
 from driftguard.scraping.pushed import PushedSources
 from driftguard.scraping.source import sources_of
 from driftguard.settings import Settings
-from driftguard.settings_secrets import secrets_of
+from driftguard.settings.secrets import secrets_of
 from driftguard.store import jobs, keys, retention
 from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.opening import open_database

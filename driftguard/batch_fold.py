@@ -33,7 +33,7 @@ from driftguard.detection import (
 )
 from driftguard.incident_decisions import Decided
 from driftguard.kept_states import KeptStates
-from driftguard.positions import first_position
+from driftguard.records.positions import first_position
 from driftguard.settings import FalseAlarmScope
 from driftguard.store import incidents, streams
 from driftguard.store.records import StoredRecord

@@ -40,7 +40,7 @@ DEFAULT_SIDECAR = "http://127.0.0.1:8200"
 
 def load_settings(config: Path | None, **overrides: Any) -> Settings:
     """Imports what checks the settings, half of what a command that has none would wait for."""
-    from driftguard.settings_loading import load_settings
+    from driftguard.settings.loading import load_settings
 
     return load_settings(config, **overrides)
 
@@ -112,7 +112,7 @@ def proxy(
         raise DriftGuardError("the proxy is not installed; run: pip install 'driftguard[proxy]'")
     from driftguard.logs import configure_logging
     from driftguard.proxy.app import run_proxy
-    from driftguard.settings_secrets import secrets_of
+    from driftguard.settings.secrets import secrets_of
 
     options = {
         "upstream": upstream, "host": host, "port": port, "admin_port": admin_port,
@@ -263,7 +263,7 @@ def settings(config: Config = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from driftguard.settings_loading import describe_settings
+    from driftguard.settings.loading import describe_settings
 
     loaded: Any = load_settings(config)
     table = Table(

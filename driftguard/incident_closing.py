@@ -10,7 +10,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.detection import DriftClosed
-from driftguard.positions import ACCEPTANCE, together
+from driftguard.records.positions import ACCEPTANCE, together
 from driftguard.standing import Standing
 from driftguard.store import incidents, status
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from driftguard import fleet
 from driftguard.detection import DriftOpened
 from driftguard.incident_examination import INTERVAL
-from driftguard.positions import ACCEPTANCE, Positions, together
+from driftguard.records.positions import ACCEPTANCE, Positions, together
 from driftguard.store import incidents
 from driftguard.store.tables import Incident, Stream
 

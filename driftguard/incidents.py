@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from driftguard.errors import BadInput, Conflict
-from driftguard.positions import Positions, together
+from driftguard.records.positions import Positions, together
 
 State = Literal["open", "acknowledged", "mitigating", "resolved"]
 Severity = Literal["critical", "warning", "info"]

@@ -40,8 +40,8 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.findings import SessionsGiven, StratumBaseline
-from driftguard.positions import ACCEPTANCE, together
 from driftguard.records import AcceptanceRecord, StreamKey
+from driftguard.records.positions import ACCEPTANCE, together
 from driftguard.replay_files import NOTHING_KNOWN, Reader
 
 CHUNK_RECORDS = 5_000

@@ -16,7 +16,7 @@ from driftguard.alerting.message import clock, cost_percent
 from driftguard.cost import Cost, advice
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.incidents import positions_of
-from driftguard.positions import ACCEPTANCE, together
+from driftguard.records.positions import ACCEPTANCE, together
 from driftguard.silence import Newest, clock_difference
 from driftguard.standing import Standing, standings
 from driftguard.store import detector_states, status

@@ -17,8 +17,8 @@ from driftguard.detection import DetectorConfig
 from driftguard.incidents import PAGE_SLOWDOWN
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
-from driftguard.probe_sessions import session_of
 from driftguard.records import AcceptanceRecord
+from driftguard.records.probe_session import session_of
 from driftguard.retraining.due import why_not
 from driftguard.store import incidents
 from driftguard.store.captures import CapturedRequest, insert_captures

@@ -28,7 +28,7 @@ from driftguard.retraining.engine_admin import EngineAdmin, EngineRefused
 from driftguard.retraining.promote_webhook import post as post_order
 from driftguard.retraining.promotion_order import Order
 from driftguard.settings import Settings
-from driftguard.settings_secrets import secrets_of
+from driftguard.settings.secrets import secrets_of
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import wait_until
 from tests.alerting.incident_rows import add_incident

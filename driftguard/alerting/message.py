@@ -10,7 +10,7 @@ import msgspec
 
 from driftguard.cost import Cost, advice
 from driftguard.incidents import RAISED, known_slowdown, positions_of
-from driftguard.positions import ACCEPTANCE
+from driftguard.records.positions import ACCEPTANCE
 from driftguard.store.tables import Incident, Stream
 
 _UNKNOWN = "unknown"  # what a record calls a draft or method of which its source does not tell

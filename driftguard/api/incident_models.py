@@ -15,7 +15,7 @@ from driftguard.api.status_models import POSITIONS, FrozenModel, StreamInfo
 from driftguard.cost import Cost
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
 from driftguard.incidents import positions_of
-from driftguard.positions import Positions
+from driftguard.records.positions import Positions
 from driftguard.store.tables import Incident, IncidentTransition, Notification, Stream
 
 

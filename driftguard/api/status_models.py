@@ -15,8 +15,8 @@ from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummar
 from driftguard.detection.counting import SECONDS_PER_DAY
 from driftguard.detection.findings import SessionsGiven, duration
 from driftguard.metrics import StreamVerdict
-from driftguard.positions import Positions
 from driftguard.records import Fidelity
+from driftguard.records.positions import Positions
 from driftguard.settings import DetectionSettings, FalseAlarmScope
 from driftguard.store.tables import RetrainRun, Source
 

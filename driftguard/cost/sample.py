@@ -35,7 +35,7 @@ class TimedRequest(NamedTuple):
     accepted_per_position: Sequence[int] | None
     output_tokens: int | None
     time_per_output_token_seconds: float | None
-    by_first: bool = False  # judged by its first position, because K varied: see driftguard.positions
+    by_first: bool = False  # judged by its first position, because K varied: see driftguard.records.positions
 
 
 @dataclass(frozen=True, slots=True, eq=False)

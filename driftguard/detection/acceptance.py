@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from driftguard.detection.findings import Acceptance
-from driftguard.positions import Positions
+from driftguard.records.positions import Positions
 
 LEVEL = 0.95
 WINDOW_DEVIATION = 0.01

@@ -12,7 +12,7 @@ from driftguard.detection.baseline import reference_acceptance
 from driftguard.detection.columns import Columns
 from driftguard.detection.findings import Acceptance
 from driftguard.detection.state import StreamState
-from driftguard.positions import together
+from driftguard.records.positions import together
 
 
 def acceptance_over(state: StreamState, rows: Columns) -> Acceptance:

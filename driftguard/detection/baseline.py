@@ -16,7 +16,7 @@ from driftguard.detection.acceptance import acceptance_from_sums
 from driftguard.detection.dependence import BLOCK, blocks_needed
 from driftguard.detection.findings import Acceptance
 from driftguard.detection.sessions import cluster_terms
-from driftguard.positions import Positions
+from driftguard.records.positions import Positions
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from driftguard.positions import Positions
+from driftguard.records.positions import Positions
 
 Direction = Literal["down", "up"]
 Scope = Literal["segments", "stream"]
@@ -20,7 +20,7 @@ CloseReason = Literal["recovered", "no_traffic"]
 class Acceptance:
     """Acceptance rate (sum of accepted / sum of drafted) of some requests, with a 95% interval.
 
-    `positions`: the sums are over all draft positions, or over the first, see driftguard.positions.
+    `positions`: the sums are over all draft positions, or over the first, see driftguard.records.positions.
     """
 
     rate: float

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.positions import first_position
 from driftguard.records import AcceptanceRecord, AcceptanceRule
+from driftguard.records.positions import first_position
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -31,8 +31,8 @@ class ObservationBatch:
     `ordinal` [N] is any strictly increasing number by which the caller finds the record again (the
     store's seq, a line number); `drafted` and `accepted` [N] are tokens, 0 <= accepted <= drafted;
     times are in seconds since 1970 UTC. An observation that gives `first_drafted` and `first_accepted` is
-    judged by them instead (`driftguard.positions`). The columns after `ended_at` may be left out: then no
-    observation gives that field. Raises ValueError when a column breaks this.
+    judged by them instead (`driftguard.records.positions`). The columns after `ended_at` may be left
+    out: then no observation gives that field. Raises ValueError when a column breaks this.
     """
 
     ordinal: Ints  # [N]

@@ -27,7 +27,7 @@ from driftguard.detection.rhythm import HOURS, Rhythms
 from driftguard.detection.sessions import OpenSessions
 from driftguard.detection.strata import NO_SETTING, assign, is_by_first, is_window, settings_of, why_new
 from driftguard.detection.windows import LEARNED, WINDOW_REFERENCE
-from driftguard.positions import Positions
+from driftguard.records.positions import Positions
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

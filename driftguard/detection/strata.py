@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.observations import ObservationBatch
-from driftguard.positions import Positions
 from driftguard.records import MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT, AcceptanceRule
+from driftguard.records.positions import Positions
 
 Ints = NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class Setting:
     acceptance_rule: str
     temperature: str  # greedy: 0; sampled: above 0
     length_known: bool
-    positions: Positions = "all"  # judged, all or first: see driftguard.positions
+    positions: Positions = "all"  # judged, all or first: see driftguard.records.positions
 
     def __str__(self) -> str:
         k = self.num_speculative_tokens

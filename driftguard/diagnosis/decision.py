@@ -18,7 +18,7 @@ from driftguard.diagnosis.configuration import FieldChange
 from driftguard.diagnosis.evidence import Evidence
 from driftguard.diagnosis.examination import Examination, examine, facts, missing
 from driftguard.diagnosis.verdict import LEVEL, RETRAINABLE, Cause, Confidence, Diagnosis
-from driftguard.positions import ACCEPTANCE
+from driftguard.records.positions import ACCEPTANCE
 
 COMPARABLE: Final = 0.2  # of the traffic has values on both sides, so that like was compared with like
 MAIN_SHARE: Final = 0.5  # of the traffic's move, seen in the probes: the machine explains most of it

@@ -22,7 +22,7 @@ class Observed:
     concurrency: int | None = None
     first_drafted: int | None = None  # steps that drafted position 1, and those that accepted it
     first_accepted: int | None = None
-    by_first: bool = False  # judged by position 1, see driftguard.positions; both of it are known then
+    by_first: bool = False  # judged by position 1 (driftguard.records.positions)
 
     @property
     def judged(self) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from driftguard.diagnosis.probes import Behaviour, ProbeChange
 from driftguard.diagnosis.quality import Repetition
 from driftguard.diagnosis.query_drift import QueryChange
 from driftguard.diagnosis.verdict import LEVEL, Fact
-from driftguard.positions import ACCEPTANCE, Positions, together
+from driftguard.records.positions import ACCEPTANCE, Positions, together
 
 ENOUGH_QUERIES: Final = 50  # captured requests a side; fewer cannot show that prompts stayed as they were
 _OF_K: Final = ("num_speculative_tokens", "drafted_per_step")

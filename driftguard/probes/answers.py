@@ -11,7 +11,7 @@ from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine
 from driftguard.adapters.answers.reading import parts_of, told_by
 from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, Told
 from driftguard.errors import DriftGuardError
-from driftguard.probe_sessions import digest
+from driftguard.records.probe_session import digest
 
 
 class ProbeFailed(DriftGuardError):

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from driftguard.errors import BadInput
-from driftguard.probe_sessions import digest
 from driftguard.records import DEFAULT_SEGMENT, Text
+from driftguard.records.probe_session import digest
 
 # Fewer cannot show a change at 1% (driftguard.diagnosis.probes); more only load the server.
 MINIMUM_PROMPTS: Final = 8

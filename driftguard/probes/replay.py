@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from driftguard.errors import BadInput
-from driftguard.probe_sessions import session_of
 from driftguard.probes.answers import Answer, ProbeFailed
 from driftguard.probes.prompts import Prompt
 from driftguard.probes.server import ProbedServer, Serving
 from driftguard.records import AcceptanceRecord, RecordError, check_record, new_record_id
+from driftguard.records.probe_session import session_of
 from driftguard.settings import ProbeSettings, ProbeTargetSettings
 from driftguard.store import probe_prompts
 from driftguard.store.database import Database

@@ -11,8 +11,8 @@ from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Captured, Observed, ProbeResult
-from driftguard.positions import first_position
-from driftguard.probe_sessions import PREFIX, parse
+from driftguard.records.positions import first_position
+from driftguard.records.probe_session import PREFIX, parse
 from driftguard.store.tables import Record, Rollup, Stream
 
 RECORDS: Final = 2_000  # on each side of the change point, of all segments: their shares must be right

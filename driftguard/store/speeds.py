@@ -10,7 +10,7 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from driftguard.cost import TimedRequest
-from driftguard.positions import first_position
+from driftguard.records.positions import first_position
 from driftguard.store.tables import Record, Stream
 
 REQUESTS: Final = 2_000  # newest on each side of a change point

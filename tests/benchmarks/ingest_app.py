@@ -17,7 +17,7 @@ from driftguard.api.problems import install_problem_handlers
 from driftguard.metrics import Metrics
 from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import Settings
-from driftguard.settings_loading import load_settings
+from driftguard.settings.loading import load_settings
 from driftguard.store.database import Database
 from driftguard.store.retention import maintain
 

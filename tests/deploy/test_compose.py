@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from driftguard.settings_loading import load_settings
+from driftguard.settings.loading import load_settings
 from tests.dashboards.committed import DASHBOARDS
 from tests.deploy.committed import (
     DEPLOY,

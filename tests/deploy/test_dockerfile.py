@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dockerfile_parse import DockerfileParser
 
-from driftguard.settings_loading import load_settings
+from driftguard.settings.loading import load_settings
 from tests.deploy.committed import ROOT, parse_command, set_environment
 
 IGNORED = [

@@ -14,7 +14,7 @@ import pytest
 
 from deploy.prometheus_rule import PROMETHEUS_RULE, prometheus_rule
 from driftguard.settings import Settings
-from driftguard.settings_loading import load_settings
+from driftguard.settings.loading import load_settings
 from tests.alerts.committed import RULES, load
 from tests.deploy.committed import (
     KUBERNETES,

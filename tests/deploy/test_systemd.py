@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from driftguard.retraining.outcome import EXIT_CODES
-from driftguard.settings_loading import load_settings
+from driftguard.settings.loading import load_settings
 from tests.deploy.committed import DEPLOY, parse_command, set_environment
 
 UNITS = sorted((DEPLOY / "systemd").iterdir())

@@ -18,7 +18,7 @@ from driftguard.api.application import http_application
 from driftguard.cli import app
 from driftguard.retraining.outcome import EXIT_CODES
 from driftguard.settings import PREFIX, Settings
-from driftguard.settings_loading import RESERVED_VARIABLES, describe_settings, load_settings
+from driftguard.settings.loading import RESERVED_VARIABLES, describe_settings, load_settings
 from tests.alerts.committed import ALERTS, alerts
 from tests.deploy.committed import ROOT, commands_of_shell, parse_command, set_environment
 from tests.deploy.test_compose import EXAMPLE

@@ -8,7 +8,7 @@ from pathlib import Path
 from driftguard.adapters.condition import CONDITIONS
 from driftguard.adapters.kinds import ADAPTERS
 from driftguard.scraping.source import sources_of
-from driftguard.settings_loading import load_settings
+from driftguard.settings.loading import load_settings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text(encoding="utf-8")
 

@@ -20,8 +20,8 @@ from sqlalchemy import delete
 
 from driftguard import stream_cost
 from driftguard.app import Sidecar, create_app
-from driftguard.probe_sessions import session_of
 from driftguard.records import AcceptanceRecord
+from driftguard.records.probe_session import session_of
 from driftguard.retraining import incident_notes, watch
 from driftguard.retraining.gate import Costs, GateRules, GroupScores, decide
 from driftguard.retraining.promotion import to_numbers

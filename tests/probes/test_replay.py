@@ -16,13 +16,13 @@ from typer.testing import CliRunner, Result
 from driftguard import cli
 from driftguard.errors import BadInput, BadSettings, DriftGuardError
 from driftguard.metrics import Metrics
-from driftguard.probe_sessions import PREFIX, parse
 from driftguard.probes import loop as loop_module
 from driftguard.probes import prompt_set
 from driftguard.probes.answers import ProbeFailed
 from driftguard.probes.loop import ProbeLoop
 from driftguard.probes.replay import Replay, replay
 from driftguard.probes.target import target_of
+from driftguard.records.probe_session import PREFIX, parse
 from driftguard.settings import ProbeSettings, ProbeTargetSettings, Settings
 from driftguard.store.captures import CaptureFilter, read_captures
 from driftguard.store.database import Database

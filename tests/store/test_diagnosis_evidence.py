@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import select, text
 
 from driftguard.diagnosis import Captured
-from driftguard.probe_sessions import session_of
+from driftguard.records.probe_session import session_of
 from driftguard.store import diagnosis_evidence
 from driftguard.store.captures import CapturedRequest, insert_captures
 from driftguard.store.database import Database

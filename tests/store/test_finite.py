@@ -103,5 +103,5 @@ def test_documents_are_what_they_were(database: Database) -> None:
 
 
 def test_records_are_copied_past_the_columns_types() -> None:
-    """So their numbers are checked where they are decoded: see tests/test_records.py."""
+    """So their numbers are checked where they are decoded: see tests/records/test_acceptance_record.py."""
     assert isinstance(Record.__table__.c.temperature.type, FiniteDouble)

@@ -8,7 +8,7 @@ import pytest
 
 from driftguard.errors import BadSettings
 from driftguard.settings import ORDER_VARIABLES
-from driftguard.settings_loading import CONFIG_VARIABLE, describe_settings, load_settings
+from driftguard.settings.loading import CONFIG_VARIABLE, describe_settings, load_settings
 
 RESTARTED = """
 [[engines]]

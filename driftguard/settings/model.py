@@ -1,4 +1,4 @@
-"""Every setting of the sidecar, with its default; settings_loading.py reads them."""
+"""Every setting of the sidecar, with its default; loading.py reads them."""
 
 from __future__ import annotations
 

@@ -14,8 +14,6 @@ from uuid import UUID
 
 import msgspec
 
-from driftguard.record_ids import new_record_id as new_record_id  # noqa: PLC0414 (exported from here)
-
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]  # sums of millions of records still fit a bigint
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]

@@ -11,8 +11,7 @@ from uuid import RFC_4122, UUID
 
 import pytest
 
-from driftguard import record_ids
-from driftguard.records import new_record_id
+from driftguard.records import new_record_id, record_ids
 
 
 def test_an_id_is_of_version_7_and_begins_with_the_milliseconds_of_its_making() -> None:
@@ -71,7 +70,7 @@ def test_no_id_is_made_twice_by_whoever_seeds_the_random_numbers_of_python(
 def test_a_forked_process_does_not_make_the_ids_of_its_parent() -> None:
     source = """
 import os
-from driftguard import record_ids
+from driftguard.records import record_ids
 record_ids.time_ns = lambda: 0
 for _ in range(3):
     if os.fork() == 0:
