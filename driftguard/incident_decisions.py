@@ -16,7 +16,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.detection import Direction, StreamState, accept_new_normal, end_incident
-from driftguard.detection.state import DIRECTIONS
+from driftguard.detection.state.stream_state import DIRECTIONS
 from driftguard.store import incidents
 
 log = structlog.get_logger(__name__)

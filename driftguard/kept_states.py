@@ -1,7 +1,7 @@
 """The detector states of all streams: in memory as long as there is room, and stored in parts.
 
 Per batch a stream's head is written, and a piece of its history where one became full
-(driftguard.detection.stored). What the status shows of a stream takes longer to make than folding its
+(driftguard.detection.state.parts). What the status shows of a stream takes longer to make than folding its
 records: it is made at once where something was found, and in turn, a bounded number per batch, elsewhere.
 """
 
@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.begun_anew import begin_anew
 from driftguard.detection import DetectorConfig, Folded, StreamState, UnreadableState, describe
-from driftguard.detection.stored import StoredState, from_parts, parts_of
+from driftguard.detection.state.parts import StoredState, from_parts, parts_of
 from driftguard.incident_decisions import open_directions
 from driftguard.metrics import Metrics
 from driftguard.store import detector_states

@@ -11,8 +11,8 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from driftguard.alerting.message import clock
-from driftguard.detection.counting import SECONDS_PER_DAY
 from driftguard.detection.findings import duration
+from driftguard.detection.state.counts import SECONDS_PER_DAY
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 # Plotly sets styles on its elements; everything else comes from here or not at all.

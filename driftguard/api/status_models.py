@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from driftguard.adapters.condition import Condition
 from driftguard.cost import Cost
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
-from driftguard.detection.counting import SECONDS_PER_DAY
 from driftguard.detection.findings import SessionsGiven, duration
+from driftguard.detection.state.counts import SECONDS_PER_DAY
 from driftguard.metrics import StreamVerdict
 from driftguard.records import Fidelity
 from driftguard.records.positions import Positions

@@ -6,7 +6,6 @@
 One state per stream; a new draft version is a new stream, so it begins with a new baseline.
 """
 
-from driftguard.detection.codec import OtherVersion, UnreadableState
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import (
     Acceptance,
@@ -29,10 +28,11 @@ from driftguard.detection.findings import (
 )
 from driftguard.detection.fleet import Fleet, Folded, fold_fleet
 from driftguard.detection.fold import end_incident, fold
-from driftguard.detection.many import fold_many
-from driftguard.detection.new_normal import accept_new_normal
+from driftguard.detection.fold_streams import fold_many
 from driftguard.detection.observations import ObservationBatch
-from driftguard.detection.state import StreamState
+from driftguard.detection.operator import accept_new_normal
+from driftguard.detection.state.codec import OtherVersion, UnreadableState
+from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.summary import describe
 
 __all__ = [

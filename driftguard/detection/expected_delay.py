@@ -25,17 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma
 
-from driftguard.detection.baseline import Baselines
-from driftguard.detection.beginnings import watched_segments
-from driftguard.detection.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
-from driftguard.detection.columns import Columns
 from driftguard.detection.config import DetectorConfig
-from driftguard.detection.counting import SECONDS_PER_DAY
-from driftguard.detection.evidence import SHARES
 from driftguard.detection.findings import ExpectedDelay
-from driftguard.detection.predictive import change_shown, request_variance
-from driftguard.detection.state import StreamState
-from driftguard.detection.windows import deviation, window_factors, window_margin
+from driftguard.detection.state.columns import Columns
+from driftguard.detection.state.counts import SECONDS_PER_DAY
+from driftguard.detection.state.stream_state import StreamState
+from driftguard.detection.statistics.baseline import Baselines
+from driftguard.detection.statistics.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
+from driftguard.detection.statistics.windows import deviation, window_factors, window_margin
+from driftguard.detection.steps.bet_shares import watched_segments
+from driftguard.detection.steps.evidence import SHARES
+from driftguard.detection.steps.expectation import change_shown, request_variance
 
 DROPS = (0.05, 0.10)
 GRID = 512

@@ -44,14 +44,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from driftguard.detection.bets import DOWN, UP, mean_over_bets
 from driftguard.detection.config import DetectorConfig
-from driftguard.detection.evidence import SHARES
 from driftguard.detection.findings import DriftOpened, Finding
 from driftguard.detection.fold import fold
-from driftguard.detection.many import fold_many
+from driftguard.detection.fold_streams import fold_many
 from driftguard.detection.observations import ObservationBatch
-from driftguard.detection.state import StreamState
+from driftguard.detection.state.stream_state import StreamState
+from driftguard.detection.statistics.bets import DOWN, UP, mean_over_bets
+from driftguard.detection.steps.evidence import SHARES
 
 
 @dataclass(frozen=True, slots=True)

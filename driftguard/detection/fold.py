@@ -18,29 +18,34 @@ from dataclasses import replace
 
 import numpy as np
 
-from driftguard.detection.baseline import Baselines, baselines
-from driftguard.detection.blocks import in_blocks, in_past_blocks
-from driftguard.detection.closing import closed
-from driftguard.detection.columns import Columns, columns_of, history_rows
 from driftguard.detection.config import DetectorConfig
-from driftguard.detection.counting import counted, windows_in
-from driftguard.detection.days import (
+from driftguard.detection.findings import AlarmWithheld, Direction, Finding
+from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.state.columns import Columns, columns_of, history_rows
+from driftguard.detection.state.counts import counted, windows_in
+from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState, with_strata
+from driftguard.detection.statistics.baseline import Baselines, baselines
+from driftguard.detection.statistics.sessions import NO_SESSION, OpenSessions, sums_before
+from driftguard.detection.statistics.windows import after_gap
+from driftguard.detection.steps.blocks import in_blocks, in_past_blocks
+from driftguard.detection.steps.close_incident import closed
+from driftguard.detection.steps.days import (
     day_begins,
     requests_until_day_counts,
     tally,
     with_hours,
     without_today,
 )
-from driftguard.detection.evidence import keep_evidence, watch, without_evidence
-from driftguard.detection.findings import AlarmWithheld, Direction, Finding
-from driftguard.detection.observations import ObservationBatch
-from driftguard.detection.opening import open_incident
-from driftguard.detection.predictive import predicted
-from driftguard.detection.recovery import WAITING, keep_tests, requests_until_silent, run_tests
-from driftguard.detection.reference import check_reference, requests_until_check, with_joining, with_reference
-from driftguard.detection.sessions import NO_SESSION, OpenSessions, sums_before
-from driftguard.detection.state import DIRECTIONS, Floats, OpenIncident, StreamState, with_strata
-from driftguard.detection.windows import after_gap
+from driftguard.detection.steps.evidence import keep_evidence, watch, without_evidence
+from driftguard.detection.steps.expectation import predicted
+from driftguard.detection.steps.open_incident import open_incident
+from driftguard.detection.steps.recovery import WAITING, keep_tests, requests_until_silent, run_tests
+from driftguard.detection.steps.reference_period import (
+    check_reference,
+    requests_until_check,
+    with_joining,
+    with_reference,
+)
 
 STEP_OBSERVATIONS = 2048
 

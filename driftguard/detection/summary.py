@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.at_baseline import acceptance_over, at_baseline, baseline_of
-from driftguard.detection.baseline import FIRST_CHECK, Baselines, baselines, length_of_acceptance
-from driftguard.detection.columns import Columns, history_rows
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.expected_delay import expected_delays
 from driftguard.detection.findings import (
@@ -20,8 +17,11 @@ from driftguard.detection.findings import (
     StreamSummary,
     Verdict,
 )
-from driftguard.detection.state import OpenIncident, StreamState
-from driftguard.detection.strata import unpack, why_new
+from driftguard.detection.state.columns import Columns, history_rows
+from driftguard.detection.state.stream_state import OpenIncident, StreamState
+from driftguard.detection.statistics.baseline import FIRST_CHECK, Baselines, baselines, length_of_acceptance
+from driftguard.detection.statistics.strata import unpack, why_new
+from driftguard.detection.steps.at_baseline import acceptance_over, at_baseline, baseline_of
 
 RECENT_REQUESTS = 200
 PRESENT_REQUESTS = 50  # newest requests of a segment that say which of its strata is in use

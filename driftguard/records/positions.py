@@ -7,7 +7,8 @@ accepted does not depend on how many follow it (but for where steps begin: docs/
 a record is judged by its first position, where it has counts of that.
 
 A window of a counter is judged by all positions whatever it tells: servers whose metrics do not name K mostly
-have a fixed one, and a window is compared by how many draft tokens it holds (`driftguard.detection.windows`).
+have a fixed one, and a window is compared by how many draft tokens it holds
+(`driftguard.detection.statistics.windows`).
 """
 
 from __future__ import annotations

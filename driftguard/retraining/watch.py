@@ -2,7 +2,7 @@
 
 What the old draft did is known per segment from its own records: mean x = accepted / drafted per request,
 with a standard error. Live requests of the promoted draft bet against two claims, with the bets of
-driftguard.detection.bets (e >= .02, E[e] <= 1 under the claim, whatever the distribution of x):
+driftguard.detection.statistics.bets (e >= .02, E[e] <= 1 under the claim, whatever the distribution of x):
 
     "no better here"   E[x | past] <= mean + 2 se                in one changed segment
     "not worse"        E[x | past] >= mean - 2 se - tolerance    in every segment
@@ -31,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from driftguard.detection.bets import BETS, Floats, factors, mean_over_bets
+from driftguard.detection.statistics.bets import BETS, Floats, factors, mean_over_bets
 
 ALPHA = 0.001
 WATCHED_REQUESTS = 2_000  # then the promotion stands

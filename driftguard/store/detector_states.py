@@ -13,7 +13,7 @@ from sqlalchemy import ARRAY, BigInteger, any_, bindparam, delete, literal, sele
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from driftguard.detection.stored import StoredState
+from driftguard.detection.state.parts import StoredState
 from driftguard.store import held_streams
 from driftguard.store.tables import DetectorHistory, DetectorState, FoldPosition
 

@@ -195,7 +195,7 @@ class DetectorState(Base):
 
 
 class DetectorHistory(Base):
-    """The history of a state in pieces that never change, see driftguard.detection.stored."""
+    """The history of a state in pieces that never change, see driftguard.detection.state.parts."""
 
     __tablename__ = "detector_histories"
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from driftguard.detection import DetectorConfig, ObservationBatch, StreamState, fold, fold_many
+from driftguard.detection.state.codec import decode_state, encode_state
 
 SEGMENTS = [f"segment {number}" for number in range(8)]
 MEANS = np.linspace(0.4, 0.85, len(SEGMENTS))
@@ -58,8 +59,8 @@ def full_histories(rng: np.random.Generator) -> list[StreamState]:
     stored = []
     for _ in range(DIFFERENT_STREAMS):
         batch = traffic(rng, WARM_UP, 1, apart=STREAMS)
-        stored.append(fold(CONFIG, StreamState(), batch)[0].to_bytes())
-    return [StreamState.from_bytes(stored[place % len(stored)]) for place in range(STREAMS)]
+        stored.append(encode_state(fold(CONFIG, StreamState(), batch)[0]))
+    return [decode_state(stored[place % len(stored)]) for place in range(STREAMS)]
 
 
 def new_records(rng: np.random.Generator, states: list[StreamState], size: int) -> list[ObservationBatch]:
@@ -92,7 +93,7 @@ def main() -> None:
         batch = traffic(rng, records, first, ended_at=ended_at)
         best = min(microseconds_per_record(state, batch, size) for _ in range(REPEATS))
         print(f"{size:17d}  {best:.2f}")
-    print(f"state: {len(state.to_bytes()) / 1000:.0f} kB with {len(state.history)} requests of history")
+    print(f"state: {len(encode_state(state)) / 1000:.0f} kB with {len(state.history)} requests of history")
     states = full_histories(rng)
     print(f"{STREAMS} streams: records of each  microseconds per record  largest resident memory")
     for size in RECORDS_PER_STREAM:

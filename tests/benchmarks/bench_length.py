@@ -16,8 +16,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.bets import factors, mean_over_bets
-from driftguard.detection.rounds import running_sums
+from driftguard.detection.statistics.bets import factors, mean_over_bets
+from driftguard.detection.statistics.running_sums import running_sums
 
 Floats = NDArray[np.float64]
 

@@ -18,9 +18,9 @@ from driftguard.detection import (
     describe,
     fold,
 )
-from driftguard.detection.baseline import baselines
 from driftguard.detection.expected_delay import expected_requests
-from tests.detection.test_windows import windows
+from driftguard.detection.statistics.baseline import baselines
+from tests.detection.statistics.test_windows import windows
 from tests.detection.traffic import START, normal
 
 QUIET = DetectorConfig(false_alarm_every=1e12)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from driftguard.detection import AlarmWithheld, DetectorConfig, Finding, ObservationBatch, describe, fold
-from tests.detection.test_strata import by_length, opened
+from driftguard.detection.state.codec import encode_state
+from tests.detection.statistics.test_strata import by_length, opened
 from tests.detection.traffic import BETWEEN_REQUESTS, START, fold_all
 
 CONFIG = DetectorConfig()
@@ -75,7 +76,7 @@ def in_pieces(seed: int) -> tuple[bytes, list[Finding]]:
     for place in range(0, len(after), 97):
         state, found = fold(CONFIG, state, after[place : place + 97])
         findings += found
-    return state.to_bytes(), findings
+    return encode_state(state), findings
 
 
 def test_no_alarm_says_the_contrary_of_before_and_after() -> None:
@@ -88,7 +89,7 @@ def test_no_alarm_says_the_contrary_of_before_and_after() -> None:
             for change in alarm.segments:
                 assert (alarm.direction == "up") == (change.after.rate > change.before.rate)
         withheld += sum(isinstance(finding, AlarmWithheld) for finding in findings)
-        assert in_pieces(seed) == (state.to_bytes(), findings)
+        assert in_pieces(seed) == (encode_state(state), findings)
         # The draft that is worse even for such answers is still found.
         worse = by_length(np.random.default_rng(seed), -1.5, 500, 3_001, drop=0.4)
         late = fold(CONFIG, state, worse)[1]

@@ -21,6 +21,7 @@ from driftguard.detection import (
     describe,
     fold,
 )
+from driftguard.detection.state.codec import decode_state, encode_state
 from tests.detection.traffic import requests
 
 QUICK = DetectorConfig(false_alarm_every=100.0, minimum_drop=0.4, ignore=0.0, history=256)
@@ -42,9 +43,9 @@ def in_parts(
     for start, stop in zip([0, *cuts], [*cuts, len(batch)], strict=True):
         state, found = fold(config, state, batch[start:stop])
         if restart:
-            state = StreamState.from_bytes(state.to_bytes())
+            state = decode_state(encode_state(state))
         findings += found
-    return state.to_bytes(), findings
+    return encode_state(state), findings
 
 
 def eventful(n: int = 6_000) -> ObservationBatch:
@@ -114,16 +115,16 @@ def test_any_records_fold_without_error_or_nan(
     with np.errstate(all="raise", under="ignore"):
         whole = in_parts(QUICK, batch, [], restart=False)
         assert in_parts(QUICK, batch, cuts, restart=True) == whole
-        told = repr((whole[1], describe(QUICK, StreamState.from_bytes(whole[0]))))
+        told = repr((whole[1], describe(QUICK, decode_state(whole[0]))))
     assert re.search(r"\b(nan|inf)\b", told) is None
 
 
 def test_folding_leaves_the_old_state_as_it_was() -> None:
     batch = eventful()
     state, _ = fold(DetectorConfig(), StreamState(), batch[:3_000])
-    before = state.to_bytes()
+    before = encode_state(state)
     fold(DetectorConfig(), state, batch[3_000:])
-    assert state.to_bytes() == before
+    assert encode_state(state) == before
 
 
 def test_a_record_is_never_folded_twice() -> None:
@@ -157,4 +158,4 @@ def test_beyond_64_segments_new_ones_share_other() -> None:
     segments = {segment.segment: segment.requests for segment in describe(DetectorConfig(), state).segments}
     assert len(segments) == 64
     assert segments["other"] == n - 63
-    assert in_parts(DetectorConfig(), batch, list(range(1, n)), restart=True)[0] == state.to_bytes()
+    assert in_parts(DetectorConfig(), batch, list(range(1, n)), restart=True)[0] == encode_state(state)

@@ -19,7 +19,8 @@ from driftguard.detection import (
     fold,
     fold_many,
 )
-from driftguard.detection.strata import KINDS, Setting, settings_of, unpack, without_configuration
+from driftguard.detection.state.codec import decode_state, encode_state
+from driftguard.detection.statistics.strata import KINDS, Setting, settings_of, unpack, without_configuration
 from driftguard.records import AcceptanceRecord
 from tests.detection.varying_k import at_k, following, with_k, without_positions
 
@@ -75,7 +76,7 @@ def test_a_draft_that_gets_worse_is_found_sooner_where_k_falls_with_it_and_hides
 def test_at_a_known_k_all_positions_are_judged_whatever_else_is_given() -> None:
     records = at_k(7, np.full(1_200, 0.7), np.full(1_200, 4))
     given, left_out = with_k(records, 4), with_k(without_positions(records), 4)
-    assert found(given)[0].to_bytes() == found(left_out)[0].to_bytes()
+    assert encode_state(found(given)[0]) == encode_state(found(left_out)[0])
     ready = [finding for finding in found(given)[1] if isinstance(finding, BaselineReady)]
     assert [finding.acceptance.positions for finding in ready] == ["all"]
 
@@ -122,11 +123,11 @@ def test_neither_the_cuts_of_batches_nor_other_streams_change_the_state() -> Non
     cuts = [0, *sorted(np.random.default_rng(14).choice(len(batch), 40, replace=False).tolist()), len(batch)]
     parts, told, together = StreamState(), [], [StreamState()] * 3
     for start, stop in pairwise(cuts):
-        parts, news = fold(CONFIG, StreamState.from_bytes(parts.to_bytes()), batch[start:stop])
+        parts, news = fold(CONFIG, decode_state(encode_state(parts)), batch[start:stop])
         told += news
         together = [state for state, _ in fold_many(CONFIG, together, [batch[start:stop]] * 3)]
     assert told == findings
-    assert {state.to_bytes() for state in (whole, parts, *together)} == {whole.to_bytes()}
+    assert {encode_state(state) for state in (whole, parts, *together)} == {encode_state(whole)}
 
 
 def test_a_setting_keeps_its_number_and_the_first_position_has_a_bit_of_its_own() -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftguard.detection import BaselineReady, Finding, StreamState
-from driftguard.detection.stored import from_parts
+from driftguard.detection.state.parts import from_parts
 from driftguard.incidents import IllegalTransition
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline

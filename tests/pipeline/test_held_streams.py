@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
 from driftguard import batch_fold, detection, held, incident_opening, kept_states
-from driftguard.detection import Finding, stored
+from driftguard.detection import Finding
+from driftguard.detection.state import parts
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
@@ -75,7 +76,7 @@ def in_the_summary(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
 
 
 def in_the_decoding(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
-    from_parts = stored.from_parts
+    from_parts = parts.from_parts
 
     def poisoned(parts: Any) -> Any:
         state = from_parts(parts)

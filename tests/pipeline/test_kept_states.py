@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from driftguard import kept_states
 from driftguard.detection import DetectorConfig, StreamState
-from driftguard.detection.stored import from_parts
+from driftguard.detection.state.parts import from_parts
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from driftguard import batch_fold, held, kept_states
 from driftguard.detection import DetectorConfig
-from driftguard.detection.stored import StoredState
+from driftguard.detection.state.parts import StoredState
 from driftguard.fold_watch import FoldWatch
 from driftguard.metrics import Metrics
 from driftguard.pipeline import TAKE_OVER_SECONDS, Pipeline

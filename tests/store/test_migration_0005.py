@@ -7,7 +7,8 @@ from alembic import command
 from sqlalchemy import select, text
 
 from driftguard.detection import DetectorConfig, StreamState, fold
-from driftguard.detection.stored import from_parts
+from driftguard.detection.state.codec import encode_state
+from driftguard.detection.state.parts import from_parts
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.store import detector_states
@@ -29,7 +30,7 @@ _STATE = """
 def test_a_state_with_its_whole_history_inside_is_read_and_stored_in_parts(empty_database_url: str) -> None:
     config = DetectorConfig(minimum_drop=0.1)
     before, _ = fold(config, StreamState(), requests(np.random.default_rng(1), np.full(1_500, 0.7)))
-    before_bytes = before.to_bytes()
+    before_bytes = encode_state(before)
     database = Database.open(empty_database_url)
     try:
         with database.engine.connect() as connection:
@@ -42,7 +43,7 @@ def test_a_state_with_its_whole_history_inside_is_read_and_stored_in_parts(empty
         database.upgrade()
         with database.session() as session:
             (stored,) = detector_states.load(session, [stream_id]).values()
-            assert from_parts(stored).to_bytes() == before_bytes
+            assert encode_state(from_parts(stored)) == before_bytes
         store(database, Traffic(seed=1).draw(50, {"chat": 0.7}))
         assert Pipeline(database, config, Metrics()).fold_batch() == 50
         with database.session() as session:

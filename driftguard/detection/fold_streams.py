@@ -1,0 +1,222 @@
+"""Folds the observations of many streams at once, to the same bits as `fold` one stream at a time.
+
+Nearly all traffic is quiet: every stratum has its baseline, no incident is open, no day ends, no block of
+requests joins a baseline, no alarm is raised. Streams whose whole batch is quiet are folded side by side
+(`side_by_side.py`): what is a formula of one request runs once over the requests of all of them, and what
+must run through requests one after the other takes one request of every stream at a time (`rounds.py`).
+Every other stream is folded by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.config import DetectorConfig
+from driftguard.detection.findings import Finding
+from driftguard.detection.fold import fold
+from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.stacked import SideBySide, side_by_side
+from driftguard.detection.state.columns import Columns, columns_at
+from driftguard.detection.state.counts import counts_of, windows_in
+from driftguard.detection.state.history import COLUMNS, Piece
+from driftguard.detection.state.stream_state import Floats, Ints, StreamState, changed, known_strata
+from driftguard.detection.statistics.baseline import baselines
+from driftguard.detection.statistics.running_sums import put
+from driftguard.detection.statistics.sessions import (
+    KNOWN,
+    NO_SESSION,
+    OpenSessions,
+    session_keys,
+    sums_before,
+)
+from driftguard.detection.statistics.strata import NO_SETTING, settings_of
+from driftguard.detection.statistics.windows import after_gap
+from driftguard.detection.steps.bet_shares import put_on_bets
+from driftguard.detection.steps.blocks import in_blocks
+from driftguard.detection.steps.days import tally, with_hours
+from driftguard.detection.steps.evidence import of_strata, run_evidence
+from driftguard.detection.steps.expectation import predicted
+from driftguard.detection.steps.reference_period import requests_until_joining, with_joining
+
+Result = tuple[StreamState, list[Finding]]
+
+LARGEST_BATCH = 512  # observations of one stream: beyond, nothing is gained
+TOGETHER_OBSERVATIONS = 8_192  # keeps what is computed at once in the processor's caches
+TOGETHER_STRATA = 8_192
+
+
+def fold_many(
+    config: DetectorConfig, states: Sequence[StreamState], batches: Sequence[ObservationBatch]
+) -> list[Result]:
+    """What `fold` gives for each stream and its batch, in the same order. Raises ValueError as it does."""
+    results: dict[int, Result] = {}
+    for group in _groups(states, batches):
+        own = [states[place] for place in group]
+        after = _quiet(config, own, [batches[place] for place in group])
+        results.update({place: (state, []) for place, state in zip(group, after, strict=True) if state})
+    return [
+        results[place] if place in results else fold(config, states[place], batches[place])
+        for place in range(len(batches))
+    ]
+
+
+def _groups(states: Sequence[StreamState], batches: Sequence[ObservationBatch]) -> Iterator[list[int]]:
+    """Places of streams that may be folded side by side: the same day is under way in all of them."""
+    by_day: dict[int, list[int]] = defaultdict(list)
+    for place, (state, batch) in enumerate(zip(states, batches, strict=True)):
+        fits = 0 < len(batch) <= LARGEST_BATCH and len(state.ready_ordinal)
+        if fits and state.incidents == (None, None) and batch.ordinal[0] > state.ordinal:
+            by_day[state.rhythms.day].append(place)
+    for places in by_day.values():
+        group, observations, strata = [], 0, 0
+        for place in places:
+            group.append(place)
+            observations += len(batches[place])
+            strata += len(states[place].ready_ordinal)
+            if observations >= TOGETHER_OBSERVATIONS or strata >= TOGETHER_STRATA:
+                yield group
+                group, observations, strata = [], 0, 0
+        if group:
+            yield group
+
+
+def _quiet(
+    config: DetectorConfig, states: list[StreamState], batches: list[ObservationBatch]
+) -> list[StreamState | None]:
+    """The states after their batches; None where a batch is not quiet."""
+    side = side_by_side(states, batches)
+    gap, last_ends = _after_gaps(side, states, batches)
+    rows = _rows(side, states, (side.batch.judged_drafted > 0) & ~gap)
+    stream = side.stream_of_stratum[rows.stratum]
+    steady = side.state.ready[rows.stratum] & (rows.day == side.state.rhythms.day)
+    watched = np.bincount(stream, minlength=len(states))
+    full = np.bincount(rows.stratum, minlength=len(side.state.growing)) >= requests_until_joining(side.state)
+    steady &= ~full[rows.stratum]
+    quiet = (watched > 0) & (np.bincount(stream, weights=steady, minlength=len(states)) == watched)
+
+    rows = with_hours(side.state, rows[np.flatnonzero(quiet[stream])])
+    stream = side.stream_of_stratum[rows.stratum]
+    starts = np.searchsorted(stream, np.arange(len(states) + 1)).tolist()
+    clock = _clock(side, stream, starts)
+    earlier, sessions = _sessions(states, rows, clock, starts)
+    base = baselines(side.state.reference, side.state.blocks)
+    rows = predicted(side.state, base, config.ignore, rows, earlier)
+    bet_on, open_block = in_blocks(side.state, rows)
+    segment = side.segment_of_stratum[rows.stratum]
+    begin = put_on_bets(segment, clock, side.begun, side.watched_segments[stream])
+    run = run_evidence(side.state, side.stream_of_stratum, side.evidence, base, bet_on, clock, begin)
+    threshold = np.array([config.threshold(state.requests_per_day) for state in states])
+    quiet[stream[(run.totals >= threshold[stream]).any(axis=0)]] = False
+
+    strata = of_strata(side.state).put(rows.stratum, run.of_stratum)
+    together = replace(
+        side.state,
+        drafted_requests=side.state.drafted_requests
+        + np.bincount(rows.stratum, minlength=len(side.state.ready_ordinal)),
+        joining=with_joining(side.state, rows, earlier),
+        stratum_evidence=strata.evidence,
+        stratum_mean_start=strata.mean_start,
+        open_block=open_block,
+        rhythms=tally(side.state, base, rows),
+    )
+    of_stream = side.evidence.put(stream, run.of_stream)
+    begun = put(side.begun, segment, clock)
+    newest = _pieces(side, rows)
+    missed = np.add.reduceat(gap, side.starts, dtype=np.int64).tolist()
+    named = np.bincount(stream[rows.session != NO_SESSION], minlength=len(states)).tolist()
+    counts = counts_of(side.batch, side.starts)
+    return [
+        changed(
+            state,
+            counts[place].after(state)
+            | side.own(together, place)
+            | {
+                "stream_evidence": of_stream.evidence[place].copy(),
+                "stream_mean_start": of_stream.mean_start[place].copy(),
+                "begun": begun[side.first_segment[place] : side.first_segment[place + 1]].copy(),
+                "rhythms": side.own_rhythms(together, place, state.rhythms),
+                "sessions": sessions[place],
+                "in_session": state.in_session + named[place],
+                "history": state.history.followed_by_piece(
+                    newest.part(starts[place], starts[place + 1]), config.history
+                ),
+                "last_window_ended_at": last_ends[place],
+                "windows_after_gap": state.windows_after_gap + missed[place],
+            },
+        )
+        if newest and quiet[place]
+        else None
+        for place, state in enumerate(states)
+    ]
+
+
+def _clock(side: SideBySide, stream: NDArray[np.intp], starts: list[int]) -> Ints:
+    """How many drafted requests the stream of each row has had up to it."""
+    drafted = np.bincount(side.stream_of_stratum, side.state.drafted_requests, len(starts) - 1)
+    clock: Ints = drafted.astype(np.int64)[stream] + 1 + np.arange(len(stream)) - np.array(starts)[stream]
+    return clock
+
+
+def _pieces(side: SideBySide, rows: Columns) -> Piece | None:
+    """The rows as pieces of histories, in which a stratum is that of its own stream."""
+    if len(rows) == 0:
+        return None
+    columns = {name: getattr(rows, name) for name in COLUMNS}
+    first = np.array(side.first_stratum)[side.stream_of_stratum[rows.stratum]]
+    return Piece.of({**columns, "stratum": rows.stratum - first})
+
+
+def _after_gaps(
+    side: SideBySide, states: list[StreamState], batches: list[ObservationBatch]
+) -> tuple[NDArray[np.bool_], list[float]]:
+    """Which observations [N] are windows after a gap, and each stream's last end of a window."""
+    gap = np.zeros(len(side.batch), dtype=np.bool_)
+    last_ends = [state.last_window_ended_at for state in states]
+    for place, (batch, start) in enumerate(zip(batches, side.starts.tolist(), strict=True)):
+        if "window" in batch.kind:
+            gap[start : start + len(batch)], last_ends[place] = after_gap(
+                windows_in(batch), batch.started_at, batch.ended_at, last_ends[place]
+            )
+    return gap, last_ends
+
+
+def _rows(side: SideBySide, states: list[StreamState], evident: NDArray[np.bool_]) -> Columns:
+    """The evident observations of streams in which none is of a new segment or stratum."""
+    batch, ends = side.batch, [*side.starts[1:].tolist(), len(side.batch)]
+    settings = np.where(evident, settings_of(batch), NO_SETTING).tolist()
+    codes: list[int] = []
+    sessions = np.zeros(len(batch), dtype=np.uint64)
+    for place, (state, start, end) in enumerate(zip(states, side.starts.tolist(), ends, strict=True)):
+        own = known_strata(state, batch.segment[start:end], settings[start:end])
+        if own is None:
+            evident[start:end] = False
+            own = [0] * (end - start)
+        first = side.first_stratum[place]
+        codes += [first + code for code in own]
+        if any(batch.session[start:end]):
+            sessions[start:end] = session_keys(batch.session[start:end], own)
+    at = np.flatnonzero(evident)
+    return columns_at(side.state, batch, at, np.array(codes, dtype=np.uint16)[at], sessions[at])
+
+
+def _sessions(
+    states: list[StreamState], rows: Columns, clock: Ints, starts: list[int]
+) -> tuple[Floats, list[OpenSessions]]:
+    """Each row's session as it was before it [T, KNOWN], and each stream's table after its rows."""
+    earlier, after = np.zeros((len(rows), KNOWN)), [state.sessions for state in states]
+    if not rows.session.any():
+        return earlier, after
+    gap = rows.x - rows.rhythm
+    for place, (start, end) in enumerate(pairwise(starts)):
+        own = slice(start, end)
+        if start < end:
+            earlier[own], after[place] = sums_before(
+                after[place], rows.session[own], gap[own], rows.log_length[own], int(clock[start])
+            )
+    return earlier, after

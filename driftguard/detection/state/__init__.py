@@ -1,0 +1,1 @@
+"""What is kept of each stream, and its stored form."""

@@ -1,0 +1,254 @@
+"""A detector's state as bytes: versioned, checked, and the same bytes for the same state.
+
+Layout: magic, version (1 byte), CRC-32 of the rest (4 bytes, big endian), then MessagePack of `_State`.
+Whole numbers of the history are stored in the narrowest type that holds them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.state.history import FLOATS, History
+from driftguard.detection.state.stream_state import OpenIncident, StreamState
+from driftguard.detection.statistics.hourly_profile import Rhythms
+from driftguard.detection.statistics.sessions import OpenSessions
+from driftguard.errors import DriftGuardError
+
+MAGIC = b"DGSTATE"
+VERSION = 7  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
+_HEADER_BYTES = len(MAGIC) + 1 + 4
+_WIDTHS = ("<u1", "<u2", "<u4", "<i8")
+
+
+class UnreadableState(DriftGuardError):
+    """The stored detector state cannot be read: {reason}."""
+
+    title = "Unreadable detector state"
+
+
+class OtherVersion(UnreadableState):
+    """The stored detector state is whole, and of another version of DriftGuard."""
+
+    title = "Detector state of another version"
+
+
+class _Array(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class _Narrow(msgspec.Struct, array_like=True):
+    """Whole numbers as their smallest and what each lies above it, in the narrowest type."""
+
+    smallest: int
+    above: _Array
+
+
+class _Steps(msgspec.Struct, array_like=True):
+    """Whole numbers as the first (null: there are none) and the differences from one to the next."""
+
+    first: int | None
+    differences: _Narrow
+
+
+class _History(msgspec.Struct, array_like=True):
+    ordinal: _Steps
+    ended_ms: _Steps
+    drafted: _Narrow
+    accepted: _Narrow
+    stratum: _Narrow
+    expected: _Array
+    margin: _Array
+    fresh: _Array
+
+
+class _Rhythms(msgspec.Struct, array_like=True):
+    day: int
+    strays: int
+    today: _Array
+    totals: _Array
+    days: _Array
+    reference: _Array
+    used: _Array
+    effect: _Array
+    variance: _Array
+
+
+class _Sessions(msgspec.Struct, array_like=True):
+    key: _Array
+    sums: _Array
+
+
+class _Incident(msgspec.Struct, array_like=True):
+    opened_ordinal: int
+    change_point: int
+    change_point_ms: int
+    segments: _Array
+    evidence: _Array
+    halfway: _Array
+    test: _Array
+    wealth: _Array
+    seen: _Array
+    last_seen: _Array
+    outcome: _Array
+
+
+class _State(msgspec.Struct, array_like=True):
+    ordinal: int
+    requests: int
+    undrafted: int
+    undrafted_in_a_row: int
+    first_ended_at: float
+    last_ended_at: float
+    requests_per_day: float
+    steady_since: float
+    names: tuple[str, ...]
+    segment_of_stratum: _Array
+    setting_of_stratum: _Array
+    drafted_requests: _Array
+    reference: _Array
+    reference_size: _Array
+    reference_since: _Array
+    ready_ordinal: _Array
+    joining: _Array
+    growing: _Array
+    stratum_evidence: _Array
+    stratum_mean_start: _Array
+    cut_off: _Array
+    stream_evidence: _Array
+    stream_mean_start: _Array
+    begun: _Array
+    evidence_since: tuple[int, int]
+    incidents: tuple[_Incident | None, _Incident | None]
+    accepted_anew: _Array
+    windows: _Array
+    last_window_ended_at: float
+    windows_after_gap: int
+    neighbours: _Array
+    blocks: _Array
+    open_block: _Array
+    rhythms: _Rhythms
+    sessions: _Sessions
+    in_session: int
+    history: _History
+
+
+def encode_state(state: StreamState) -> bytes:
+    wire = {item.name: _pack(getattr(state, item.name)) for item in fields(state)}
+    body = msgspec.msgpack.encode(_State(**wire))
+    return MAGIC + bytes([VERSION]) + zlib.crc32(body).to_bytes(4, "big") + body
+
+
+def decode_state(data: bytes) -> StreamState:
+    """Raises OtherVersion, or else UnreadableState."""
+    if data[: len(MAGIC)] != MAGIC or len(data) < _HEADER_BYTES:
+        raise UnreadableState("the stored detector state is not one: its first bytes are wrong")
+    body = data[_HEADER_BYTES:]
+    if zlib.crc32(body) != int.from_bytes(data[len(MAGIC) + 1 : _HEADER_BYTES], "big"):
+        raise UnreadableState("the stored detector state is damaged: its checksum does not fit")
+    version = data[len(MAGIC)]
+    if version != VERSION:
+        raise OtherVersion(
+            f"the stored detector state has version {version}, this program reads version {VERSION}"
+        )
+    try:
+        wire = msgspec.msgpack.decode(body, type=_State)
+        columns = {name: _unpack(getattr(wire, name)) for name in wire.__struct_fields__ if name != "history"}
+        total = int(columns["drafted_requests"].sum())
+        return StreamState(**columns, history=_history(wire.history, total))
+    except (msgspec.DecodeError, ValueError, TypeError) as error:
+        raise UnreadableState(f"the stored detector state is damaged: {error}") from None
+
+
+def _pack(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return _array(value)
+    if isinstance(value, History):
+        return _History(
+            _steps(value.wide("ordinal")),
+            _steps(value.wide("ended_ms")),
+            _narrow(value.wide("drafted")),
+            _narrow(value.wide("accepted")),
+            _narrow(value.wide("stratum")),
+            *(_array(value.wide(name).astype(width)) for name, width in FLOATS.items()),
+        )
+    if isinstance(value, OpenSessions):
+        return _Sessions(_array(value.key), _array(value.sums))
+    if isinstance(value, OpenIncident):
+        return _Incident(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
+    if isinstance(value, Rhythms):
+        return _Rhythms(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
+    if isinstance(value, tuple):
+        return tuple(_pack(item) for item in value)
+    return value
+
+
+def _unpack(value: Any) -> Any:
+    if isinstance(value, _Array):
+        return _unarray(value)
+    if isinstance(value, _Sessions):
+        return OpenSessions(_unarray(value.key), _unarray(value.sums))
+    if isinstance(value, _Incident):
+        return OpenIncident(
+            **{item.name: _unpack(getattr(value, item.name)) for item in fields(OpenIncident)}
+        )
+    if isinstance(value, _Rhythms):
+        return Rhythms(**{item.name: _unpack(getattr(value, item.name)) for item in fields(Rhythms)})
+    if isinstance(value, tuple):
+        return tuple(_unpack(item) for item in value)
+    return value
+
+
+def _history(packed: _History, total: int) -> History:
+    """The newest of `total` observations."""
+    columns = {
+        "ordinal": _unsteps(packed.ordinal),
+        "ended_ms": _unsteps(packed.ended_ms),
+        "drafted": _unnarrow(packed.drafted),
+        "accepted": _unnarrow(packed.accepted),
+        "stratum": _unnarrow(packed.stratum),
+        **{name: _unarray(getattr(packed, name)) for name in FLOATS},
+    }
+    return History.of(columns, total)
+
+
+def _array(values: NDArray[Any]) -> _Array:
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return _Array(little.dtype.str, values.shape, np.ascontiguousarray(little).tobytes())
+
+
+def _unarray(packed: _Array) -> NDArray[Any]:
+    stored = np.frombuffer(packed.data, dtype=np.dtype(packed.dtype)).reshape(packed.shape)
+    return stored.astype(stored.dtype.newbyteorder("="))
+
+
+def _narrow(values: NDArray[np.int64]) -> _Narrow:
+    smallest = int(values.min()) if len(values) else 0
+    above = values - smallest
+    largest = int(above.max()) if len(values) else 0
+    return _Narrow(
+        smallest, _array(above.astype(next(kind for kind in _WIDTHS if largest <= np.iinfo(kind).max)))
+    )
+
+
+def _unnarrow(packed: _Narrow) -> NDArray[np.int64]:
+    return _unarray(packed.above).astype(np.int64) + packed.smallest
+
+
+def _steps(values: NDArray[np.int64]) -> _Steps:
+    return _Steps(int(values[0]) if len(values) else None, _narrow(np.diff(values)))
+
+
+def _unsteps(packed: _Steps) -> NDArray[np.int64]:
+    if packed.first is None:
+        return np.zeros(0, dtype=np.int64)
+    return np.cumsum(
+        np.concatenate([np.array([packed.first], dtype=np.int64), _unnarrow(packed.differences)])
+    )

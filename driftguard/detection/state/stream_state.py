@@ -1,0 +1,221 @@
+"""Everything a detector remembers about one stream, as columns over strata.
+
+A state is a value: folding never changes one, it makes the next. The arrays with a first dimension C
+run over the stream's strata (`strata.py`) in order of first appearance; LANES are the bets
+(`bets.py`): ten that acceptance fell, then ten that it rose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import count
+from operator import attrgetter
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.findings import Direction
+from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.state.history import History
+from driftguard.detection.statistics.autocorrelation import BLOCK, PAIRED, SCALES
+from driftguard.detection.statistics.baseline import FIRST_CHECK, SUMS
+from driftguard.detection.statistics.bets import LANES, NOT_CUT
+from driftguard.detection.statistics.hourly_profile import HOURS, Rhythms
+from driftguard.detection.statistics.sessions import OpenSessions
+from driftguard.detection.statistics.strata import (
+    NO_SETTING,
+    assign,
+    is_by_first,
+    is_window,
+    settings_of,
+    why_new,
+)
+from driftguard.detection.statistics.windows import LEARNED, WINDOW_REFERENCE
+from driftguard.records.positions import Positions
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+DIRECTIONS: tuple[Direction, Direction] = ("down", "up")
+NOT_READY = -1
+GROWN = SUMS + HOURS  # sums over requests, and how many of each hour of day
+OPEN_BLOCK = 4  # requests of a block that is not complete, sums of x, expected and margin
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenIncident:
+    """A change that was reported and is not over.
+
+    D changed segments, strongest evidence first. Each belongs to one of K recovery tests: its own, or
+    one common test when the alarm came from the stream as a whole.
+    """
+
+    opened_ordinal: int
+    change_point: int  # ordinal
+    change_point_ms: int  # milliseconds since 1970 UTC
+    segments: NDArray[np.uint8]  # [D]
+    evidence: Floats  # [D] each segment's sum M_c at the alarm
+    halfway: Floats  # [D] half the distance between before and after, per request; above 0
+    test: Ints  # [D] index of the recovery test
+    wealth: Floats  # [K, BETS]
+    seen: Ints  # [K] requests tested
+    last_seen: Ints  # [K] count of the stream's drafted observations when last seen
+    outcome: Ints  # [K] see recovery.py
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StreamState:
+    """One stream's detector. `StreamState()` starts one; `to_bytes` and `from_bytes` keep it."""
+
+    ordinal: int = -1  # of the last observation folded
+    requests: int = 0  # observations, with or without drafted tokens
+    undrafted: int = 0
+    undrafted_in_a_row: int = 0
+    first_ended_at: float = 0.0  # earliest and latest end of any observation, seconds since 1970
+    last_ended_at: float = 0.0
+    requests_per_day: float = 0.0  # measured when the first segment became ready
+    steady_since: float = 0.0  # seconds since 1970: first segment ready, or the last incident ended
+    names: tuple[str, ...] = ()  # [S] segments
+    segment_of_stratum: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))  # [C]
+    setting_of_stratum: Ints = field(default_factory=lambda: _ints(0))  # [C] packed, see strata.py
+    drafted_requests: Ints = field(default_factory=lambda: _ints(0))  # [C]
+    reference: Floats = field(default_factory=lambda: np.zeros((0, SUMS)))  # [C, SUMS]
+    reference_size: Ints = field(default_factory=lambda: _ints(0))  # [C] requests at the next check
+    reference_since: Floats = field(default_factory=lambda: np.zeros(0))  # [C] seconds since 1970
+    ready_ordinal: Ints = field(default_factory=lambda: _ints(0))  # [C] or NOT_READY
+    # [C, 2, GROWN] requests after it that may still join the reference period: see reference.py
+    joining: Floats = field(default_factory=lambda: np.zeros((0, 2, GROWN)))
+    growing: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))  # [C]
+    stratum_evidence: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] R_cj
+    stratum_mean_start: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] see ages.py
+    cut_off: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] b_j, see bets.py
+    stream_evidence: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES] G_j
+    stream_mean_start: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES]
+    begun: Ints = field(default_factory=lambda: _ints(0))  # [S] see beginnings.py
+    evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
+    incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
+    # [C] an operator accepted a new normal: the baseline is (being) relearned
+    accepted_anew: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    windows: Floats = field(default_factory=lambda: np.zeros((0, LEARNED)))  # [C, LEARNED] see windows.py
+    last_window_ended_at: float = math.nan  # seconds since 1970
+    windows_after_gap: int = 0  # counted, never evidence
+    # [C, SCALES, PAIRED] over reference periods, [C, BLOCK] what they demand: see dependence.py
+    neighbours: Floats = field(default_factory=lambda: np.zeros((0, SCALES, PAIRED)))
+    blocks: Floats = field(default_factory=lambda: np.zeros((0, BLOCK)))
+    open_block: Floats = field(default_factory=lambda: np.zeros((0, OPEN_BLOCK)))  # [C, OPEN_BLOCK]
+    rhythms: Rhythms = field(default_factory=Rhythms.none)
+    sessions: OpenSessions = field(default_factory=OpenSessions.empty)
+    in_session: int = 0  # drafted requests that gave their session
+    history: History = field(default_factory=History.empty)
+
+    @property
+    def ready(self) -> NDArray[np.bool_]:
+        ready: NDArray[np.bool_] = self.ready_ordinal != NOT_READY
+        return ready
+
+    @property
+    def of_windows(self) -> NDArray[np.bool_]:
+        return is_window(self.setting_of_stratum)
+
+    def positions_of(self, stratum: int) -> Positions:
+        """Which its requests are judged by."""
+        return "first" if is_by_first(self.setting_of_stratum)[stratum] else "all"
+
+    @property
+    def block_length(self) -> Ints:
+        """Requests that make one observation [C]; 1 where each is one."""
+        return np.maximum(self.blocks[:, 0], 1.0).astype(np.int64)
+
+    def newest_baseline(self, segment: int) -> int | None:
+        """The segment's stratum that became ready last."""
+        same = np.flatnonzero(self.ready & (self.segment_of_stratum == segment))
+        return int(same[self.ready_ordinal[same].argmax()]) if len(same) else None
+
+    def why_learning(self, code: int) -> str:
+        """Why stratum `code`, which has no baseline yet, needs one: against the segment's newest one."""
+        if self.accepted_anew[code]:
+            return "an operator accepted a new normal"
+        earlier = self.newest_baseline(int(self.segment_of_stratum[code]))
+        settings = self.setting_of_stratum
+        return why_new(int(settings[code]), None if earlier is None else int(settings[earlier]))
+
+
+def changed(state: StreamState, columns: dict[str, Any]) -> StreamState:
+    """What `replace` gives, in a third of its time: for folds of thousands of states."""
+    after = object.__new__(StreamState)
+    values = dict(zip(_NAMES, _VALUES(state), strict=True)) | columns
+    for put, value in zip(_PUTS, values.values(), strict=True):
+        put(after, value)
+    return after
+
+
+_NAMES = [item.name for item in fields(StreamState)]
+_VALUES = attrgetter(*_NAMES)
+_PUTS = [getattr(StreamState, name).__set__ for name in _NAMES]
+
+
+def known_strata(state: StreamState, segments: Sequence[str], settings: Sequence[int]) -> list[int] | None:
+    """The stratum of each observation [N]; None where one has a segment or a stratum that is new."""
+    of_segment = [state.names[segment] for segment in state.segment_of_stratum.tolist()]
+    known = dict(zip(zip(of_segment, state.setting_of_stratum.tolist(), strict=True), count()))
+    codes = list(map(known.get, zip(segments, settings, strict=True)))
+    if None not in codes:
+        return cast("list[int]", codes)
+    names, strata, assigned = _assigned(state, segments, settings)
+    new = len(names) > len(state.names) or len(strata) > len(state.ready_ordinal)
+    return None if new else assigned
+
+
+def _assigned(
+    state: StreamState, segments: Sequence[str], settings: Sequence[int]
+) -> tuple[list[str], list[tuple[int, int]], list[int]]:
+    """The names and the strata (segment, setting) that the state knows after these observations [N], those
+    it knew before first, and the stratum of each [N]."""
+    names = list(state.names)
+    strata = list(zip(state.segment_of_stratum.tolist(), state.setting_of_stratum.tolist(), strict=True))
+    return names, strata, assign(names, strata, zip(segments, settings, strict=True))
+
+
+def with_strata(
+    state: StreamState, batch: ObservationBatch, evident: NDArray[np.bool_]
+) -> tuple[StreamState, NDArray[np.uint16]]:
+    """The state with a row for each new stratum of the `evident` observations, and their strata [N]."""
+    settings = np.where(evident, settings_of(batch), NO_SETTING).tolist()
+    names, strata, of_each = _assigned(state, batch.segment, settings)
+    codes = np.array(of_each, dtype=np.uint16)
+    added = len(strata) - len(state.setting_of_stratum)
+    if len(names) > len(state.names):
+        begun = np.concatenate([state.begun, _ints(len(names) - len(state.names))])
+        state = replace(state, names=tuple(names), begun=begun)
+    if added == 0:
+        return state, codes
+    setting_of_stratum = np.array([setting for _, setting in strata], dtype=np.int64)
+    sizes = np.where(is_window(setting_of_stratum[-added:]), WINDOW_REFERENCE, FIRST_CHECK)
+    return replace(
+        state,
+        segment_of_stratum=np.array([segment for segment, _ in strata], dtype=np.uint8),
+        setting_of_stratum=setting_of_stratum,
+        drafted_requests=np.concatenate([state.drafted_requests, _ints(added)]),
+        reference=np.concatenate([state.reference, np.zeros((added, SUMS))]),
+        reference_size=np.concatenate([state.reference_size, sizes]),
+        reference_since=np.concatenate([state.reference_since, np.zeros(added)]),
+        ready_ordinal=np.concatenate([state.ready_ordinal, _ints(added) + NOT_READY]),
+        joining=np.concatenate([state.joining, np.zeros((added, 2, GROWN))]),
+        growing=np.concatenate([state.growing, np.zeros(added, dtype=np.bool_)]),
+        stratum_evidence=np.concatenate([state.stratum_evidence, np.zeros((added, LANES))]),
+        stratum_mean_start=np.concatenate([state.stratum_mean_start, np.zeros((added, LANES))]),
+        cut_off=np.concatenate([state.cut_off, np.tile(NOT_CUT, (added, 1))]),
+        accepted_anew=np.concatenate([state.accepted_anew, np.zeros(added, dtype=np.bool_)]),
+        windows=np.concatenate([state.windows, np.zeros((added, LEARNED))]),
+        neighbours=np.concatenate([state.neighbours, np.zeros((added, SCALES, PAIRED))]),
+        blocks=np.concatenate([state.blocks, np.zeros((added, BLOCK))]),
+        open_block=np.concatenate([state.open_block, np.zeros((added, OPEN_BLOCK))]),
+        rhythms=state.rhythms.followed_by(added),
+    ), codes
+
+
+def _ints(length: int) -> Ints:
+    return np.zeros(length, dtype=np.int64)

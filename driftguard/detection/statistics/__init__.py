@@ -1,0 +1,1 @@
+"""The statistics of the detector; nothing here knows a stream."""

@@ -1,0 +1,235 @@
+"""The reference period of a stratum, and the baseline that it gives.
+
+Sums over the reference period are kept per stratum [.., SUMS]; their order is fixed here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from driftguard.detection.findings import Acceptance
+from driftguard.detection.statistics.acceptance import acceptance_from_sums
+from driftguard.detection.statistics.autocorrelation import BLOCK, blocks_needed
+from driftguard.detection.statistics.sessions import cluster_terms
+from driftguard.records.positions import Positions
+
+Floats = NDArray[np.float64]
+
+# requests n, x, x^2, drafted d, accepted a, d^2, d a, a^2, log length l, l^2, l x;
+# over sessions s (sessions.py): how many, sum X_s^2 / n_s, sum X_s L_s / n_s, sum L_s^2 / n_s, sum n_s^2;
+# and requests that name their session
+SUMS = 17
+FIRST_CHECK = 100  # requests after which the spread is first estimated
+SIZE_FACTOR = 8.0  # a reference of (8 sd / drop)^2 requests puts two standard errors at a quarter of the drop
+TWO_ERRORS_LEVEL = 0.97725  # of a normal distribution below two standard errors
+NEARLY_ALL = 0.95  # of the requests name their session: then sessions say what belongs together
+LEAST_REPEATS = 10  # requests beyond each session's first, before sessions tell anything
+SMALLEST_LENGTH_SPREAD = 0.05  # sd of log length below which lengths are all alike
+OF_ACCEPTANCE = 0.5  # of the variance of x and of l: from there on they are taken to be one number
+
+
+@dataclass(frozen=True, slots=True)
+class Baselines:
+    """Of C strata with x = accepted / drafted per request and l = log length."""
+
+    mean: Floats  # of x
+    slope: Floats  # of x on l; 0 where lengths are not known, all alike or follow from x
+    middle: Floats  # mean of l
+    variance: Floats  # of x around the line: within + between
+    within: Floats  # variance inside a session; of a block's mean, where there are blocks
+    between: Floats  # variance of the sessions' own means; 0 where sessions are not given or all alike
+    mean_error: Floats  # standard error of the mean, clustered by session or by block
+    error_factor: Floats  # how many standard errors make the margin
+    slope_error: Floats
+
+
+def terms(
+    x: Floats,
+    log_length: Floats,
+    drafted: NDArray[np.int64],
+    accepted: NDArray[np.int64],
+    session_before: Floats,
+    named: NDArray[np.bool_],
+) -> Floats:
+    """What each of T requests adds to the sums: [T, SUMS]. `session_before` [T, 3] as in sessions.py;
+    `named` [T]: the request names its session."""
+    d, a, line = drafted.astype(np.float64), accepted.astype(np.float64), log_length
+    own = [np.ones_like(x), x, x * x, d, a, d * d, d * a, a * a, line, line * line, line * x]
+    return np.hstack([np.stack(own, axis=1), cluster_terms(session_before, x, line), named[:, None]])
+
+
+def add_terms(sums: Floats, added: Floats) -> Floats:
+    """sums [SUMS] + each of added [T, SUMS], one after the other, so that batching changes no bit."""
+    total: Floats = np.add.accumulate(np.vstack([sums, added]), axis=0)[-1]
+    return total
+
+
+def _line(sums: Floats) -> tuple[Floats, Floats, Floats]:
+    """(slope, sum of squares of l around its mean, sum of squares of x around the line) from [..., SUMS].
+
+    The slope is 0, and the middle sum 0, where lengths are all alike or follow from acceptance.
+    """
+    n = np.maximum(sums[..., 0], 1.0)
+    lengths = _squares_of_length(sums)
+    tell = (lengths > SMALLEST_LENGTH_SPREAD**2 * n) & ~length_of_acceptance(sums)
+    both = _products(sums)
+    slope = np.where(tell, both / np.where(tell, lengths, 1.0), 0.0)
+    squares = sums[..., 2] - sums[..., 1] ** 2 / n - slope * both
+    return slope, np.where(tell, lengths, 0.0), np.maximum(squares, 0.0)
+
+
+def length_of_acceptance(sums: Floats) -> NDArray[np.bool_]:
+    """Are answers longer because more was accepted, and for hardly any other reason? From [..., SUMS].
+
+    A step emits what it accepts and one token more, so that l = log d + log(1/K + x) for d drafted tokens. Of
+    requests of equally many steps, the length is a function of x: a line through both would explain every
+    fall away, and beyond the reference period it even shows a fall as a rise. So it is where lengths and x
+    rise together with r^2 >= 1/2 and d does not vary enough to be why the lengths do. Where d varies more (a
+    standard deviation of log d above some .13), a line hides less than half of a fall.
+    """
+    n = np.maximum(sums[..., 0], 1.0)
+    lengths, both = _squares_of_length(sums), _products(sums)
+    squares = np.maximum(sums[..., 2] - sums[..., 1] ** 2 / n, 0.0)
+    drafted = np.maximum(sums[..., 5] - sums[..., 3] ** 2 / n, 0.0)
+    alike = drafted * n**2 <= (1.0 - OF_ACCEPTANCE) * lengths * sums[..., 3] ** 2
+    rises: NDArray[np.bool_] = (both > 0.0) & (both**2 >= OF_ACCEPTANCE * lengths * squares)
+    differ: NDArray[np.bool_] = lengths > SMALLEST_LENGTH_SPREAD**2 * n
+    return np.asarray(differ & rises & alike)
+
+
+def _squares_of_length(sums: Floats) -> Floats:
+    n = np.maximum(sums[..., 0], 1.0)
+    return np.asarray(np.maximum(sums[..., 9] - sums[..., 8] ** 2 / n, 0.0))
+
+
+def _products(sums: Floats) -> Floats:
+    """Sum of (x - its mean) (l - its mean)."""
+    return np.asarray(sums[..., 10] - sums[..., 8] * sums[..., 1] / np.maximum(sums[..., 0], 1.0))
+
+
+def variance_of(sums: Floats) -> Floats:
+    """Variance of x between requests around the line, from sums [..., SUMS]; 0 where n is too small."""
+    n = sums[..., 0]
+    _, lengths, squares = _line(sums)
+    freedom = n - 1.0 - (lengths > 0.0)
+    return np.where(freedom >= 1.0, squares / np.maximum(freedom, 1.0), 0.0)
+
+
+def _tells(sums: Floats) -> NDArray[np.bool_]:
+    """Are there sessions with enough repeats to tell how much they differ?"""
+    sessions = sums[..., 11]
+    tells: NDArray[np.bool_] = (sums[..., 0] - sessions >= LEAST_REPEATS) & (sessions >= 2.0)
+    return tells
+
+
+def _components(sums: Floats) -> tuple[Floats, Floats]:
+    """(within, between): one-way random effects by moments (analysis of variance), from [..., SUMS].
+
+    within = (sum r^2 - sum R_s^2 / n_s) / (n - k); between = (sum R_s^2 / n_s / (k - 1) - within) / n_0,
+    n_0 = (n - sum n_s^2 / n) / (k - 1), for residuals r around the line and their sums R_s over k
+    sessions. With fewer than LEAST_REPEATS repeats, or one session, all variance is within.
+    Paper: Searle, Casella, McCulloch, Variance Components (1992), section 3.6.
+    """
+    n, x, line = np.maximum(sums[..., 0], 1.0), sums[..., 1], sums[..., 8]
+    slope, _, squares = _line(sums)
+    tells = _tells(sums)
+    start = (x - slope * line) / n
+    sessions, sxx, sxl, sll, sizes = (sums[..., place] for place in range(11, 16))
+    of_sessions = sxx + start**2 * n + slope**2 * sll - 2.0 * start * x - 2.0 * slope * sxl
+    of_sessions = np.clip(of_sessions + 2.0 * start * slope * line, 0.0, squares)
+    more = np.maximum(sessions - 1.0, 1.0)
+    within = np.where(tells, (squares - of_sessions) / np.maximum(n - sessions, 1.0), variance_of(sums))
+    size = np.where(tells, (n - sizes / n) / more, 1.0)
+    between = np.where(tells, np.maximum(of_sessions / more - within, 0.0) / np.maximum(size, 1.0), 0.0)
+    return within, between
+
+
+def _mean_variance(sums: Floats, blocks: Floats, within: Floats, between: Floats) -> Floats:
+    """n x the variance of the mean of n requests: within + between sum n_s^2 / n, or W_B of blocks."""
+    by_session = within + between * sums[..., 15] / np.maximum(sums[..., 0], 1.0)
+    return np.where(blocks[..., 0] > 0.0, blocks[..., 1], by_session)
+
+
+def blocks_of(sums: Floats, neighbours: Floats, requests_per_hour: float) -> tuple[Floats, int]:
+    """The blocks that a stratum's reference period demands, and how many requests it takes to tell.
+
+    Sessions that repeat, and that nearly all requests name, say what belongs together: then there are none.
+    """
+    requests = int(sums[0])
+    if _tells(sums) and sums[16] >= NEARLY_ALL * requests:
+        return np.zeros(BLOCK), requests
+    slope, _, squares = _line(sums)
+    return blocks_needed(neighbours, requests, float(slope), float(squares), requests_per_hour)
+
+
+def needed_requests(sums: Floats, blocks: Floats, minimum_drop: float) -> int:
+    """Size of the reference period, from the spread seen so far (sums [SUMS], blocks [BLOCK]).
+
+    n = (8 sd / minimum_drop)^2 with sd^2 / n the variance of the mean (many requests of one session tell
+    little more than one), at least 8 / minimum_drop and at least FIRST_CHECK. The floor is the
+    same rule for sd^2 = 1/n, the spread that n equal requests cannot exclude. The size looks at the
+    spread only, never at the mean, so stopping there does not select a flattering mean.
+    """
+    spread = SIZE_FACTOR / minimum_drop
+    wanted = spread**2 * float(_mean_variance(sums, blocks, *_components(sums)))
+    return max(FIRST_CHECK, math.ceil(spread), math.ceil(wanted))
+
+
+def baselines(sums: Floats, blocks: Floats) -> Baselines:
+    """From reference sums [C, SUMS] of complete reference periods and their blocks [C, BLOCK].
+
+    Formula: x = mean + slope (l - middle) by least squares, l the logarithm of output_tokens; variance v
+    around that line, its parts within and between sessions (_components); standard errors
+    sqrt(max(v', 1/n) / n) of the mean, v' = within + between sum n_s^2 / n, and
+    sqrt(v / sum (l - middle)^2) of the slope. v is the variance between requests, not binomial, which is
+    wrong by a factor of 2 to 40. Where sessions differ, the two standard errors of the margin become the
+    Student quantile of as many sessions at the same level. Where there are blocks, v' is W_B and the
+    quantile that of the pairs it is from (`dependence.py`).
+    Assumptions: sessions (requests, where none are given) of the reference period are independent, or alike
+    over a distance that blocks make good, and in control; acceptance is linear in log length.
+    Against four buckets of length as strata (tests/benchmarks/bench_length.py: sd .12, correlation -.5
+    and -.7) the line needs a seventh of the requests until 90% of the traffic is watched (about 400
+    against 3,000), finds a drop of .05 or .10 as soon, and raises a false alarm in 0 to 1 of 12 runs
+    where lengths shift by one or two standard deviations (buckets: 1 to 12 of 12, because the lengths
+    shift inside a bucket too). Where the true relation is a step, neither holds at a shift of two.
+    """
+    n = np.maximum(sums[..., 0], 1.0)
+    slope, lengths, _ = _line(sums)
+    variance = variance_of(sums)
+    with_spread = lengths > 0.0
+    slope_error = np.where(with_spread, np.sqrt(variance / np.where(with_spread, lengths, 1.0)), 0.0)
+    within, between = _components(sums)
+    blocked, length = blocks[..., 0] > 0.0, np.maximum(blocks[..., 0], 1.0)
+    freedom = np.where(blocked, blocks[..., 2], np.maximum(sums[..., 11] - 1.0, 1.0))
+    mean_variance = _mean_variance(sums, blocks, within, between)
+    return Baselines(
+        mean=sums[..., 1] / n,
+        slope=slope,
+        middle=sums[..., 8] / n,
+        variance=within + between,
+        within=np.where(blocked, blocks[..., 1] / length, within),
+        between=np.where(blocked, 0.0, between),
+        mean_error=np.sqrt(np.maximum(mean_variance, 1.0 / n) / n),
+        error_factor=_error_factor(blocked | (between > 0.0), freedom),
+        slope_error=slope_error,
+    )
+
+
+def _error_factor(by_student: NDArray[np.bool_], freedom: Floats) -> Floats:
+    factor = np.full(np.shape(freedom), 2.0)
+    return np.asarray(stdtrit(freedom, TWO_ERRORS_LEVEL, out=factor, where=by_student))
+
+
+def reference_acceptance(
+    sums: Floats, *, of_windows: bool = False, positions: Positions = "all"
+) -> Acceptance:
+    """Acceptance rate of one reference period, from its sums [SUMS] with n >= 1."""
+    n, _, _, drafted, accepted, drafted2, both, accepted2 = (float(value) for value in sums[:8])
+    return acceptance_from_sums(
+        n, drafted, accepted, drafted2, both, accepted2, of_windows=of_windows, positions=positions
+    )

@@ -1,0 +1,1 @@
+"""What a fold does, in order."""

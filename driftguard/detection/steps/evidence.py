@@ -1,0 +1,278 @@
+"""The evidence against "nothing changed": one sum of bets per stratum and one for the stream.
+
+Per request of a watched stratum c, for every bet j and either direction (`bets.py`):
+
+    R_cj <- (w + R_cj) e_cj        G_j <- (1 + G_j) e_cj
+    S = mean_j G_j / 2 + sum over c of mean_j R_cj / 2
+    an alarm when 3/4 S_down >= A (a fall) or 1/4 S_up >= A (a rise, which pages nobody and may take longer)
+
+w is what is put on the bets that begin at the request: 1 where there is one segment, else what the
+segment was given since its last request (`beginnings.py`). m_c may differ from request to request as long
+as it is known before x is (`predictive.py`). The evidence of a segment is the sum over its strata. Where a
+session's earlier requests pull the expectation along, stakes follow the age of the bets (`ages.py`). Where
+neighbouring requests are alike and no session says which, x is the mean of a block and e is 1 for all
+requests but its last (`blocks.py`).
+
+Assumptions: E[x | past] >= m_c in every stratum (for a rise: <= its mirror image) and, where `bets.py` cuts
+the best requests, that those are no better than in the reference period; nothing else about the distribution
+of x, and nothing about the mix of strata or its dependence on time.
+Guarantee: G grows by at most 1 per request in expectation, and sum_c R_c, of which one request moves one
+stratum, by what is put on bets, which adds up to no more. So S of either direction grows by at most 1, and
+3/4 S_down + 1/4 S_up - t is a supermartingale. An alarm needs one of these two terms to reach A, hence
+E[requests to the first false alarm] >= A, over both directions and all segments, without a correction for
+their number.
+Papers: Shin, Ramdas, Rinaldo 2023 (e-detectors); segments are ranked by M_(k) >= A/k, which bounds the
+error over patience of those named (`fleet.py` says what that is; Dandapanthula, Ramdas 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.state.columns import Columns
+from driftguard.detection.state.stream_state import Ints, StreamState
+from driftguard.detection.statistics.baseline import Baselines
+from driftguard.detection.statistics.bet_ages import InSessions, Running, aging_sums
+from driftguard.detection.statistics.bets import DOWN, LANES, UP, Floats, mean_over_bets
+from driftguard.detection.statistics.running_sums import put, running_sums
+from driftguard.detection.statistics.windows import window_factors
+from driftguard.detection.steps.bet_shares import put_on_bets, watched_segments
+from driftguard.detection.steps.blocks import bets_against, offers_against
+from driftguard.detection.steps.expectation import deviations_of_first, safe_baseline
+
+SHARES = (0.75, 0.25)  # of the evidence: down, up
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRun:
+    """The evidence after each of the W watched requests among the T of a step."""
+
+    places: NDArray[np.intp]  # [W] among the T
+    stratum: NDArray[np.uint16]  # [W]
+    of_stream: Running  # [W, LANES] G_j
+    of_stratum: Running  # [W, LANES] R_cj of the request's own stratum c
+    totals: Floats  # [2, W] the share of S of either direction
+
+    def first_alarm(self, direction: int, threshold: float) -> int | None:
+        """Place among the T requests of the first alarm, if any."""
+        over = self.totals[direction] >= threshold
+        return int(self.places[over.argmax()]) if over.any() else None
+
+
+def watch(state: StreamState, base: Baselines, rows: Columns) -> WatchRun:
+    places = np.flatnonzero(state.ready[rows.stratum])
+    watched = rows[places]
+    segments, clock = int(watched_segments(state).sum()), _clock(state, places)
+    begin = put_on_bets(watched.segment, clock, state.begun, segments)
+    one = np.zeros(len(state.ready), dtype=np.intp)
+    run = run_evidence(state, one, of_streams([state]), base, watched, clock, begin)
+    return replace(run, places=places)
+
+
+def of_streams(states: Sequence[StreamState]) -> Running:
+    """Of each stream as a whole [G, LANES]."""
+    return Running(
+        np.array([state.stream_evidence for state in states]),
+        np.array([state.stream_mean_start for state in states]),
+    )
+
+
+def of_strata(state: StreamState) -> Running:
+    """Of each stratum [C, LANES]."""
+    return Running(state.stratum_evidence, state.stratum_mean_start)
+
+
+def _clock(state: StreamState, places: NDArray[np.intp]) -> Ints:
+    """How many drafted requests the stream has had up to those at these places [W] of a step."""
+    return int(state.drafted_requests.sum()) + 1 + places
+
+
+def run_evidence(
+    state: StreamState,
+    stream_of: NDArray[np.intp],
+    streams: Running,
+    base: Baselines,
+    rows: Columns,
+    clock: Ints,
+    begin: Floats,
+) -> WatchRun:
+    """The evidence after each of W watched rows of G streams, the streams one after the other.
+
+    `stream_of` [C] is each stratum's stream, `streams` [G, LANES] theirs before the rows, `clock` [W] the
+    count of the stream's drafted requests at each row, `begin` [W] what is put on the bets that begin there.
+    """
+    stream, strata = stream_of[rows.stratum], of_strata(state)
+    in_sessions = np.zeros(len(streams.evidence), dtype=np.bool_)
+    in_sessions[stream_of[state.ready & (base.between > 0.0)]] = True
+    # Every row counts twice: for its stream and for its stratum.
+    group = np.concatenate([stream, len(streams.evidence) + rows.stratum.astype(np.intp)])
+    begin, start = np.concatenate([np.ones(len(rows)), begin]), streams.followed_by(strata)
+    run = Running(np.empty((len(group), LANES)), np.empty((len(group), LANES)))
+    for sums, chosen in ((_ageless, ~in_sessions), (_aging, in_sessions)):
+        own = np.flatnonzero(chosen[stream])
+        if len(own):
+            both = np.concatenate([own, own + len(rows)])
+            run[both] = sums(state, base, rows[own], clock[own], start, group[both], begin[both])
+    of_stream, of_stratum = run[: len(rows)], run[len(rows) :]
+    totals = _totals(strata.evidence, stream_of, rows.stratum, of_stream.evidence, of_stratum.evidence)
+    return WatchRun(np.arange(len(rows)), rows.stratum, of_stream, of_stratum, totals)
+
+
+def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
+    """The state with the evidence after the first `stop` requests of the step."""
+    watched = int(np.searchsorted(run.places, stop))
+    if watched == 0:
+        return state
+    strata = of_strata(state).put(run.stratum[:watched], run.of_stratum[:watched])
+    segments, clock = state.segment_of_stratum[run.stratum[:watched]], _clock(state, run.places[:watched])
+    return replace(
+        state,
+        stream_evidence=run.of_stream.evidence[watched - 1].copy(),
+        stream_mean_start=run.of_stream.mean_start[watched - 1].copy(),
+        stratum_evidence=strata.evidence,
+        stratum_mean_start=strata.mean_start,
+        begun=put(state.begun, segments, clock),
+    )
+
+
+def without_evidence(state: StreamState, direction: int) -> StreamState:
+    """The state with the evidence of one direction started anew."""
+    lanes = (DOWN, UP)[direction]
+    stream, strata = state.stream_evidence.copy(), state.stratum_evidence.copy()
+    stream[lanes] = 0.0
+    strata[:, lanes] = 0.0
+    since = (
+        (state.ordinal, state.evidence_since[1])
+        if direction == 0
+        else (state.evidence_since[0], state.ordinal)
+    )
+    return replace(state, stream_evidence=stream, stratum_evidence=strata, evidence_since=since)
+
+
+def segment_evidence(state: StreamState, direction: int) -> Floats:
+    """M of each segment [S]: the sum over its strata."""
+    of_stratum = mean_over_bets(state.stratum_evidence[:, (DOWN, UP)[direction]])
+    evidence = np.zeros(len(state.names))
+    np.add.at(evidence, state.segment_of_stratum, of_stratum)
+    return evidence
+
+
+def ranked(evidence: Floats, threshold: float) -> list[int]:
+    """Segments named by an alarm: the first k in order of evidence M [C], k the last with M_(k) >= A / k."""
+    order = np.argsort(-evidence, kind="stable")
+    passes = evidence[order] * np.arange(1, len(order) + 1) >= threshold
+    named = int(np.flatnonzero(passes).max()) + 1 if passes.any() else 0
+    return [int(code) for code in order[:named]]
+
+
+def bets_on(state: StreamState, base: Baselines, rows: Columns, *, rise: bool) -> Floats:
+    """e [T, BETS] of a fall (or rise), as requests or as windows."""
+    bets = bets_against(state, base, rows, safe_baseline(rows, rise=rise), rise=rise)
+    places = np.flatnonzero(state.of_windows[rows.stratum])
+    if len(places):
+        bets[places] = _of_windows(state, rows[places], rise=rise)
+    return bets
+
+
+def _of_windows(state: StreamState, rows: Columns, *, rise: bool) -> Floats:
+    """e [T, BETS] of rows that are windows."""
+    learned, drafted = state.windows[rows.stratum], rows.drafted.astype(np.float64)
+    x = rows.x - (rows.expected - learned[:, 0])  # as if it had no rhythm
+    return window_factors(learned, x, drafted, rows.margin, rise=rise)
+
+
+def _ageless(
+    state: StreamState,
+    base: Baselines,
+    rows: Columns,
+    _: Ints,
+    start: Running,
+    group: NDArray[np.intp],
+    begin: Floats,
+) -> Running:
+    """Of streams in which no session moves what is expected: their bets are the same at any age.
+
+    A direction with an open incident collects no evidence: e = 0 keeps its sums at 0.
+    """
+    bets = np.zeros((len(rows), LANES))
+    for lanes, rise in ((DOWN, False), (UP, True)):
+        if state.incidents[int(rise)] is None:
+            bets[:, lanes] = bets_on(state, base, rows, rise=rise)
+    sums = running_sums(start.evidence, group, np.tile(bets, (2, 1)), begin)
+    return Running(sums, start.mean_start[group])
+
+
+def _aging(
+    state: StreamState,
+    base: Baselines,
+    rows: Columns,
+    clock: Ints,
+    start: Running,
+    group: NDArray[np.intp],
+    begin: Floats,
+) -> Running:
+    """Of streams with sessions. A window's bets are the same at any age: all that it offers, a stake of 1."""
+    windows = np.flatnonzero(state.of_windows[rows.stratum])
+    offered = [
+        offers_against(state, base, rows, safe_baseline(rows, rise=rise), rise=rise) for rise in (False, True)
+    ]
+    for rise, own in enumerate(offered):
+        own.gain[windows] = _of_windows(state, rows[windows], rise=bool(rise)) - 1.0
+        own.most[windows] = 1.0
+    parts = base.within[rows.stratum], base.between[rows.stratum], rows.fresh
+    scale = np.where(rows.fresh > 0.0, deviations_of_first(*parts), 0.0)
+    scale[windows] = np.inf
+    requests = InSessions(
+        gain=np.hstack([own.gain for own in offered]),
+        most=np.hstack([own.most for own in offered]),
+        scale=scale,
+        clock=clock.astype(np.float64),
+        open_for=rows.open_for,
+        pulled=1.0 - rows.fresh,
+    )
+    run = aging_sums(start, group, requests[np.tile(np.arange(len(rows)), 2)], begin)
+    for lanes, incident in zip((DOWN, UP), state.incidents, strict=True):
+        if incident is not None:
+            run.evidence[:, lanes] = run.mean_start[:, lanes] = 0.0
+    return run
+
+
+def _totals(
+    before: Floats,
+    stream_of: NDArray[np.intp],
+    stratum: NDArray[np.uint16],
+    of_stream: Floats,
+    of_stratum: Floats,
+) -> Floats:
+    """The share of S of either direction after each row [2, W]; the strata begin at `before` [C, LANES].
+
+    A stream's strata are added one by one in fixed order: batching changes no bit.
+    """
+    stream = stream_of[stratum]
+    strata = np.bincount(stream_of)
+    first = np.cumsum(strata) - strata
+    # Of each stream its strata as they were, then its rows: the newest of a stratum is the one furthest on.
+    begins = first + np.searchsorted(stream, np.arange(len(strata)))
+    of_row = np.arange(len(stream)) + np.cumsum(strata)[stream]
+    of_start = np.arange(len(stream_of)) + (begins - first)[stream_of]
+    means = np.empty((len(before) + len(of_stratum), 2))
+    totals = np.empty((len(of_stream), 2))
+    for direction, lanes in enumerate((DOWN, UP)):
+        means[of_start, direction] = mean_over_bets(before[:, lanes])
+        means[of_row, direction] = mean_over_bets(of_stratum[:, lanes])
+        totals[:, direction] = mean_over_bets(of_stream[:, lanes])
+    start, strata_of_row = begins[stream], strata[stream]
+    place = stratum - first[stream]  # of the row's stratum among those of its stream
+    for nth in range(int(strata.max(initial=0))):
+        newest = np.maximum.accumulate(np.where(place == nth, of_row, start + nth))
+        if nth < strata.min():
+            totals += means[newest]
+        else:  # where a stream has no such stratum, `newest` may lie beyond the end
+            has = strata_of_row > nth
+            totals[has] += means[newest[has]]
+    shared: Floats = totals.T * np.array(SHARES)[:, None] / 2.0
+    return shared

@@ -1,0 +1,137 @@
+"""Is a reported change over? A test that each changed segment has come back past the midpoint.
+
+For a fall, the null says that the segment's acceptance per request still lies at or below the
+midpoint between before and after. Bets that it lies above are e = 1 + lambda (x - midpoint); a share
+w_t = 1 / (2.11 (t + 1) ln^2(t + 1)) of one unit of wealth is put on bets that begin at the segment's
+t-th request after the alarm: W_t = (W_{t-1} + w_t) e_t, averaged over the ten bets of `bets.py`.
+Recovered when the average reaches 1 / RECOVERY_LEVEL.
+
+Assumptions: E[x | past] <= midpoint while it has not recovered; nothing else about x.
+Guarantee: the shares sum to less than 1, so W is at most a mixture of nonnegative supermartingales, and
+the probability that an unrecovered segment is ever called recovered is at most RECOVERY_LEVEL
+(Ville's inequality). An incident closes when every changed segment has recovered, so the level holds
+for it without correction (the rejections are intersected). The price of the shares is a delay that
+grows with the logarithm of the incident's length.
+Paper: Ramdas, Grunwald, Vovk, Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference".
+
+A rise is the mirror image. A segment that sends nothing while the stream sends a whole history of
+requests no longer holds the incident open.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.state.columns import Columns
+from driftguard.detection.state.stream_state import Ints, OpenIncident, StreamState
+from driftguard.detection.statistics.baseline import Baselines
+from driftguard.detection.statistics.bets import BETS, Floats, mean_over_bets
+from driftguard.detection.statistics.running_sums import running_sums
+from driftguard.detection.statistics.windows import window_recovery_factors
+from driftguard.detection.steps.blocks import bets_against
+from driftguard.records import MAX_SEGMENTS_PER_STREAM
+
+RECOVERY_LEVEL = 0.01
+WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryRun:
+    """One recovery test over the T requests of a step: its n requests and the wealth after each."""
+
+    places: NDArray[np.intp]  # [n] among the T
+    path: Floats  # [n, BETS]
+
+    def first_decided(self) -> int | None:
+        """Place among the T requests at which the test is decided, if it is."""
+        decided = mean_over_bets(self.path) >= 1.0 / RECOVERY_LEVEL
+        return int(self.places[decided.argmax()]) if decided.any() else None
+
+
+def midpoint(rows: Columns, halfway: Floats, *, fall: bool) -> Floats:
+    """What each request is expected to accept halfway between before and after [T]."""
+    sign = -1.0 if fall else 1.0
+    return np.clip(rows.expected + sign * rows.fresh * halfway, 0.0, 1.0)
+
+
+def recovery_bets(
+    state: StreamState, base: Baselines, rows: Columns, halfway: Floats, *, fall: bool
+) -> Floats:
+    """e [T, BETS] against "not back past the midpoint yet"; `halfway` [T]."""
+    middle = midpoint(rows, halfway, fall=fall)
+    bets = bets_against(state, base, rows, middle, rise=fall)
+    places = np.flatnonzero(state.of_windows[rows.stratum])
+    if len(places):
+        own = rows[places]
+        learned, drafted = state.windows[own.stratum], own.drafted.astype(np.float64)
+        bets[places] = window_recovery_factors(
+            learned, own.x, drafted, middle[places], halfway[places], fall=fall
+        )
+    return bets
+
+
+def run_tests(
+    state: StreamState, incident: OpenIncident, base: Baselines, rows: Columns, *, fall: bool
+) -> dict[int, RecoveryRun]:
+    """Every undecided test of the incident over the requests of a step.
+
+    Strata whose baseline was learned after the alarm cannot tell whether the change is over.
+    """
+    test_of, halfway_of = np.full(MAX_SEGMENTS_PER_STREAM, -1), np.zeros(MAX_SEGMENTS_PER_STREAM)
+    test_of[incident.segments] = incident.test
+    halfway_of[incident.segments] = incident.halfway
+    comparable = state.ready & (state.ready_ordinal <= incident.opened_ordinal)
+    tests = np.where(comparable[rows.stratum], test_of[rows.segment], -1)
+    runs = {}
+    for test in np.flatnonzero(incident.outcome == WAITING):
+        places = np.flatnonzero(tests == test)
+        own = rows[places]
+        bets = recovery_bets(state, base, own, halfway_of[own.segment], fall=fall)
+        one = np.zeros(len(own), dtype=np.intp)
+        shares = _shares(int(incident.seen[test]), len(own))
+        runs[int(test)] = RecoveryRun(places, running_sums(incident.wealth[test][None], one, bets, shares))
+    return runs
+
+
+def _shares(seen: int, requests: int) -> Floats:
+    """w_t of the requests that follow `seen` ones; the sum of 1 / (n ln^2 n) over n >= 2 is 2.1097."""
+    after = range(seen + 2, seen + 2 + requests)
+    return np.array([1.0 / (2.11 * n * math.log(n) ** 2) for n in after])
+
+
+def keep_tests(
+    incident: OpenIncident, runs: dict[int, RecoveryRun], stop: int, before: int, history: int
+) -> OpenIncident:
+    """The incident after the first `stop` requests of the step, which follow `before` earlier ones."""
+    wealth, seen = incident.wealth.copy(), incident.seen.copy()
+    last_seen, outcome = incident.last_seen.copy(), incident.outcome.copy()
+    for test, run in runs.items():
+        done = int(np.searchsorted(run.places, stop))
+        if done:
+            wealth[test] = run.path[done - 1]
+            seen[test] += done
+            last_seen[test] = before + run.places[done - 1] + 1
+        if run.first_decided() == stop - 1:
+            outcome[test] = RECOVERED
+        elif before + stop - last_seen[test] >= history:
+            outcome[test] = SILENT
+    return replace(incident, wealth=wealth, seen=seen, last_seen=last_seen, outcome=outcome)
+
+
+def requests_until_silent(incident: OpenIncident, before: int, history: int) -> int:
+    """How many requests from now the next undecided test may be called silent.
+
+    At least 1, also where `history` was made smaller since the last fold.
+    """
+    waiting = incident.last_seen[incident.outcome == WAITING]
+    return max(int(waiting.min()) + history - before, 1)
+
+
+def untested(tests: int, now: int) -> tuple[Floats, Ints, Ints, Ints]:
+    """(wealth [K, BETS], seen [K], last_seen [K], outcome [K]) of tests that have not begun."""
+    zero = np.zeros(tests, dtype=np.int64)
+    return np.zeros((tests, BETS)), zero, zero + now, zero + WAITING

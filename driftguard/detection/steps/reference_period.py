@@ -1,0 +1,266 @@
+"""Reference periods: what they count, when they are long enough, how they grow, and what is said then.
+
+Their size is counted in requests, not in time: on a busy stream it is seconds of traffic, and what moves
+more slowly than that (batch sizes that follow the load, say) is in no baseline and may count as a change.
+
+A stratum is watched as soon as its baseline is known well enough for the drops that matter. The error of
+its mean is then the largest part of the margin, and of the delay. The reference period therefore grows
+while it is watched, until that error no longer decides (two standard errors are at most `ignore`) or a
+day has passed, because over days a slow decline must not be learned. Requests join in blocks of a
+quarter of its size, each block only when the next one is full too and no evidence of a change has come up
+to half the logarithm of A (`evidence.py`), in its stratum or the stream; else both are dropped, and at an
+alarm all are. So a fall joins by accident only where hardly any evidence of it comes within a whole block.
+The bets stay fair: what a request is held against is known before it. But the mean is looked at up to a
+dozen times, so that 2 se fail somewhere in about 5% of strata instead of 2%, until more requests mend it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.config import DetectorConfig
+from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding
+from driftguard.detection.observations import ObservationBatch
+from driftguard.detection.state.columns import Columns, history_rows
+from driftguard.detection.state.counts import counted, requests_per_day
+from driftguard.detection.state.stream_state import Floats, StreamState
+from driftguard.detection.statistics.autocorrelation import add_neighbours
+from driftguard.detection.statistics.baseline import (
+    FIRST_CHECK,
+    SUMS,
+    add_terms,
+    baselines,
+    blocks_of,
+    needed_requests,
+    terms,
+)
+from driftguard.detection.statistics.bets import DOWN, NORMAL_CUT_OFF, NOT_CUT, UP, cut_off, mean_over_bets
+from driftguard.detection.statistics.hourly_profile import HOURS
+from driftguard.detection.statistics.sessions import NO_SESSION
+from driftguard.detection.statistics.strata import unpack
+from driftguard.detection.statistics.windows import WINDOW_REFERENCE, deviation, learn, window_margin
+from driftguard.detection.steps.at_baseline import baseline_of
+from driftguard.detection.steps.bet_shares import begun_anew, watched_segments
+
+SECONDS_PER_HOUR = 3600.0
+GROWTH_STEPS = 4  # a block of requests that joins is a quarter of what is there
+LONGEST_GROWTH_SECONDS = 86_400.0
+
+
+def requests_until_check(state: StreamState, rows: Columns) -> int:
+    """How many of the rows the next check of a reference period may not go beyond."""
+    missing = np.where(
+        state.ready,
+        requests_until_joining(state),
+        np.maximum(state.reference_size - state.reference[:, 0], 1.0),
+    )
+    end = len(rows)
+    for code in np.unique(rows.stratum[(~state.ready | _grows(state))[rows.stratum]]):
+        places = np.flatnonzero(rows.stratum == code)
+        if len(places) >= missing[code]:
+            end = min(end, int(places[int(missing[code]) - 1]) + 1)
+    return end
+
+
+def requests_until_joining(state: StreamState) -> Floats:
+    """Until the next block of a growing reference period is full [C]; infinity where none grows."""
+    block = np.maximum(float(FIRST_CHECK), state.reference[:, 0] // GROWTH_STEPS)
+    return np.where(_grows(state), block - state.joining[:, 1, 0], np.inf)
+
+
+def _grows(state: StreamState) -> NDArray[np.bool_]:
+    """Where reference periods grow [C]: nowhere while an incident is open."""
+    return state.growing & (state.incidents == (None, None))
+
+
+def with_reference(state: StreamState, rows: Columns, session_before: Floats) -> StreamState:
+    """The state whose open reference periods have counted their rows; `session_before` [T, 3]."""
+    learning = np.unique(rows.stratum[~state.ready[rows.stratum]])
+    if len(learning) == 0:
+        return state
+    reference, since, neighbours, hours = (
+        column.copy()
+        for column in (state.reference, state.reference_since, state.neighbours, state.rhythms.reference)
+    )
+    for code in learning:
+        places = np.flatnonzero(rows.stratum == code)
+        own = rows[places]
+        if reference[code, 0] == 0:
+            since[code] = own.ended_at(0)
+        if not state.of_windows[code]:
+            neighbours[code] = add_neighbours(
+                neighbours[code], int(reference[code, 0]), own.x, own.log_length
+            )
+        reference[code] = add_terms(reference[code], _terms(own, session_before[places]))
+        hours[code] += np.bincount(own.hour, minlength=HOURS)
+    return replace(
+        state,
+        reference=reference,
+        reference_since=since,
+        neighbours=neighbours,
+        rhythms=replace(state.rhythms, reference=hours),
+    )
+
+
+def _terms(rows: Columns, session_before: Floats) -> Floats:
+    named = rows.session != NO_SESSION
+    return terms(rows.x, rows.log_length, rows.drafted, rows.accepted, session_before, named)
+
+
+def with_joining(state: StreamState, rows: Columns, session_before: Floats) -> Floats:
+    """`joining` after these rows, none of which follows the end of a block; `session_before` [T, 3]."""
+    places = np.flatnonzero(_grows(state)[rows.stratum])
+    if len(places) == 0:
+        return state.joining
+    own, joining = rows[places], state.joining.copy()
+    added = np.hstack([_terms(own, session_before[places]), np.eye(HOURS)[own.hour]])
+    np.add.at(joining[:, 1], own.stratum, added)  # one after the other, so that batching changes no bit
+    return joining
+
+
+def check_reference(
+    config: DetectorConfig, before: StreamState, state: StreamState, batch: ObservationBatch, row: Columns
+) -> tuple[StreamState, list[Finding]]:
+    """Ends the reference period of the row's stratum, or lengthens it, when its size is reached.
+
+    `before` is the state before the batch.
+    """
+    code = int(row.stratum[0])
+    if state.ready[code]:
+        return _grown(config, state, row, code)
+    requests = state.reference[code, 0]
+    if requests < state.reference_size[code]:
+        return state, []
+    if state.of_windows[code]:
+        learned, needed = _windows_learned(state, code)
+    else:
+        learned, needed = _requests_learned(config, state, row, code)
+    if needed > requests:
+        return _with(state, "reference_size", code, needed), []
+    why, state = state.why_learning(code), learned
+    if not state.ready.any():
+        seen = counted(before, state, batch[: int(row.place[0]) + 1])
+        state = replace(state, requests_per_day=requests_per_day(seen), steady_since=row.ended_at(0))
+    first = not watched_segments(state)[state.segment_of_stratum[code]]
+    state = _with(state, "ready_ordinal", code, row.ordinal[0])
+    state = begun_anew(state) if first else state
+    state = _with(state, "growing", code, _may_grow(config, state, row, code))
+    finding = BaselineReady(
+        **_baseline(config, state, code, row),
+        reason=why,
+        since=float(state.reference_since[code]),
+        standard_deviation=_level(config, state, code)[1],
+        false_alarm_every=config.threshold(state.requests_per_day),
+        block_length=int(state.block_length[code]),
+    )
+    return state, [finding]
+
+
+def _grown(
+    config: DetectorConfig, state: StreamState, row: Columns, code: int
+) -> tuple[StreamState, list[Finding]]:
+    """After a row of a stratum whose reference period may grow."""
+    if requests_until_joining(state)[code] > 0.0:
+        return state, []
+    waiting, newest = state.joining[code]
+    joining = np.zeros_like(state.joining[code])
+    if _in_doubt(config, state, code):
+        return _with(state, "joining", code, joining), []
+    joining[0] = newest
+    hours = state.rhythms.reference.copy()
+    hours[code] += waiting[SUMS:]
+    state = _with(state, "reference", code, state.reference[code] + waiting[:SUMS])
+    state = replace(_with(state, "joining", code, joining), rhythms=replace(state.rhythms, reference=hours))
+    if _may_grow(config, state, row, code):
+        return state, []
+    state = _with(_with(state, "joining", code, 0.0), "growing", code, False)
+    return state, [BaselineSettled(**_baseline(config, state, code, row))]
+
+
+def _may_grow(config: DetectorConfig, state: StreamState, row: Columns, code: int) -> bool:
+    if state.of_windows[code] or state.rhythms.used[code]:
+        return False
+    _, _, margin = _level(config, state, code)
+    return margin > config.ignore and row.ended_at(0) - state.reference_since[code] <= LONGEST_GROWTH_SECONDS
+
+
+def _in_doubt(config: DetectorConfig, state: StreamState, code: int) -> bool:
+    """Is half of the evidence for an alarm there (of its logarithm)?"""
+    half = math.sqrt(config.threshold(state.requests_per_day))
+    sums = [state.stratum_evidence[code], state.stream_evidence]
+    return any(float(mean_over_bets(evidence[lanes])) >= half for evidence in sums for lanes in (DOWN, UP))
+
+
+def _with(state: StreamState, column: str, code: int, value: Any) -> StreamState:
+    changed = getattr(state, column).copy()
+    changed[code] = value
+    return replace(state, **{column: changed})
+
+
+def _requests_learned(
+    config: DetectorConfig, state: StreamState, row: Columns, code: int
+) -> tuple[StreamState, int]:
+    """The state that has the blocks of a reference period, and the size that the period needs."""
+    sums = state.reference[code]
+    seconds = row.ended_at(0) - float(state.reference_since[code])
+    per_hour = float(sums[0]) / seconds * SECONDS_PER_HOUR if seconds > 0.0 else math.inf
+    own, told_from = blocks_of(sums, state.neighbours[code], per_hour)
+    blocks, cut = state.blocks.copy(), state.cut_off.copy()
+    blocks[code] = own
+    cut[code] = NORMAL_CUT_OFF if own[0] > 0.0 else _cut_off(state, code)
+    return replace(state, blocks=blocks, cut_off=cut), max(
+        told_from, needed_requests(sums, own, config.minimum_drop)
+    )
+
+
+def _cut_off(state: StreamState, code: int) -> Floats:
+    """b_j of the bets [LANES]: nothing is cut where other traffic pushed the requests out of the history."""
+    own = _reference_rows(state, code)
+    return cut_off(own.x) if len(own) >= FIRST_CHECK else NOT_CUT
+
+
+def _windows_learned(state: StreamState, code: int) -> tuple[StreamState, int]:
+    """The state that has learned from the windows of a reference period, and the size that it needs."""
+    own = _reference_rows(state, code)
+    if len(own) < WINDOW_REFERENCE:  # other traffic pushed them out of the history
+        return state, int(state.reference[code, 0]) + WINDOW_REFERENCE
+    return _with(state, "windows", code, learn(own.x, own.drafted.astype(np.float64))), 0
+
+
+def _reference_rows(state: StreamState, code: int) -> Columns:
+    """The rows of a stratum's reference period, as far as the history still has them."""
+    rows = history_rows(state)
+    return rows[np.flatnonzero(rows.stratum == code)][-int(state.reference[code, 0]) :]
+
+
+def _baseline(config: DetectorConfig, state: StreamState, code: int, row: Columns) -> dict[str, Any]:
+    """The fields of StratumBaseline after this row."""
+    mean, _, margin = _level(config, state, code)
+    return {
+        "segment": state.names[state.segment_of_stratum[code]],
+        "stratum": str(unpack(int(state.setting_of_stratum[code]))),
+        "ordinal": int(row.ordinal[0]),
+        "ended_at": row.ended_at(0),
+        "requests": int(state.reference[code, 0]),
+        "acceptance": baseline_of(state, code),
+        "mean_per_request": mean,
+        "fall_below": max(mean - margin, 0.0),
+        "rise_above": min(mean + margin, 1.0),
+    }
+
+
+def _level(config: DetectorConfig, state: StreamState, code: int) -> tuple[float, float, float]:
+    """(mean, standard deviation, margin) of a stratum at the mean length, or at typical traffic."""
+    if state.of_windows[code]:
+        learned = state.windows[code : code + 1]
+        typical = learned[:, 3]
+        at_typical = window_margin(learned, typical, config.ignore)
+        return float(learned[0, 0]), float(deviation(learned, typical)[0]), float(at_typical[0])
+    base = baselines(state.reference[code], state.blocks[code])
+    margin = max(float(base.error_factor * base.mean_error), config.ignore)
+    return float(base.mean), float(np.sqrt(base.variance)), margin

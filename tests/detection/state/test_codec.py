@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from driftguard.detection import OtherVersion, StreamState, UnreadableState
+from driftguard.detection.state.codec import MAGIC, decode_state, encode_state
+from tests.detection.traffic import fold_all, requests
+
+
+@pytest.fixture(scope="module")
+def stored() -> bytes:
+    return encode_state(fold_all(requests(np.random.default_rng(1), np.full(3_000, 0.7)))[0])
+
+
+def test_round_trip(stored: bytes) -> None:
+    assert encode_state(decode_state(stored)) == stored
+    empty = encode_state(StreamState())
+    assert encode_state(decode_state(empty)) == empty
+
+
+def test_another_version_is_told(stored: bytes) -> None:
+    newer = MAGIC + bytes([9]) + stored[len(MAGIC) + 1 :]
+    with pytest.raises(OtherVersion, match=r"version 9.*reads version 7"):
+        decode_state(newer)
+
+
+@pytest.mark.parametrize("place", [20, 300, -1])
+def test_one_changed_byte_is_noticed(stored: bytes, place: int) -> None:
+    damaged = bytearray(stored)
+    damaged[place] ^= 1
+    with pytest.raises(UnreadableState, match="damaged") as told:
+        decode_state(bytes(damaged))
+    assert not isinstance(told.value, OtherVersion)
+
+
+@pytest.mark.parametrize("length", [0, 5, 11, 200])
+def test_cut_bytes_are_refused(stored: bytes, length: int) -> None:
+    with pytest.raises(UnreadableState):
+        decode_state(stored[:length])
+
+
+def test_damaged_bytes_of_another_version_are_damaged(stored: bytes) -> None:
+    newer = MAGIC + bytes([9]) + stored[len(MAGIC) + 1 : -1]
+    with pytest.raises(UnreadableState, match="damaged") as told:
+        decode_state(newer)
+    assert not isinstance(told.value, OtherVersion)

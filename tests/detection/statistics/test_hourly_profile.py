@@ -1,0 +1,269 @@
+"""Acceptance that depends on the hour of day: learned after days, and a slow drift is still found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from driftguard.detection import (
+    DetectorConfig,
+    DriftClosed,
+    DriftOpened,
+    Finding,
+    ObservationBatch,
+    RhythmLearned,
+    StreamState,
+    accept_new_normal,
+    describe,
+    fold,
+)
+from driftguard.detection.state.codec import decode_state, encode_state
+from driftguard.detection.statistics.hourly_profile import HOURS, Rhythms, day_over, days_begun, tallied
+from tests.detection.traffic import fold_all, requests
+
+Floats = NDArray[np.float64]
+
+MIDNIGHT = 1_700_006_400.0  # UTC
+SECONDS_PER_DAY = 86_400.0
+PER_DAY = 1_000
+AMPLITUDE = 0.08
+
+
+def moments(rng: np.random.Generator, days: float, per_day: int = PER_DAY) -> Floats:
+    """Days since the first midnight; four times as many requests around 14:00 as around 2:00."""
+    at = np.sort(rng.random(int(1.6 * per_day * days)) * days)
+    busy = 1.0 + 0.6 * np.cos(2.0 * np.pi * (at * 24.0 - 14.0) / 24.0)
+    return at[rng.random(len(at)) < busy / 1.6]
+
+
+def rhythm(at: Floats, amplitude: float = AMPLITUDE) -> Floats:
+    return amplitude * np.sin(2.0 * np.pi * (at * 24.0 - 3.0) / 24.0)
+
+
+def daily(rng: np.random.Generator, at: Floats, mean: Floats) -> ObservationBatch:
+    return replace(requests(rng, mean), ended_at=MIDNIGHT + at * SECONDS_PER_DAY)
+
+
+def opened(findings: list[Finding]) -> list[DriftOpened]:
+    return [finding for finding in findings if isinstance(finding, DriftOpened)]
+
+
+def ended(findings: list[Finding]) -> list[DriftClosed]:
+    return [finding for finding in findings if isinstance(finding, DriftClosed)]
+
+
+def learned(findings: list[Finding]) -> list[RhythmLearned]:
+    return [finding for finding in findings if isinstance(finding, RhythmLearned)]
+
+
+def test_a_rhythm_is_learned_from_three_days_and_raises_no_alarm_from_then_on() -> None:
+    alarms_before = 0
+    for seed in range(4):
+        rng = np.random.default_rng([91, seed])
+        at = moments(rng, 15.0)
+        state, findings = fold_all(daily(rng, at, 0.65 + rhythm(at)))
+        (found,) = learned(findings)
+        assert (found.segment, found.days) == ("chat", 3)
+        assert found.amplitude == pytest.approx(AMPLITUDE, abs=0.03)
+        assert at[found.ordinal - 1] < 4.0
+        alarms_before += sum(alarm.ordinal < found.ordinal for alarm in opened(findings))
+        assert [alarm for alarm in opened(findings) if alarm.ordinal >= found.ordinal] == []
+        assert describe(DetectorConfig(), state).segments[0].daily_rhythm == pytest.approx(0.08, abs=0.02)
+    assert alarms_before >= 4  # until days have passed, nothing tells a rhythm from a change
+
+
+@pytest.mark.parametrize("amplitude", [0.0, AMPLITUDE])
+def test_a_decline_of_a_tenth_over_a_week_is_found(amplitude: float) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng([92, seed])
+        at = moments(rng, 15.0)
+        decline = 0.1 * np.clip((at - 8.0) / 7.0, 0.0, 1.0)
+        findings = fold_all(daily(rng, at, 0.65 + rhythm(at, amplitude) - decline))[1]
+        assert len(learned(findings)) == (amplitude > 0.0)
+        late = [alarm for alarm in opened(findings) if at[alarm.ordinal - 1] >= 8.0]
+        assert {alarm.direction for alarm in late} == {"down"}
+        assert at[late[-1].ordinal - 1] < 13.0
+        assert max((end.ordinal for end in ended(findings)), default=0) < late[-1].ordinal  # and stays open
+
+
+@pytest.mark.parametrize("amplitude", [0.0, AMPLITUDE])
+def test_a_sudden_drop_is_found_within_some_more_requests_than_without_a_rhythm(amplitude: float) -> None:
+    delays, held = [], 0
+    for seed in range(8):
+        rng = np.random.default_rng([93, seed])
+        at = moments(rng, 9.5)
+        begun = int(np.searchsorted(at, 8.3)) + 1
+        findings = fold_all(daily(rng, at, 0.65 + rhythm(at, amplitude) - 0.1 * (at >= 8.3)))[1]
+        late = [alarm for alarm in opened(findings) if alarm.ordinal >= begun]
+        assert [alarm.direction for alarm in late] == ["down"]
+        assert late[0].before.rate == pytest.approx(
+            0.65 + rhythm(at, amplitude)[late[0].change_point - 1], abs=0.04
+        )
+        delays.append(late[0].ordinal - begun + 1)
+        held += late[0].interval[0] <= begun <= late[0].interval[1]
+    assert np.median(delays) <= (75 if amplitude == 0.0 else 120)
+    assert held >= 6
+
+
+def test_without_a_rhythm_none_is_learned() -> None:
+    for seed in range(6):
+        rng = np.random.default_rng([94, seed])
+        at = moments(rng, 20.0)
+        decline = 0.1 / 7.0 * at * (seed % 2)  # every other stream declines all the time
+        assert learned(fold_all(daily(rng, at, 0.8 - decline))[1]) == []
+
+
+def test_windows_of_a_counter_have_a_rhythm_too() -> None:
+    rng = np.random.default_rng(95)
+    at = np.arange(1, 12 * 288 + 1) / 288.0
+    x = 0.6 + rhythm(at) - 0.1 * (at >= 11.0) + rng.normal(0.0, 0.012, len(at))
+    ended = MIDNIGHT + at * SECONDS_PER_DAY
+    batch = ObservationBatch.of(
+        np.arange(1, len(at) + 1),
+        ["default"] * len(at),
+        np.full(len(at), 20_000),
+        np.rint(20_000 * x).astype(np.int64),
+        ended,
+        kind=["window"] * len(at),
+        started_at=ended - 300.0,
+    )
+    findings = fold_all(batch)[1]
+    (found,) = learned(findings)
+    late = [alarm for alarm in opened(findings) if alarm.ordinal >= found.ordinal]
+    assert [alarm.direction for alarm in late] == ["down"]
+    assert 11 * 288 <= late[0].ordinal < 11 * 288 + 12
+
+
+def test_the_hour_is_not_counted_again_as_the_conversation_of_the_hour() -> None:
+    """What earlier requests of a conversation accepted in the same hour says nothing about itself."""
+    rng = np.random.default_rng(96)
+    at = moments(rng, 12.0, 1_500)
+    own = rng.normal(0.0, 0.06, len(at) // 10 + 1)[np.arange(len(at)) // 10]
+    batch = daily(rng, at, np.clip(0.65 + rhythm(at) + own, 0.2, 0.95))
+    batch = replace(batch, session=[f"s{number // 10}" for number in range(len(at))])
+    findings = fold_all(batch)[1]
+    (found,) = learned(findings)
+    assert [alarm for alarm in opened(findings) if alarm.ordinal >= found.ordinal] == []
+
+
+def test_a_day_with_an_incident_does_not_change_a_rhythm_that_is_used() -> None:
+    rng = np.random.default_rng(97)
+    at = moments(rng, 14.0)
+    fallen = 0.25 * ((at >= 6.4) & (at < 6.9))
+    calm, findings = fold_all(daily(rng, at, 0.65 + rhythm(at) - fallen))
+    (found,) = learned(findings)
+    assert [alarm.direction for alarm in opened(findings) if alarm.ordinal >= found.ordinal] == ["down"]
+    hours = (np.arange(HOURS) + 0.5) / HOURS
+    apart = calm.rhythms.effect[0] - rhythm(hours)
+    assert np.abs(apart - apart.mean()).max() < 0.035
+
+
+def test_one_wrong_clock_does_not_keep_a_rhythm_from_being_learned() -> None:
+    rng = np.random.default_rng(98)
+    at = moments(rng, 6.0)
+    batch = daily(rng, at, 0.65 + rhythm(at))
+    batch.ended_at[[900, 2_500]] += 3_650 * SECONDS_PER_DAY
+    assert len(learned(fold_all(batch)[1])) == 1
+
+
+def test_an_accepted_new_normal_begins_without_a_rhythm() -> None:
+    rng = np.random.default_rng(99)
+    at = moments(rng, 10.0)
+    batch = daily(rng, at, 0.65 + rhythm(at) - 0.2 * (at >= 9.0))
+    state, _ = fold_all(batch)
+    assert describe(DetectorConfig(), state).verdict == "degraded"
+    assert state.rhythms.used.tolist() == [True]
+    anew = accept_new_normal(state, "down").rhythms
+    assert not any(column.any() for column in (anew.used, anew.effect, anew.totals))
+
+
+def test_days_that_miss_hours_are_put_together() -> None:
+    """Each day has another level and 12 of the hours; the effects come out up to a constant."""
+    rng, strata = np.random.default_rng(100), np.zeros(2_400, dtype=np.uint16)
+    true, rhythms = rng.normal(0.0, 0.05, HOURS), Rhythms.none(1)
+    rhythms = replace(rhythms, reference=np.ones((1, HOURS)))
+    for day in range(8):
+        hour = (np.repeat(np.arange(12), 200) + 6 * day) % HOURS
+        residual = 0.1 * day + true[hour] + rng.normal(0.0, 0.03, 2_400)
+        rhythms, _ = day_over(rhythms, day, 0.01)
+        told = np.ones(2_400, dtype=np.bool_)
+        rhythms = tallied(rhythms, strata, np.full(2_400, day), hour, residual, told)
+    rhythms, _ = day_over(rhythms, 8, 0.01)
+    assert rhythms.used.tolist() == [True]
+    assert rhythms.effect[0] == pytest.approx(true - true.mean(), abs=0.015)
+    assert rhythms.days[0, 0] == 8
+
+
+def eventful() -> ObservationBatch:
+    """Two segments of conversations with rhythms, late records, a wrong clock, a drop, idle records."""
+    rng = np.random.default_rng(101)
+    at = moments(rng, 7.0, 1_600)
+    n = len(at)
+    code = rng.integers(0, 2, n)
+    mean = 0.65 + rhythm(at) * np.where(code == 0, 1.0, -0.6) - 0.2 * ((code == 0) & (at > 5.5))
+    batch = daily(rng, at, mean)
+    ended, late = batch.ended_at.copy(), rng.random(n) < 0.02
+    ended[late] -= rng.choice([3_600.0, 40_000.0, 3 * SECONDS_PER_DAY], int(late.sum()))
+    ended[[1_000, 5_000]] += 400 * SECONDS_PER_DAY
+    idle = rng.random(n) < 0.03
+    return replace(
+        batch,
+        ended_at=ended,
+        segment=[f"segment {number}" for number in code],
+        session=[f"s{number // 6}" if number % 5 else None for number in range(n)],
+        drafted=np.where(idle, 0, batch.drafted),
+        accepted=np.where(idle, 0, batch.accepted),
+    )
+
+
+def test_the_result_does_not_depend_on_batches_or_restarts() -> None:
+    batch, config = eventful(), DetectorConfig(false_alarm_every=10_000.0)
+    whole, found = fold_all(batch, config)
+    assert len(learned(found)) == 2
+    assert opened(found)
+    rng, n = np.random.default_rng(102), len(batch)
+    begins = np.flatnonzero(np.diff(batch.ended_at // SECONDS_PER_DAY)) + 1  # every day's first and last
+    cuts = {*rng.choice(n, 60, replace=False).tolist(), *begins.tolist(), *(begins + 1).tolist()}
+    state, findings = StreamState(), []
+    for start, stop in zip([0, *sorted(cuts - {0, n})], [*sorted(cuts - {0, n}), n], strict=True):
+        state, more = fold(config, decode_state(encode_state(state)), batch[start:stop])
+        findings += more
+    assert findings == found
+    assert encode_state(state) == encode_state(whole)
+
+
+def test_a_day_of_other_hours_gives_the_rhythm_up_and_says_so() -> None:
+    rng, rhythms, told = np.random.default_rng(103), Rhythms.none(2), []
+    for day in range(10):
+        rhythms, changed = day_over(rhythms, day, 0.01)
+        told.append(changed.tolist())
+        hour = np.repeat(np.arange(12) + (12 if day >= 5 else 0), 50)
+        stratum = (np.arange(600) % 2).astype(np.uint16)
+        residual = 0.02 * (hour % 12) * (stratum == 0) + rng.normal(0.0, 0.05, 600)
+        rhythms = tallied(rhythms, stratum, np.full(600, day), hour, residual, np.ones(600, dtype=np.bool_))
+    assert [day for day, changed in enumerate(told) if changed[0]] == [3, 6, 8]  # used, given up, used
+    assert not any(changed[1] for changed in told)
+
+
+def by_row(day: int, strays: int, days: NDArray[np.int64]) -> tuple[list[tuple[int, int]], int]:
+    begun = []
+    for place, other in enumerate(days.tolist()):
+        if other == day:
+            strays = 0
+        elif other == day + 1 or strays == 99:
+            day, strays = other, 0
+            begun.append((place, day))
+        else:
+            strays += 1
+    return begun, strays
+
+
+def test_another_day_begins_where_row_by_row_it_would() -> None:
+    rng = np.random.default_rng(104)
+    for _ in range(200):
+        lengths = rng.choice([1, 2, 60, 99, 100, 130], 8)
+        days = np.repeat(5 + rng.integers(-1, 3, 8), lengths)
+        assert days_begun(5, 40, days) == by_row(5, 40, days)
