@@ -42,9 +42,9 @@ from driftguard.metrics import CHORES, Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.probes.loop import ProbeLoop
 from driftguard.replaced_target import note_baseline
-from driftguard.retraining.jobs import NAMESPACE, QUEUE, RetrainingJobs
+from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.retraining.run import retrain
-from driftguard.retraining.watching import watch_promoted
+from driftguard.retraining.tasks import NAMESPACE, QUEUE, RetrainingJobs
 from driftguard.scraping.loop import ScrapeLoop
 from driftguard.scraping.pushed import PushedSources
 from driftguard.scraping.source import sources_of

@@ -56,6 +56,6 @@ def _show_gate(metrics: Metrics, runs: Sequence[RetrainRun]) -> None:
 
 
 def _decision(run: RetrainRun) -> Mapping[str, Any]:
-    """A driftguard.retraining.gate.Decision as JSON."""
+    """A driftguard.retraining.training.gate.Decision as JSON."""
     decision: Mapping[str, Any] = (run.numbers or {})["gate"]
     return decision

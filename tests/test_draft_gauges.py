@@ -14,7 +14,7 @@ from driftguard.detection import DetectorConfig
 from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
-from driftguard.retraining.gate import Costs, Decision, GateRules, GroupScores, decide
+from driftguard.retraining.training.gate import Costs, Decision, GateRules, GroupScores, decide
 from driftguard.store import drafts, retrain_runs, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun

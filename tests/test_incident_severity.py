@@ -19,7 +19,7 @@ from driftguard.incident_cost import Measurement
 from driftguard.incident_severity import severity_of
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
-from driftguard.retraining.incident_notes import begin_mitigation, end_mitigation
+from driftguard.retraining.ledger.incident_notes import begin_mitigation, end_mitigation
 from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Notification, Stream

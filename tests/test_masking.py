@@ -24,9 +24,9 @@ from pydantic import BaseModel, SecretStr
 from driftguard.app import Sidecar, create_app
 from driftguard.logs import configure_logging
 from driftguard.masking import MASK, Secrets, address
-from driftguard.retraining.engine_admin import EngineAdmin, EngineRefused
-from driftguard.retraining.promote_webhook import post as post_order
-from driftguard.retraining.promotion_order import Order
+from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineRefused
+from driftguard.retraining.engines.order import Order
+from driftguard.retraining.engines.webhook import post as post_order
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
 from driftguard.store.database import Database

@@ -16,8 +16,8 @@ from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import RunQuery, refuse_repeated, wanted
 from driftguard.api.openapi import example, problem
 from driftguard.errors import Conflict, NotFound
-from driftguard.retraining.engine_admin import EngineRefused
-from driftguard.retraining.rollback import roll_back
+from driftguard.retraining.engines.engine_admin import EngineRefused
+from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.store import retrain_runs
 from driftguard.store.retrain_runs import Cursor, RunState
 

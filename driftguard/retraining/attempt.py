@@ -13,24 +13,26 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from driftguard.errors import DriftGuardError
-from driftguard.retraining import checksums, restart, workspace
-from driftguard.retraining.call import Call
-from driftguard.retraining.engine_admin import EngineAdmin, EngineRefused
-from driftguard.retraining.evaluation import read_measurements
-from driftguard.retraining.gate import Decision, GateRules, decide
-from driftguard.retraining.job import Job, ProgressWriter, advance, begin, end
-from driftguard.retraining.outcome import Progress, RetrainOutcome
-from driftguard.retraining.plan import Plan
-from driftguard.retraining.settle import settle_locked
-from driftguard.retraining.traffic import Traffic, write_requests
-from driftguard.retraining.training_process import (
+from driftguard.retraining import checksums
+from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineRefused
+from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
+from driftguard.retraining.ledger.run_row import Job, ProgressWriter, advance, begin, end
+from driftguard.retraining.promotion import restart
+from driftguard.retraining.promotion.reconcile import settle_locked
+from driftguard.retraining.training import workspace
+from driftguard.retraining.training.evaluation import read_measurements
+from driftguard.retraining.training.gate import Decision, GateRules, decide
+from driftguard.retraining.training.plan import Plan
+from driftguard.retraining.training.process import (
     Distillation,
     Evaluation,
     TrainingFailed,
     distil,
     evaluate,
 )
-from driftguard.retraining.workspace import Workspace
+from driftguard.retraining.training.traffic import Traffic, write_requests
+from driftguard.retraining.training.workspace import Workspace
+from driftguard.retraining.trigger import Call
 from driftguard.store import acceptance_levels, drafts, retrain_runs
 from driftguard.store.retrain_runs import RunLock
 

@@ -21,21 +21,22 @@ from uuid import UUID
 import structlog
 
 from driftguard.errors import Conflict
-from driftguard.retraining import restart, workspace
 from driftguard.retraining.attempt import attempt
-from driftguard.retraining.call import what_calls_for_it
-from driftguard.retraining.engine_admin import (
+from driftguard.retraining.engines.connect import connect
+from driftguard.retraining.engines.engine_admin import (
     EngineDraft,
     EngineInfo,
     EngineRefused,
     engine_of,
 )
-from driftguard.retraining.engines import connect
-from driftguard.retraining.job import Job, new_run
-from driftguard.retraining.outcome import Progress, RetrainOutcome, Trigger
-from driftguard.retraining.plan import NothingToDo, PlanRules, plan
-from driftguard.retraining.settle import settle, settle_locked
-from driftguard.retraining.traffic import Traffic, captured_traffic, traffic_of_file
+from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome, Trigger
+from driftguard.retraining.ledger.run_row import Job, new_run
+from driftguard.retraining.promotion import restart
+from driftguard.retraining.promotion.reconcile import settle, settle_locked
+from driftguard.retraining.training import workspace
+from driftguard.retraining.training.plan import NothingToDo, PlanRules, plan
+from driftguard.retraining.training.traffic import Traffic, captured_traffic, traffic_of_file
+from driftguard.retraining.trigger import what_calls_for_it
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database

@@ -18,7 +18,7 @@ from driftguard.api.context import Context
 from driftguard.api.ingest_queue import IngestQueue
 from driftguard.api.problems import install_problem_handlers
 from driftguard.metrics import Metrics
-from driftguard.retraining.jobs import NAMESPACE, RetrainingJobs
+from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
 from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import EngineSettings, Settings
 from driftguard.store import drafts, retrain_runs

@@ -21,7 +21,7 @@ from driftguard.detection import DetectorConfig
 from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
-from driftguard.retraining.gate import Costs, GateRules, GroupScores, decide
+from driftguard.retraining.training.gate import Costs, GateRules, GroupScores, decide
 from driftguard.store import drafts, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from driftguard.retraining.outcome import EXIT_CODES
+from driftguard.retraining.ledger.outcome import EXIT_CODES
 from driftguard.settings.loading import load_settings
 from tests.deploy.committed import DEPLOY, parse_command, set_environment
 

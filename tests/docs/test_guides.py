@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from driftguard.api.application import http_application
 from driftguard.cli import app
-from driftguard.retraining.outcome import EXIT_CODES
+from driftguard.retraining.ledger.outcome import EXIT_CODES
 from driftguard.settings import PREFIX, Settings
 from driftguard.settings.loading import RESERVED_VARIABLES, describe_settings, load_settings
 from tests.alerts.committed import ALERTS, alerts

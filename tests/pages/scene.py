@@ -22,10 +22,11 @@ from driftguard import stream_cost
 from driftguard.app import Sidecar, create_app
 from driftguard.records import AcceptanceRecord
 from driftguard.records.probe_session import session_of
-from driftguard.retraining import incident_notes, watch
-from driftguard.retraining.gate import Costs, GateRules, GroupScores, decide
-from driftguard.retraining.promotion import to_numbers
-from driftguard.retraining.watch import OldLevel
+from driftguard.retraining.ledger import incident_notes
+from driftguard.retraining.promotion import watch
+from driftguard.retraining.promotion.draft_rows import to_numbers
+from driftguard.retraining.promotion.watch import OldLevel
+from driftguard.retraining.training.gate import Costs, GateRules, GroupScores, decide
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs, sources
 from driftguard.store.database import Database

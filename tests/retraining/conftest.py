@@ -10,7 +10,7 @@ import pytest
 import torch
 from driftguard_training.model_directories import model_version
 
-from driftguard.retraining import training_process
+from driftguard.retraining.training import process as training_process
 from driftguard.settings import Settings
 from driftguard.store.database import Database
 from tests.retraining.engine_stub import EngineStub, running

@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
-from driftguard.retraining import restart
-from driftguard.retraining.engines import connect
-from driftguard.retraining.job import Job
-from driftguard.retraining.outcome import RetrainOutcome
-from driftguard.retraining.restarted_engine import RestartedEngine
-from driftguard.retraining.settle import settle
+from driftguard.retraining.engines.connect import connect
+from driftguard.retraining.engines.restarted_engine import RestartedEngine
+from driftguard.retraining.ledger.outcome import RetrainOutcome
+from driftguard.retraining.ledger.run_row import Job
+from driftguard.retraining.promotion import restart
+from driftguard.retraining.promotion.reconcile import settle
 from driftguard.settings import CaptureSettings, EngineSettings, RetrainingSettings, Settings
 from driftguard.store import retrain_runs
 from driftguard.store.database import Database

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from driftguard.retraining import training_process
 from driftguard.retraining.run import retrain
+from driftguard.retraining.training import process as training_process
 from driftguard.store.database import Database
 from tests.retraining.training_here import run_here
 from tests.retraining.world import make_settings

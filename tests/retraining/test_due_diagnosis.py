@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from driftguard.diagnosis import CONFIDENCES, Confidence
 from driftguard.retraining.due import why_not
-from driftguard.retraining.jobs import NAMESPACE, RetrainingJobs
 from driftguard.retraining.run import retrain
+from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
 from driftguard.store import incidents
 from driftguard.store.jobs import deferring_connector
 from tests.retraining.conftest import Drifted

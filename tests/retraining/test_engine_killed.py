@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from driftguard_engine.drafters.remembered import FILE_NAME
 
-from driftguard.retraining.outcome import RetrainOutcome
+from driftguard.retraining.ledger.outcome import RetrainOutcome
+from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.run import retrain
-from driftguard.retraining.settle import settle
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.tables import RetrainRun

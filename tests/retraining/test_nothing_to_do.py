@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from driftguard.errors import BadInput, BadSettings, NotFound
-from driftguard.retraining.outcome import RetrainOutcome, Trigger
+from driftguard.retraining.ledger.outcome import RetrainOutcome, Trigger
 from driftguard.retraining.run import retrain
 from driftguard.settings import CaptureSettings, EngineSettings, Settings
 from driftguard.store import incidents, retrain_runs

@@ -10,7 +10,7 @@ from pathlib import Path
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from driftguard.records import AcceptanceRecord
-from driftguard.retraining.incident_notes import begin_mitigation
+from driftguard.retraining.ledger.incident_notes import begin_mitigation
 from driftguard.settings import CaptureSettings, EngineSettings, RetrainingSettings, Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.captures import CapturedRequest, insert_captures

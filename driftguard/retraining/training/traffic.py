@@ -14,7 +14,7 @@ import msgspec
 
 from driftguard.errors import BadInput
 from driftguard.records import DEFAULT_SEGMENT
-from driftguard.retraining.plan import CapturedRequest
+from driftguard.retraining.training.plan import CapturedRequest
 from driftguard.store import captured_traffic as captures
 from driftguard.store.database import Database
 

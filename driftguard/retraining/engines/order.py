@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from driftguard.retraining.engine_admin import EngineRefused
+from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.settings import PREFIX
 
 

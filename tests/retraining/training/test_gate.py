@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from driftguard.retraining.gate import Costs, Decision, GateRules, GroupScores, decide
+from driftguard.retraining.training.gate import Costs, Decision, GateRules, GroupScores, decide
 
 RULES = GateRules(minimum_gain=0.02, maximum_regression=0.02)
 SAME_COST = Costs(4, 0.010, 0.001, 0.001)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from driftguard.retraining.engine_admin import EngineAdmin, engine_of
-from driftguard.retraining.restarted_engine import RestartedEngine
+from driftguard.retraining.engines.engine_admin import EngineAdmin, engine_of
+from driftguard.retraining.engines.restarted_engine import RestartedEngine
 from driftguard.settings import Settings
 from driftguard.store.database import Database
 

@@ -12,11 +12,11 @@ import pytest
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
-from driftguard.retraining.engine_admin import EngineDraft
-from driftguard.retraining.incident_notes import begin_mitigation, end_mitigation
-from driftguard.retraining.promotion import finish_promotion
-from driftguard.retraining.settle import settle
-from driftguard.retraining.watching import watch_promoted
+from driftguard.retraining.engines.engine_admin import EngineDraft
+from driftguard.retraining.ledger.incident_notes import begin_mitigation, end_mitigation
+from driftguard.retraining.promotion.draft_rows import finish_promotion
+from driftguard.retraining.promotion.reconcile import settle
+from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.incidents import move
 from driftguard.store.tables import RetrainRun

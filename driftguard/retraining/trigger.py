@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Confidence
 from driftguard.retraining.due import why_not
-from driftguard.retraining.engine_admin import EngineInfo
-from driftguard.retraining.plan import Change, NothingToDo
+from driftguard.retraining.engines.engine_admin import EngineInfo
+from driftguard.retraining.training.plan import Change, NothingToDo
 from driftguard.store import acceptance_levels, incidents
 from driftguard.store.tables import Incident
 

@@ -14,10 +14,11 @@ import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.retraining import incident_notes, watch
-from driftguard.retraining.engine_admin import EngineDraft
-from driftguard.retraining.rollout import rollout_of
-from driftguard.retraining.watch import OldLevel, Watch
+from driftguard.retraining.engines.engine_admin import EngineDraft
+from driftguard.retraining.engines.rollout import rollout_of
+from driftguard.retraining.ledger import incident_notes
+from driftguard.retraining.promotion import watch
+from driftguard.retraining.promotion.watch import OldLevel, Watch
 from driftguard.store import acceptance_levels, drafts, incidents, retrain_runs
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.tables import RetrainRun

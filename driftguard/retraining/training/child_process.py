@@ -1,4 +1,4 @@
-"""python -m driftguard.retraining.tether COMMAND...: runs a command that never outlives its starter.
+"""`python -m driftguard.retraining.training.child_process COMMAND`: it never outlives its starter.
 
 The starter holds the other end of stdin and never writes to it. When the starter dies, however it dies,
 the kernel closes that end, and the whole process group of this process (made with start_new_session) is
@@ -28,7 +28,7 @@ def tethered(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The tether with the command; at the end nothing is left of its process group if it still ran."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "driftguard.retraining.tether", *command],
+        [sys.executable, "-m", "driftguard.retraining.training.child_process", *command],
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=errors,

@@ -19,7 +19,7 @@ from tenacity import (
 from driftguard.masking import address
 from driftguard.posting import NotAnswered
 from driftguard.posting import post as post_to
-from driftguard.retraining.promotion_order import Order, PromotionStopped, Reply
+from driftguard.retraining.engines.order import Order, PromotionStopped, Reply
 
 _ANSWER_SECONDS: Final = 30.0  # of one attempt
 _ANSWER_CHARACTERS: Final = 2_000

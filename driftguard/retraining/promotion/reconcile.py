@@ -26,11 +26,18 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.errors import Conflict
-from driftguard.retraining import incident_notes, restart, workspace
-from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineInfo
-from driftguard.retraining.engines import Engine, connect
-from driftguard.retraining.promotion import finish_promotion, finish_rollback, follow_engine, from_numbers
-from driftguard.retraining.rollout import rollout_of
+from driftguard.retraining.engines.connect import Engine, connect
+from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo
+from driftguard.retraining.engines.rollout import rollout_of
+from driftguard.retraining.ledger import incident_notes
+from driftguard.retraining.promotion import restart
+from driftguard.retraining.promotion.draft_rows import (
+    finish_promotion,
+    finish_rollback,
+    follow_engine,
+    from_numbers,
+)
+from driftguard.retraining.training import workspace
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database

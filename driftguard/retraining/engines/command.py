@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Final
 
-from driftguard.retraining.promotion_order import Order, PromotionStopped, Reply
-from driftguard.retraining.tether import tethered
+from driftguard.retraining.engines.order import Order, PromotionStopped, Reply
+from driftguard.retraining.training.child_process import tethered
 from driftguard.settings import PREFIX
 
 OUTPUT_CHARACTERS: Final = 8_000  # the last ones are kept

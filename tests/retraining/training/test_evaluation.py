@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from driftguard.retraining.evaluation import read_measurements
-from driftguard.retraining.training_process import TrainingFailed
+from driftguard.retraining.training.evaluation import read_measurements
+from driftguard.retraining.training.process import TrainingFailed
 
 
 def measured(root: Path, *hidden_sizes: int) -> dict[str, Any]:

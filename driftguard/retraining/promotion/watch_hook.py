@@ -13,9 +13,10 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.incidents import positions_of
-from driftguard.retraining import incident_notes, watch
-from driftguard.retraining.promotion import from_numbers, to_numbers
-from driftguard.retraining.watch import Watch
+from driftguard.retraining.ledger import incident_notes
+from driftguard.retraining.promotion import watch
+from driftguard.retraining.promotion.draft_rows import from_numbers, to_numbers
+from driftguard.retraining.promotion.watch import Watch
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.records import StoredRecord
 from driftguard.store.tables import RetrainRun, Stream

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from driftguard.retraining.plan import (
+from driftguard.retraining.training.plan import (
     CapturedRequest,
     Change,
     NothingToDo,

@@ -15,12 +15,13 @@ import psutil
 import pytest
 
 from driftguard.errors import Conflict
-from driftguard.retraining import promote_webhook, run
-from driftguard.retraining.engine_admin import EngineRefused
-from driftguard.retraining.jobs import RetrainingJobs
-from driftguard.retraining.outcome import RetrainOutcome
-from driftguard.retraining.rollback import roll_back
-from driftguard.retraining.settle import settle
+from driftguard.retraining import run
+from driftguard.retraining.engines import webhook as promote_webhook
+from driftguard.retraining.engines.engine_admin import EngineRefused
+from driftguard.retraining.ledger.outcome import RetrainOutcome
+from driftguard.retraining.promotion.reconcile import settle
+from driftguard.retraining.promotion.rollback import roll_back
+from driftguard.retraining.tasks import RetrainingJobs
 from driftguard.settings import ORDER_VARIABLES, Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database

@@ -17,13 +17,13 @@ from procrastinate.exceptions import AlreadyEnqueued
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, BadSettings, Conflict, DriftGuardError
-from driftguard.retraining import restart
 from driftguard.retraining.due import PastRun, is_due, why_not
-from driftguard.retraining.engine_admin import engine_of
-from driftguard.retraining.outcome import Trigger
-from driftguard.retraining.promotion import from_numbers
+from driftguard.retraining.engines.engine_admin import engine_of
+from driftguard.retraining.ledger.outcome import Trigger
+from driftguard.retraining.promotion import restart
+from driftguard.retraining.promotion.draft_rows import from_numbers
+from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.run import retrain
-from driftguard.retraining.settle import settle
 from driftguard.settings import Settings
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database

@@ -11,10 +11,10 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from driftguard.retraining import incident_notes
-from driftguard.retraining.engine_admin import EngineInfo
-from driftguard.retraining.engines import Engine
-from driftguard.retraining.outcome import Progress, RetrainOutcome, Stage, Trigger
+from driftguard.retraining.engines.connect import Engine
+from driftguard.retraining.engines.engine_admin import EngineInfo
+from driftguard.retraining.ledger import incident_notes
+from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome, Stage, Trigger
 from driftguard.settings import Settings
 from driftguard.store import retrain_runs
 from driftguard.store.database import Database

@@ -8,10 +8,11 @@ from pathlib import Path
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.retraining import promote_command, promote_webhook
-from driftguard.retraining.engine_admin import EngineDraft, EngineInfo, EngineRefused
-from driftguard.retraining.promotion_order import Order, Reply
-from driftguard.retraining.rollout import rollout_of
+from driftguard.retraining.engines import command as promote_command
+from driftguard.retraining.engines import webhook as promote_webhook
+from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, EngineRefused
+from driftguard.retraining.engines.order import Order, Reply
+from driftguard.retraining.engines.rollout import rollout_of
 from driftguard.settings import EngineSettings, RetrainingSettings
 from driftguard.store import drafts, heard, retrain_runs
 from driftguard.store.database import Database

@@ -9,11 +9,12 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, BadSettings, Conflict
-from driftguard.retraining import incident_notes, restart
-from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineInfo
-from driftguard.retraining.engines import connect
-from driftguard.retraining.promotion import put_in_service
-from driftguard.retraining.settle import settle_locked
+from driftguard.retraining.engines.connect import connect
+from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo
+from driftguard.retraining.ledger import incident_notes
+from driftguard.retraining.promotion import restart
+from driftguard.retraining.promotion.draft_rows import put_in_service
+from driftguard.retraining.promotion.reconcile import settle_locked
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database

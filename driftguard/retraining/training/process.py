@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from driftguard.errors import DriftGuardError
-from driftguard.retraining.tether import tethered
+from driftguard.retraining.training.child_process import tethered
 
 _POLL_SECONDS = 0.25  # how soon a wish to stop is noticed
 _ERROR_CHARACTERS = 500

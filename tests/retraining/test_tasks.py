@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from driftguard.errors import Conflict
-from driftguard.retraining.jobs import NAMESPACE, QUEUE, RetrainingJobs
+from driftguard.retraining.tasks import NAMESPACE, QUEUE, RetrainingJobs
 from driftguard.settings import Settings
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database

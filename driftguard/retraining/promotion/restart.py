@@ -20,14 +20,14 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.errors import Conflict
-from driftguard.retraining import workspace
-from driftguard.retraining.engine_admin import EngineDraft, EngineInfo, EngineRefused
-from driftguard.retraining.job import Job, advance, end
-from driftguard.retraining.outcome import RetrainOutcome
-from driftguard.retraining.promotion import from_numbers, why_worse
-from driftguard.retraining.promotion_order import Order, PromotionStopped, Reply
-from driftguard.retraining.restarted_engine import RestartedEngine
-from driftguard.retraining.rollout import Rollout, rollout_of, with_rollout
+from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, EngineRefused
+from driftguard.retraining.engines.order import Order, PromotionStopped, Reply
+from driftguard.retraining.engines.restarted_engine import RestartedEngine
+from driftguard.retraining.engines.rollout import Rollout, rollout_of, with_rollout
+from driftguard.retraining.ledger.outcome import RetrainOutcome
+from driftguard.retraining.ledger.run_row import Job, advance, end
+from driftguard.retraining.promotion.draft_rows import from_numbers, why_worse
+from driftguard.retraining.training import workspace
 from driftguard.store import drafts, heard, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft, RetrainRun

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from driftguard.retraining.gate import Costs, GroupScores
-from driftguard.retraining.training_process import TrainingFailed
+from driftguard.retraining.training.gate import Costs, GroupScores
+from driftguard.retraining.training.process import TrainingFailed
 
 _NOT_ARCHITECTURE = frozenset({"_name_or_path", "transformers_version"})
 

@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 
 from driftguard.errors import BadInput, Conflict
-from driftguard.retraining.engine_admin import EngineAdmin, EngineDraft, EngineRefused
-from driftguard.retraining.promotion import finish_promotion, put_in_service
-from driftguard.retraining.rollback import roll_back
+from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineRefused
+from driftguard.retraining.promotion.draft_rows import finish_promotion, put_in_service
+from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
