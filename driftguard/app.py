@@ -28,14 +28,14 @@ from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
 from driftguard.api.exports import ExportSlots
 from driftguard.api.guarding import install_guard
-from driftguard.api.ingest_queue import IngestQueue
-from driftguard.api.ingest_watch import IngestWatch
 from driftguard.begun_anew import forget_beginning
 from driftguard.descriptors import raise_limit
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.examiner import Examiner
 from driftguard.fold_watch import FoldWatch
+from driftguard.ingest.queue import IngestQueue
+from driftguard.ingest.watch import IngestWatch
 from driftguard.logs import configure_logging
 from driftguard.look_around import LookAround
 from driftguard.metrics import CHORES, Metrics

@@ -16,16 +16,16 @@ from driftguard.api import (
     health,
     held_streams,
     incidents,
-    ingest,
-    otlp,
-    page,
-    records,
+    ingest_records,
+    list_records,
     retraining,
-    runbooks,
     status,
     streams,
 )
 from driftguard.api.openapi import install_openapi
+from driftguard.api.otlp import routes as otlp
+from driftguard.api.pages import routes as pages
+from driftguard.api.pages import runbooks
 from driftguard.api.problems import install_problem_handlers
 
 
@@ -43,8 +43,8 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     )
     install_problem_handlers(app)
     for module in (
-        ingest,
-        records,
+        ingest_records,
+        list_records,
         captures,
         status,
         streams,
@@ -54,7 +54,7 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
         retraining,
         otlp,
         health,
-        page,
+        pages,
         runbooks,
     ):
         app.include_router(module.router)

@@ -12,14 +12,14 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from driftguard.api import examples
+from driftguard.api import openapi_examples
 from driftguard.api.auth import require_key
-from driftguard.api.body import Body, split_items
 from driftguard.api.context import Context, get_context
 from driftguard.api.exports import exporting
 from driftguard.api.filters import CaptureQuery, refuse_repeated
 from driftguard.api.openapi import BATCH_COUNTS, batch_problems, example, json_line, problem, reference
 from driftguard.api.problems import record_errors
+from driftguard.api.request_body import Body, split_items
 from driftguard.errors import BadInput, Busy, Forbidden, TooLarge
 from driftguard.records import FUTURE_TOLERANCE, RecordError, readable_error
 from driftguard.settings import Settings
@@ -44,10 +44,10 @@ _BODY = {
         "required": True,
         "description": "Captured requests as JSON Lines or as a JSON array; gzip is understood.",
         "content": {
-            _JSON_LINES: {"schema": {"type": "string"}, "example": json_line(examples.CAPTURE)},
+            _JSON_LINES: {"schema": {"type": "string"}, "example": json_line(openapi_examples.CAPTURE)},
             "application/json": {
                 "schema": {"type": "array", "items": reference(CapturedRequest)},
-                "example": [examples.CAPTURE],
+                "example": [openapi_examples.CAPTURE],
             },
         },
     }
@@ -58,7 +58,7 @@ _ANSWERS = (
     | problem(Forbidden, "capture is off; set capture.enabled to keep token ids of sampled requests")
     | problem(Busy, "other large bodies are being worked on; send it again later")
 )
-_LINES = {"schema": {"type": "string"}, "example": json_line(examples.CAPTURE)}
+_LINES = {"schema": {"type": "string"}, "example": json_line(openapi_examples.CAPTURE)}
 
 
 @router.post("/api/v1/captures", responses=_ANSWERS, openapi_extra=_BODY)

@@ -9,10 +9,10 @@ from datetime import datetime
 
 from fastapi import Request
 
-from driftguard.api.body import Bodies
 from driftguard.api.exports import ExportSlots
-from driftguard.api.ingest_queue import IngestQueue
+from driftguard.api.request_body import Bodies
 from driftguard.fold_watch import FoldWatch
+from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import HttpSettings, Settings

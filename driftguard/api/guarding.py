@@ -13,7 +13,7 @@ from driftguard.api.auth import KeyChecks, is_loopback
 from driftguard.api.compression import Compression
 from driftguard.api.context import Context
 from driftguard.api.exports import MEDIA_TYPES
-from driftguard.api.otlp_status import PATHS, status_response
+from driftguard.api.otlp.errors import PATHS, status_response
 from driftguard.api.problems import TooSlow, problem_response
 from driftguard.errors import DatabaseUnavailable, Forbidden, TooLarge, Unauthorized
 from driftguard.settings import Settings

@@ -13,10 +13,10 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
 from driftguard.api.context import Context, get_context
-from driftguard.api.ingest_watch import LONGEST_WAIT_SECONDS
 from driftguard.api.openapi import example, problem
 from driftguard.errors import DatabaseUnavailable, DriftGuardError
 from driftguard.fold_watch import STALLED_AFTER_SECONDS
+from driftguard.ingest.watch import LONGEST_WAIT_SECONDS
 from driftguard.metrics import CONTENT_TYPE
 from driftguard.store import detector_states
 from driftguard.store.detector_states import Lag

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
-from driftguard.api import examples
+from driftguard.api import openapi_examples
 from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
@@ -38,7 +38,7 @@ class Reason(BaseModel):
     reason: str = Field(min_length=1, max_length=2_000)
 
 
-_ID = examples.INCIDENT["id"]
+_ID = openapi_examples.INCIDENT["id"]
 _NO_INCIDENT = problem(NotFound, f"there is no incident {_ID}")
 _CHANGED = (
     example("incident")

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict, Field
 
-from driftguard.api import examples
+from driftguard.api import openapi_examples
 from driftguard.api.problems import MalformedBody, TooSlow, UnsupportedEncoding
 from driftguard.errors import (
     BadInput,
@@ -183,7 +183,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
         schemas.pop(name, None)
     schemas |= _schemas()
     document["components"]["schemas"] = dict(sorted(schemas.items()))
-    document["components"]["examples"] = {name: {"value": value} for name, value in examples.ANSWERS.items()}
+    document["components"]["examples"] = {
+        name: {"value": value} for name, value in openapi_examples.ANSWERS.items()
+    }
     return document
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from driftguard.api import examples
+from driftguard.api import openapi_examples
 from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
@@ -115,7 +115,8 @@ def list_retrain_runs(query: Annotated[RunQuery, Query()], context: AnyContext) 
 
 @router.get(
     "/retrain-runs/{run_id}",
-    responses=example("retrain_run") | problem(NotFound, f"there is no retraining run {examples.RUN['id']}"),
+    responses=example("retrain_run")
+    | problem(NotFound, f"there is no retraining run {openapi_examples.RUN['id']}"),
 )
 def get_retrain_run(run_id: UUID, context: AnyContext) -> RunModel:
     """One run."""

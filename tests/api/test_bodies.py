@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftguard.api import room
-from driftguard.api.body import split_items
 from driftguard.api.problems import MalformedBody
+from driftguard.api.request_body import split_items
 from driftguard.api.room import Room
 from driftguard.errors import Busy
 

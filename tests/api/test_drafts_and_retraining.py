@@ -15,8 +15,8 @@ from fastapi import FastAPI
 from driftguard.api import drafts as draft_routes
 from driftguard.api import retraining as retraining_routes
 from driftguard.api.context import Context
-from driftguard.api.ingest_queue import IngestQueue
 from driftguard.api.problems import install_problem_handlers
+from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
 from driftguard.scraping.pushed import PushedSources

@@ -17,7 +17,8 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from driftguard.api import exports, records
+from driftguard.api import exports
+from driftguard.api import list_records as records
 from driftguard.records import AcceptanceRecord, encode_record
 from driftguard.replay import run_replay
 from driftguard.store.database import Database

@@ -11,7 +11,7 @@ import jsonschema_rs
 import pytest
 
 from driftguard.api.application import http_application
-from driftguard.api.examples import RECORD
+from driftguard.api.openapi_examples import RECORD
 from driftguard.records import decode_record
 
 COMMITTED = Path(__file__).parents[2] / "docs" / "openapi.json"

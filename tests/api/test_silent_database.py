@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from driftguard.api import health, ingest_queue
+from driftguard.api import health
+from driftguard.ingest import queue as ingest_queue
 from driftguard.records import encode_record
 from driftguard.store import connections, work
 from driftguard.store.database import Database

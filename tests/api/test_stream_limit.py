@@ -24,8 +24,8 @@ from tests.adapters.fake_engines import FakeVllm
 from tests.adapters.otlp_exports import exported
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
-from tests.api.otlp_answers import PROTOBUF, answered
-from tests.api.test_otlp import ATTRIBUTES, as_json, as_protobuf
+from tests.api.otlp.answers import PROTOBUF, answered
+from tests.api.otlp.test_spans import ATTRIBUTES, as_json, as_protobuf
 from tests.probes.servers import stub_server
 from tests.probes.test_replay import make_set, prompts_file
 from tests.scraping.served import ok, served

@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 
 from fastapi import FastAPI
 
-from driftguard.api import captures, ingest
+from driftguard.api import captures
+from driftguard.api import ingest_records as ingest
 from driftguard.api.context import Context
 from driftguard.api.guarding import install_guard
-from driftguard.api.ingest_queue import IngestQueue
 from driftguard.api.problems import install_problem_handlers
+from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import Settings

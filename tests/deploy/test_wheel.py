@@ -63,7 +63,7 @@ def sidecar(installed: Path, tmp_path: Path) -> Iterator[httpx.Client]:
 
 def test_the_wheel_brings_its_pages_runbooks_and_migrations(sidecar: httpx.Client) -> None:
     assert "<title>" in sidecar.get("/").text
-    for file in (ROOT / "driftguard" / "api" / "static").iterdir():
+    for file in (ROOT / "driftguard" / "api" / "pages" / "static").iterdir():
         assert sidecar.get(f"/static/{file.name}").content == file.read_bytes()
     assert sidecar.get("/static/plotly.min.js").status_code == 200
     for file in (ROOT / "alerts" / "runbooks").iterdir():

@@ -22,8 +22,8 @@ from sqlalchemy import select
 
 from driftguard.api.application import http_application
 from driftguard.api.context import Context
-from driftguard.api.ingest_queue import IngestQueue
 from driftguard.detection import DetectorConfig
+from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.scraping.pushed import PushedSources

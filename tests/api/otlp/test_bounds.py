@@ -23,10 +23,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
 from driftguard.adapters.otlp_readings import Readings
-from driftguard.api import body as body_module
-from driftguard.api.otlp_bounds import json_fields, nested_fields, protobuf_fields
-from driftguard.api.otlp_metrics import METRICS
-from driftguard.api.otlp_spans import MARK, TRACES
+from driftguard.api import request_body as body_module
+from driftguard.api.otlp.bounds import json_fields, nested_fields, protobuf_fields
+from driftguard.api.otlp.metrics import METRICS
+from driftguard.api.otlp.spans import MARK, TRACES
 from driftguard.app import Sidecar, create_app
 from driftguard.scraping.pushed import PushedSources
 from driftguard.scraping.pushed_source import PushedSource
@@ -35,7 +35,7 @@ from driftguard.store.database import Database
 from tests.adapters.fake_engines import FakeVllm
 from tests.adapters.otlp_exports import exported
 from tests.api.ingest_server import serving
-from tests.api.otlp_answers import JSON, PROTOBUF
+from tests.api.otlp.answers import JSON, PROTOBUF
 
 LIMIT = 20_000
 ITEMS = 1_000

@@ -21,8 +21,8 @@ from driftguard.store.keys import create_key
 from driftguard.store.tables import Draft, Incident, Stream
 from tests.alerting.incident_rows import add_incident
 from tests.api.ingest_server import serving
-from tests.pages.conftest import Opener
-from tests.pages.scene import Scene, settings
+from tests.api.pages.conftest import Opener
+from tests.api.pages.scene import Scene, settings
 
 LOOKS = Path(__file__).with_name("looks.js").read_text(encoding="utf-8")
 SCREENS: dict[str, tuple[Literal["light", "dark"], int]] = {

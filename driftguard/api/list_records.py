@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Header, Query, Response
 from sqlalchemy.orm import Session
 
-from driftguard.api import examples
+from driftguard.api import openapi_examples
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.exports import MEDIA_TYPES, Format, encoder, exporting, json_lines
@@ -75,7 +75,7 @@ def _answers(
     "/records",
     dependencies=[Depends(refuse_repeated)],
     response_class=Response,
-    responses=_answers("records", AcceptanceRecord, examples.RECORD),
+    responses=_answers("records", AcceptanceRecord, openapi_examples.RECORD),
 )
 def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Response:
     """Acceptance records in the order of arrival, by the time at which they ended.
@@ -97,7 +97,7 @@ def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Re
     "/rollups",
     dependencies=[Depends(refuse_repeated)],
     response_class=Response,
-    responses=_answers("rollups", RollupRow, examples.ROLLUP, _OF_TIER),
+    responses=_answers("rollups", RollupRow, openapi_examples.ROLLUP, _OF_TIER),
 )
 def list_rollups(
     query: Annotated[RollupQuery, Query()], context: AnyContext, accept: Accept = ""

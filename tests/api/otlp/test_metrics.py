@@ -27,7 +27,8 @@ from opentelemetry.sdk.resources import Resource
 
 from driftguard.adapters.opentelemetry import METRICS
 from driftguard.adapters.otlp_identity import SOURCES
-from driftguard.api import examples, otlp_metrics
+from driftguard.api import openapi_examples as examples
+from driftguard.api.otlp import metrics as otlp_metrics
 from driftguard.app import Sidecar, create_app
 from driftguard.scraping import pushed
 from driftguard.settings import IngestSettings, Settings
@@ -36,9 +37,9 @@ from tests.adapters.fake_engines import FakeTgi, FakeVllm, K
 from tests.adapters.otlp_exports import as_json, exported
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import kill_held_up, serving, writers_held_up
-from tests.api.otlp_answers import JSON, PROTOBUF, answered
+from tests.api.otlp.answers import JSON, PROTOBUF, answered
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "otlp.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "otlp.md"
 encodings = pytest.mark.parametrize("media_type", [PROTOBUF, JSON])
 
 

@@ -1,4 +1,4 @@
-"""Examples of the OpenAPI document, in examples.json; a test holds them against the schemas."""
+"""Examples of the OpenAPI document, from the JSON file beside it; a test holds them against the schemas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-_stored: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("examples.json").read_bytes())
+_stored: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
 
 RECORD = _stored["record"]
 ROLLUP = _stored["rollup"]

@@ -7,7 +7,7 @@ import re
 from functools import cache
 from typing import Any, Final
 
-from driftguard.api.body import Body
+from driftguard.api.request_body import Body
 from driftguard.errors import TooLarge
 
 _VARINT, _FIXED64, _MESSAGE, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) have no bytes of their own

@@ -16,7 +16,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from driftguard.api.otlp_encoding import JSON, PROTOBUF
+from driftguard.api.otlp.encoding import JSON, PROTOBUF
 from driftguard.api.problems import (
     MalformedBody,
     MissingExtra,

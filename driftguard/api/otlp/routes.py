@@ -11,16 +11,16 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from driftguard.api import examples
+from driftguard.api import openapi_examples
 from driftguard.api.auth import require_key
-from driftguard.api.body import Body
 from driftguard.api.context import Context, get_context
-from driftguard.api.ingest import ParsedBatch, parse_batch
-from driftguard.api.otlp_encoding import JSON, PROTOBUF
-from driftguard.api.otlp_metrics import METRICS
-from driftguard.api.otlp_spans import TRACES, record_line
-from driftguard.api.otlp_status import OtlpRoute, media_type, refusals
+from driftguard.api.ingest_records import ParsedBatch, parse_batch
+from driftguard.api.otlp.encoding import JSON, PROTOBUF
+from driftguard.api.otlp.errors import OtlpRoute, media_type, refusals
+from driftguard.api.otlp.metrics import METRICS
+from driftguard.api.otlp.spans import TRACES, record_line
 from driftguard.api.problems import UnsupportedContent
+from driftguard.api.request_body import Body
 from driftguard.settings import Settings
 from driftguard.store.partitions import oldest_kept
 
@@ -51,7 +51,7 @@ def _answers(things: str, rejected: dict[str, str]) -> dict[int | str, dict[str,
     dependencies=[Depends(require_key)],
     response_class=Response,
     responses=_answers("spans", {"rejectedSpans": "1", "errorMessage": "span 1: steps: missing"}),
-    openapi_extra=_body(TRACES.request, examples.SPANS),
+    openapi_extra=_body(TRACES.request, openapi_examples.SPANS),
 )
 async def export_traces(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
     """OTLP/HTTP receiver: spans with `driftguard.drafted_tokens` become records, all others are ignored.
@@ -81,7 +81,7 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
         "data points",
         {"rejectedDataPoints": "3", "errorMessage": "tgi-1: TGI does not tell how many tokens it drafts"},
     ),
-    openapi_extra=_body(METRICS.request, examples.METRICS),
+    openapi_extra=_body(METRICS.request, openapi_examples.METRICS),
 )
 async def export_metrics(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
     """OTLP/HTTP receiver: what an engine's counters gained since its last export becomes a window.

@@ -21,13 +21,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from driftguard.api import examples, otlp_spans
+from driftguard.api import openapi_examples as examples
+from driftguard.api.otlp import spans as otlp_spans
 from driftguard.settings import IngestSettings
 from driftguard.store.database import Database
-from tests.api.otlp_answers import JSON, PROTOBUF, answered
+from tests.api.otlp.answers import JSON, PROTOBUF, answered
 from tests.pipeline.sidecar import running_sidecar
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "otlp.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "otlp.md"
 ATTRIBUTES: dict[str, Any] = {
     "gen_ai.request.model": "Qwen3-32B",
     "gen_ai.conversation.id": "c-1",

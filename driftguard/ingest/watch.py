@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from driftguard.api.ingest_queue import IngestQueue
+from driftguard.ingest.queue import IngestQueue
 
 LONGEST_WAIT_SECONDS: Final = 30.0  # twice what a transaction of the ingest may take; /readyz fails beyond it
 LOOK_SECONDS: Final = 1.0

@@ -26,7 +26,7 @@ from driftguard.api.drafts import DraftModel
 from driftguard.api.filters import StreamId
 from driftguard.api.incident_models import IncidentModel
 from driftguard.api.incidents import detail
-from driftguard.api.rendering import render
+from driftguard.api.pages.rendering import render
 from driftguard.api.retraining import RunModel, get_retrain_run
 from driftguard.api.status import models_of, source_models, stream_models
 from driftguard.api.status_models import Rate

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from driftguard.api import ingest_queue
-from driftguard.api.ingest_queue import IngestQueue
-from driftguard.api.ingest_watch import IngestWatch
 from driftguard.errors import BadInput, Busy, DatabaseUnavailable
+from driftguard.ingest import queue as ingest_queue
+from driftguard.ingest.queue import IngestQueue
+from driftguard.ingest.watch import IngestWatch
 from driftguard.metrics import Metrics
 from driftguard.store import work
 from driftguard.store.database import Database, DatabaseTimeout

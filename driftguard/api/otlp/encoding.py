@@ -12,9 +12,8 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from driftguard.api.body import Body
-from driftguard.api.otlp_attributes import json_attributes, plain_attributes
-from driftguard.api.otlp_bounds import (
+from driftguard.api.otlp.attributes import json_attributes, plain_attributes
+from driftguard.api.otlp.bounds import (
     Nested,
     json_fields,
     nested_fields,
@@ -23,6 +22,7 @@ from driftguard.api.otlp_bounds import (
     refuse_many_items,
 )
 from driftguard.api.problems import MalformedBody, MissingExtra
+from driftguard.api.request_body import Body
 from driftguard.settings import IngestSettings
 
 PROTOBUF: Final = "application/x-protobuf"

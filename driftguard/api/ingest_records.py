@@ -11,12 +11,12 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from driftguard.api import examples
+from driftguard.api import openapi_examples
 from driftguard.api.auth import require_key
-from driftguard.api.body import Body, is_json, split_items
 from driftguard.api.context import Context, get_context
 from driftguard.api.openapi import BATCH_COUNTS, batch_problems, example, json_line, problem, reference
 from driftguard.api.problems import MalformedBody, record_errors
+from driftguard.api.request_body import Body, is_json, split_items
 from driftguard.errors import BadInput, Busy, TooLarge
 from driftguard.records import AcceptanceRecord, RecordError, check_clock, decode_record
 from driftguard.settings import Settings
@@ -32,10 +32,13 @@ _BODY = {
         "required": True,
         "description": "AcceptanceRecords as JSON Lines or as a JSON array; gzip is understood.",
         "content": {
-            "application/x-ndjson": {"schema": {"type": "string"}, "example": json_line(examples.RECORD)},
+            "application/x-ndjson": {
+                "schema": {"type": "string"},
+                "example": json_line(openapi_examples.RECORD),
+            },
             "application/json": {
                 "schema": {"type": "array", "items": reference(AcceptanceRecord)},
-                "example": [examples.RECORD],
+                "example": [openapi_examples.RECORD],
             },
         },
     }

@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 from driftguard.store.database import Database
 from driftguard.store.tables import Stream
-from tests.pages.scene import Scene, fleet
+from tests.api.pages.scene import Scene, fleet
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from driftguard.api.context import Context, get_context
-from driftguard.api.rendering import render
+from driftguard.api.pages.rendering import render
 from driftguard.errors import NotFound
 
 router = APIRouter(include_in_schema=False)
@@ -52,6 +52,6 @@ def _markdown() -> MarkdownIt:
 
 def _directory() -> Path:
     """In an installed wheel the runbooks lie inside the package, in a checkout beside it."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     installed = package / "_runbooks"
     return installed if installed.is_dir() else package.parent / "alerts" / "runbooks"

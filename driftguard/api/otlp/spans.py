@@ -11,8 +11,8 @@ import msgspec
 
 from driftguard.adapters.otlp_identity import PREFIX, TARGET
 from driftguard.adapters.otlp_points import moment
-from driftguard.api.otlp_attributes import Attribute, Resource
-from driftguard.api.otlp_encoding import Attributes, Signal
+from driftguard.api.otlp.attributes import Attribute, Resource
+from driftguard.api.otlp.encoding import Attributes, Signal
 from driftguard.records import DEFAULT_SEGMENT
 
 MARK: Final = "driftguard.drafted_tokens"  # a span without it is somebody else's

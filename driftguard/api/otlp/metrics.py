@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from driftguard.adapters.otlp_points import Point, Temporality
-from driftguard.api.otlp_attributes import Attribute, Resource
-from driftguard.api.otlp_encoding import Attributes, Signal
+from driftguard.api.otlp.attributes import Attribute, Resource
+from driftguard.api.otlp.encoding import Attributes, Signal
 from driftguard.scraping.pushed import Export
 
 _TEMPORALITY: Final[dict[int, Temporality]] = {1: "delta", 2: "cumulative"}

@@ -6,8 +6,8 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from driftguard.api import runbooks
 from driftguard.api.context import Context, get_context
+from driftguard.api.pages import runbooks
 from driftguard.api.problems import install_problem_handlers
 from driftguard.settings import Settings
 from tests.alerts.committed import RUNBOOKS
