@@ -45,14 +45,15 @@ from driftguard.replaced_target import note_baseline
 from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, QUEUE, RetrainingJobs
-from driftguard.scraping.loop import ScrapeLoop
-from driftguard.scraping.pushed import PushedSources
-from driftguard.scraping.source import sources_of
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
-from driftguard.store import jobs, keys, retention
+from driftguard.sources.otlp_push import PushedSources
+from driftguard.sources.scrape_loop import ScrapeLoop
+from driftguard.sources.source import sources_of
+from driftguard.store import job_queue as jobs
+from driftguard.store import keys, retention
 from driftguard.store.database import Database, DatabaseTimeout
-from driftguard.store.opening import open_database
+from driftguard.store.open_database import open_database
 from driftguard.usual_silence import UsualSilences
 from driftguard_http import ConnectionLimits, bounded_protocol
 

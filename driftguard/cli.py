@@ -280,7 +280,7 @@ def settings(config: Config = None) -> None:
 @database_commands.command("upgrade")
 def database_upgrade(config: Config = None) -> None:
     """Bring the database's tables to this version's."""
-    from driftguard.store.opening import upgrade_database
+    from driftguard.store.open_database import upgrade_database
 
     typer.echo(f"{upgrade_database(load_settings(config))}: tables are up to date")
 
@@ -291,7 +291,7 @@ def key_create(
 ) -> None:
     """Make a key and print it once; only its hash is stored."""
     from driftguard.store.keys import create_key
-    from driftguard.store.opening import open_database
+    from driftguard.store.open_database import open_database
 
     with open_database(load_settings(config)) as database:
         with database.session() as session:
@@ -303,7 +303,7 @@ def key_create(
 def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None) -> None:
     """Store the key in DRIFTGUARD_API_KEY, made elsewhere; nothing to do where it is stored already."""
     from driftguard.store.keys import add_key
-    from driftguard.store.opening import open_database
+    from driftguard.store.open_database import open_database
 
     key = os.environ.get("DRIFTGUARD_API_KEY")
     if not key:
@@ -317,7 +317,7 @@ def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], con
 def key_list(config: Config = None) -> None:
     """Names of the keys, since when, and whether revoked."""
     from driftguard.store.keys import list_keys
-    from driftguard.store.opening import open_database
+    from driftguard.store.open_database import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
         for key in list_keys(session):
@@ -329,7 +329,7 @@ def key_list(config: Config = None) -> None:
 def key_revoke(name: str, config: Config = None) -> None:
     """Refuse this key from now on."""
     from driftguard.store.keys import revoke_key
-    from driftguard.store.opening import open_database
+    from driftguard.store.open_database import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
         revoke_key(session, name)
@@ -354,7 +354,7 @@ def probe_init(
     from datetime import UTC, datetime
 
     from driftguard.probes.prompt_set import make
-    from driftguard.store.opening import open_database
+    from driftguard.store.open_database import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
         now = datetime.now(UTC)
@@ -378,7 +378,7 @@ def probe_run(
     """Replay a server's prompts once, greedily and one at a time, and record what was accepted."""
     from driftguard.probes.replay import replay
     from driftguard.probes.target import target_of
-    from driftguard.store.opening import open_database
+    from driftguard.store.open_database import open_database
 
     loaded = load_settings(config)
     target = target_of(loaded, server, url)

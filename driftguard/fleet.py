@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 from driftguard.detection import Fleet
 from driftguard.silence import SURELY_STALE
 from driftguard.standing import in_service
-from driftguard.store import incidents, status
+from driftguard.store import incidents
+from driftguard.store import status_queries as status
 from driftguard.store.streams import StreamRow
 
 FACTOR: Final = "false_alarm_factor"  # in an incident's evidence: what the stream's own A was multiplied by

@@ -14,7 +14,8 @@ from driftguard.incidents import known_slowdown, positions_of
 from driftguard.metrics import RUN_OUTCOMES, VERDICTS, Metrics
 from driftguard.standing import Standing
 from driftguard.status import StreamStatus
-from driftguard.store import incidents, notifications, retrain_runs, status
+from driftguard.store import incidents, notifications, retrain_runs
+from driftguard.store import status_queries as status
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Incident
 from driftguard.stream_gauges import Labels, labels_of

@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 from driftguard.detection import DriftClosed
 from driftguard.records.positions import ACCEPTANCE, together
 from driftguard.standing import Standing
-from driftguard.store import incidents, status
+from driftguard.store import incidents
+from driftguard.store import status_queries as status
 
 REPLACED_AFTER: Final = timedelta(minutes=15)  # of silence, while another draft serves in its place
 log = structlog.get_logger(__name__)

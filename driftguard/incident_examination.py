@@ -20,7 +20,8 @@ from sqlalchemy.orm import Session
 from driftguard import incident_cost, incident_diagnosis, incident_severity, stream_cost
 from driftguard.cost import Cost
 from driftguard.incidents import formula_slowdown, known_slowdown, positions_of
-from driftguard.store import incidents, speeds
+from driftguard.store import incidents
+from driftguard.store import request_timings as speeds
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
 from driftguard.store.work import CHORE, EXAMINATION

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.begun_anew import OTHER_VERSION
 from driftguard.silence import Newest, depends_on_usual_silence, is_stale
-from driftguard.store import detector_states, held_streams, sources, status, streams
+from driftguard.store import detector_states, held_streams, sources, streams
+from driftguard.store import status_queries as status
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import HeldStream, Incident, Source
 from driftguard.usual_silence import Heard, Place, UsualSilences

@@ -19,7 +19,8 @@ from driftguard.incidents import positions_of
 from driftguard.records.positions import ACCEPTANCE, together
 from driftguard.silence import Newest, clock_difference
 from driftguard.standing import Standing, standings
-from driftguard.store import detector_states, status
+from driftguard.store import detector_states
+from driftguard.store import status_queries as status
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import HeldStream, Incident, RetrainRun, Source
 from driftguard.usual_silence import Place, UsualSilences

@@ -20,7 +20,8 @@ from driftguard import incident_cost
 from driftguard.cost import Cost, TimedRequest, assess
 from driftguard.incident_cost import Measurement
 from driftguard.incidents import PAGE_SLOWDOWN
-from driftguard.store import incidents, speeds, stream_costs, streams
+from driftguard.store import incidents, stream_costs, streams
+from driftguard.store import request_timings as speeds
 from driftguard.store.database import Database
 from driftguard.store.finite import refuse_not_finite
 from driftguard.store.tables import Incident, Stream

@@ -16,7 +16,8 @@ from procrastinate import App, exceptions
 from sqlalchemy import text
 
 from driftguard.errors import DatabaseUnavailable
-from driftguard.store import connections, jobs, work
+from driftguard.store import connections, work
+from driftguard.store import job_queue as jobs
 from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry

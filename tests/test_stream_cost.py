@@ -23,7 +23,8 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
 from driftguard.records import AcceptanceRecord
 from driftguard.status import gather
-from driftguard.store import detector_states, incidents, speeds, stream_costs
+from driftguard.store import detector_states, incidents, stream_costs
+from driftguard.store import request_timings as speeds
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream, StreamCost
 from tests.cost.traffic import Server, told

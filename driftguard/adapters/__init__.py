@@ -1,6 +1,6 @@
 """What serving engines tell about speculative decoding, as acceptance records: one file per engine.
 
-Everything here is pure: text in, counts out. `driftguard.scraping` fetches the text.
+Everything here is pure: text in, counts out. `driftguard.sources` fetches the text.
 """
 
 from typing import Literal

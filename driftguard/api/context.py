@@ -14,8 +14,8 @@ from driftguard.api.request_body import Bodies
 from driftguard.fold_watch import FoldWatch
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
-from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import HttpSettings, Settings
+from driftguard.sources.otlp_push import PushedSources
 from driftguard.store.database import Database
 from driftguard.usual_silence import UsualSilences
 

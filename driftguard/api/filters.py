@@ -24,7 +24,7 @@ from driftguard.records import Kind
 from driftguard.store.drafts import DraftState
 from driftguard.store.retrain_runs import RunState
 from driftguard.store.rollup_tiers import Resolution
-from driftguard.store.wanted import Wanted
+from driftguard.store.row_filter import Wanted
 
 
 def _without_nul(text: str) -> str:

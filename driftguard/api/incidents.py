@@ -19,7 +19,7 @@ from driftguard.api.incident_models import ExampleModel, IncidentDetail, Inciden
 from driftguard.api.openapi import example, problem
 from driftguard.errors import NotFound
 from driftguard.incidents import IllegalTransition, State
-from driftguard.store import captured_traffic, incidents, notifications
+from driftguard.store import captures, incidents, notifications
 from driftguard.store.incidents import Cursor
 from driftguard.store.tables import Incident
 
@@ -118,5 +118,5 @@ def _examples(session: Session, incident: Incident) -> list[ExampleModel]:
     named = [UUID(record_id) for record_id in (incident.diagnosis or {}).get("examples", ())]
     return [
         ExampleModel(record_id=row.record_id, prompt_token_ids=row.prompt_token_ids)
-        for row in captured_traffic.token_ids(session, named)
+        for row in captures.token_ids(session, named)
     ]

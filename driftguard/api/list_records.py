@@ -20,10 +20,10 @@ from driftguard.api.openapi import Responses, problem, reference, shown
 from driftguard.api.problems import MissingExtra
 from driftguard.errors import BadInput
 from driftguard.records import AcceptanceRecord
-from driftguard.store import traffic
+from driftguard.store import export_rows as traffic
 from driftguard.store.database import Database
+from driftguard.store.export_rows import RecordKey, RollupKey, RollupRow
 from driftguard.store.rollup_tiers import TIERS
-from driftguard.store.traffic import RecordKey, RollupKey, RollupRow
 
 router = APIRouter(prefix="/api/v1", tags=["records"])
 AnyContext = Annotated[Context, Depends(get_context)]

@@ -21,7 +21,7 @@ from driftguard.errors import (
 )
 from driftguard.records import AcceptanceRecord
 from driftguard.store.captures import CapturedRequest
-from driftguard.store.traffic import RollupRow
+from driftguard.store.export_rows import RollupRow
 
 PROBLEM_JSON: Final = "application/problem+json"
 _SCHEMAS: Final = "#/components/schemas/"

@@ -33,7 +33,9 @@ from driftguard.api.status_models import (
 from driftguard.errors import NotFound
 from driftguard.standing import Standing, standings
 from driftguard.status import StreamStatus, describe
-from driftguard.store import detector_states, incidents, scraping_turns, series, sources, status, streams
+from driftguard.store import detector_states, incidents, series, sources, streams
+from driftguard.store import scrape_leases as scraping_turns
+from driftguard.store import status_queries as status
 from driftguard.store.series import Bin
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Source, Stream

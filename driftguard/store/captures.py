@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import delete, select, text
+from sqlalchemy import delete, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -126,3 +126,37 @@ def _trim(session: Session, server: object, target: object, segment: object, kee
     session.execute(
         delete(Capture).where(Capture.id.in_(beyond)), execution_options={"synchronize_session": False}
     )
+
+
+class CaptureOutline(NamedTuple):
+    """One captured request without its token ids."""
+
+    record_id: UUID
+    segment: str
+    captured_at: datetime
+
+
+class CapturedTokens(NamedTuple):
+    """The token ids of one captured request."""
+
+    record_id: UUID
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+
+
+def outline(session: Session, server: str, target: str) -> list[CaptureOutline]:
+    """All captured requests of this server and target that a draft can learn from: with prompt and output."""
+    query = select(Capture.record_id, Capture.segment, Capture.captured_at).where(
+        Capture.server == server,
+        Capture.target == target,
+        func.cardinality(Capture.prompt_token_ids) > 0,
+        func.cardinality(Capture.output_token_ids) > 0,
+    )
+    return [CaptureOutline._make(row) for row in session.execute(query)]
+
+
+def token_ids(session: Session, record_ids: Sequence[UUID]) -> list[CapturedTokens]:
+    """Of those that are still kept, in the order of arrival."""
+    query = select(Capture.record_id, Capture.prompt_token_ids, Capture.output_token_ids)
+    query = query.where(Capture.record_id.in_(record_ids)).order_by(Capture.id)
+    return [CapturedTokens._make(row) for row in session.execute(query)]

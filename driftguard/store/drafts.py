@@ -12,8 +12,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.records import Instant
+from driftguard.store.row_filter import EVERYTHING, RowId, Wanted
 from driftguard.store.tables import Draft
-from driftguard.store.wanted import EVERYTHING, RowId, Wanted
 
 DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_back"]
 

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.incidents import Severity, State, Transition, is_graver, transition
 from driftguard.records import Instant
+from driftguard.store.row_filter import EVERYTHING, Wanted
 from driftguard.store.tables import Incident, IncidentTransition, Stream
-from driftguard.store.wanted import EVERYTHING, Wanted
 
 # A resolution is announced where the incident itself was announced, and nowhere else. This holds whoever
 # resolves it (the detector, a person, the promotion watch), because every resolution passes through move().

@@ -22,8 +22,8 @@ from sqlalchemy.orm import Session
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import Instant
 from driftguard.store.database import Database
+from driftguard.store.row_filter import EVERYTHING, Wanted
 from driftguard.store.tables import RetrainRun
-from driftguard.store.wanted import EVERYTHING, Wanted
 
 RunState = Literal[
     "collecting",

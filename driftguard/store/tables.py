@@ -234,7 +234,7 @@ class StreamCost(Base):
 
 
 class Source(Base):
-    """A server whose metrics are scraped or pushed, as the newest ones show it; see driftguard.scraping."""
+    """A server whose metrics are scraped or pushed, as the newest ones show it; see driftguard.sources."""
 
     __tablename__ = "sources"
 

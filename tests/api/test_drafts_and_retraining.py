@@ -19,11 +19,11 @@ from driftguard.api.problems import install_problem_handlers
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
-from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import EngineSettings, Settings
+from driftguard.sources.otlp_push import PushedSources
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
-from driftguard.store.jobs import deferring_connector
+from driftguard.store.job_queue import deferring_connector
 from driftguard.store.tables import RetrainRun
 from tests.api.ingest_server import serving
 

@@ -28,7 +28,7 @@ from tests.api.otlp.answers import PROTOBUF, answered
 from tests.api.otlp.test_spans import ATTRIBUTES, as_json, as_protobuf
 from tests.probes.servers import stub_server
 from tests.probes.test_replay import make_set, prompts_file
-from tests.scraping.served import ok, served
+from tests.sources.served import ok, served
 from tests.store.samples import make_records
 
 REFUSED = "would be one stream more than the 1 of ingest.max_streams"

@@ -16,9 +16,9 @@ from driftguard.api.guarding import install_guard
 from driftguard.api.problems import install_problem_handlers
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
-from driftguard.scraping.pushed import PushedSources
 from driftguard.settings import Settings
 from driftguard.settings.loading import load_settings
+from driftguard.sources.otlp_push import PushedSources
 from driftguard.store.database import Database
 from driftguard.store.retention import maintain
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from driftguard.adapters.condition import CONDITIONS
 from driftguard.adapters.kinds import ADAPTERS
-from driftguard.scraping.source import sources_of
 from driftguard.settings.loading import load_settings
+from driftguard.sources.source import sources_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sources.md").read_text(encoding="utf-8")
 

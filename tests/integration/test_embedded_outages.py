@@ -25,7 +25,7 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.records import encode_record
 from driftguard.settings import Settings
 from driftguard.store.database import Database
-from driftguard.store.opening import open_database
+from driftguard.store.open_database import open_database
 from driftguard.store.tables import Record
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import running_sidecar

@@ -17,7 +17,7 @@ from driftguard.detection import ObservationBatch
 from driftguard.incident_cost import slower_at_least
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches, read_after
-from driftguard.store.speeds import between
+from driftguard.store.request_timings import between
 from driftguard.store.streams import StreamRegistry
 from tests.alerting.http_receiver import wait_until
 from tests.cost.traffic import Server

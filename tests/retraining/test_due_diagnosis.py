@@ -14,7 +14,7 @@ from driftguard.retraining.due import why_not
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
 from driftguard.store import incidents
-from driftguard.store.jobs import deferring_connector
+from driftguard.store.job_queue import deferring_connector
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
 from tests.retraining.world import make_settings

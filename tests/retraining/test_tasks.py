@@ -17,7 +17,7 @@ from driftguard.retraining.tasks import NAMESPACE, QUEUE, RetrainingJobs
 from driftguard.settings import Settings
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
-from driftguard.store.jobs import deferring_connector, worker_connector
+from driftguard.store.job_queue import deferring_connector, worker_connector
 from driftguard.store.tables import RetrainRun
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub

@@ -12,14 +12,15 @@ from sqlalchemy import text
 
 from driftguard.records import AcceptanceRecord
 from driftguard.settings import RetentionSettings
-from driftguard.store import series, traffic
+from driftguard.store import export_rows as traffic
+from driftguard.store import series
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches
 from driftguard.store.retention import maintain
 from driftguard.store.rollup_tiers import TIERS, Tier, coarsest
+from driftguard.store.row_filter import Wanted
 from driftguard.store.streams import StreamRegistry, all_streams
 from driftguard.store.tables import ACCEPTANCE_BUCKETS
-from driftguard.store.wanted import Wanted
 from tests.store.samples import make_records
 
 NOW = datetime(2026, 3, 1, 0, 30, tzinfo=UTC)  # in the first hour of a day and of a month

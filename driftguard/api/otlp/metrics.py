@@ -10,7 +10,7 @@ import msgspec
 from driftguard.adapters.otlp_points import Point, Temporality
 from driftguard.api.otlp.attributes import Attribute, Resource
 from driftguard.api.otlp.encoding import Attributes, Signal
-from driftguard.scraping.pushed import Export
+from driftguard.sources.otlp_push import Export
 
 _TEMPORALITY: Final[dict[int, Temporality]] = {1: "delta", 2: "cumulative"}
 _NO_RECORDED_VALUE: Final = 1  # of the flags

@@ -38,7 +38,7 @@ from driftguard.incidents import positions_of
 from driftguard.metrics import StreamVerdict
 from driftguard.standing import WORST_FIRST, Standing, standings
 from driftguard.store import detector_states, drafts, held_streams, incidents, retrain_runs, sources, streams
-from driftguard.store.wanted import Wanted
+from driftguard.store.row_filter import Wanted
 
 router = APIRouter(include_in_schema=False)
 AnyContext = Annotated[Context, Depends(get_context)]

@@ -14,7 +14,8 @@ from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, 
 from driftguard.retraining.engines.order import Order, Reply
 from driftguard.retraining.engines.rollout import rollout_of
 from driftguard.settings import EngineSettings, RetrainingSettings
-from driftguard.store import drafts, heard, retrain_runs
+from driftguard.store import drafts, retrain_runs
+from driftguard.store import source_activity as heard
 from driftguard.store.database import Database
 from driftguard.store.tables import Stream
 

@@ -28,7 +28,8 @@ from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, advance, end
 from driftguard.retraining.promotion.draft_rows import from_numbers, why_worse
 from driftguard.retraining.training import workspace
-from driftguard.store import drafts, heard, retrain_runs
+from driftguard.store import drafts, retrain_runs
+from driftguard.store import source_activity as heard
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft, RetrainRun
 

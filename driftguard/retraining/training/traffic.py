@@ -15,7 +15,7 @@ import msgspec
 from driftguard.errors import BadInput
 from driftguard.records import DEFAULT_SEGMENT
 from driftguard.retraining.training.plan import CapturedRequest
-from driftguard.store import captured_traffic as captures
+from driftguard.store import captures
 from driftguard.store.database import Database
 
 _ROWS_AT_ONCE = 200

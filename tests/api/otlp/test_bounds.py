@@ -28,9 +28,9 @@ from driftguard.api.otlp.bounds import json_fields, nested_fields, protobuf_fiel
 from driftguard.api.otlp.metrics import METRICS
 from driftguard.api.otlp.spans import MARK, TRACES
 from driftguard.app import Sidecar, create_app
-from driftguard.scraping.pushed import PushedSources
-from driftguard.scraping.pushed_source import PushedSource
 from driftguard.settings import IngestSettings, Settings
+from driftguard.sources.otlp_push import PushedSources
+from driftguard.sources.otlp_push_source import PushedSource
 from driftguard.store.database import Database
 from tests.adapters.fake_engines import FakeVllm
 from tests.adapters.otlp_exports import exported

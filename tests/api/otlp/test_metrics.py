@@ -30,8 +30,8 @@ from driftguard.adapters.otlp_identity import SOURCES
 from driftguard.api import openapi_examples as examples
 from driftguard.api.otlp import metrics as otlp_metrics
 from driftguard.app import Sidecar, create_app
-from driftguard.scraping import pushed
 from driftguard.settings import IngestSettings, Settings
+from driftguard.sources import otlp_push as pushed
 from driftguard.store.database import Database
 from tests.adapters.fake_engines import FakeTgi, FakeVllm, K
 from tests.adapters.otlp_exports import as_json, exported

@@ -31,7 +31,7 @@ from tests.adapters.fake_engines import FakeVllm
 from tests.cost.traffic import Server, told
 from tests.integration.servers import running_prometheus
 from tests.pipeline.sidecar import post
-from tests.scraping.served import ok, served
+from tests.sources.served import ok, served
 
 SEED: Final = 7
 SETTLE_SECONDS: Final = 20.0  # at the end, so that the last of it is folded, scraped and rated

@@ -15,10 +15,10 @@ import structlog
 from driftguard.adapters.condition import DOWN
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
-from driftguard.scraping.scrape import Submit, open_client, scrape
-from driftguard.scraping.source import Scraped, Source, sources_of
-from driftguard.scraping.turns import LOOK_SECONDS, Turns
 from driftguard.settings import ScrapingSettings, SourceSettings
+from driftguard.sources.leases import LOOK_SECONDS, Turns
+from driftguard.sources.scrape import Submit, open_client, scrape
+from driftguard.sources.source import Scraped, Source, sources_of
 from driftguard.store import sources as stored
 from driftguard.store.database import Database
 

@@ -21,8 +21,8 @@ from driftguard.adapters.opentelemetry import OPENTELEMETRY
 from driftguard.adapters.otlp_identity import BadResource, identity
 from driftguard.adapters.otlp_points import Point
 from driftguard.metrics import Metrics
-from driftguard.scraping.pushed_source import Outcome, PushedSource
-from driftguard.scraping.scrape import Submit
+from driftguard.sources.otlp_push_source import Outcome, PushedSource
+from driftguard.sources.scrape import Submit
 from driftguard.store import sources as stored
 from driftguard.store.database import Database
 

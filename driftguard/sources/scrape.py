@@ -25,9 +25,9 @@ from driftguard.adapters.window import Incomplete
 from driftguard.connecting import why_not_connected
 from driftguard.errors import DriftGuardError
 from driftguard.records import AcceptanceRecord, RecordError
-from driftguard.scraping.judge import judge
-from driftguard.scraping.source import Scraped, Source
 from driftguard.settings import ScrapingSettings
+from driftguard.sources.condition import judge
+from driftguard.sources.source import Scraped, Source
 from driftguard.store.records import BatchResult
 
 MAX_BYTES: Final = 32 * 2**20

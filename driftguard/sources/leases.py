@@ -22,10 +22,10 @@ import structlog
 
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import AcceptanceRecord
-from driftguard.scraping.scrape import Submit
-from driftguard.scraping.together import Together
+from driftguard.sources.scrape import Submit
+from driftguard.sources.window_buffer import Together
 from driftguard.store.database import Database
-from driftguard.store.scraping_turns import TurnLocks
+from driftguard.store.scrape_leases import TurnLocks
 
 LOOK_SECONDS: Final = 2.0  # between two looks whether the locks are held, and whether others are free
 log = structlog.get_logger(__name__)

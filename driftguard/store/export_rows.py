@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord, Instant
 from driftguard.store.rollup_tiers import Tier
+from driftguard.store.row_filter import RowId, StoredText, Wanted
 from driftguard.store.tables import Record, RollupTier, Stream
-from driftguard.store.wanted import RowId, StoredText, Wanted
 
 _OF_STREAM = ("server", "target", "draft", "draft_version", "method")
 _OF_RECORD = tuple(name for name in AcceptanceRecord.__struct_fields__ if name not in _OF_STREAM)

@@ -9,7 +9,7 @@ from typing import Any
 
 from driftguard.errors import DriftGuardError
 from driftguard.records import AcceptanceRecord
-from driftguard.scraping.scrape import Submit
+from driftguard.sources.scrape import Submit
 
 
 class Together:

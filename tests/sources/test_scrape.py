@@ -15,13 +15,13 @@ import pytest
 
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.records import AcceptanceRecord
-from driftguard.scraping import scrape as module
-from driftguard.scraping.scrape import open_client, scrape
-from driftguard.scraping.source import USUAL_PATHS, Scraped, Source, sources_of
 from driftguard.settings import ScrapingSettings, SourceSettings
+from driftguard.sources import scrape as module
+from driftguard.sources.scrape import open_client, scrape
+from driftguard.sources.source import USUAL_PATHS, Scraped, Source, sources_of
 from driftguard.store.records import BatchResult
 from tests.adapters.fake_engines import ENGINES, FakeEngine, FakeLlamaCpp, FakeTensorRtLlm, FakeVllm
-from tests.scraping.served import Served, ok, served
+from tests.sources.served import Served, ok, served
 
 STEPS = [4, 0, 3, 1, 2]  # 10 of 20
 

@@ -19,8 +19,8 @@ from driftguard.adapters.otlp_readings import Readings, Taken, TooManySeries
 from driftguard.adapters.window import Identity, Incomplete, Window
 from driftguard.errors import DriftGuardError
 from driftguard.records import AcceptanceRecord, RecordError, check_clock, decode_record, encode_record
-from driftguard.scraping.judge import Judged, judge
-from driftguard.scraping.scrape import Submit
+from driftguard.sources.condition import Judged, judge
+from driftguard.sources.scrape import Submit
 
 USUAL_INTERVAL_SECONDS: Final = 60.0  # until two exports came: what exporters do unless told otherwise
 REASONS_KEPT: Final = 20  # of one export

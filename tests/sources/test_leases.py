@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import AcceptanceRecord
-from driftguard.scraping.turns import Turns
+from driftguard.sources.leases import Turns
 from driftguard.store.database import Database
 from driftguard.store.records import BatchResult
 from tests.store.samples import make_records

@@ -26,10 +26,10 @@ from driftguard.detection import DetectorConfig
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.pipeline import Pipeline
-from driftguard.scraping.pushed import PushedSources
-from driftguard.scraping.scrape import open_client, scrape
-from driftguard.scraping.source import Source
 from driftguard.settings import ScrapingSettings, Settings, SourceSettings
+from driftguard.sources.otlp_push import PushedSources
+from driftguard.sources.scrape import open_client, scrape
+from driftguard.sources.source import Source
 from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
@@ -37,7 +37,7 @@ from tests.adapters.fake_engines import ENGINES, FakeEngine, FakeVllm, K
 from tests.adapters.otlp_exports import exported
 from tests.api.ingest_server import serving
 from tests.pipeline.examining import fold_and_examine
-from tests.scraping.served import ok, served
+from tests.sources.served import ok, served
 
 SEED = 20261122
 BEFORE, AFTER = 30, 15  # windows

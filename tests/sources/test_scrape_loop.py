@@ -14,17 +14,17 @@ import pytest
 from sqlalchemy import func, select
 
 from driftguard.app import Sidecar, create_app
-from driftguard.scraping import loop
-from driftguard.scraping.scrape import scrape
-from driftguard.scraping.source import Scraped
 from driftguard.settings import Settings
+from driftguard.sources import scrape_loop as loop
+from driftguard.sources.scrape import scrape
+from driftguard.sources.source import Scraped
 from driftguard.store.database import Database
 from driftguard.store.tables import Record
 from tests.adapters.fake_engines import FakeVllm
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
 from tests.conftest import PATIENCE_SECONDS
-from tests.scraping.served import Served, ok, served
+from tests.sources.served import Served, ok, served
 
 
 @contextmanager

@@ -1,1 +1,0 @@
-"""Scrapes the metrics of serving engines and stores what they counted as windows."""
