@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from driftguard_engine import metrics as of_engine
+from driftguard_engine import metrics
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
@@ -88,7 +88,7 @@ class _Zero(float):
 
 def _engine_registry() -> CollectorRegistry:
     idle: Any = _Zero()
-    return of_engine.Metrics(idle, idle)._registry
+    return metrics.Metrics(idle, idle)._registry
 
 
 def _proxy_registry() -> CollectorRegistry:

@@ -17,31 +17,29 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from driftguard import incident_diagnosis, serving, stream_cost
 from driftguard.alerting import destination
 from driftguard.alerting.alertmanager import Alertmanager
 from driftguard.alerting.loop import AlertLoop
 from driftguard.alerting.webhook import Webhook
-from driftguard.allocation import give_back_what_is_freed
 from driftguard.api.application import http_application
 from driftguard.api.auth import refuse_open_bind
 from driftguard.api.context import Context
 from driftguard.api.exports import ExportSlots
 from driftguard.api.guarding import install_guard
-from driftguard.begun_anew import forget_beginning
-from driftguard.descriptors import raise_limit
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
-from driftguard.examiner import Examiner
-from driftguard.fold_watch import FoldWatch
+from driftguard.incidents import cost_measurement, diagnosing
+from driftguard.incidents.examiner import Examiner
+from driftguard.incidents.target_replaced import note_baseline
 from driftguard.ingest.queue import IngestQueue
 from driftguard.ingest.watch import IngestWatch
 from driftguard.logs import configure_logging
-from driftguard.look_around import LookAround
 from driftguard.metrics import CHORES, Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.pipeline.fold_watch import FoldWatch
+from driftguard.pipeline.look_around import LookAround
+from driftguard.pipeline.relearning import forget_beginning
 from driftguard.probes.loop import ProbeLoop
-from driftguard.replaced_target import note_baseline
 from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, QUEUE, RetrainingJobs
@@ -50,12 +48,13 @@ from driftguard.settings.secrets import secrets_of
 from driftguard.sources.otlp_push import PushedSources
 from driftguard.sources.scrape_loop import ScrapeLoop
 from driftguard.sources.source import sources_of
-from driftguard.store import job_queue as jobs
-from driftguard.store import keys, retention
+from driftguard.status.usual_silence import UsualSilences
+from driftguard.store import job_queue, keys, retention
 from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.open_database import open_database
-from driftguard.usual_silence import UsualSilences
-from driftguard_http import ConnectionLimits, bounded_protocol
+from driftguard_http import ConnectionLimits, bounded_protocol, serving
+from driftguard_http.allocation import give_back_what_is_freed
+from driftguard_http.open_files import raise_limit
 
 MAINTENANCE_SECONDS = 3_600.0
 WORKER_PAUSE_SECONDS = 2.0
@@ -119,7 +118,7 @@ class Sidecar:
         )
         self._ingest_watch = IngestWatch(self.ingest)
         self._retraining = RetrainingJobs(database, settings, self._stopping.is_set)
-        self._deferring = self._job_app(jobs.deferring_connector(database))
+        self._deferring = self._job_app(job_queue.deferring_connector(database))
         self._alerts = AlertLoop(
             [
                 *(Alertmanager(database, url, external_url, self.metrics) for url in peers),
@@ -183,7 +182,7 @@ class Sidecar:
             await asyncio.sleep(WORKER_PAUSE_SECONDS)
 
     async def _run_workers(self) -> None:
-        app = self._job_app(jobs.worker_connector(self.database))
+        app = self._job_app(job_queue.worker_connector(self.database))
         async with app.open_async():
             await app.run_worker_async(
                 queues=[QUEUE],
@@ -235,11 +234,11 @@ class Sidecar:
 
     def _diagnose(self) -> None:
         page_slowdown = self.settings.alerting.page_slowdown
-        incident_diagnosis.refresh(self.database, self._destinations, datetime.now(UTC), page_slowdown)
+        diagnosing.refresh(self.database, self._destinations, datetime.now(UTC), page_slowdown)
 
     def _measure_costs(self) -> None:
         page_slowdown = self.settings.alerting.page_slowdown
-        stream_cost.refresh(self.database, datetime.now(UTC), self._destinations, page_slowdown)
+        cost_measurement.refresh(self.database, datetime.now(UTC), self._destinations, page_slowdown)
 
     def _attempt(self, name: str, chore: Callable[[], None]) -> None:
         """`name`: one of CHORES."""

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import text
 
-from driftguard import stream_cost
 from driftguard.detection import DetectorConfig
+from driftguard.incidents import cost_measurement
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store.database import Database
 from driftguard.store.partitions import ensure_days
 from tests.pipeline.traffic import Traffic, store
@@ -85,4 +85,4 @@ def _fold_one(database: Database, now: datetime) -> None:
     store(database, traffic.draw(1_000, {"code": 0.75, "german": 0.7}))
     while Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics()).fold_batch():
         pass
-    stream_cost.refresh(database, now)
+    cost_measurement.refresh(database, now)

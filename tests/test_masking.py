@@ -26,7 +26,7 @@ from driftguard.logs import configure_logging
 from driftguard.masking import MASK, Secrets, address
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineRefused
 from driftguard.retraining.engines.order import Order
-from driftguard.retraining.engines.webhook import post as post_order
+from driftguard.retraining.engines.webhook import post
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
 from driftguard.store.database import Database
@@ -245,7 +245,7 @@ def _promotion(settings: Settings) -> str:
     asked_at = datetime.now(UTC)
     order = Order("promote", uuid4(), "server", "target", "method", "draft", "v2", "before", "v1", asked_at)
     assert rules.promote_webhook is not None
-    reply = post_order(rules.promote_webhook, rules.promote_webhook_key, order, 1.0, lambda: False)
+    reply = post(rules.promote_webhook, rules.promote_webhook_key, order, 1.0, lambda: False)
     return str(reply)
 
 

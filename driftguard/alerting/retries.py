@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from driftguard.posting import Answer
+from driftguard.alerting.posting import Answer
 
 Kind = Literal["away", "misplaced", "refused"]
 

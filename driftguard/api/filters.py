@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from driftguard.errors import BadInput
-from driftguard.incidents import State
+from driftguard.incident_lifecycle import State
 from driftguard.records import Kind
 from driftguard.store.drafts import DraftState
 from driftguard.store.retrain_runs import RunState

@@ -10,11 +10,11 @@ from uuid import UUID
 from pydantic import Field
 
 from driftguard.alerting.destination import shown
-from driftguard.alerting.message import cost_of, cost_percent, summary
 from driftguard.api.status_models import POSITIONS, FrozenModel, StreamInfo
 from driftguard.cost import Cost
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
-from driftguard.incidents import positions_of
+from driftguard.incident_lifecycle import positions_of
+from driftguard.incidents.message import cost_of, cost_percent, summary
 from driftguard.records.positions import Positions
 from driftguard.store.tables import Incident, IncidentTransition, Notification, Stream
 

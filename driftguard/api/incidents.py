@@ -18,7 +18,7 @@ from driftguard.api.filters import IncidentQuery, refuse_repeated, wanted
 from driftguard.api.incident_models import ExampleModel, IncidentDetail, IncidentModel, IncidentPage
 from driftguard.api.openapi import example, problem
 from driftguard.errors import NotFound
-from driftguard.incidents import IllegalTransition, State
+from driftguard.incident_lifecycle import IllegalTransition, State
 from driftguard.store import captures, incidents, notifications
 from driftguard.store.incidents import Cursor
 from driftguard.store.tables import Incident

@@ -20,7 +20,7 @@ from driftguard.api.openapi import Responses, problem, reference, shown
 from driftguard.api.problems import MissingExtra
 from driftguard.errors import BadInput
 from driftguard.records import AcceptanceRecord
-from driftguard.store import export_rows as traffic
+from driftguard.store import export_rows
 from driftguard.store.database import Database
 from driftguard.store.export_rows import RecordKey, RollupKey, RollupRow
 from driftguard.store.rollup_tiers import TIERS
@@ -85,10 +85,10 @@ def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Re
     """
     chosen = wanted(query)
     with context.database.session() as session:
-        newest = traffic.newest_seq(session)  # an export ends, however much arrives meanwhile
+        newest = export_rows.newest_seq(session)  # an export ends, however much arrives meanwhile
 
     def read(session: Session, after: RecordKey | None, limit: int) -> Rows:
-        return traffic.records(session, chosen, after=after, limit=limit, up_to=newest)
+        return export_rows.records(session, chosen, after=after, limit=limit, up_to=newest)
 
     return _answer("records", query, accept, context, read, RecordKey, AcceptanceRecord)
 
@@ -112,7 +112,7 @@ def list_rollups(
     kept_since = tier.kept_since(datetime.now(UTC), context.settings.retention)
 
     def read(session: Session, after: RollupKey | None, limit: int) -> Rows:
-        return traffic.rollups(session, tier, chosen, after=after, limit=limit)
+        return export_rows.rollups(session, tier, chosen, after=after, limit=limit)
 
     about = {"resolution": query.resolution, "kept_since": kept_since}
     return _answer("rollups", query, accept, context, read, RollupKey, RollupRow, about)
@@ -178,7 +178,7 @@ def _pages(database: Database, read: Read) -> Iterator[list[msgspec.Struct]]:
     after = None
     while True:
         with database.session() as session:
-            traffic.walk_in_order(session)
+            export_rows.walk_in_order(session)
             rows = read(session, after, EXPORT_ROWS)
         yield [row for _, row in rows]
         if len(rows) < EXPORT_ROWS:

@@ -13,7 +13,6 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
-from driftguard import fleet
 from driftguard.api.context import Context, get_context
 from driftguard.api.filters import StatusQuery, StreamId, refuse_repeated
 from driftguard.api.openapi import example, problem
@@ -31,15 +30,23 @@ from driftguard.api.status_models import (
     TokensPerSecond,
 )
 from driftguard.errors import NotFound
-from driftguard.standing import Standing, standings
-from driftguard.status import StreamStatus, describe
-from driftguard.store import detector_states, incidents, series, sources, streams
-from driftguard.store import scrape_leases as scraping_turns
-from driftguard.store import status_queries as status
+from driftguard.status import streams_in_service
+from driftguard.status.gather import describe
+from driftguard.status.stream_status import StreamStatus
+from driftguard.status.usual_silence import UsualSilences
+from driftguard.status.verdict import Standing, standings
+from driftguard.store import (
+    detector_states,
+    incidents,
+    scrape_leases,
+    series,
+    sources,
+    status_queries,
+    streams,
+)
 from driftguard.store.series import Bin
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Source, Stream
-from driftguard.usual_silence import UsualSilences
 
 router = APIRouter(prefix="/api/v1", tags=["status"])
 
@@ -107,7 +114,7 @@ def _status(query: StatusQuery, context: Context) -> StatusAnswer:
             generated_at=now,
             unfolded_records=detector_states.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
-            fleet=FleetModel.of(fleet.gather(session, known), context.settings.detection),
+            fleet=FleetModel.of(streams_in_service.gather(session, known), context.settings.detection),
             streams=models_of(session, now, found[: query.limit]),
             streams_left_out=max(len(found) - query.limit, 0),
             sources=source_models(session, scraped),
@@ -213,12 +220,12 @@ def stream_models(
 
 def models_of(session: Session, now: datetime, chosen: Sequence[Standing]) -> list[StreamStatusModel]:
     """In their order."""
-    present = status.requests_per_day(session, now, [item.stream.id for item in chosen])
+    present = status_queries.requests_per_day(session, now, [item.stream.id for item in chosen])
     return [_stream_model(item, present.get(item.stream.id)) for item in describe(session, now, chosen)]
 
 
 def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceModel]:
-    sidecars = scraping_turns.sidecars(session)
+    sidecars = scrape_leases.sidecars(session)
     return [SourceModel.of(source, sidecars.get(source.server)) for source in scraped]
 
 

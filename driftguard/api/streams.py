@@ -10,17 +10,17 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from sqlalchemy.orm import Session
 
-from driftguard import chosen_streams
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import Name, Pages, Servers, StreamId, refuse_repeated
 from driftguard.api.openapi import example, problem
 from driftguard.api.status import models_of
 from driftguard.api.status_models import FrozenModel, StreamStatusModel
-from driftguard.chosen_streams import Choice, Key, Order
 from driftguard.errors import BadInput, NotFound
 from driftguard.metrics import StreamVerdict
-from driftguard.standing import Standing, standings
+from driftguard.status import stream_list
+from driftguard.status.stream_list import Choice, Key, Order
+from driftguard.status.verdict import Standing, standings
 from driftguard.store import streams
 
 router = APIRouter(prefix="/api/v1/streams", tags=["status"])
@@ -66,7 +66,7 @@ def _list(query: StreamQuery, context: Context) -> StreamPage:
     with context.database.session() as session:
         found = standings(session, now, usual=context.usual_silences)
         chosen = matching(session, found, choice)
-        shown, last = chosen_streams.page(chosen, query.sort, query.limit, decode(query.cursor, query.sort))
+        shown, last = stream_list.page(chosen, query.sort, query.limit, decode(query.cursor, query.sort))
         return StreamPage(
             streams=models_of(session, now, shown),
             matching=len(chosen),
@@ -94,7 +94,7 @@ def get_stream(stream_id: Annotated[StreamId, Path()], context: AnyContext) -> S
 
 def matching(session: Session, found: list[Standing], choice: Choice) -> list[Standing]:
     with_segment = streams.with_segment_like(session, choice.text) if choice.text else ()
-    return chosen_streams.matching(found, choice, with_segment)
+    return stream_list.matching(found, choice, with_segment)
 
 
 def decode(cursor: str | None, order: Order) -> Key | None:

@@ -18,7 +18,6 @@ import uvloop
 from aiohttp import web
 
 from driftguard.client import AsyncClient
-from driftguard.descriptors import raise_limit
 from driftguard.errors import BadSettings
 from driftguard.masking import Secrets, secrets_of_url
 from driftguard.proxy.connections import LONGEST_HEADER, BoundedServer, limits_of
@@ -30,6 +29,7 @@ from driftguard.proxy.upstream import Upstream
 from driftguard.proxy.workers import Worker, supervise
 from driftguard.settings import ProxySettings
 from driftguard_http import ConnectionLimits, Origins
+from driftguard_http.open_files import raise_limit
 
 LINGER_SECONDS: Final = 1.0
 FLUSH_SECONDS: Final = 5.0

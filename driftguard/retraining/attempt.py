@@ -13,13 +13,12 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from driftguard.errors import DriftGuardError
-from driftguard.retraining import checksums
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineRefused
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, ProgressWriter, advance, begin, end
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import settle_locked
-from driftguard.retraining.training import workspace
+from driftguard.retraining.training import checksums, workspace
 from driftguard.retraining.training.evaluation import read_measurements
 from driftguard.retraining.training.gate import Decision, GateRules, decide
 from driftguard.retraining.training.plan import Plan

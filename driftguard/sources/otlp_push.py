@@ -23,7 +23,7 @@ from driftguard.adapters.otlp_points import Point
 from driftguard.metrics import Metrics
 from driftguard.sources.otlp_push_source import Outcome, PushedSource
 from driftguard.sources.scrape import Submit
-from driftguard.store import sources as stored
+from driftguard.store import sources
 from driftguard.store.database import Database
 
 PUSHED: Final = "OTLP"  # in place of the address of a scraped server
@@ -70,7 +70,7 @@ class PushedSources:
         found, receipts = await asyncio.to_thread(self._find, exports, now)
         work = (self._take(source, export, now, oldest) for source, export in found)
         done = await asyncio.gather(*work, return_exceptions=True)
-        states: dict[str, stored.SourceState] = {}
+        states: dict[str, sources.SourceState] = {}
         for item in done:
             if isinstance(item, BaseException):
                 raise item
@@ -87,7 +87,7 @@ class PushedSources:
 
     async def _take(
         self, source: PushedSource, export: Export, now: datetime, oldest: datetime
-    ) -> tuple[Receipt, stored.SourceState]:
+    ) -> tuple[Receipt, sources.SourceState]:
         async with source.lock:
             source.heard_at = now
             remembered = sum(known.readings.series for known in list(self._known.values()))
@@ -136,15 +136,15 @@ class PushedSources:
                 self._known[name] = PushedSource(told, adapter, name, heard_at=now)
             return self._known[name]
 
-    def _write(self, states: Sequence[stored.SourceState]) -> None:
+    def _write(self, states: Sequence[sources.SourceState]) -> None:
         with self._database.session() as session:
-            stored.store_pushed(session, states)
+            sources.store_pushed(session, states)
 
     def look(self, now: datetime) -> None:
         """Finds the servers whose exports have stopped, and forgets those long gone. Raises
         DatabaseUnavailable."""
         with self._database.session() as session:
-            rows = stored.look_at_pushed(session, PUSHED, now)
+            rows = sources.look_at_pushed(session, PUSHED, now)
         for row in rows:
             condition = cast("Condition", row.condition)
             self._metrics.show_source(row.server, row.kind, condition, row.answered_at)
@@ -152,7 +152,7 @@ class PushedSources:
         for server in self._shown - present:
             self._metrics.forget_source(server)
         self._shown = present
-        limit = now - stored.FORGOTTEN_AFTER
+        limit = now - sources.FORGOTTEN_AFTER
         for name in [name for name, source in list(self._known.items()) if source.heard_at < limit]:
             self._known.pop(name, None)
 
@@ -183,8 +183,8 @@ def _adapter(points: Sequence[Point], known: Adapter | None) -> Adapter | None:
     return detect("\n".join(names))
 
 
-def _state(source: PushedSource, outcome: Outcome) -> stored.SourceState:
-    return stored.SourceState(
+def _state(source: PushedSource, outcome: Outcome) -> sources.SourceState:
+    return sources.SourceState(
         server=source.identity.server,
         kind=source.adapter.kind,
         url=PUSHED,

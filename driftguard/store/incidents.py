@@ -13,7 +13,7 @@ from sqlalchemy import JSON, func, or_, select, text, tuple_, update
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, Conflict, NotFound
-from driftguard.incidents import Severity, State, Transition, is_graver, transition
+from driftguard.incident_lifecycle import Severity, State, Transition, is_graver, transition
 from driftguard.records import Instant
 from driftguard.store.row_filter import EVERYTHING, Wanted
 from driftguard.store.tables import Incident, IncidentTransition, Stream

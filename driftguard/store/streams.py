@@ -6,13 +6,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 from sqlalchemy import ARRAY, Text, func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from driftguard.records import MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT, AcceptanceRecord, StreamKey
 from driftguard.store.tables import Segment, Stream
+
+RelearningReason = Literal["other_version", "damaged"]
+RELEARNING: Final[dict[RelearningReason, str]] = {  # in words, of the stored detector state
+    "other_version": "stored by another version of DriftGuard; baselines are relearned",
+    "damaged": "the stored detector state is damaged; baselines are relearned",
+}
 
 
 @dataclass(slots=True)
@@ -131,7 +137,7 @@ def _add_segments(session: Session, stream: KnownStream, names: list[str], now: 
         stream.segments.update(added)
 
 
-def begin_anew(session: Session, stream_id: int, at: datetime, *, because: str) -> None:
+def begin_anew(session: Session, stream_id: int, at: datetime, *, because: RelearningReason) -> None:
     """Notes that the stream's detector began anew."""
     chosen = update(Stream).where(Stream.id == stream_id)
     session.execute(chosen.values(begun_anew_at=at, begun_anew_because=because))
@@ -158,7 +164,7 @@ class StreamRow:
     traffic_arrived_at: datetime | None
     traffic_ended_at: datetime | None
     begun_anew_at: datetime | None
-    begun_anew_because: str | None
+    begun_anew_because: RelearningReason | None
     records_in_other: int
 
 

@@ -50,7 +50,12 @@ class Stream(Base):
     """(server, target, draft version, method): what one detector watches."""
 
     __tablename__ = "streams"
-    __table_args__ = (UniqueConstraint("server", "target", "draft_version", "method", name="uq_streams_key"),)
+    __table_args__ = (
+        UniqueConstraint("server", "target", "draft_version", "method", name="uq_streams_key"),
+        CheckConstraint(
+            "begun_anew_because IN ('other_version', 'damaged')", name="ck_streams_begun_anew_because"
+        ),
+    )
 
     id: Mapped[int] = mapped_column(Identity(), primary_key=True)
     server: Mapped[str]
@@ -292,12 +297,12 @@ class Incident(Base):
     tokens_per_second_after: Mapped[float | None]
     segments: Mapped[list[dict[str, Any]]]
     evidence: Mapped[dict[str, Any]]
-    diagnosis: Mapped[dict[str, Any] | None]  # see driftguard.incident_diagnosis; None until it is examined
+    diagnosis: Mapped[dict[str, Any] | None]  # see driftguard.incidents.diagnosing; None until it is examined
     resolved_at: Mapped[datetime | None]
     resolution: Mapped[str | None]
     # An operator accepted the new level: the fold has its segments' baselines learned anew.
     level_accepted: Mapped[bool] = mapped_column(default=False, server_default=false())
-    # Nobody is told yet, see driftguard.incident_examination: until then it is "info", whatever it will be.
+    # Nobody is told yet, see driftguard.incidents.examination: until then it is "info", whatever it will be.
     awaits_examination: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 

@@ -43,7 +43,7 @@ FOLD: Final = Work("fold", statement_seconds=45, lock_seconds=45, idle_seconds=3
 REQUEST: Final = Work("request", statement_seconds=30, lock_seconds=5, idle_seconds=300)
 # What recurs in the background: looking around, diagnoses, costs.
 CHORE: Final = Work("chore", statement_seconds=45, lock_seconds=10, idle_seconds=300)
-# A page waits for it; driftguard.incident_examination has for how long.
+# A page waits for it; driftguard.incidents.examination has for how long.
 EXAMINATION: Final = Work("examination", statement_seconds=15, lock_seconds=5, idle_seconds=60)
 # Partitions and retention: long, but nothing that ingest may have to queue behind.
 MAINTENANCE: Final = Work("maintenance", statement_seconds=600, lock_seconds=5, idle_seconds=60)

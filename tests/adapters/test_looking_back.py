@@ -13,7 +13,7 @@ import pytest
 
 from driftguard.adapters import ReplayFormat, sglang_log, vllm_log
 from driftguard.adapters.window import Identity
-from driftguard.replay import run_replay
+from driftguard.cli.replay import run_replay
 from tests.adapters.fake_engines import MODEL, FakeVllm, K
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)

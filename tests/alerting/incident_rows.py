@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
-from driftguard import incident_severity
-from driftguard.incidents import Severity
+from driftguard.incident_lifecycle import Severity
+from driftguard.incidents import severity as incident_severity
 from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream

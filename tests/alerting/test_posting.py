@@ -9,7 +9,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from driftguard.posting import MAX_ANSWER_BYTES, Answer, NotAnswered, post
+from driftguard.alerting.posting import MAX_ANSWER_BYTES, Answer, NotAnswered, post
 from tests.alerting.raw_receiver import RawReceiver, dripping, raw_receiver, saying, silent
 
 SHORT = 0.5  # a deadline that a test can wait for

@@ -13,10 +13,10 @@ from sqlalchemy import func, select, text, update
 from driftguard.alerting import webhook
 from driftguard.alerting.destination import webhooks
 from driftguard.alerting.loop import AlertLoop
+from driftguard.alerting.posting import post
 from driftguard.alerting.webhook import Webhook
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
-from driftguard.posting import post
 from driftguard.store import notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Notification

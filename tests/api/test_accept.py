@@ -17,9 +17,9 @@ from driftguard.store.keys import create_key
 from tests.alerting.http_receiver import wait_until
 from tests.alerting.incident_rows import add_incident
 from tests.api.ingest_server import serving
+from tests.cli.test_main import driftguard
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic
-from tests.test_cli import driftguard
 
 GOOD = {"code": 0.75, "german": 0.7}
 BAD = {**GOOD, "german": 0.35}

@@ -17,8 +17,8 @@ from driftguard.store.database import Database
 from driftguard.store.tables import Stream
 from tests.alerting.incident_rows import add_incident
 from tests.api.test_status_and_incidents import GOOD, folded, live_traffic
+from tests.cli.test_main import driftguard
 from tests.pipeline.sidecar import post, running_sidecar
-from tests.test_cli import driftguard
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from driftguard.api import drafts as draft_routes
-from driftguard.api import retraining as retraining_routes
+from driftguard.api import retraining
 from driftguard.api.context import Context
 from driftguard.api.problems import install_problem_handlers
 from driftguard.ingest.queue import IngestQueue
@@ -47,7 +47,7 @@ def client(database: Database, tmp_path: Path) -> Iterator[httpx.Client]:
     )
     app.state.request_retraining = lambda server, *, force: jobs.request(queue, server, force=force)
     app.include_router(draft_routes.router)
-    app.include_router(retraining_routes.router)
+    app.include_router(retraining.router)
     install_problem_handlers(app)
     with queue.open(), serving(app) as client:
         yield client

@@ -17,10 +17,9 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from driftguard.api import exports
-from driftguard.api import list_records as records
+from driftguard.api import exports, list_records
+from driftguard.cli.replay import run_replay
 from driftguard.records import AcceptanceRecord, encode_record
-from driftguard.replay import run_replay
 from driftguard.store.database import Database
 from tests.conftest import fresh_database
 from tests.pipeline.sidecar import post, running_sidecar
@@ -41,7 +40,7 @@ def client(module_database_url: str, tmp_path_factory: pytest.TempPathFactory) -
     """A sidecar that has SENT, and pages of seven rows in its exports."""
     database = Database.open(module_database_url)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "EXPORT_ROWS", 7)
+        patch.setattr(list_records, "EXPORT_ROWS", 7)
         with running_sidecar(database, tmp_path_factory.mktemp("data")) as client:
             post(client, SENT)
             yield client

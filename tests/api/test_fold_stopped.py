@@ -9,16 +9,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from driftguard import batch_fold
 from driftguard.app import Sidecar, create_app
-from driftguard.fold_watch import FoldWatch
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline import batch_fold
+from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.pipeline.fold_watch import FoldWatch
 from driftguard.settings import Settings
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
-from tests.pipeline.test_pipeline import CONFIG
+from tests.pipeline.test_fold_loop import CONFIG
 from tests.pipeline.traffic import Traffic, store
 
 

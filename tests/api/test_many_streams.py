@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from driftguard.app import Sidecar, create_app
-from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
+from driftguard.pipeline.look_around import LookAround
 from driftguard.settings import Settings
 from driftguard.store.database import Database
 from tests.many_streams import populate

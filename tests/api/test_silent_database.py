@@ -10,15 +10,15 @@ import httpx
 import pytest
 
 from driftguard.api import health
-from driftguard.ingest import queue as ingest_queue
+from driftguard.ingest import queue
 from driftguard.records import encode_record
 from driftguard.store import connections, work
 from driftguard.store.database import Database
 from driftguard.store.work import Work
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import writers_held_up
-from tests.black_hole import black_hole
 from tests.pipeline.sidecar import post, running_sidecar
+from tests.store.black_hole import black_hole
 from tests.store.samples import make_records
 
 
@@ -26,7 +26,7 @@ from tests.store.samples import make_records
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "ANSWER_MARGIN_SECONDS", 0.5)
     monkeypatch.setattr(connections, "PING_SECONDS", 0.5)
-    monkeypatch.setattr(ingest_queue, "INGEST", Work("ingest", 1, 0.5, 60))
+    monkeypatch.setattr(queue, "INGEST", Work("ingest", 1, 0.5, 60))
 
 
 def test_it_answers_while_its_database_does_not_and_recovers_by_itself(
@@ -66,7 +66,7 @@ def test_a_timeout_is_told_to_the_sender_and_counted(database: Database, tmp_pat
 def test_it_is_not_ready_while_a_batch_waits_for_long(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest_queue, "INGEST", Work("ingest", 60, 60, 60))
+    monkeypatch.setattr(queue, "INGEST", Work("ingest", 60, 60, 60))
     monkeypatch.setattr(health, "LONGEST_WAIT_SECONDS", 0.2)
     with running_sidecar(database, tmp_path) as client, ThreadPoolExecutor(1) as sender:
         with writers_held_up(database):

@@ -11,14 +11,15 @@ import pytest
 from sqlalchemy import delete, update
 
 from driftguard.detection import DetectorConfig
-from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.pipeline.look_around import LookAround
 from driftguard.records import AcceptanceRecord
-from driftguard.status import StreamStatus, gather
+from driftguard.status.gather import gather
+from driftguard.status.stream_status import StreamStatus
+from driftguard.status.usual_silence import UsualSilences
 from driftguard.store.database import Database
 from driftguard.store.tables import Record, Stream
-from driftguard.usual_silence import UsualSilences
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic, store

@@ -19,7 +19,7 @@ from pathlib import Path
 from fastapi.testclient import TestClient
 
 from driftguard.app import Sidecar, create_app
-from driftguard.look_around import LookAround
+from driftguard.pipeline.look_around import LookAround
 from driftguard.settings import Settings
 from driftguard.store.database import Database, upgrade
 from driftguard.store.embedded import start_embedded

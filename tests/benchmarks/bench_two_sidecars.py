@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store.database import Database, upgrade
 from driftguard.store.embedded import start_embedded
 from tests.pipeline.traffic import Traffic, store

@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 
 from fastapi import FastAPI
 
-from driftguard.api import captures
-from driftguard.api import ingest_records as ingest
+from driftguard.api import captures, ingest_records
 from driftguard.api.context import Context
 from driftguard.api.guarding import install_guard
 from driftguard.api.problems import install_problem_handlers
@@ -53,7 +52,7 @@ def ingest_app(settings: Settings, url: str) -> FastAPI:
         settings=settings, database=database, ingest=queue, metrics=metrics, pushed=pushed
     )
     install_guard(app, app.state.context)
-    app.include_router(ingest.router)
+    app.include_router(ingest_records.router)
     app.include_router(captures.router)
     install_problem_handlers(app)
     return app

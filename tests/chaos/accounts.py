@@ -12,7 +12,7 @@ from sqlalchemy import select, text
 
 from driftguard.app import detector_config
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.settings import Settings
 from driftguard.store import detector_states
 from driftguard.store.database import Database

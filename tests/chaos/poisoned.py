@@ -10,12 +10,12 @@ from typing import Any, Final
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from driftguard import incident_opening
 from driftguard.cli import main
+from driftguard.incidents import opening
 from driftguard.store.tables import Stream
 
 POISONED: Final = "poisoned"
-_open_from = incident_opening.open_from
+_open_from = opening.open_from
 
 
 def _refused(session: Session, stream: Stream, *rest: Any, **named: Any) -> None:
@@ -25,5 +25,5 @@ def _refused(session: Session, stream: Stream, *rest: Any, **named: Any) -> None
 
 
 if __name__ == "__main__":
-    incident_opening.open_from = _refused
+    opening.open_from = _refused
     main()

@@ -18,9 +18,9 @@ from driftguard_engine.telemetry import Telemetry
 from driftguard.cost import Cost
 from driftguard.cost.results import Choice, Interval, Speed
 from driftguard.detection import DetectorConfig
-from driftguard.look_around import LookAround
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.pipeline.look_around import LookAround
 from driftguard.retraining.training.gate import Costs, GateRules, GroupScores, decide
 from driftguard.store import drafts, stream_costs, streams
 from driftguard.store.database import Database

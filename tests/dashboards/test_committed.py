@@ -10,9 +10,9 @@ import pytest
 from dashboards import frame, generate, words
 from driftguard.adapters.condition import CONDITIONS
 from driftguard.diagnosis.verdict import Cause
-from driftguard.incidents import Severity
+from driftguard.incident_lifecycle import Severity
 from driftguard.metrics import RUN_OUTCOMES, VERDICTS
-from driftguard.standing import WORST_FIRST
+from driftguard.status.verdict import WORST_FIRST
 from driftguard.store.drafts import DraftState
 from driftguard.store.retrain_runs import RUNNING_STATES
 from tests.dashboards.committed import DASHBOARDS, HERE, every_panel, panels, variables

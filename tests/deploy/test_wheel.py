@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from driftguard.demo.processes import free_port
+from tests.cli.test_main import wait_until_ready
 from tests.deploy.committed import ROOT
-from tests.test_cli import wait_until_ready
 
 
 @pytest.fixture(scope="module")

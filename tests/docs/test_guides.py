@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import typer
 from driftguard_engine.__main__ import app as engine_app
-from driftguard_training.__main__ import main as training
+from driftguard_training.__main__ import main
 from pydantic import BaseModel
 
 from driftguard.api.application import http_application
@@ -81,10 +81,10 @@ def test_the_training_takes_its_options(page: Path, capsys: pytest.CaptureFixtur
     """--help ends it before anything is done, but after the options before it were read."""
     for line in re.findall(r"^python -m driftguard_training (.*)$", TEXT[page], re.MULTILINE):
         with pytest.raises(SystemExit) as ended:
-            training([*shlex.split(line), "--help"])
+            main([*shlex.split(line), "--help"])
         assert ended.value.code == 0
         with pytest.raises(SystemExit) as ended:
-            training([*shlex.split(line), "--no-such-option"])
+            main([*shlex.split(line), "--no-such-option"])
         assert capsys.readouterr().err.strip().endswith("unrecognized arguments: --no-such-option")
 
 

@@ -22,7 +22,7 @@ from driftguard.store.records import BatchResult
 from driftguard.store.work import Work
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import is_held_up, kill_held_up, writers_held_up
-from tests.black_hole import black_hole
+from tests.store.black_hole import black_hole
 from tests.store.samples import make_records
 
 WAIT_SECONDS = 60

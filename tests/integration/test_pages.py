@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from driftguard import look_around
 from driftguard.demo.processes import free_port
+from driftguard.pipeline import look_around
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.integration.committed_config import hastened_alertmanager, hastened_rules

@@ -19,7 +19,7 @@ from driftguard.demo.processes import free_port
 from driftguard.records import AcceptanceRecord, encode_record
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import wait_until
-from tests.black_hole import BlackHole, black_hole
+from tests.store.black_hole import BlackHole, black_hole
 from tests.store.samples import make_records
 
 PATIENCE_SECONDS = 120.0  # of the test, with a machine that is busy

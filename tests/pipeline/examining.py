@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from driftguard.examiner import Examiner
-from driftguard.incidents import PAGE_SLOWDOWN
+from driftguard.incident_lifecycle import PAGE_SLOWDOWN
+from driftguard.incidents.examiner import Examiner
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store.database import Database
 
 PAGER: Final = ("webhook:http://pager",)

@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store.database import Database
 from tests.pipeline.examining import examine
 

@@ -15,15 +15,15 @@ from sqlalchemy.orm import Session
 
 from driftguard.detection import BaselineReady, Finding, StreamState
 from driftguard.detection.state.parts import from_parts
-from driftguard.incidents import IllegalTransition
+from driftguard.incident_lifecycle import IllegalTransition
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store import detector_states, incidents
 from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord
 from driftguard.store.tables import DetectorState, Incident, Stream
 from tests.alerting.http_receiver import wait_until
-from tests.pipeline.test_pipeline import BAD, CONFIG, GOOD, all_incidents, fold_all
+from tests.pipeline.test_fold_loop import BAD, CONFIG, GOOD, all_incidents, fold_all
 from tests.pipeline.traffic import Traffic, store
 
 NEW = "an operator accepted a new normal"

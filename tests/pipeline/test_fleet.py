@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from driftguard import fleet
 from driftguard.app import Sidecar, create_app
 from driftguard.detection import DetectorConfig
+from driftguard.incidents.opening import FACTOR
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.settings import FalseAlarmScope, Settings
+from driftguard.status import streams_in_service
 from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.streams import all_streams
@@ -54,13 +55,13 @@ def test_each_stream_alone_needs_a_and_all_together_need_n_times_as_much(databas
     send(database, traffic, 80, bad=("beta",))
     fold_all(database, "fleet")
     (incident,) = opened(database)
-    assert incident.evidence[fleet.FACTOR] == 4.0
+    assert incident.evidence[FACTOR] == 4.0
     assert incident.evidence["false_alarm_every"] == 4 * CONFIG.false_alarm_every
     assert incident.evidence["evidence"] >= 4 * CONFIG.false_alarm_every
     with database.session() as session:
-        assert fleet.gather(session, all_streams(session)).named == {incident.stream_id: 4.0}
+        assert streams_in_service.gather(session, all_streams(session)).named == {incident.stream_id: 4.0}
         factors = {
-            id_: fleet.gather(session, all_streams(session)).factor(id_)
+            id_: streams_in_service.gather(session, all_streams(session)).factor(id_)
             for id_ in session.scalars(select(Stream.id))
         }
         told = {row.summary["false_alarm_every"] for row in session.scalars(select(DetectorState))}
@@ -70,12 +71,12 @@ def test_each_stream_alone_needs_a_and_all_together_need_n_times_as_much(databas
 
     send(database, traffic, 80, bad=("beta", "gamma"))
     fold_all(database, "fleet")
-    assert [item.evidence[fleet.FACTOR] for item in opened(database)] == [4.0, 2.0]
+    assert [item.evidence[FACTOR] for item in opened(database)] == [4.0, 2.0]
     with database.session() as session:
         incidents.move(session, incident.id, "resolved", "expected", datetime.now(UTC))
-        assert list(fleet.gather(session, all_streams(session)).named.values()) == [2.0]
+        assert list(streams_in_service.gather(session, all_streams(session)).named.values()) == [2.0]
         assert (
-            fleet.gather(session, all_streams(session)).factor() == 2.0
+            streams_in_service.gather(session, all_streams(session)).factor() == 2.0
         )  # gamma still counts, with what it was named with
 
 
@@ -85,7 +86,7 @@ def test_by_default_each_stream_has_its_own_a(database: Database) -> None:
     send(database, traffic, 80, bad=("beta",))
     fold_all(database, "stream")
     (incident,) = opened(database)
-    assert incident.evidence[fleet.FACTOR] == 1.0
+    assert incident.evidence[FACTOR] == 1.0
     assert incident.evidence["false_alarm_every"] == CONFIG.false_alarm_every
 
 
@@ -95,7 +96,7 @@ def test_a_server_that_is_gone_for_a_week_no_longer_makes_the_others_need_more(d
     with database.session() as session:
         gone = update(Stream).where(Stream.server == "delta")
         session.execute(gone.values(last_seen_at=Stream.last_seen_at - timedelta(days=8)))
-        assert fleet.gather(session, all_streams(session)).streams == 3
+        assert streams_in_service.gather(session, all_streams(session)).streams == 3
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,21 @@ from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
-from driftguard import batch_fold, detection, held, incident_opening, kept_states
+from driftguard import detection
 from driftguard.detection import Finding
 from driftguard.detection.state import parts
 from driftguard.errors import DatabaseUnavailable
+from driftguard.incidents import opening
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline import batch_fold, held, state_cache
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord
 from driftguard.store.tables import DetectorHistory, DetectorState, HeldStream, Incident, Stream
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import running_sidecar
-from tests.pipeline.test_pipeline import CONFIG, fold_all
+from tests.pipeline.test_fold_loop import CONFIG, fold_all
 from tests.pipeline.traffic import Traffic, all_summaries, store
 
 POISONED, SEGMENT = "poisoned", "rare poison"
@@ -72,7 +74,7 @@ def in_the_summary(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
             raise_for(calls, "the summary")
         return describe(config, state)
 
-    patch.setattr(kept_states, "describe", poisoned)
+    patch.setattr(state_cache, "describe", poisoned)
 
 
 def in_the_decoding(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
@@ -84,22 +86,22 @@ def in_the_decoding(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
             raise_for(calls, "the decoding")
         return state
 
-    patch.setattr(kept_states, "from_parts", poisoned)
+    patch.setattr(state_cache, "from_parts", poisoned)
 
 
 def in_the_incident(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
-    open_from = incident_opening.open_from
+    open_from = opening.open_from
 
     def poisoned(session: Session, stream: Stream, *rest: Any) -> None:
         open_from(session, stream, *rest)
         if stream.server == POISONED:
             raise_for(calls, "the incident")
 
-    patch.setattr(incident_opening, "open_from", poisoned)
+    patch.setattr(opening, "open_from", poisoned)
 
 
 def in_a_statement(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
-    open_from = incident_opening.open_from
+    open_from = opening.open_from
 
     def poisoned(session: Session, stream: Stream, *rest: Any) -> None:
         open_from(session, stream, *rest)
@@ -107,7 +109,7 @@ def in_a_statement(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
         if stream.server == POISONED and calls[0] == "on":
             session.execute(text("SELECT 1 / 0"))
 
-    patch.setattr(incident_opening, "open_from", poisoned)
+    patch.setattr(opening, "open_from", poisoned)
 
 
 def told(database: Database) -> set[str]:
@@ -341,7 +343,7 @@ def test_streams_in_which_nothing_is_found_are_folded_and_stored_together(databa
 def test_a_number_that_is_not_finite_holds_its_stream_and_says_where_it_was(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drift_opened = incident_opening._evidence
+    drift_opened = opening._evidence
 
     def poisoned(*arguments: Any) -> dict[str, Any]:
         evidence = drift_opened(*arguments)
@@ -351,7 +353,7 @@ def test_a_number_that_is_not_finite_holds_its_stream_and_says_where_it_was(
     store(database, traffic.draw(900, {"chat": 0.75}, server=POISONED))
     store(database, traffic.draw(300, {"chat": 0.75}))
     fold_all(Pipeline(database, CONFIG, Metrics()))
-    monkeypatch.setattr(incident_opening, "_evidence", poisoned)
+    monkeypatch.setattr(opening, "_evidence", poisoned)
     store(database, traffic.draw(200, {"chat": 0.4}, server=POISONED) + traffic.draw(50, {"chat": 0.75}))
     fold_all(Pipeline(database, CONFIG, Metrics()))
     with database.session() as session:

@@ -17,7 +17,7 @@ from sqlalchemy import select, text
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
-from driftguard.pipeline import PROCESS_ID, Pipeline
+from driftguard.pipeline.fold_loop import PROCESS_ID, Pipeline
 from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.tables import (

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store.database import Database
 from driftguard.store.tables import DetectorState
 from tests.pipeline.traffic import Traffic, store

@@ -9,15 +9,15 @@ import pytest
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from driftguard import held, pipeline
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline import fold_loop, held
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store import detector_states, savepoints, work
 from driftguard.store.database import Database
 from driftguard.store.tables import HeldStream
+from tests.pipeline.test_fold_loop import CONFIG, fold_all
 from tests.pipeline.test_held_streams import POISONED, SERVERS, traffic_of
-from tests.pipeline.test_pipeline import CONFIG, fold_all
 from tests.pipeline.traffic import Traffic, all_summaries, store
 
 SHORT = replace(work.FOLD, statement_seconds=0.5)
@@ -25,7 +25,7 @@ SHORT = replace(work.FOLD, statement_seconds=0.5)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pipeline, savepoints):
+    for module in (fold_loop, savepoints):
         monkeypatch.setattr(module, "FOLD", SHORT)
     monkeypatch.setattr(held, "RETRY_AFTER_SECONDS", (0.0,) * 4)
 

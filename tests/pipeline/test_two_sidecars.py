@@ -13,19 +13,19 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from driftguard import batch_fold, held, kept_states
 from driftguard.detection import DetectorConfig
 from driftguard.detection.state.parts import StoredState
-from driftguard.fold_watch import FoldWatch
 from driftguard.metrics import Metrics
-from driftguard.pipeline import TAKE_OVER_SECONDS, Pipeline
+from driftguard.pipeline import batch_fold, held, state_cache
+from driftguard.pipeline.fold_loop import TAKE_OVER_SECONDS, Pipeline
+from driftguard.pipeline.fold_watch import FoldWatch
 from driftguard.records import AcceptanceRecord
 from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.detector_states import Progress
 from tests.alerting.http_receiver import wait_until
+from tests.pipeline.test_fold_loop import fold_all
 from tests.pipeline.test_held_streams import all_states, described_in_the_end, from_scratch
-from tests.pipeline.test_pipeline import fold_all
 from tests.pipeline.traffic import Traffic, all_summaries, store
 
 CONFIG = DetectorConfig(minimum_drop=0.1)
@@ -185,7 +185,7 @@ def test_a_stream_that_is_held_is_tried_again_by_whoever_takes_over(
 def test_what_it_folded_is_shown_by_one_that_folds_no_longer(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_states, "DESCRIBED_PER_BATCH", 1)
+    monkeypatch.setattr(state_cache, "DESCRIBED_PER_BATCH", 1)
     traffic, clock = Traffic(seed=99), Clock()
     one, other = (of_another_process(database, clock) for _ in range(2))
     for records in (10, 5):

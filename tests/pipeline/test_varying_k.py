@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from driftguard.batch_fold import _observations
 from driftguard.detection import ObservationBatch
-from driftguard.incident_cost import slower_at_least
+from driftguard.incidents.cost_update import slower_at_least
+from driftguard.pipeline.batch_fold import _observations
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches, read_after
 from driftguard.store.request_timings import between

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from driftguard.cli.replay import replay
 from driftguard.detection import DetectorConfig, DriftOpened
 from driftguard.records import AcceptanceRecord
-from driftguard.replay import replay
 from tests.proxy.engines import Json
 from tests.proxy.serving import proxied
 

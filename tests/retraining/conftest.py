@@ -10,7 +10,7 @@ import pytest
 import torch
 from driftguard_training.model_directories import model_version
 
-from driftguard.retraining.training import process as training_process
+from driftguard.retraining.training import process
 from driftguard.settings import Settings
 from driftguard.store.database import Database
 from tests.retraining.engine_stub import EngineStub, running
@@ -35,7 +35,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 @pytest.fixture
 def training_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what follows the training: no process is started for it."""
-    monkeypatch.setattr(training_process, "_run", run_here)
+    monkeypatch.setattr(process, "_run", run_here)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from driftguard.retraining.run import retrain
-from driftguard.retraining.training import process as training_process
+from driftguard.retraining.training import process
 from driftguard.store.database import Database
 from tests.retraining.training_here import run_here
 from tests.retraining.world import make_settings
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def main_training_here(arguments: Sequence[str]) -> int:
     """For a forked process."""
-    training_process._run = run_here
+    process._run = run_here
     return main(arguments)
 
 

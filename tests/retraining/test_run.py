@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from driftguard.retraining import attempt, checksums
+from driftguard.retraining import attempt
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.run import retrain
+from driftguard.retraining.training import checksums
 from driftguard.retraining.training.gate import Decision, decide
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.tables import RetrainRun

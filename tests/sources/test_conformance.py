@@ -25,7 +25,7 @@ from driftguard.api.context import Context
 from driftguard.detection import DetectorConfig
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.settings import ScrapingSettings, Settings, SourceSettings
 from driftguard.sources.otlp_push import PushedSources
 from driftguard.sources.scrape import open_client, scrape

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 
 from driftguard.app import Sidecar, create_app
 from driftguard.settings import Settings
-from driftguard.sources import scrape_loop as loop
+from driftguard.sources import scrape_loop
 from driftguard.sources.scrape import scrape
 from driftguard.sources.source import Scraped
 from driftguard.store.database import Database
@@ -86,7 +86,7 @@ def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted(
             raise failure
         return await scrape(*arguments)
 
-    monkeypatch.setattr(loop, "scrape", failing_once)
+    monkeypatch.setattr(scrape_loop, "scrape", failing_once)
     with sidecar(database, tmp_path, sources) as client:
         status = until(
             client,
@@ -142,7 +142,7 @@ def test_an_idle_server_is_not_stale_and_one_that_is_gone_is(
 def test_two_sidecars_with_the_same_source_count_it_once_and_the_second_takes_over(
     database: Database, tmp_path: Path, server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(scrape_loop, "LOOK_SECONDS", 0.1)
     engine = FakeVllm()
 
     def text() -> str:

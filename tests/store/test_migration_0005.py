@@ -10,7 +10,7 @@ from driftguard.detection import DetectorConfig, StreamState, fold
 from driftguard.detection.state.codec import encode_state
 from driftguard.detection.state.parts import from_parts
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.migrations import alembic_config

@@ -12,8 +12,7 @@ from sqlalchemy import text
 
 from driftguard.records import AcceptanceRecord
 from driftguard.settings import RetentionSettings
-from driftguard.store import export_rows as traffic
-from driftguard.store import series
+from driftguard.store import export_rows, series
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches
 from driftguard.store.retention import maintain
@@ -44,7 +43,7 @@ def expected(
 
 def stored(database: Database, tier: Tier) -> dict[tuple[datetime, str, str], Counter[str]]:
     with database.session() as session:
-        rows = traffic.rollups(session, tier, Wanted(), after=None, limit=100_000)
+        rows = export_rows.rollups(session, tier, Wanted(), after=None, limit=100_000)
     return {
         (row.minute, row.segment, row.kind): Counter(
             {"records": row.records}

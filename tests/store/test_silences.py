@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from sqlalchemy import insert, text
 
-from driftguard.silence import USUAL_SPANS
+from driftguard.status.staleness import USUAL_SPANS
 from driftguard.store import silences
 from driftguard.store.database import Database
 from driftguard.store.partitions import ensure_days
 from driftguard.store.silences import Source
 from driftguard.store.tables import Rollup
-from tests.silences import longest_silence
+from tests.status.silences import longest_silence
 
 LAST = datetime(2026, 3, 10, 12, 0, 17, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

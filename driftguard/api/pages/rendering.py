@@ -10,9 +10,9 @@ from typing import Any, Final
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from driftguard.alerting.message import clock
 from driftguard.detection.findings import duration
 from driftguard.detection.state.counts import SECONDS_PER_DAY
+from driftguard.incidents.message import clock
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
 # Plotly sets styles on its elements; everything else comes from here or not at all.

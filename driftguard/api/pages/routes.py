@@ -18,7 +18,6 @@ from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
-from driftguard import chosen_streams
 from driftguard.api.auth import is_loopback
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import encode_cursor
@@ -31,12 +30,13 @@ from driftguard.api.retraining import RunModel, get_retrain_run
 from driftguard.api.status import models_of, source_models, stream_models
 from driftguard.api.status_models import Rate
 from driftguard.api.streams import decode, matching
-from driftguard.chosen_streams import Choice, Order
 from driftguard.cost import advice
 from driftguard.errors import NotFound
-from driftguard.incidents import positions_of
+from driftguard.incident_lifecycle import positions_of
 from driftguard.metrics import StreamVerdict
-from driftguard.standing import WORST_FIRST, Standing, standings
+from driftguard.status import stream_list
+from driftguard.status.stream_list import Choice, Order
+from driftguard.status.verdict import WORST_FIRST, Standing, standings
 from driftguard.store import detector_states, drafts, held_streams, incidents, retrain_runs, sources, streams
 from driftguard.store.row_filter import Wanted
 
@@ -109,7 +109,7 @@ def _shown(session: Session, now: datetime, found: list[Standing], query: FleetQ
     watched = [item for item in chosen if _is_watched(item)]
     others = [item for item in chosen if not _is_watched(item)]
     after = decode(query.cursor, query.sort)
-    page, last = chosen_streams.page(watched, query.sort, STREAMS_SHOWN, after)
+    page, last = stream_list.page(watched, query.sort, STREAMS_SHOWN, after)
     models = models_of(session, now, [*page, *others[:STREAMS_SHOWN]])
     return {
         "total": len(found),

@@ -8,14 +8,12 @@ from pathlib import Path
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.retraining.engines import command as promote_command
-from driftguard.retraining.engines import webhook as promote_webhook
+from driftguard.retraining.engines import command, webhook
 from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.engines.order import Order, Reply
 from driftguard.retraining.engines.rollout import rollout_of
 from driftguard.settings import EngineSettings, RetrainingSettings
-from driftguard.store import drafts, retrain_runs
-from driftguard.store import source_activity as heard
+from driftguard.store import drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
 from driftguard.store.tables import Stream
 
@@ -41,7 +39,7 @@ class RestartedEngine:
         """What it serves by its records: a draft that was asked for from its first record on, another one see
         store.heard. Raises EngineRefused: there are no records."""
         with self._database.session() as session:
-            stream = heard.stream_in_service(session, self._engine.server)
+            stream = source_activity.stream_in_service(session, self._engine.server)
             if stream is None:
                 raise EngineRefused(
                     f"no records of {self._engine.server} have arrived yet, so the draft that it serves is "
@@ -51,7 +49,9 @@ class RestartedEngine:
                 session, stream.server, stream.target, retrain_runs.ROLLING_STATES
             ):
                 asked = rollout_of(run)
-                came = heard.stream_since(session, run.server, run.target, asked.version, asked.asked_at)
+                came = source_activity.stream_since(
+                    session, run.server, run.target, asked.version, asked.asked_at
+                )
                 stream = came or stream
             return EngineInfo(
                 server=stream.server,
@@ -65,7 +65,7 @@ class RestartedEngine:
         """Runs the command or posts to the webhook, and waits for the answer. Raises PromotionStopped."""
         rules = self.rules
         if rules.promote_webhook is not None:
-            reply = promote_webhook.post(
+            reply = webhook.post(
                 rules.promote_webhook,
                 rules.promote_webhook_key,
                 order,
@@ -73,7 +73,7 @@ class RestartedEngine:
                 self._should_stop,
             )
         else:
-            reply = promote_command.run(
+            reply = command.run(
                 rules.promote_command, order, rules.promote_timeout_seconds, self._should_stop
             )
         tell = log.info if reply.refusal is None else log.error

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy.orm import Session
 
-from driftguard.incidents import State
+from driftguard.incident_lifecycle import State
 from driftguard.store import incidents
 
 

@@ -28,8 +28,7 @@ from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, advance, end
 from driftguard.retraining.promotion.draft_rows import from_numbers, why_worse
 from driftguard.retraining.training import workspace
-from driftguard.store import drafts, retrain_runs
-from driftguard.store import source_activity as heard
+from driftguard.store import drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft, RetrainRun
 
@@ -115,7 +114,7 @@ def under_way(session: Session, info: EngineInfo) -> str | None:
 def is_due(session: Session, run: RetrainRun, now: datetime) -> bool:
     """Whether there is something to settle: what the run waits for has come, or has not in time."""
     asked = rollout_of(run)
-    came = heard.stream_since(session, run.server, run.target, asked.version, asked.asked_at)
+    came = source_activity.stream_since(session, run.server, run.target, asked.version, asked.asked_at)
     return came is not None or now >= asked.until
 
 

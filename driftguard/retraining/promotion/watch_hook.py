@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.incidents import positions_of
+from driftguard.incident_lifecycle import positions_of
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
 from driftguard.retraining.promotion.draft_rows import from_numbers, to_numbers

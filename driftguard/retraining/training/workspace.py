@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 
-from driftguard.retraining import checksums
+from driftguard.retraining.training import checksums
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 

@@ -23,7 +23,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
 from driftguard.adapters.otlp_readings import Readings
-from driftguard.api import request_body as body_module
+from driftguard.api import request_body
 from driftguard.api.otlp.bounds import json_fields, nested_fields, protobuf_fields
 from driftguard.api.otlp.metrics import METRICS
 from driftguard.api.otlp.spans import MARK, TRACES
@@ -216,7 +216,7 @@ def test_a_gzip_body_of_endless_members_is_refused(client: httpx.Client) -> None
 
 
 STAGES = [
-    (body_module, "_unpacked"),
+    (request_body, "_unpacked"),
     (METRICS.__class__, "read"),
     (PushedSources, "_find"),
     (PushedSource, "_sort"),

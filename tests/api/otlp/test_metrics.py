@@ -27,11 +27,11 @@ from opentelemetry.sdk.resources import Resource
 
 from driftguard.adapters.opentelemetry import METRICS
 from driftguard.adapters.otlp_identity import SOURCES
-from driftguard.api import openapi_examples as examples
+from driftguard.api import openapi_examples
 from driftguard.api.otlp import metrics as otlp_metrics
 from driftguard.app import Sidecar, create_app
 from driftguard.settings import IngestSettings, Settings
-from driftguard.sources import otlp_push as pushed
+from driftguard.sources import otlp_push
 from driftguard.store.database import Database
 from tests.adapters.fake_engines import FakeTgi, FakeVllm, K
 from tests.adapters.otlp_exports import as_json, exported
@@ -341,7 +341,9 @@ def test_an_empty_export_is_taken(client: httpx.Client) -> None:
 
 
 def test_the_documented_example_is_one_of_vllm() -> None:
-    (export,) = otlp_metrics.METRICS.read(JSON, msgspec.json.encode(examples.METRICS), IngestSettings())
+    (export,) = otlp_metrics.METRICS.read(
+        JSON, msgspec.json.encode(openapi_examples.METRICS), IngestSettings()
+    )
     assert export.points[0].name == "vllm:spec_decode_num_drafts_total"
 
 
@@ -366,7 +368,7 @@ def test_what_is_remembered_of_all_resources_together_is_bounded(
 
     engine.serve([4, 0, 2], requests=2)
     assert export("known", -60) == (0, "")
-    monkeypatch.setattr(pushed, "MAX_SERIES", 0)
+    monkeypatch.setattr(otlp_push, "MAX_SERIES", 0)
     rejected, reason = export("one too many", -60)
     assert rejected > 0
     assert reason == "one too many: no room for more than the 0 series that are remembered of it"

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from driftguard.api import openapi_examples as examples
+from driftguard.api import openapi_examples
 from driftguard.api.otlp import spans as otlp_spans
 from driftguard.settings import IngestSettings
 from driftguard.store.database import Database
@@ -223,7 +223,7 @@ def test_without_the_extra_json_is_taken_and_protobuf_names_it(
 
 
 def test_the_documented_example_is_a_record() -> None:
-    (span,) = otlp_spans.TRACES.read(JSON, json.dumps(examples.SPANS).encode(), IngestSettings())
+    (span,) = otlp_spans.TRACES.read(JSON, json.dumps(openapi_examples.SPANS).encode(), IngestSettings())
     assert json.loads(otlp_spans.record_line(span))["accepted"] == 148
 
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import select
 
 from driftguard.app import Sidecar, create_app
-from driftguard.held import VERSION
+from driftguard.pipeline.held import VERSION
 from driftguard.store import held_streams, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key

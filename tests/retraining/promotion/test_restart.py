@@ -16,7 +16,7 @@ import pytest
 
 from driftguard.errors import Conflict
 from driftguard.retraining import run
-from driftguard.retraining.engines import webhook as promote_webhook
+from driftguard.retraining.engines import webhook
 from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.promotion.reconcile import settle
@@ -203,7 +203,7 @@ def test_the_webhook_is_told_until_it_accepts(
         receiver.status = 202
         return 0.0
 
-    monkeypatch.setattr(promote_webhook, "_backoff", recover)
+    monkeypatch.setattr(webhook, "_backoff", recover)
     receiver.status = 503
     settings = restarts.settings(
         promote_command=[], promote_webhook=receiver.url, promote_webhook_key="hunter2"

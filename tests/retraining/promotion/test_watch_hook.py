@@ -11,7 +11,7 @@ import pytest
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
-from driftguard.pipeline import Pipeline
+from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.ledger.incident_notes import begin_mitigation, end_mitigation
 from driftguard.retraining.promotion.draft_rows import finish_promotion

@@ -1,0 +1,399 @@
+"""The command line: `driftguard COMMAND`. Each command imports what it needs, so that --help stays fast."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from driftguard.adapters import ReplayFormat
+from driftguard.errors import BadInput, DriftGuardError
+
+if TYPE_CHECKING:
+    from driftguard.settings import Settings
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Watches the acceptance of speculative decoding, pages when it drifts, and retrains the draft.",
+)
+database_commands = typer.Typer(no_args_is_help=True, help="Create or update the database's tables.")
+key_commands = typer.Typer(no_args_is_help=True, help="API keys, needed when binding to more than loopback.")
+app.add_typer(database_commands, name="db")
+app.add_typer(key_commands, name="keys")
+probe_commands = typer.Typer(
+    no_args_is_help=True, help="Canary probes: fixed prompts that tell the machine from the traffic."
+)
+app.add_typer(probe_commands, name="probe")
+
+Config = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with settings.", envvar="DRIFTGUARD_CONFIG")
+]
+Server = Annotated[str, typer.Option(help="Address of the sidecar.")]
+DEFAULT_SIDECAR = "http://127.0.0.1:8200"
+
+
+def load_settings(config: Path | None, **overrides: Any) -> Settings:
+    """Imports what checks the settings, half of what a command that has none would wait for."""
+    from driftguard.settings.loading import load_settings
+
+    return load_settings(config, **overrides)
+
+
+@app.command()
+def serve(
+    config: Config = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to bind (default 8200).")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Directory of the embedded database and candidates.")
+    ] = None,
+    source: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A server whose metrics to scrape, as KIND=URL or URL; several times for several servers. "
+            "Replaces the sources of the settings.",
+            metavar="[KIND=]URL",
+        ),
+    ] = None,
+) -> None:
+    """Run the sidecar: ingest, scraping, detection, incidents, alerts, retraining, status page."""
+    from driftguard.app import run_sidecar
+
+    sources = [_source(text) for text in source] if source else None
+    run_sidecar(load_settings(config, host=host, port=port, data_dir=data_dir, sources=sources))
+
+
+def _source(text: str) -> dict[str, str]:
+    """The kind stands before the address, which may hold a = too."""
+    kind, equals, url = text.partition("=")
+    return {"kind": kind, "url": url} if equals and "/" not in kind else {"url": text}
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def engine(context: typer.Context) -> None:
+    """Run the built-in speculative engine (needs the [engine] extra; --help lists its options)."""
+    if find_spec("torch") is None or find_spec("driftguard_engine") is None:
+        raise DriftGuardError("the engine is not installed; run: pip install 'driftguard[engine]'")
+    os.execv(sys.executable, [sys.executable, "-m", "driftguard_engine", *context.args])
+
+
+@app.command()
+def proxy(
+    config: Config = None,
+    upstream: Annotated[str | None, typer.Option(help="Base URL of the serving engine.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to bind (default 8300).")] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(help="Port on 127.0.0.1 for the proxy's own health and metrics.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes that share the port (default 1).")] = None,
+    sidecar: Annotated[str | None, typer.Option(help=f"Address of the sidecar ({DEFAULT_SIDECAR}).")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="vllm, sglang, llamacpp or other; asked of the upstream without it.")
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="The server's name in records.")] = None,
+    target: Annotated[str | None, typer.Option(help="The target's name in records.")] = None,
+    draft: Annotated[str | None, typer.Option(help="The draft's name in records.")] = None,
+    draft_version: Annotated[str | None, typer.Option(help="The draft's version in records.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="How it drafts; none for a server that does not speculate.")
+    ] = None,
+) -> None:
+    """Pass requests on to any serving engine, and record what their answers tell of speculation."""
+    if find_spec("aiohttp") is None or find_spec("uvloop") is None:
+        raise DriftGuardError("the proxy is not installed; run: pip install 'driftguard[proxy]'")
+    from driftguard.logs import configure_logging
+    from driftguard.proxy.app import run_proxy
+    from driftguard.settings.secrets import secrets_of
+
+    options = {
+        "upstream": upstream, "host": host, "port": port, "admin_port": admin_port,
+        "workers": workers, "sidecar": sidecar, "engine": engine, "server": server, "target": target,
+        "draft": draft, "draft_version": draft_version, "method": method,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    loaded = load_settings(config, proxy=given or None)
+    api_key = os.environ.get("DRIFTGUARD_API_KEY")
+    configure_logging(loaded.log_level, secrets_of(loaded, api_key or ""))
+    run_proxy(loaded.proxy, api_key)
+
+
+@app.command()
+def demo(
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the facts of every stage to this file.")
+    ] = None,
+    alertmanager: Annotated[
+        str | None, typer.Option(help="Page through this Alertmanager instead of the local webhook receiver.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Stay up at the end, with the status page.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the traffic.")] = 0,
+    log_dir: Annotated[Path | None, typer.Option(help="Keep the logs of engine and sidecar here.")] = None,
+) -> None:
+    """Show the whole loop on this machine: traffic, drift, page, retraining, recovery (about 4 minutes)."""
+    from driftguard.demo.run import DemoOptions, run_demo
+
+    options = DemoOptions(
+        json_file=json_file, alertmanager_url=alertmanager, keep=keep, seed=seed, log_directory=log_dir
+    )
+    raise typer.Exit(run_demo(options))
+
+
+@app.command()
+def retrain(
+    config: Config = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Server whose draft to retrain; needed when the settings name several engines."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Retrain even when no incident calls for it.")
+    ] = False,
+    traffic: Annotated[
+        Path | None,
+        typer.Option(help="JSON Lines of token ids to learn from, instead of captured traffic."),
+    ] = None,
+) -> None:
+    """Retrain, gate and promote once; for cron or a timer.
+
+    Exit code: 0 promoted, 3 nothing to do, 4 rejected by the gate, 1 failed. The reason is printed.
+    """
+    from driftguard.app import run_retraining
+
+    raise typer.Exit(run_retraining(load_settings(config), server=server, force=force, traffic=traffic))
+
+
+@app.command()
+def status(
+    sidecar: Server = DEFAULT_SIDECAR,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the API's answer as it is.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Streams, the worst first.")] = 50,
+) -> None:
+    """Each stream: its verdict in a sentence, acceptance now and before, cost, draft in service."""
+    from driftguard.cli.status_table import print_status
+
+    print_status(sidecar, as_json=as_json, limit=limit)
+
+
+@app.command()
+def retry(
+    stream: Annotated[int, typer.Argument(min=1, help="Id of a stream, as `driftguard status` tells it.")],
+    sidecar: Server = DEFAULT_SIDECAR,
+) -> None:
+    """Read the records again of a stream that cannot be judged, because the detector failed at them."""
+    from driftguard.cli.sidecar_client import call
+
+    held = call("POST", sidecar, f"/api/v1/streams/{stream}/retry", {})
+    typer.echo(f"stream {stream}: its {held['records_behind']:,} records are read again within seconds")
+
+
+@app.command()
+def accept(
+    incident_id: Annotated[str, typer.Argument(help="Id of an incident, as its page and its link show it.")],
+    reason: Annotated[str, typer.Option(help="Why the new level is normal; it is kept.")],
+    sidecar: Server = DEFAULT_SIDECAR,
+) -> None:
+    """Accept the new level of an incident as normal: resolved, and its baselines will be learned anew."""
+    from urllib.parse import quote
+
+    from driftguard.cli.sidecar_client import call
+
+    path = f"/api/v1/incidents/{quote(incident_id, safe='')}/accept"
+    incident = call("POST", sidecar, path, {"reason": reason})
+    segments = ", ".join(segment["segment"] for segment in incident["segments"])
+    typer.echo(
+        f"{incident['id']} is resolved; the baseline of {segments} will be learned anew with the next record"
+    )
+
+
+@app.command()
+def replay(
+    files: Annotated[list[Path], typer.Argument(help="Files, the oldest first; - is standard input.")],
+    format: Annotated[  # noqa: A002 (what the option is called)
+        ReplayFormat,
+        typer.Option(
+            help="records: JSON Lines of acceptance records. vllm-log, sglang-log: the server's log. "
+            "prometheus: the JSON of /api/v1/query_range over the engine's counters."
+        ),
+    ] = "records",
+    server: Annotated[
+        str, typer.Option(help="Name of the server of a log; the file's name when left out.")
+    ] = "",
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(min=1, help="K as configured, where the format does not tell.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line instead of text.")
+    ] = False,
+    false_alarm_every: Annotated[
+        float, typer.Option(help="Expected number of requests to a false alarm, per stream.")
+    ] = 100_000.0,
+    minimum_drop: Annotated[
+        float, typer.Option(help="Smallest drop of acceptance worth finding; sets the reference period.")
+    ] = 0.05,
+) -> None:
+    """Run recorded traffic through the detector, without a database, and print what it finds."""
+    from driftguard.adapters.window import Identity
+    from driftguard.cli.replay import run_replay
+
+    code = run_replay(
+        files,
+        json=as_json,
+        false_alarm_every=false_alarm_every,
+        minimum_drop=minimum_drop,
+        out=sys.stdout,
+        err=sys.stderr,
+        format=format,
+        known=Identity(server, num_speculative_tokens=num_speculative_tokens),
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def settings(config: Config = None) -> None:
+    """List every setting with its value, its default and its meaning."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from driftguard.settings.loading import describe_settings
+
+    loaded: Any = load_settings(config)
+    table = Table(
+        "setting", "value", "default", "meaning", title="Settings (DRIFTGUARD_<SETTING>, __ between levels)"
+    )
+    for name, default, meaning in describe_settings():
+        value = loaded
+        for part in name.split("."):
+            value = getattr(value, part)
+        table.add_row(name, "(default)" if value == default else str(value), str(default), meaning)
+    Console().print(table)
+
+
+@database_commands.command("upgrade")
+def database_upgrade(config: Config = None) -> None:
+    """Bring the database's tables to this version's."""
+    from driftguard.store.open_database import upgrade_database
+
+    typer.echo(f"{upgrade_database(load_settings(config))}: tables are up to date")
+
+
+@key_commands.command("create")
+def key_create(
+    name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None
+) -> None:
+    """Make a key and print it once; only its hash is stored."""
+    from driftguard.store.keys import create_key
+    from driftguard.store.open_database import open_database
+
+    with open_database(load_settings(config)) as database:
+        with database.session() as session:
+            key = create_key(session, name)
+        typer.echo(key)  # after the commit: a key that is shown is a key that works
+
+
+@key_commands.command("add")
+def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None) -> None:
+    """Store the key in DRIFTGUARD_API_KEY, made elsewhere; nothing to do where it is stored already."""
+    from driftguard.store.keys import add_key
+    from driftguard.store.open_database import open_database
+
+    key = os.environ.get("DRIFTGUARD_API_KEY")
+    if not key:
+        raise BadInput("DRIFTGUARD_API_KEY: holds no key")
+    with open_database(load_settings(config)) as database, database.session() as session:
+        is_new = add_key(session, name, key)
+    typer.echo(f"{name}: {'stored' if is_new else 'stored already'}")
+
+
+@key_commands.command("list")
+def key_list(config: Config = None) -> None:
+    """Names of the keys, since when, and whether revoked."""
+    from driftguard.store.keys import list_keys
+    from driftguard.store.open_database import open_database
+
+    with open_database(load_settings(config)) as database, database.session() as session:
+        for key in list_keys(session):
+            state = f"revoked {key.revoked_at:%Y-%m-%d %H:%M}" if key.revoked_at else "active"
+            typer.echo(f"{key.name}\tcreated {key.created_at:%Y-%m-%d %H:%M}\t{state}")
+
+
+@key_commands.command("revoke")
+def key_revoke(name: str, config: Config = None) -> None:
+    """Refuse this key from now on."""
+    from driftguard.store.keys import revoke_key
+    from driftguard.store.open_database import open_database
+
+    with open_database(load_settings(config)) as database, database.session() as session:
+        revoke_key(session, name)
+    typer.echo(f"revoked {name}")
+
+
+@probe_commands.command("init")
+def probe_init(
+    server: Annotated[str, typer.Option(help="The server's name as its records carry it.")],
+    config: Config = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help='JSON Lines of {"prompt"}, {"prompt_token_ids"} or {"messages"}, and "segment".'),
+    ] = None,
+    per_segment: Annotated[
+        int, typer.Option(min=1, max=100, help="Without --file: captured prompts to choose per segment.")
+    ] = 10,
+    replace: Annotated[bool, typer.Option("--replace", help="Make a new set in place of the old.")] = False,
+) -> None:
+    """Keep a fixed set of prompts for a server, from a file or chosen from its captured traffic."""
+    from collections import Counter
+    from datetime import UTC, datetime
+
+    from driftguard.probes.prompt_set import make
+    from driftguard.store.open_database import open_database
+
+    with open_database(load_settings(config)) as database, database.session() as session:
+        now = datetime.now(UTC)
+        prompts = make(session, server, file=file, per_segment=per_segment, is_replacing=replace, now=now)
+    counts = Counter(prompt.segment for prompt in prompts)
+    told = ", ".join(f"{segment} {count}" for segment, count in sorted(counts.items()))
+    typer.echo(f"{len(prompts)} canary prompts for {server}: {told}")
+    if file is None:
+        typer.echo("they are copies of captured prompts, kept until the set is replaced")
+
+
+@probe_commands.command("run")
+def probe_run(
+    server: Annotated[str, typer.Option(help="The server's name as its records carry it.")],
+    config: Config = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Base URL of its OpenAI-compatible API; else from probes.targets or engines."),
+    ] = None,
+) -> None:
+    """Replay a server's prompts once, greedily and one at a time, and record what was accepted."""
+    from driftguard.probes.replay import replay
+    from driftguard.probes.target import target_of
+    from driftguard.store.open_database import open_database
+
+    loaded = load_settings(config)
+    target = target_of(loaded, server, url)
+    with open_database(loaded) as database:
+        done = replay(database, target, loaded.probes, max_streams=loaded.ingest.max_streams)
+    if done is not None:
+        rate = "nothing was drafted" if done.acceptance is None else f"acceptance {done.acceptance:.3f}"
+        typer.echo(f"{done.prompts} probes replayed on {done.server}, draft {done.draft_version}: {rate}")
+
+
+def main() -> NoReturn:
+    """Runs the command; a refusal is one line on standard error and an exit code."""
+    try:
+        app(standalone_mode=True)
+    except DriftGuardError as error:
+        print(f"driftguard: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(0)

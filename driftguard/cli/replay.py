@@ -1,0 +1,334 @@
+"""Runs records from files through the detector, without a database: `driftguard replay`.
+
+Records are numbered over all the input: the N-th line that is not blank is record N, whether it is
+good, bad or a probe. With one file without blank lines, `sed -n Np FILE` shows the record that an
+event names. The files are read in the order given, `-` is standard input, and each stream's records
+must be in the order in which they ended.
+
+A line that is not a record is reported with its file, line and field and skipped; the exit code is
+then 2. Probes are counted and hold no evidence; a window is one observation. `replay_files` reads the
+formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from driftguard.adapters import ReplayFormat
+from driftguard.adapters.window import Identity
+from driftguard.cli.replay_files import NOTHING_KNOWN, Reader
+from driftguard.detection import (
+    Acceptance,
+    AlarmWithheld,
+    BaselineReady,
+    BaselineSettled,
+    DetectorConfig,
+    DriftClosed,
+    DriftOpened,
+    Finding,
+    ObservationBatch,
+    RhythmLearned,
+    SegmentChange,
+    StreamState,
+    describe,
+    fold,
+)
+from driftguard.detection.findings import SessionsGiven, StratumBaseline
+from driftguard.records import AcceptanceRecord, StreamKey
+from driftguard.records.positions import ACCEPTANCE, together
+
+CHUNK_RECORDS = 5_000
+_SESSIONS_MEAN: dict[SessionsGiven, str] = {
+    "given": "",
+    "in part": "; of the others only neighbours are known to belong together",
+    "not given": "; only neighbours are known to belong together",
+    "no requests": "",
+}
+
+
+@dataclass(slots=True)
+class Watched:
+    """One stream of the replay: its detector's state and the draft's name as first seen."""
+
+    key: StreamKey
+    draft: str
+    state: StreamState = field(default_factory=StreamState)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayEvent:
+    """A finding and the stream that it is about."""
+
+    watched: Watched
+    finding: Finding
+
+
+@dataclass(slots=True)
+class Replay:
+    """A replay under way: feed it numbered records, ask it for its streams at the end."""
+
+    config: DetectorConfig
+    streams: dict[StreamKey, Watched] = field(default_factory=dict)
+    records: int = 0
+    probes: int = 0
+
+    def feed(self, numbered: Iterable[tuple[int, AcceptanceRecord]]) -> Iterator[ReplayEvent]:
+        """Yields the events in the order of the records, chunk by chunk."""
+        rest = iter(numbered)
+        while chunk := list(islice(rest, CHUNK_RECORDS)):
+            yield from self._chunk(chunk)
+
+    def _chunk(self, chunk: list[tuple[int, AcceptanceRecord]]) -> list[ReplayEvent]:
+        of_stream: dict[StreamKey, list[tuple[int, AcceptanceRecord]]] = {}
+        for number, record in chunk:
+            self.records += 1
+            if record.kind == "probe":
+                self.probes += 1
+            else:
+                of_stream.setdefault(record.stream_key, []).append((number, record))
+        events: list[ReplayEvent] = []
+        for key, numbered in of_stream.items():
+            numbers, records = zip(*numbered, strict=True)
+            watched = self.streams.setdefault(key, Watched(key, records[0].draft))
+            batch = ObservationBatch.from_records(numbers, records)
+            watched.state, findings = fold(self.config, watched.state, batch)
+            events += [ReplayEvent(watched, finding) for finding in findings]
+        return sorted(events, key=lambda event: event.finding.ordinal)
+
+
+def replay(records: Iterable[AcceptanceRecord], config: DetectorConfig) -> Iterator[ReplayEvent]:
+    """The events of records that are numbered from 1 in their order."""
+    return Replay(config).feed(enumerate(records, start=1))
+
+
+def run_replay(
+    files: list[Path],
+    *,
+    json: bool,
+    false_alarm_every: float,
+    minimum_drop: float,
+    out: TextIO,
+    err: TextIO,
+    format: ReplayFormat = "records",  # noqa: A002 (what the option is called)
+    known: Identity = NOTHING_KNOWN,
+) -> int:
+    """What `driftguard replay` does; returns its exit code: 0, or 2 when something could not be read.
+
+    `json`: one JSON object per event and nothing else on `out`; otherwise text, with a summary at the
+    end. `known`: what the format does not tell. Raises BadSettings when a number is out of its range.
+    """
+    config = DetectorConfig(false_alarm_every=false_alarm_every, minimum_drop=minimum_drop)
+    running, reader = Replay(config), Reader(err, format, known)
+    for event in running.feed(reader.read(files)):
+        print(msgspec.json.encode(event_json(event)).decode() if json else event_text(event), file=out)
+    if not json:
+        print("\n".join(_summary(running)), file=out)
+    if reader.problems:
+        print(f"{reader.problems} of {reader.lines} lines or files could not be read", file=err)
+    return 2 if reader.problems else 0
+
+
+def event_json(event: ReplayEvent) -> dict[str, Any]:
+    """The event as `--json` prints it. Rates are ratios of sums; record numbers as in this module's text."""
+    finding, key = event.finding, event.watched.key
+    stream = {
+        "server": key.server,
+        "target": key.target,
+        "draft": event.watched.draft,
+        "draft_version": key.draft_version,
+        "method": key.method,
+    }
+    common = {"stream": stream, "record": finding.ordinal, "ended_at": _time(finding.ended_at)}
+    match finding:
+        case BaselineReady():
+            return {"event": "baseline_ready", **common, **_ready_json(finding)}
+        case BaselineSettled():
+            return {"event": "baseline_settled", **common, **_stratum_json(finding)}
+        case RhythmLearned():
+            return {"event": "rhythm_learned", **common, **_rhythm_json(finding)}
+        case DriftOpened():
+            return {"event": "incident_opened", **common, **_opened_json(finding)}
+        case DriftClosed():
+            return {"event": "incident_closed", **common, **_closed_json(finding)}
+        case AlarmWithheld():
+            evidence = {"evidence": finding.evidence, "false_alarm_every": finding.false_alarm_every}
+            return {"event": "alarm_withheld", **common, "direction": finding.direction, **evidence}
+
+
+def _ready_json(finding: BaselineReady) -> dict[str, Any]:
+    return {
+        **_stratum_json(finding),
+        "reason": finding.reason,
+        "since": _time(finding.since),
+        "standard_deviation_per_request": finding.standard_deviation,
+        "block_length": finding.block_length,
+        "false_alarm_every": finding.false_alarm_every,
+    }
+
+
+def _stratum_json(finding: StratumBaseline) -> dict[str, Any]:
+    return {
+        "segment": finding.segment,
+        "stratum": finding.stratum,
+        "requests": finding.requests,
+        **_acceptance_json("acceptance", finding.acceptance),
+        "mean_per_request": finding.mean_per_request,
+        "fall_below": finding.fall_below,
+        "rise_above": finding.rise_above,
+    }
+
+
+def _rhythm_json(finding: RhythmLearned) -> dict[str, Any]:
+    return {
+        "segment": finding.segment,
+        "stratum": finding.stratum,
+        "days": finding.days,
+        "amplitude": finding.amplitude,
+    }
+
+
+def _opened_json(finding: DriftOpened) -> dict[str, Any]:
+    return {
+        "direction": finding.direction,
+        "scope": finding.scope,
+        "change_point": finding.change_point,
+        "change_point_at": _time(finding.change_point_at),
+        "interval": list(finding.interval),
+        "interval_level": finding.interval_level,
+        "segments": [_change_json(change) for change in finding.segments],
+        **_acceptance_json("before", finding.before),
+        **_acceptance_json("after", finding.after),
+        "requests_to_alarm": finding.requests_to_alarm,
+        "evidence": finding.evidence,
+        "false_alarm_every": finding.false_alarm_every,
+    }
+
+
+def _closed_json(finding: DriftClosed) -> dict[str, Any]:
+    return {
+        "direction": finding.direction,
+        "reason": finding.reason,
+        "opened_record": finding.opened_ordinal,
+        "change_point": finding.change_point,
+        "segments": [_change_json(change) for change in finding.segments],
+    }
+
+
+def _change_json(change: SegmentChange) -> dict[str, Any]:
+    return {
+        "segment": change.segment,
+        **_acceptance_json("before", change.before),
+        **_acceptance_json("after", change.after),
+        "evidence": change.evidence,
+    }
+
+
+def _acceptance_json(name: str, acceptance: Acceptance) -> dict[str, Any]:
+    return {
+        name: acceptance.rate,
+        f"{name}_interval": [acceptance.low, acceptance.high],
+        f"{name}_requests": acceptance.requests,
+        f"{name}_positions": acceptance.positions,
+    }
+
+
+def event_text(event: ReplayEvent) -> str:
+    """The event for a reader at a terminal."""
+    finding = event.finding
+    head = f"record {finding.ordinal}, {_time(finding.ended_at)}, {_stream_text(event.watched)}:"
+    match finding:
+        case BaselineReady():
+            watched = _baseline_text(finding)
+            line = f"{head} segment {finding.segment} is watched from here; {watched}"
+            return f"{line}\n    {finding.reason} ({finding.stratum})"
+        case BaselineSettled():
+            known = _baseline_text(finding)
+            return f"{head} segment {finding.segment} has its final baseline; {known}"
+        case RhythmLearned():
+            if finding.amplitude == 0.0:
+                return f"{head} segment {finding.segment} has other hours: its daily rhythm is learned anew"
+            by = f"by {finding.amplitude:.3f} either way, learned from {finding.days} days"
+            return f"{head} segment {finding.segment} depends on the hour of day, {by}; allowed for from here"
+        case DriftOpened():
+            first, last = finding.interval
+            when = (
+                f"since record {finding.change_point} ({first} to {last}), {_time(finding.change_point_at)}"
+            )
+            verb = {"down": "fell", "up": "rose"}[finding.direction]
+            lines = [
+                f"{head} {_acceptance_of(finding.segments)} {verb} {when}",
+                *map(_change_text, finding.segments),
+            ]
+            return "\n".join(lines)
+        case DriftClosed():
+            why = {"recovered": "is back", "no_traffic": "has no traffic left in the changed segments"}
+            acceptance = _acceptance_of(finding.segments)
+            lines = [
+                f"{head} {acceptance} {why[finding.reason]}; reported at record {finding.opened_ordinal}"
+            ]
+            return "\n".join([*lines, *map(_change_text, finding.segments)])
+        case AlarmWithheld():
+            compared = {"down": "less", "up": "more"}[finding.direction]
+            return (
+                f"{head} alarm withheld: {compared} is accepted than such requests were, but not {compared} "
+                "than before"
+            )
+
+
+def _baseline_text(finding: StratumBaseline) -> str:
+    acceptance = finding.acceptance
+    return f"{ACCEPTANCE[acceptance.positions]} {acceptance.rate:.3f} over {finding.requests} requests"
+
+
+def _acceptance_of(segments: Iterable[SegmentChange]) -> str:
+    return ACCEPTANCE[together(change.after.positions for change in segments)]
+
+
+def _change_text(change: SegmentChange) -> str:
+    after = change.after
+    interval = f"{after.low:.3f} to {after.high:.3f}, {after.requests} requests"
+    return f"    segment {change.segment}: {change.before.rate:.3f} -> {after.rate:.3f} ({interval})"
+
+
+def _summary(running: Replay) -> Iterator[str]:
+    yield f"{running.records} records, {running.probes} of them probes, {len(running.streams)} streams"
+    for watched in running.streams.values():
+        summary = describe(running.config, watched.state)
+        yield f"{_stream_text(watched)}: {summary.verdict.replace('_', ' ')}"
+        yield f"    sessions: {summary.sessions}{_SESSIONS_MEAN[summary.sessions]}"
+        if summary.windows_after_gap:
+            yield f"    {summary.windows_after_gap} windows after a restart or a missed scrape left out"
+        for segment in summary.segments:
+            recent = f"{segment.recent.rate:.3f}" if segment.recent else "none"
+            acceptance = ACCEPTANCE[segment.recent.positions if segment.recent else "all"]
+            if segment.baseline is None:
+                told = f"at least {segment.requests_needed} more requests needed, {acceptance} {recent}"
+            else:
+                told = f"{segment.verdict}, {acceptance} {segment.baseline.rate:.3f} at first, now {recent}"
+            yield f"    segment {segment.segment}: {segment.requests} requests, {told}"
+            if segment.block_length > 1:
+                yield f"        neighbours are alike: watched in blocks of {segment.block_length} requests"
+            if segment.daily_rhythm > 0.0:
+                yield f"        depends on the hour of day, by {segment.daily_rhythm:.3f} either way"
+            if segment.length_of_acceptance:
+                yield "        answer length is not used: it follows from acceptance"
+            if segment.learning is not None:
+                yield f"        not watched: {segment.learning}"
+            elif segment.expected_delays:
+                yield f"        expected delay: {'; '.join(delay.text for delay in segment.expected_delays)}"
+
+
+def _stream_text(watched: Watched) -> str:
+    key = watched.key
+    return f"{key.server} {key.target} with {watched.draft} ({key.draft_version}, {key.method})"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,102 @@
+"""`driftguard status`: what GET /api/v1/status says, for a terminal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from driftguard.cli.sidecar_client import call
+
+_OF = {"all": "", "first": "of the first draft token ", "both": "of the first draft token where K varies "}
+_STYLES = {
+    "degraded": "bold red",
+    "stale": "bold yellow",
+    "drafting_stopped": "bold red",
+    "cannot_be_judged": "bold yellow",
+    "improved": "cyan",
+    "steady": "green",
+}
+
+
+def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
+    """Prints a few lines per stream, worst first. Raises DriftGuardError when the sidecar gives no answer."""
+    status = call("GET", base_url, f"/api/v1/status?limit={limit}")
+    if as_json:
+        print(json.dumps(status))
+        return
+    console = Console()
+    for source in status["sources"]:
+        told = f"{source['server']}: {source['condition'].replace('_', ' ')}"
+        detail = f" ({source['detail']})" if source["detail"] else ""
+        console.print(f"source {told}{detail}", highlight=False, markup=False)
+    if elsewhere := status["sources_elsewhere"]:
+        told = f"not scraped by this sidecar, but by another one on its database: {', '.join(elsewhere)}"
+        console.print(told, highlight=False, markup=False)
+    if not status["streams"]:
+        console.print(
+            "No records yet: scrape a server with serve --source, send some to POST /api/v1/records, or "
+            "start an engine with --sidecar."
+        )
+        return
+    console.print(f"{status['fleet']['text']}\n", highlight=False)
+    for stream in status["streams"]:
+        style = _STYLES.get(stream["verdict"], "dim")
+        console.print(
+            f"[bold]{escape(stream['server'])}[/] {escape(stream['target'])}, {stream['method']} "
+            f"{escape(stream['draft_version'])}, stream {stream['id']}",
+            highlight=False,
+        )
+        console.print(f"  [{style}]{escape(stream['text'])}[/]", highlight=False)
+        for line in [_numbers(stream), *_detector(stream), *map(_segment, stream["segments"])]:
+            console.print(f"  {line}", highlight=False, markup=False)
+        console.print()
+    if left_out := status["streams_left_out"]:
+        console.print(f"{left_out:,} more: --limit, or search at {base_url}", highlight=False, markup=False)
+
+
+def _numbers(stream: dict[str, Any]) -> str:
+    acceptance, speed = stream["acceptance"], stream["tokens_per_second"]
+    parts = [
+        f"acceptance {_rate(acceptance['now'])}, baseline {_rate(acceptance['baseline'])}",
+        f"{_number(speed['now'], '{:.0f}')} tokens/s",
+        f"cost {_number(speed['cost_percent'], '{:.0f}%')}",
+        f"draft in service {stream['draft_in_service']}",
+    ]
+    return "; ".join(parts)
+
+
+def _detector(stream: dict[str, Any]) -> list[str]:
+    """What is promised, at which traffic, and what the records do not tell."""
+    if stream["false_alarms"] is None:
+        return []
+    per_day = _number(stream["requests_per_day"], "{:,.0f}")
+    parts = [stream["false_alarms"]["text"], f"{per_day} requests per day", f"sessions: {stream['sessions']}"]
+    if stream["windows_after_gap"]:
+        parts.append(f"{stream['windows_after_gap']} windows after a gap left out")
+    return ["; ".join(parts)]
+
+
+def _segment(segment: dict[str, Any]) -> str:
+    if segment["learning"] is not None:
+        needed = f"at least {segment['requests_needed']:,} more requests needed"
+        return f"{segment['segment']}: not watched yet, {needed} ({segment['learning']})"
+    delays = "; ".join(delay["text"] for delay in segment["expected_delays"])
+    reason = f"{segment['verdict'].replace('_', ' ')} ({segment['baseline_reason'] or 'no baseline'})"
+    if segment["block_length"] > 1:
+        reason += f" in blocks of {segment['block_length']} requests"
+    if segment["length_of_acceptance"]:
+        reason += ", answer length not used, as it follows from acceptance"
+    return f"{segment['segment']}: {reason}" + (f"; expected delay: {delays}" if delays else "")
+
+
+def _rate(rate: dict[str, Any] | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{_OF[rate.get('positions', 'all')]}{rate['rate']:.2f} ({rate['requests']})"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

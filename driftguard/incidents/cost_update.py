@@ -1,0 +1,142 @@
+"""What an incident says of its cost: as it opens, once that is measured, and when the fall has grown.
+
+The detector finds no second fall of a stream while one is open. So the other segments are looked at as well
+as the changed ones, and a fall that was no page becomes one when either costs enough. That is judged every
+few minutes for as long as the incident is open, hence by the loss, measured or by formula, less SURELY
+standard errors: the first measurement that shows a small loss at all shows too much of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy.orm import Session
+
+from driftguard.cost import Cost, TimedRequest
+from driftguard.diagnosis.mix import decompose
+from driftguard.diagnosis.rates import Rate, rate_of
+from driftguard.incident_lifecycle import PAGE_SLOWDOWN, formula_slowdown
+from driftguard.incidents import severity
+from driftguard.store.tables import Incident
+
+SURELY: Final = 3.0
+LEAST_REQUESTS: Final = 30  # of a segment at one K, on either side of the change
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A stream with an open incident as just measured: `before` and `since` the change, all segments."""
+
+    cost: Cost | None  # of the changed segments
+    before: Sequence[TimedRequest]
+    since: Sequence[TimedRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slowdown:
+    part: float  # of the tokens per second, lost
+    told: str
+    evidence: dict[str, Any] = field(default_factory=dict)  # what the incident says of it from then on
+
+
+def evidence_of(cost: Cost | None) -> dict[str, Any]:
+    """What an incident keeps of its cost; the slowdown only where it is sure that there is one, or a gain."""
+    return {"slowdown_measured": _sure(cost), "cost": msgspec.to_builtins(cost)}
+
+
+def _sure(cost: Cost | None) -> float | None:
+    lost = cost.lost if cost else None
+    return lost.value if lost is not None and lost.low * lost.high > 0.0 else None
+
+
+def update(
+    session: Session,
+    incident: Incident,
+    measured: Measurement,
+    now: datetime,
+    destinations: Sequence[str] = (),
+    page_slowdown: float = PAGE_SLOWDOWN,
+) -> None:
+    """Completes the cost of an incident, and raises its severity where a fall costs enough by now."""
+    if measured.cost is not None and _completes(incident, measured.cost):
+        _state(incident, evidence_of(measured.cost), measured.cost)
+    if incident.direction == "down":
+        worst = max(_slowdowns(incident, measured), key=lambda item: item.part, default=None)
+        if worst is not None:
+            graver = severity.severity_of(incident, worst.part, page_slowdown)
+            if severity.raise_to(session, incident, graver, worst.told, destinations, now):
+                _state(incident, worst.evidence, measured.cost)
+
+
+def _completes(incident: Incident, cost: Cost) -> bool:
+    """A large fall is found before its cost can be told: once there are enough requests, it is."""
+    if incident.evidence["slowdown_measured"] is not None:
+        return False
+    # An incident of a replaced target opens without a cost.
+    return incident.evidence.get("cost") is None or _sure(cost) is not None
+
+
+def _state(incident: Incident, evidence: dict[str, Any], cost: Cost | None) -> None:
+    incident.evidence = {**incident.evidence, **evidence}
+    if "cost" in evidence and cost is not None:
+        incident.tokens_per_second_before = cost.before.tokens_per_second if cost.before else None
+        incident.tokens_per_second_after = cost.now.tokens_per_second
+
+
+def _slowdowns(incident: Incident, measured: Measurement) -> Iterator[_Slowdown]:
+    """Of the changed segments, measured where it is sure that there is one; of the others by formula."""
+    changed = {str(segment["segment"]) for segment in incident.segments}
+    if measured.cost is not None and measured.cost.lost is not None and _sure(measured.cost) is not None:
+        lost = measured.cost.lost
+        told = f"the changed segments have become about {lost.value:.0%} slower (measured)"
+        # The interval reaches about two standard errors down.
+        least = lost.value - SURELY / 2.0 * (lost.value - lost.low)
+        yield _Slowdown(least, told, evidence_of(measured.cost))
+    elif (part := _of_segments(measured, changed, among=True)) is not None:
+        told = f"the changed segments have become at least {part:.0%} slower (by formula)"
+        yield _Slowdown(part, told, {"slowdown_formula": part})
+    if (part := _of_segments(measured, changed, among=False)) is not None:
+        told = f"other segments have become at least {part:.0%} slower as well (by formula)"
+        yield _Slowdown(part, told)
+
+
+def _of_segments(measured: Measurement, changed: set[str], *, among: bool) -> float | None:
+    """Of the `changed` segments, or of all others."""
+    sides = [
+        [item for item in side if (item.segment in changed) is among]
+        for side in (measured.before, measured.since)
+    ]
+    return slower_at_least(*sides)
+
+
+def slower_at_least(before: Sequence[TimedRequest], since: Sequence[TimedRequest]) -> float | None:
+    """Part of the tokens per second lost by formula, less SURELY standard errors; None where nothing tells.
+
+    Like is compared with like: segments at one K, in their common mix (`driftguard.diagnosis.mix`). Requests
+    whose K varied have none, and say nothing here: what they accept moves with K.
+    Assumptions: independent requests; a step takes as long as before.
+    """
+    before, since = ([item for item in side if not item.by_first] for side in (before, since))
+    move, drafted = decompose(_rates(before), _rates(since)), drafted_per_step(since)
+    if move is None or drafted is None:
+        return None
+    fall = max(-move.within - SURELY * move.within_error, 0.0)
+    return formula_slowdown(move.after + fall, move.after, drafted)
+
+
+def _rates(requests: Sequence[TimedRequest]) -> dict[tuple[str, int | None], Rate]:
+    cells: dict[tuple[str, int | None], list[tuple[int, int]]] = defaultdict(list)
+    for item in requests:
+        cells[item.segment, item.num_speculative_tokens].append((item.drafted, item.accepted))
+    rates = {cell: rate_of(counts) for cell, counts in cells.items() if len(counts) >= LEAST_REQUESTS}
+    return {cell: rate for cell, rate in rates.items() if rate is not None}
+
+
+def drafted_per_step(requests: Sequence[TimedRequest]) -> float | None:
+    drafted, steps = sum(item.drafted for item in requests), sum(item.steps for item in requests)
+    return drafted / steps if drafted and steps else None

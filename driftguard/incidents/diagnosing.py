@@ -1,0 +1,143 @@
+"""The diagnosis of an incident: gathered from the store, decided purely, kept with the incident.
+
+It is made when the incident is examined, and again when evidence comes in that was missing then: canary
+probes replayed since the change, captured requests, or the end of the wait for the probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.diagnosis import Evidence, diagnose
+from driftguard.errors import DatabaseUnavailable
+from driftguard.incident_lifecycle import PAGE_SLOWDOWN, is_graver, known_slowdown
+from driftguard.incidents.severity import raise_to, severity_of
+from driftguard.store import incidents
+from driftguard.store.database import Database
+from driftguard.store.diagnosis_evidence import (
+    Moment,
+    captures_around,
+    probes_around,
+    records_around,
+    records_between,
+    seen_since,
+)
+from driftguard.store.streams import get_stream
+from driftguard.store.tables import Incident, Stream
+from driftguard.store.work import CHORE
+
+AWAIT_PROBES: Final = timedelta(minutes=30)  # after the incident opened; then it goes without them
+_CAPTURE_STEPS: Final = (10, 50)  # captured requests since the change that make the queries comparable
+_INCIDENTS: Final = 1_000
+PREDECESSOR: Final = (
+    "predecessor_stream_id"  # in an incident's evidence, see driftguard.incidents.target_replaced
+)
+log = structlog.get_logger(__name__)
+
+
+def gather(session: Session, incident: Incident, stream: Stream, now: datetime) -> Evidence:
+    """Everything stored that bears on this incident."""
+    changed = [str(segment["segment"]) for segment in incident.segments]
+    moment = Moment(incident.change_point_seq, incident.change_point_at, incident.opened_seq)
+    before, after = records_around(session, stream.id, moment)
+    replaced = _predecessor(session, incident)
+    if replaced is not None:
+        before = records_between(session, replaced.id, 0, moment.seq, moment.at)
+    probes_before, probes_after = probes_around(
+        session, stream.id, incident.interval_start_at, incident.change_point_at
+    )
+    captures_before, captures_after = captures_around(session, stream, changed, incident.change_point_at)
+    return Evidence(
+        direction="down" if incident.direction == "down" else "up",
+        changed=tuple(changed),
+        before=before,
+        after=after,
+        probes_before=probes_before,
+        probes_after=probes_after,
+        probes_awaited=bool(probes_before) and now - incident.opened_at < AWAIT_PROBES,
+        captures_before=captures_before,
+        captures_after=captures_after,
+        replaced_target=replaced.target if replaced else None,
+    )
+
+
+def _predecessor(session: Session, incident: Incident) -> Stream | None:
+    """The stream of the target before, where the incident is about a replaced one."""
+    stream_id = incident.evidence.get(PREDECESSOR)
+    return None if stream_id is None else get_stream(session, int(stream_id))
+
+
+def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetime) -> dict[str, Any]:
+    """The document that is kept with the incident: the diagnosis, when it was made, and on how much."""
+    diagnosis = diagnose(gather(session, incident, stream, now))
+    log.info(
+        "incident diagnosed",
+        incident=str(incident.id),
+        cause=diagnosis.cause,
+        confidence=diagnosis.confidence,
+        reason=diagnosis.reason,
+    )
+    return {
+        **msgspec.to_builtins(diagnosis),
+        "diagnosed_at": now.isoformat(),
+        "seen": _seen(session, incident, stream),
+    }
+
+
+def refresh(
+    database: Database, destinations: Sequence[str], now: datetime, page_slowdown: float = PAGE_SLOWDOWN
+) -> None:
+    """Diagnoses unresolved incidents again for which something new is known, each in a transaction of its
+    own: raises what the first that failed raised, after all the others."""
+    with database.session(CHORE) as session:
+        known = [incident.id for incident, _ in incidents.page(session, limit=_INCIDENTS, state="unresolved")]
+    failure: Exception | None = None
+    for incident_id in known:
+        try:
+            with database.session(CHORE) as session:
+                _diagnose_again(session, incident_id, destinations, now, page_slowdown)
+        except DatabaseUnavailable:
+            raise
+        except Exception as error:
+            log.exception("diagnosing again failed and will be tried again", incident=str(incident_id))
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
+def _diagnose_again(
+    session: Session, incident_id: UUID, destinations: Sequence[str], now: datetime, page_slowdown: float
+) -> None:
+    incident, stream = incidents.find(session, incident_id)
+    if incident.state == "resolved" or not _is_outdated(session, incident, stream, now):
+        return
+    slowdown = known_slowdown(incident.evidence)
+    by_old_cause = severity_of(incident, slowdown, page_slowdown)
+    incident.diagnosis = diagnosed(session, incident, stream, now)
+    by_new_cause = severity_of(incident, slowdown, page_slowdown)
+    if is_graver(by_new_cause, by_old_cause):  # by its cost alone it is raised where that is measured
+        reason = f"diagnosed again: {incident.diagnosis['summary']}"
+        raise_to(session, incident, by_new_cause, reason, destinations, now)
+
+
+def _is_outdated(session: Session, incident: Incident, stream: Stream, now: datetime) -> bool:
+    known = incident.diagnosis
+    if known is None:
+        return False  # it has never been examined: driftguard.incidents.examination is at it
+    if known["awaits_probes"] and now - incident.opened_at >= AWAIT_PROBES:
+        return True
+    return bool(known["seen"] != _seen(session, incident, stream))
+
+
+def _seen(session: Session, incident: Incident, stream: Stream) -> dict[str, int]:
+    """Changes when there is enough that is new for another diagnosis."""
+    changed = [str(segment["segment"]) for segment in incident.segments]
+    probes, captured = seen_since(session, stream, changed, incident.change_point_at, max(_CAPTURE_STEPS))
+    return {"probes": probes, "captures": sum(captured >= step for step in _CAPTURE_STEPS)}

@@ -1,0 +1,126 @@
+"""What is said about an incident: one sentence for people, one document for machines."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from driftguard.cost import Cost, advice
+from driftguard.incident_lifecycle import RAISED, known_slowdown, positions_of
+from driftguard.records.positions import ACCEPTANCE
+from driftguard.store.tables import Incident, Stream
+
+_UNKNOWN = "unknown"  # what a record calls a draft or method of which its source does not tell
+
+
+def permalink(external_url: str, incident_id: UUID) -> str:
+    return f"{external_url.rstrip('/')}/incidents/{incident_id}"
+
+
+def clock(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def cost_percent(incident: Incident) -> float | None:
+    """Tokens per second lost, in percent: measured where it could be, else by formula; negative is a gain."""
+    slowdown = known_slowdown(incident.evidence)
+    return None if slowdown is None else round(100.0 * slowdown, 1)
+
+
+def summary(incident: Incident, stream: Stream) -> str:
+    """Since when, where, how bad and what it costs, in one sentence; and why, in another."""
+    verb = "fell" if incident.direction == "down" else "rose"
+    names = ", ".join(segment["segment"] for segment in incident.segments[:3])
+    more = len(incident.segments) - 3
+    where = names + (f" and {more} more" if more > 0 else "")
+    acceptance = ACCEPTANCE[positions_of(incident.segments)]
+    text = (
+        f"{acceptance[0].upper()}{acceptance[1:]} of {_draft(stream)} on {stream.server} {verb} from "
+        f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f} since "
+        f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
+    )
+    return f"{text}{_cost(incident)}{_advice(incident)}.{_raised(incident)}{_why(incident)}"
+
+
+def _draft(stream: Stream) -> str:
+    """As far as it is known: the metrics of most engines do not name it."""
+    if stream.draft_version == _UNKNOWN:
+        return "the draft"
+    return f"draft {stream.draft_version}" + ("" if stream.method == _UNKNOWN else f" ({stream.method})")
+
+
+def _raised(incident: Incident) -> str:
+    """For example: Now critical: the changed segments have become about 24% slower (measured)."""
+    because = incident.evidence.get(RAISED)
+    return f" Now {incident.severity}: {because}." if because else ""
+
+
+def _why(incident: Incident) -> str:
+    """For example: Likely cause: the traffic moved (medium confidence); a new draft is being trained."""
+    if incident.diagnosis is None:
+        return " Its cause has not been examined yet."
+    known = incident.diagnosis
+    training = known["retrain"] and incident.state == "mitigating"
+    action = "a new draft is being trained" if training else known["recommended_action"]
+    return f" Likely cause: {known['summary']} ({known['confidence']} confidence); {action}."
+
+
+def _cost(incident: Incident) -> str:
+    percent = cost_percent(incident)
+    if percent is None:
+        return ""
+    measured = incident.evidence.get("slowdown_measured") is not None
+    change = "slower" if percent >= 0 else "faster"
+    return f"; about {abs(percent):.0f}% {change} ({'measured' if measured else 'by formula'})"
+
+
+def cost_of(incident: Incident) -> Cost | None:
+    """What the change cost and which K would be best, as it was measured when the incident opened."""
+    stored = incident.evidence.get("cost")
+    return None if stored is None else msgspec.convert(stored, Cost)
+
+
+def _advice(incident: Incident) -> str:
+    cost = cost_of(incident)
+    told = advice(cost) if cost else None
+    return f"; {told}" if told else ""
+
+
+def document(incident: Incident, stream: Stream, event: str, external_url: str) -> dict[str, Any]:
+    """The body of a webhook: every fact of the incident."""
+    return {
+        "event": event,
+        "url": permalink(external_url, incident.id),
+        "summary": summary(incident, stream),
+        "stream": {
+            "id": stream.id,
+            "server": stream.server,
+            "target": stream.target,
+            "draft": stream.draft,
+            "draft_version": stream.draft_version,
+            "method": stream.method,
+        },
+        "incident": {
+            "id": str(incident.id),
+            "state": incident.state,
+            "direction": incident.direction,
+            "severity": incident.severity,
+            "opened_at": incident.opened_at.isoformat(),
+            "since": incident.change_point_at.isoformat(),
+            "since_interval": [incident.interval_start_at.isoformat(), incident.interval_end_at.isoformat()],
+            "acceptance_before": incident.acceptance_before,
+            "acceptance_after": incident.acceptance_after,
+            "positions": positions_of(incident.segments),
+            "tokens_per_second_before": incident.tokens_per_second_before,
+            "tokens_per_second_after": incident.tokens_per_second_after,
+            "cost_percent": cost_percent(incident),
+            "segments": incident.segments,
+            "evidence": incident.evidence,
+            "diagnosis": incident.diagnosis,
+            "resolved_at": incident.resolved_at.isoformat() if incident.resolved_at else None,
+            "resolution": incident.resolution,
+        },
+    }

@@ -1,0 +1,114 @@
+"""From a finding to an incident: where, since when and how bad, as the detector says it.
+
+What it costs, why it came and hence how grave it is says its examination, right after the fold's commit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+import msgspec
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.detection import DriftClosed, DriftOpened
+from driftguard.incidents.examination import INTERVAL
+from driftguard.records.positions import ACCEPTANCE, Positions, together
+from driftguard.store import incidents
+from driftguard.store.tables import Incident, Stream
+
+# Makes an incident's id from what it is about: the same fold gives the same id.
+_NAMESPACE: Final = UUID("5f2c1f1c-6f0e-4d0c-9a4b-6f5d3c1e7a90")
+FACTOR: Final = "false_alarm_factor"  # in an incident's evidence: what the stream's own A was multiplied by
+log = structlog.get_logger(__name__)
+
+
+def open_from(session: Session, stream: Stream, finding: DriftOpened, now: datetime, factor: float) -> None:
+    """Stores the incident, which awaits its examination: nobody is told of it before.
+
+    factor: what the stream's own A was multiplied by, see driftguard.detection.fleet.
+    """
+    if known := incidents.unresolved_of(session, stream.id, finding.direction):
+        log.warning("drift found again; its incident is still open", incident=str(known[0].id))
+        return
+    incident = _incident(stream, finding, factor, now)
+    incidents.open_incident(session, incident, _reason(finding))
+    log.warning(
+        "incident opened",
+        incident=str(incident.id),
+        stream=stream.id,
+        since=incident.change_point_at.isoformat(),
+        segments=[segment["segment"] for segment in incident.segments],
+    )
+
+
+def closing_reason(finding: DriftClosed) -> str:
+    """Why the detector says that it is over, in words."""
+    names = ", ".join(change.segment for change in finding.segments)
+    if finding.reason == "no_traffic":
+        return f"the changed segments ({names}) send no traffic any more"
+    now = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
+    acceptance = ACCEPTANCE[together(change.after.positions for change in finding.segments)]
+    return f"{acceptance} is back at its baseline: {now}"
+
+
+def _reason(finding: DriftOpened) -> str:
+    verb = "fell" if finding.direction == "down" else "rose"
+    before, after = _changed_acceptance(finding)
+    return (
+        f"{ACCEPTANCE[_positions(finding)]} {verb} from {before:.2f} to {after:.2f}; "
+        f"found {finding.requests_to_alarm} requests after the change"
+    )
+
+
+def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime) -> Incident:
+    changed_at = datetime.fromtimestamp(finding.change_point_at, UTC)
+    before, after = _changed_acceptance(finding)
+    return Incident(
+        id=uuid5(_NAMESPACE, f"{stream.id}/{finding.direction}/{finding.ordinal}"),
+        stream_id=stream.id,
+        direction=finding.direction,
+        severity="info",
+        awaits_examination=True,
+        opened_at=now,
+        opened_seq=finding.ordinal,
+        change_point_seq=finding.change_point,
+        change_point_at=changed_at,
+        interval_start_at=changed_at,
+        interval_end_at=changed_at,
+        acceptance_before=before,
+        acceptance_after=after,
+        segments=[msgspec.to_builtins(change) for change in finding.segments],
+        evidence={**_evidence(finding), FACTOR: factor},
+    )
+
+
+def _evidence(finding: DriftOpened) -> dict[str, Any]:
+    """What the statement rests on, so that a reader can check it; the examination adds what it costs."""
+    return {
+        "evidence": finding.evidence,
+        "false_alarm_every": finding.false_alarm_every,
+        "requests_to_alarm": finding.requests_to_alarm,
+        INTERVAL: list(finding.interval),
+        "interval_level": finding.interval_level,
+        "stream_before": msgspec.to_builtins(finding.before),
+        "stream_after": msgspec.to_builtins(finding.after),
+        "slowdown_formula": None,
+        "slowdown_measured": None,
+        "num_speculative_tokens": None,
+    }
+
+
+def _positions(finding: DriftOpened) -> Positions:
+    return together(change.after.positions for change in finding.segments)
+
+
+def _changed_acceptance(finding: DriftOpened) -> tuple[float, float]:
+    """Acceptance of the changed segments before and after, both in the mix of segments after the change,
+    so that only acceptance differs."""
+    total = sum(change.after.requests for change in finding.segments)
+    return (
+        sum(change.before.rate * change.after.requests for change in finding.segments) / total,
+        sum(change.after.rate * change.after.requests for change in finding.segments) / total,
+    )

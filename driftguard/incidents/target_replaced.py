@@ -1,0 +1,186 @@
+"""A new target behind an old draft: a new stream, so the detector begins anew and would see nothing.
+
+When a baseline of the new stream is ready, the fold notes it, and its acceptance is compared with the stream
+before: the same server, draft and method, another target. A fall opens an incident, and the draft is
+retrained against the new target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+import msgspec
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.detection import Acceptance, BaselineReady, Finding
+from driftguard.diagnosis import rates
+from driftguard.diagnosis.rates import Rate
+from driftguard.diagnosis.verdict import LEVEL
+from driftguard.incident_lifecycle import formula_slowdown
+from driftguard.incidents import diagnosing
+from driftguard.store import (
+    acceptance_levels,
+    awaited_comparisons,
+    detector_states,
+    diagnosis_evidence,
+    incidents,
+)
+from driftguard.store.acceptance_levels import AcceptanceLevel
+from driftguard.store.database import Database
+from driftguard.store.records import StoredRecord
+from driftguard.store.streams import get_stream
+from driftguard.store.tables import AwaitedComparison, Incident, Stream
+from driftguard.store.work import CHORE
+
+LOOK_BACK: Final = timedelta(days=7)
+LEAST_REQUESTS: Final = 30  # of a segment, under either target
+_QUANTILE_95: Final = 1.959963984540054
+_NAMESPACE: Final = UUID(
+    "a4f1c9a2-34c5-4a55-9d0e-6a2f6f0f6f9d"
+)  # one incident per stream, however often folded
+log = structlog.get_logger(__name__)
+
+Fallen = tuple[str, Rate, Rate]  # segment, under the target before, under this one
+
+
+def note_baseline(
+    session: Session, stream: Stream, records: Sequence[StoredRecord], findings: Sequence[Finding]
+) -> None:
+    """An `after_fold` of the pipeline: notes that the stream is to be compared, which reads history and
+    therefore happens outside of the fold."""
+    del records
+    ready = [finding for finding in findings if isinstance(finding, BaselineReady)]
+    if ready and diagnosis_evidence.stream_with_another_target(session, stream) is not None:
+        since = datetime.fromtimestamp(ready[-1].since, UTC)
+        awaited_comparisons.note(session, stream.id, ready[-1].ordinal, since)
+
+
+def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float, now: datetime) -> None:
+    """Opens an incident, which awaits its examination, where the stream accepts less than the one before. The
+    fold waits only while that is stored. Raises DatabaseUnavailable."""
+    with database.session(CHORE) as session:
+        found = _fall(session, awaited, minimum_drop, now)
+    with database.session(CHORE) as session:
+        if found is not None:
+            detector_states.lock_fold(session)  # before any row: the fold itself notes comparisons
+            _open(session, *found)
+        awaited_comparisons.forget(session, awaited)
+
+
+def _open(session: Session, incident: Incident, reason: str) -> None:
+    known = session.get(Incident, incident.id)
+    if known is None and not incidents.unresolved_of(session, incident.stream_id, "down"):
+        incidents.open_incident(session, incident, reason)
+        log.warning("incident opened", incident=str(incident.id), stream=incident.stream_id, reason=reason)
+
+
+def fallen_segments(
+    before: Sequence[AcceptanceLevel], after: Sequence[AcceptanceLevel], minimum_drop: float
+) -> list[Fallen]:
+    """Segments that accept less under the new target, by at least `minimum_drop` and shown at 1%.
+
+    Welch's test per segment with Bonferroni's correction. Assumption: independent requests; where sessions
+    dominate, the level does not hold.
+    """
+    known = {level.segment: level for level in before if level.requests >= LEAST_REQUESTS}
+    pairs = [
+        (level.segment, _rate(known[level.segment]), _rate(level))
+        for level in after
+        if level.segment in known and level.requests >= LEAST_REQUESTS
+    ]
+    return [
+        (segment, old, new)
+        for segment, old, new in pairs
+        if new.rate <= old.rate - minimum_drop and rates.difference(old, new).p_value <= LEVEL / len(pairs)
+    ]
+
+
+def _rate(level: AcceptanceLevel) -> Rate:
+    """Of requests that weigh the same: the mean of accepted / drafted."""
+    return Rate(level.requests, level.requests, level.mean, math.sqrt(level.variance / level.requests))
+
+
+def _fall(
+    session: Session, awaited: AwaitedComparison, minimum_drop: float, now: datetime
+) -> tuple[Incident, str] | None:
+    """The incident to store and why, if the stream accepts less than the one before."""
+    stream = get_stream(session, awaited.stream_id)
+    past = diagnosis_evidence.stream_with_another_target(session, stream) if stream else None
+    if stream is None or past is None:
+        return None
+    oldest = awaited.reference_since - LOOK_BACK
+    found = fallen_segments(_levels(session, past, oldest), _levels(session, stream, oldest), minimum_drop)
+    if not found:
+        return None
+    incident = _incident(session, stream, past, awaited, found, now)
+    return incident, (
+        f"the target {past.target} was replaced by {stream.target}, and the draft fits it less: acceptance "
+        f"fell from {incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}"
+    )
+
+
+def _levels(session: Session, stream: Stream, oldest: datetime) -> list[AcceptanceLevel]:
+    return acceptance_levels.levels(
+        session,
+        server=stream.server,
+        target=stream.target,
+        version=stream.draft_version,
+        changed=(),
+        since=oldest,
+        oldest=oldest,
+    )
+
+
+def _incident(
+    session: Session,
+    stream: Stream,
+    past: Stream,
+    awaited: AwaitedComparison,
+    found: Sequence[Fallen],
+    now: datetime,
+) -> Incident:
+    first = diagnosis_evidence.first_record(session, stream.id)
+    total = sum(new.requests for _, _, new in found)
+    before = sum(old.rate * new.requests for _, old, new in found) / total
+    after = sum(new.rate * new.requests for _, _, new in found) / total
+    k = diagnosis_evidence.usual_k(session, stream.id, first.at)
+    return Incident(
+        id=uuid5(_NAMESPACE, str(stream.id)),
+        stream_id=stream.id,
+        direction="down",
+        severity="info",
+        awaits_examination=True,
+        opened_at=now,
+        opened_seq=awaited.ready_seq,
+        change_point_seq=first.seq,
+        change_point_at=first.at,
+        interval_start_at=min(past.last_seen_at, first.at),
+        interval_end_at=first.at,
+        acceptance_before=before,
+        acceptance_after=after,
+        segments=[_segment(*one) for one in found],
+        evidence={
+            diagnosing.PREDECESSOR: past.id,
+            "slowdown_measured": None,
+            "slowdown_formula": formula_slowdown(before, after, k) if k else None,
+            "num_speculative_tokens": k,
+        },
+    )
+
+
+def _segment(segment: str, old: Rate, new: Rate) -> dict[str, Any]:
+    sides = {"before": old, "after": new}
+    return {
+        "segment": segment,
+        **{name: msgspec.to_builtins(_acceptance(rate)) for name, rate in sides.items()},
+    }
+
+
+def _acceptance(rate: Rate) -> Acceptance:
+    half = _QUANTILE_95 * rate.error
+    return Acceptance(rate.rate, max(rate.rate - half, 0.0), min(rate.rate + half, 1.0), rate.requests)

@@ -1,0 +1,214 @@
+"""One batch of records inside its transaction, so that what one stream raises stays with that stream.
+
+All streams are folded together, and those in which nothing was found are stored together. Only where that
+raises are they taken one by one, which shows whose failure it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import attrgetter
+
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.detection import (
+    AlarmWithheld,
+    BaselineReady,
+    BaselineSettled,
+    DetectorConfig,
+    DriftClosed,
+    DriftOpened,
+    Finding,
+    Fleet,
+    Folded,
+    ObservationBatch,
+    RhythmLearned,
+    StreamState,
+    fold_fleet,
+    fold_many,
+)
+from driftguard.incidents import opening
+from driftguard.pipeline import operator_decisions
+from driftguard.pipeline.operator_decisions import Decided
+from driftguard.pipeline.state_cache import KeptStates
+from driftguard.records.positions import first_position
+from driftguard.settings import FalseAlarmScope
+from driftguard.status import streams_in_service
+from driftguard.store import incidents, streams
+from driftguard.store.records import StoredRecord
+from driftguard.store.savepoints import Failures
+from driftguard.store.tables import Stream
+
+AfterFold = Callable[[Session, Stream, Sequence[StoredRecord], Sequence[Finding]], None]
+Records = Mapping[int, Sequence[StoredRecord]]  # by stream
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What an incident is. `scope`: what A of the config is for, each stream or all of them together."""
+
+    config: DetectorConfig
+    scope: FalseAlarmScope
+    after_fold: tuple[AfterFold, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is in the transaction: of the streams that failed, nothing."""
+
+    changed: dict[int, Folded]
+    described: set[int]
+    failures: Failures
+
+
+def fold_batch(
+    session: Session,
+    rules: Rules,
+    states: KeptStates,
+    records: Records,
+    known: Mapping[int, Stream],
+    *,
+    fold: int,
+    wanted: Collection[int] = (),
+) -> Outcome:
+    """Folds the records and stores what comes of it. `fold`: its number. `wanted`: streams to describe."""
+    failures = Failures()
+    states.load(session, records, failures)
+    decided = _decided(session, states, [each for each in sorted(records) if each not in failures], failures)
+    changed = _folded(session, rules, decided, records, failures)
+    described = states.due(changed, wanted)
+
+    def store(stream_ids: Sequence[int]) -> None:
+        for stream_id in stream_ids:
+            operator_decisions.carry_out(session, decided[stream_id])
+            _act(session, rules, known[stream_id], changed[stream_id], records[stream_id])
+        states.store(session, {each: changed[each] for each in stream_ids}, described, fold)
+
+    quiet = [each for each, folded in changed.items() if not folded.findings]
+    failures.together(session, quiet, store)
+    for stream_id, folded in changed.items():
+        if folded.findings:
+            failures.together(session, [stream_id], store)
+
+    others = [each for each in described if each not in records]
+    states.load(session, others, failures)
+    failures.together(
+        session,
+        [each for each in others if each not in failures],
+        lambda stream_ids: states.describe(session, stream_ids, described),
+    )
+    return Outcome(
+        {each: folded for each, folded in changed.items() if each not in failures},
+        {each for each in described if each not in failures},
+        failures,
+    )
+
+
+def _decided(
+    session: Session, states: KeptStates, stream_ids: Sequence[int], failures: Failures
+) -> dict[int, Decided]:
+    """The states before their records."""
+    decided = {}
+    for stream_id in stream_ids:
+        state = states[stream_id]
+        if not operator_decisions.open_directions(state):
+            decided[stream_id] = Decided(state)
+            continue
+        with failures.alone(session, stream_id):
+            decided[stream_id] = operator_decisions.decided(session, stream_id, state)
+    return decided
+
+
+def _folded(
+    session: Session, rules: Rules, decided: Mapping[int, Decided], records: Records, failures: Failures
+) -> dict[int, Folded]:
+    in_service = (
+        streams_in_service.gather(session, streams.all_streams(session)) if rules.scope == "fleet" else None
+    )
+    states = {stream_id: each.state for stream_id, each in decided.items()}
+    try:
+        return _together(rules.config, in_service, states, records)
+    except Exception as error:  # noqa: BLE001 (told of the streams whose it is)
+        log.warning("a batch could not be folded at once; its streams are taken one by one", error=str(error))
+    found: dict[int, Folded] = {}
+    for stream_id, state in states.items():
+        with failures.of(stream_id):
+            found.update(_together(rules.config, in_service, {stream_id: state}, records))
+    return found
+
+
+def _together(
+    config: DetectorConfig, in_service: Fleet | None, states: Mapping[int, StreamState], records: Records
+) -> dict[int, Folded]:
+    traffic = sorted(
+        (record for stream_id in states for record in records[stream_id] if record.kind != "probe"),
+        key=attrgetter("seq"),
+    )  # canary probes are no traffic
+    by_stream = _observations(traffic).parted([record.stream_id for record in traffic])
+    none = _observations([])
+    batches = {stream_id: by_stream.get(stream_id, none) for stream_id in states}
+    if in_service is not None:
+        return fold_fleet(config, in_service, states, batches)
+    folded = fold_many(config, list(states.values()), list(batches.values()))
+    return {stream_id: Folded(*each, 1.0) for stream_id, each in zip(states, folded, strict=True)}
+
+
+def _act(
+    session: Session, rules: Rules, stream: Stream, folded: Folded, records: Sequence[StoredRecord]
+) -> None:
+    now = datetime.now(UTC)
+    for finding in folded.findings:
+        if isinstance(finding, DriftOpened):
+            opening.open_from(session, stream, finding, now, folded.factor)
+        elif isinstance(finding, DriftClosed):
+            for incident in incidents.unresolved_of(session, stream.id, finding.direction):
+                reason = opening.closing_reason(finding)
+                incidents.move(session, incident.id, "resolved", reason, now)
+        elif isinstance(finding, AlarmWithheld):
+            log.warning(
+                "alarm withheld: acceptance did not move that way",
+                stream=stream.id,
+                direction=finding.direction,
+                record=finding.ordinal,
+            )
+        else:
+            _log_learned(stream, finding)
+    for hook in rules.after_fold:
+        hook(session, stream, records, folded.findings)
+
+
+def _log_learned(stream: Stream, finding: RhythmLearned | BaselineSettled | BaselineReady) -> None:
+    of_stratum = log.bind(stream=stream.id, segment=finding.segment, stratum=finding.stratum)
+    if isinstance(finding, RhythmLearned):
+        of_stratum.info("daily rhythm learned", days=finding.days, amplitude=finding.amplitude)
+    elif isinstance(finding, BaselineSettled):
+        of_stratum.info("baseline settled", requests=finding.requests)
+    else:
+        of_stratum.info("baseline ready", requests=finding.requests, reason=finding.reason)
+
+
+def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
+    return ObservationBatch.of(
+        [record.seq for record in traffic],
+        [record.segment for record in traffic],
+        [record.drafted for record in traffic],
+        [record.accepted for record in traffic],
+        [record.ended_at.timestamp() for record in traffic],
+        session=[record.session for record in traffic],
+        kind=[record.kind for record in traffic],
+        num_speculative_tokens=[record.num_speculative_tokens for record in traffic],
+        acceptance_rule=[record.acceptance_rule for record in traffic],
+        temperature=[record.temperature for record in traffic],
+        output_tokens=[record.output_tokens for record in traffic],
+        started_at=[record.started_at.timestamp() for record in traffic],
+        first_position=[
+            first_position(
+                record.kind, record.num_speculative_tokens, record.first_drafted, record.first_accepted
+            )
+            for record in traffic
+        ],
+    )

@@ -1,0 +1,127 @@
+"""What follows from the clock and not from a record, on a thread of its own: incidents of drafts that are
+gone end, and the gauges show what the database holds, also while no fold succeeds."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import structlog
+from sqlalchemy.orm import Session
+
+from driftguard.errors import DatabaseUnavailable
+from driftguard.metrics import Metrics
+from driftguard.pipeline.fold_watch import FoldWatch
+from driftguard.status import gather, gauges
+from driftguard.status.usual_silence import UsualSilences
+from driftguard.status.verdict import Standing, standings
+from driftguard.store import detector_states, incidents, status_queries
+from driftguard.store.database import Database
+from driftguard.store.work import CHECK, CHORE
+
+LOOK_SECONDS: Final = 5.0  # from the end of a look to the next one, unless something was found before
+SHARE: Final = 0.025  # of a core, that looks take where nothing happens
+LONGEST_PAUSE_SECONDS: Final = 30.0
+REPLACED_AFTER: Final = timedelta(minutes=15)  # of silence, while another draft serves in its place
+LOOP: Final = "look_around"
+log = structlog.get_logger(__name__)
+
+
+class LookAround:
+    """`destinations`: to which notifications are sent. `watch`: is shown how far the fold is.
+    `usual`: what is known of the usual silences of sources."""
+
+    def __init__(
+        self,
+        database: Database,
+        metrics: Metrics,
+        destinations: Sequence[str] = (),
+        watch: FoldWatch | None = None,
+        usual: UsualSilences | None = None,
+    ) -> None:
+        self._database = database
+        self._metrics = metrics
+        self._destinations = tuple(destinations)
+        self._watch = watch or FoldWatch()
+        self._usual = usual or UsualSilences()
+        self._due = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="look around", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the look at hand."""
+        self._stopping.set()
+        self._due.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def soon(self) -> None:
+        """There is an incident that opened or ended: Prometheus pages by the gauges. Returns at once."""
+        self._due.set()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._due.clear()
+            begun = time.monotonic()
+            self._attempt()
+            # As long as it took, so that looks that follow each other leave time for everything else.
+            took = time.monotonic() - begun
+            self._stopping.wait(min(took, LOOK_SECONDS))
+            self._due.wait(min(max(LOOK_SECONDS, took / SHARE), LONGEST_PAUSE_SECONDS))
+
+    def _attempt(self) -> None:
+        try:
+            self.look(datetime.now(UTC))
+        except DatabaseUnavailable as error:
+            self._metrics.database_up.set(0)
+            log.warning("the gauges wait for the database", error=str(error))
+        except Exception:
+            self._metrics.loop_failures.labels(LOOP).inc()
+            log.exception("looking around failed and will be tried again")
+
+    def look(self, now: datetime) -> None:
+        """Sets the gauges, and resolves incidents of drafts that are gone: the next look shows that.
+
+        Raises DatabaseUnavailable.
+        """
+        self._show_lag()
+        with self._database.session(CHORE) as session:
+            every = standings(session, now, usual=self._usual)
+            shown = gather.describe(session, now, gauges.chosen(every, self._metrics.max_streams))
+            gauges.refresh(session, self._metrics, every, shown, self._destinations, now)
+        with self._database.session(CHORE) as session:
+            _close_replaced(session, every, now)
+
+    def _show_lag(self) -> None:
+        """First and alone: it must be right above all when something else fails. What cannot be measured is
+        not shown as it was."""
+        try:
+            with self._database.session(CHECK) as session:
+                lag = detector_states.lag(session)
+        except Exception:
+            self._metrics.fold_lag_records.set(math.nan)
+            raise
+        self._metrics.fold_lag_records.set(lag.records)
+        self._watch.seconds_without_fold(lag.position, lag.unread)
+
+
+def _close_replaced(session: Session, found: Sequence[Standing], now: datetime) -> None:
+    """Resolves incidents of drafts that something other than a retraining replaced, say a restart of the
+    server with another draft: no record of theirs will ever end them. An incident that is mitigating is
+    left to the watch over the promotion, which may still roll back."""
+    unresolved = status_queries.unresolved_incidents(session)
+    for item in found:
+        if item.verdict != "replaced" or now - item.stream.last_seen_at < REPLACED_AFTER:
+            continue
+        for incident in unresolved.get(item.stream.id, {}).values():
+            if incident.state != "mitigating":
+                reason = f"draft {item.stream.draft_version} is no longer in service"
+                incidents.move(session, incident.id, "resolved", reason, now)
+                log.info("incident resolved", incident=str(incident.id), reason=reason)

@@ -1,0 +1,150 @@
+"""One verdict per stream, with the numbers it rests on and one sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import msgspec
+from sqlalchemy.orm import Session
+
+from driftguard.detection import Acceptance, StreamSummary
+from driftguard.incidents import cost_measurement
+from driftguard.incidents.message import cost_percent
+from driftguard.records.positions import together
+from driftguard.status.sentences import set_aside_sentence, stale, with_clock, with_text
+from driftguard.status.stream_status import StreamStatus
+from driftguard.status.usual_silence import Place, UsualSilences
+from driftguard.status.verdict import Standing, standings
+from driftguard.store import detector_states, status_queries
+from driftguard.store.streams import StreamRow
+from driftguard.store.tables import Incident, RetrainRun, Source
+
+
+def gather(
+    session: Session,
+    now: datetime,
+    known: Sequence[StreamRow] | None = None,
+    scraped: Sequence[Source] | None = None,
+    usual: UsualSilences | None = None,
+) -> list[StreamStatus]:
+    """Every stream, the worst of those in service first; the arguments are those of verdict.standings."""
+    return describe(session, now, standings(session, now, known, scraped, usual))
+
+
+def describe(session: Session, now: datetime, chosen: Sequence[Standing]) -> list[StreamStatus]:
+    """What the verdicts of these streams rest on, in their order."""
+    ids = [item.stream.id for item in chosen]
+    facts = _Facts(
+        summaries={
+            stream_id: msgspec.convert(summary, StreamSummary)
+            for stream_id, summary in detector_states.summaries(session, ids).items()
+        },
+        speeds=status_queries.speeds(session, now, ids),
+        retrains=status_queries.last_retrains(session),
+        costs=cost_measurement.known(session, ids),
+    )
+    return [_status(item, facts) for item in chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """By stream id; `retrains`: by server and target."""
+
+    summaries: dict[int, StreamSummary]
+    speeds: dict[int, dict[str, status_queries.SegmentSpeed]]
+    retrains: dict[Place, RetrainRun]
+    costs: dict[int, cost_measurement.Measured]
+
+
+def _status(item: Standing, facts: _Facts) -> StreamStatus:
+    stream, verdict, incident, held = item.stream, item.known_verdict, item.incident, item.set_aside
+    summary = facts.summaries.get(stream.id)
+    now, baseline = _acceptances(summary)
+    speeds = facts.speeds.get(stream.id, {})
+    now_speed, baseline_speed = _speeds(speeds, incident if verdict == "degraded" else None)
+    measured = facts.costs.get(stream.id)
+    found = StreamStatus(
+        stream=stream,
+        verdict=verdict,
+        text="",
+        since=held.since if held else _since(summary, incident),
+        in_service=item.in_service,
+        draft_in_service=item.draft_in_service,
+        now=now,
+        baseline=baseline,
+        tokens_per_second_now=now_speed,
+        tokens_per_second_baseline=baseline_speed,
+        cost_percent=cost_percent(incident) if verdict == "degraded" and incident else None,
+        sample_size=summary.requests if summary else 0,
+        requests_missing=_missing(summary),
+        incident_id=incident.id if incident else None,
+        last_retrain=facts.retrains.get((stream.server, stream.target)),
+        segments=summary.segments if summary else (),
+        cost=measured.cost if measured else None,
+        cost_measured_at=measured.at if measured else None,
+        summary=summary,
+    )
+    found = with_text(found, incident) if held is None else replace(found, text=set_aside_sentence(held))
+    if not item.in_service or item.heard is None:
+        return found
+    return stale(found, item.heard) if item.verdict == "stale" else with_clock(found, item.heard)
+
+
+def _since(summary: StreamSummary | None, incident: Incident | None) -> datetime | None:
+    if incident is not None:
+        return incident.change_point_at
+    if summary is None or summary.since is None:
+        return None
+    return datetime.fromtimestamp(summary.since, UTC)
+
+
+def _missing(summary: StreamSummary | None) -> int:
+    return min((segment.requests_needed for segment in summary.segments), default=0) if summary else 0
+
+
+def _acceptances(summary: StreamSummary | None) -> tuple[Acceptance | None, Acceptance | None]:
+    if summary is None:
+        return None, None
+    pairs = [(item.recent, item.baseline) for item in summary.segments if item.recent and item.baseline]
+    requests = sum(recent.requests for recent, _ in pairs)
+    if not requests:
+        return summary.acceptance, None
+    weights = [recent.requests / requests for recent, _ in pairs]
+    now = _mixed([recent for recent, _ in pairs], weights)
+    return now, _mixed([baseline for _, baseline in pairs], weights)
+
+
+def _mixed(parts: Sequence[Acceptance], weights: Sequence[float]) -> Acceptance:
+    """Rates in one mix of segments; the half-widths of independent intervals add in squares."""
+    rate = sum(part.rate * weight for part, weight in zip(parts, weights, strict=True))
+    squares = sum(
+        (weight * (part.high - part.low) / 2) ** 2 for part, weight in zip(parts, weights, strict=True)
+    )
+    half = float(squares**0.5)
+    return Acceptance(
+        rate,
+        max(0.0, rate - half),
+        min(1.0, rate + half),
+        sum(part.requests for part in parts),
+        together(part.positions for part in parts),
+    )
+
+
+def _speeds(
+    speeds: dict[str, status_queries.SegmentSpeed], incident: Incident | None
+) -> tuple[float | None, float | None]:
+    """Tokens per second now and before; during an incident of the segments that it names."""
+    if incident is None:
+        return _rate([item.recent for item in speeds.values()]), _rate(
+            [item.earlier for item in speeds.values()]
+        )
+    named = {segment["segment"] for segment in incident.segments}
+    now = _rate([item.recent for segment, item in speeds.items() if segment in named])
+    return now or incident.tokens_per_second_after, incident.tokens_per_second_before
+
+
+def _rate(parts: Sequence[status_queries.Speed]) -> float | None:
+    requests, seconds = sum(part.requests for part in parts), sum(part.seconds for part in parts)
+    return requests / seconds if seconds > 0 else None

@@ -1,0 +1,176 @@
+"""Gauges that mirror the database, set by a thread of their own so that a scrape never waits for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from prometheus_client import Gauge
+from sqlalchemy.orm import Session
+
+from driftguard.cost import Cost
+from driftguard.incident_lifecycle import known_slowdown, positions_of
+from driftguard.incidents import cost_measurement
+from driftguard.metrics import VERDICTS, Metrics
+from driftguard.status import retraining_gauges
+from driftguard.status.stream_status import StreamStatus
+from driftguard.status.verdict import Standing
+from driftguard.store import incidents, notifications, status_queries
+from driftguard.store.streams import StreamRow
+from driftguard.store.tables import Incident
+
+Labels = tuple[str, ...]
+MAX_SET_ASIDE_SHOWN: Final = 100
+ALWAYS_SHOWN: Final = ("degraded", "cannot_be_judged", "drafting_stopped")  # silence comes for all at once
+
+
+def refresh(
+    session: Session,
+    metrics: Metrics,
+    every: Sequence[Standing],
+    found: Sequence[StreamStatus],
+    destinations: Sequence[str],
+    now: datetime,
+) -> None:
+    """`every`: all streams at the moment `now`; `found`: those that have gauges of their own.
+    `destinations`: to which notifications are sent."""
+    metrics.notifications_undelivered.set(notifications.count_undelivered(session, destinations))
+    _count_streams(metrics, every)
+    metrics.streams_left_out.labels("gauges").set(len(every) - len(found))
+    _show_streams(metrics, found)
+    _show_set_aside(metrics, every)
+    _show_incidents(session, metrics, {item.stream.id: item.stream for item in every})
+    places = {(item.stream.server, item.stream.target) for item in found}
+    _show_costs(metrics, found)
+    retraining_gauges.refresh(session, metrics, places)
+    metrics.gauges_last_refresh.set(now.timestamp())
+
+
+def chosen(every: Sequence[Standing], most: int) -> list[Standing]:
+    """Those that get gauges of their own: whatever is wrong by itself, and the worst of the others, so that
+    they are at most so many. Where both are too many, the silent ones take half of what is left: an outage of
+    the network must not take the series of all that goes on."""
+    alarming = [item for item in every if item.verdict in ALWAYS_SHOWN]
+    silent = [item for item in every if item.verdict == "stale"]
+    others = [item for item in every if item.verdict not in (*ALWAYS_SHOWN, "stale")]
+    room = max(most - len(alarming), 0)
+    shown = silent[: max(room // 2, room - len(others))]
+    return [*alarming, *shown, *others[: room - len(shown)]]
+
+
+def _count_streams(metrics: Metrics, every: Sequence[Standing]) -> None:
+    counts = Counter(item.verdict for item in every if item.stream.method != "none")
+    metrics.replace(metrics.streams, {(verdict,): counts[verdict] for verdict in VERDICTS})
+
+
+def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
+    metrics.replace(metrics.stream_verdict, {(*labels_of(item.stream), item.verdict): 1.0 for item in found})
+    metrics.replace(
+        metrics.baseline_ratio,
+        {
+            (*labels_of(item.stream), part.segment): part.baseline.rate
+            for item in found
+            for part in item.segments
+            if part.baseline and part.baseline.positions == "all"
+        },
+    )
+    metrics.replace(
+        metrics.stream_last_arrival,
+        {
+            labels_of(item.stream): item.stream.traffic_arrived_at.timestamp()
+            for item in found
+            if item.stream.traffic_arrived_at is not None
+        },
+    )
+    metrics.replace(
+        metrics.verdict_since,
+        {labels_of(item.stream): item.since.timestamp() for item in found if item.since is not None},
+    )
+
+
+def _show_costs(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
+    costs = [
+        (labels_of(item.stream), item.cost)
+        for item in found
+        if item.in_service
+        and item.cost
+        and not cost_measurement.is_outdated(item.stream.last_seen_at, item.cost_measured_at)
+    ]
+    gauges: dict[Gauge, dict[Labels, float | None]] = {
+        metrics.stream_speed: {
+            **{(*labels_of(item.stream), "now"): item.tokens_per_second_now for item in found},
+            **{(*labels_of(item.stream), "before"): item.tokens_per_second_baseline for item in found},
+        },
+        metrics.speculation_speedup: {
+            (*labels, bound): value for labels, cost in costs for bound, value in _speedup(cost).items()
+        },
+        metrics.stream_k: {labels: cost.num_speculative_tokens for labels, cost in costs},
+        metrics.stream_best_k: {labels: cost.best for labels, cost in costs},
+        metrics.stream_break_even: {
+            labels: cost.break_even_acceptance.value if cost.break_even_acceptance else None
+            for labels, cost in costs
+        },
+    }
+    for gauge, values in gauges.items():
+        metrics.replace(gauge, {labels: value for labels, value in values.items() if value is not None})
+
+
+def _speedup(cost: Cost) -> dict[str, float]:
+    """Bound -> tokens per second with speculation over those without; empty where that was not measured."""
+    gains = [choice.gain for choice in cost.choices if choice.num_speculative_tokens == 0]
+    return {
+        bound: 1.0 / (1.0 + gain_of_none)
+        for gain in gains
+        for bound, gain_of_none in (("estimate", gain.value), ("low", gain.high), ("high", gain.low))
+    }
+
+
+def _show_set_aside(metrics: Metrics, every: Sequence[Standing]) -> None:
+    """One that another draft replaced is of no concern any more."""
+    since = {labels_of(item.stream): item.set_aside.since.timestamp() for item in every if item.set_aside}
+    longest = sorted(since, key=lambda labels: since[labels])[:MAX_SET_ASIDE_SHOWN]
+    metrics.streams_set_aside.set(len(since))
+    metrics.replace(metrics.stream_set_aside_since, {labels: since[labels] for labels in longest})
+
+
+def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, StreamRow]) -> None:
+    metrics.set_open_incidents(incidents.unresolved_counts(session))
+    info: dict[Labels, float] = {}
+    changed: dict[Labels, float] = {}
+    slowdown: dict[Labels, float] = {}
+    before: dict[Labels, float] = {}
+    after: dict[Labels, float] = {}
+    for stream_id, by_direction in status_queries.unresolved_incidents(session).items():
+        if stream_id not in streams:
+            continue  # it appeared after the streams were read: the next round shows it
+        for incident in by_direction.values():
+            if incident.awaits_examination:
+                continue  # Prometheus pages by these
+            labels = (*labels_of(streams[stream_id]), incident.direction, incident.severity)
+            info[*labels, *_identity(incident)] = 1.0
+            changed[labels] = incident.change_point_at.timestamp()
+            if (lost := known_slowdown(incident.evidence)) is not None:
+                slowdown[labels] = lost
+            for segment in incident.segments:
+                of_segment = (*labels, segment["segment"], positions_of([segment]))
+                before[of_segment] = segment["before"]["rate"]
+                after[of_segment] = segment["after"]["rate"]
+    # The alert is made of the last: what its text is made of is there when it appears.
+    metrics.replace(metrics.incident_info, info)
+    metrics.replace(metrics.incident_change_point, changed)
+    metrics.replace(metrics.incident_slowdown, slowdown)
+    metrics.replace(metrics.incident_before, before)
+    metrics.replace(metrics.incident_after, after)
+
+
+def _identity(incident: Incident) -> tuple[str, str, str]:
+    """Its id, likely cause, and the confidence in that."""
+    if incident.diagnosis is None:
+        return str(incident.id), "unknown", "low"
+    return str(incident.id), str(incident.diagnosis["cause"]), str(incident.diagnosis["confidence"])
+
+
+def labels_of(stream: StreamRow) -> Labels:
+    return stream.server, stream.target, stream.draft_version, stream.method

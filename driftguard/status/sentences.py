@@ -1,0 +1,109 @@
+"""One sentence for people about one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from driftguard.cost import advice
+from driftguard.incident_lifecycle import positions_of
+from driftguard.incidents import cost_measurement
+from driftguard.incidents.message import clock, cost_percent
+from driftguard.records.positions import ACCEPTANCE
+from driftguard.status.staleness import Newest, clock_difference
+from driftguard.status.stream_status import StreamStatus
+from driftguard.store.streams import RELEARNING
+from driftguard.store.tables import HeldStream, Incident
+
+_CURRENT: Final = ("degraded", "improved", "insufficient_data", "relearning", "steady")  # drafts now
+
+
+def with_text(found: StreamStatus, incident: Incident | None) -> StreamStatus:
+    text = _sentence(found, incident)
+    told = _advice(found) if found.verdict in _CURRENT else None
+    return replace(found, text=f"{text} {told[0].upper()}{told[1:]}." if told else text)
+
+
+def set_aside_sentence(held: HeldStream) -> str:
+    return (
+        f"Cannot be judged since {clock(held.since)}: the detector failed {held.failures} times at its "
+        f"records ({held.reason}). {held.records_behind:,} of them wait, as long as retention keeps them. "
+        "They are read again when another version of DriftGuard starts, or when somebody asks for it, on its "
+        f"page or with `driftguard retry {held.stream_id}`."
+    )
+
+
+def stale(found: StreamStatus, newest: Newest) -> StreamStatus:
+    """Whatever the verdict was, nobody knows it now; the incident stays."""
+    text = f"Stale: no record from {found.stream.server} arrived after {clock(newest.arrived_at)}"
+    if difference := clock_difference(newest):
+        text += f"; the newest ended at {clock(newest.ended_at)} by its own clock: {difference}"
+    text += f". Before that: {found.text}"
+    return replace(found, verdict="stale", since=newest.arrived_at, text=text)
+
+
+def with_clock(found: StreamStatus, newest: Newest) -> StreamStatus:
+    difference = clock_difference(newest)
+    if difference is None:
+        return found
+    told = (
+        f"The newest record from {found.stream.server} arrived at {clock(newest.arrived_at)} and ended at "
+        f"{clock(newest.ended_at)} by its own clock: {difference}."
+    )
+    return replace(found, text=f"{found.text} {told}")
+
+
+def _advice(found: StreamStatus) -> str | None:
+    if found.cost is None or cost_measurement.is_outdated(found.stream.last_seen_at, found.cost_measured_at):
+        return None
+    return advice(found.cost)
+
+
+def _sentence(found: StreamStatus, incident: Incident | None) -> str:
+    if found.verdict == "replaced":
+        return f"No longer in service: {found.stream.server} runs draft {found.draft_in_service}."
+    if found.verdict == "drafting_stopped":
+        return "Drafting has stopped: the newest requests carried no draft tokens."
+    if incident is not None:
+        return _incident_sentence(incident)
+    if found.stream.method == "none":
+        return "Requests without speculation: there is no acceptance to watch."
+    if found.verdict in ("insufficient_data", "relearning"):
+        return _learning_sentence(found)
+    rates = f"{ACCEPTANCE[found.now.positions]} {found.now.rate:.2f}" if found.now else "acceptance not known"
+    told = f"Steady: {rates}" + (f", baseline {found.baseline.rate:.2f}." if found.baseline else ".")
+    learning = [segment.segment for segment in found.segments if segment.learning]
+    return f"{told} Not watched yet: {_some(learning)}." if learning else told
+
+
+def _learning_sentence(found: StreamStatus) -> str:
+    more = f"; at least {found.requests_missing} more are needed" if found.requests_missing else ""
+    so_far = f"{found.sample_size} requests so far{more} before a change could be told."
+    begun_at, because = found.stream.begun_anew_at, found.stream.begun_anew_because
+    if begun_at is None or because is None:
+        return f"Insufficient data: {so_far}"
+    if found.verdict == "relearning":
+        return f"Relearning since {clock(begun_at)}: the detector's state was {RELEARNING[because]}. {so_far}"
+    return f"Insufficient data since {clock(begun_at)}: {RELEARNING[because]}. {so_far}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _incident_sentence(incident: Incident) -> str:
+    names = _some([segment["segment"] for segment in incident.segments])
+    word, verb = ("Degraded", "fell") if incident.direction == "down" else ("Improved", "rose")
+    acceptance = ACCEPTANCE[positions_of(incident.segments)]
+    percent = cost_percent(incident)
+    cost = (
+        f", about {percent:.0f}% slower" if incident.direction == "down" and percent and percent > 0 else ""
+    )
+    doing = {"acknowledged": " Acknowledged.", "mitigating": " A new draft is being made."}
+    return (
+        f"{word} since {clock(incident.change_point_at)}: {acceptance} in {names} {verb} from "
+        f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}{cost}."
+        f"{doing.get(incident.state, '')}"
+    )

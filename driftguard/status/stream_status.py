@@ -1,0 +1,38 @@
+"""What is told of one stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from driftguard.cost import Cost
+from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
+from driftguard.store.streams import StreamRow
+from driftguard.store.tables import RetrainRun
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """One stream now. Acceptances are over the watched segments, both sides in today's mix."""
+
+    stream: StreamRow
+    verdict: str
+    text: str
+    since: datetime | None
+    in_service: bool
+    draft_in_service: str
+    now: Acceptance | None
+    baseline: Acceptance | None
+    tokens_per_second_now: float | None
+    tokens_per_second_baseline: float | None
+    cost_percent: float | None  # of the tokens per second, while degraded
+    sample_size: int  # requests folded
+    requests_missing: int  # until the first segment is watched
+    incident_id: UUID | None
+    last_retrain: RetrainRun | None
+    segments: Sequence[SegmentSummary]
+    cost: Cost | None  # as it was last measured
+    cost_measured_at: datetime | None
+    summary: StreamSummary | None  # the detector's; None before the first fold

@@ -1,0 +1,39 @@
+"""The usual silence of each source: asked once after its last record, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from sqlalchemy.orm import Session
+
+from driftguard.status.staleness import USUAL_SPANS, Newest
+from driftguard.store import silences
+
+Place = tuple[str, str]  # server, target
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A source's newest record that was no canary probe, and all its streams."""
+
+    newest: Newest
+    stream_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class UsualSilences:
+    """One per process, for all threads: what is known stays true until the source's next record. As large as
+    the number of sources that were ever asked for."""
+
+    _known: dict[Place, tuple[Heard, timedelta]] = field(default_factory=dict)
+
+    def of(self, session: Session, heard: Mapping[Place, Heard]) -> dict[Place, timedelta]:
+        """In one statement, and none where all are known."""
+        known = dict(self._known)  # other threads may add to it
+        unknown = [place for place, each in heard.items() if place not in known or known[place][0] != each]
+        asked = [silences.Source(heard[each].stream_ids, heard[each].newest.ended_at) for each in unknown]
+        for place, usual in zip(unknown, silences.longest(session, asked, USUAL_SPANS), strict=True):
+            known[place] = self._known[place] = (heard[place], usual)
+        return {place: known[place][1] for place in heard}

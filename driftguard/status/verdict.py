@@ -1,0 +1,197 @@
+"""The verdict of each stream: by what a fleet of any size is counted, sorted and searched. Little is read of
+each stream; what its verdict rests on is read of those that are shown (gather.py)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy.orm import Session
+
+from driftguard.status.staleness import Newest, depends_on_usual_silence, is_stale
+from driftguard.status.usual_silence import Heard, Place, UsualSilences
+from driftguard.store import detector_states, held_streams, sources, status_queries, streams
+from driftguard.store.streams import StreamRow
+from driftguard.store.tables import HeldStream, Incident, Source
+
+IN_SERVICE_WITHIN: Final = timedelta(minutes=5)  # of the newest record of the same server and target
+WORST_FIRST: Final = (
+    "degraded",
+    "cannot_be_judged",
+    "stale",
+    "drafting_stopped",
+    "improved",
+    "relearning",
+    "insufficient_data",
+    "steady",
+    "replaced",
+)
+
+_RANK: Final = {verdict: rank for rank, verdict in enumerate(WORST_FIRST)}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one stream stands now. `verdict`: "stale" whatever was known where nothing comes any more."""
+
+    stream: StreamRow
+    verdict: str
+    known_verdict: str  # but for the silence of its source
+    incident: Incident | None  # that it stands on
+    set_aside: HeldStream | None
+    in_service: bool
+    draft_in_service: str
+    heard: Newest | None  # of its source, where that has sent any but canary probes
+
+    @property
+    def rank(self) -> int:
+        """0 is the worst."""
+        return _RANK[self.verdict]
+
+
+def standings(
+    session: Session,
+    now: datetime,
+    known: Sequence[StreamRow] | None = None,
+    scraped: Sequence[Source] | None = None,
+    usual: UsualSilences | None = None,
+) -> list[Standing]:
+    """Of every stream, the worst of those in service first, then by name. `known`: all, or all of some places
+    (server, target); `scraped`: all; each where the caller has read them. `usual`: what is known of earlier
+    looks."""
+    known = streams.all_streams(session) if known is None else known
+    scraped = sources.all_sources(session) if scraped is None else scraped
+    heard = _heard(known)
+    audible = _audible(known, heard, sources.quiet_servers(scraped, now))
+    drafts = status_queries.drafts_in_service(session)
+    facts = _Facts(
+        newest=_newest(known),
+        serving=in_service(known, drafts),
+        told=detector_states.verdicts(session),
+        incidents=status_queries.unresolved_incidents(session),
+        drafts=drafts,
+        set_aside=held_streams.set_aside(session),
+        heard=heard,
+        silent=_silent(session, audible, now, usual or UsualSilences()),
+    )
+    found = [_standing(stream, facts) for stream in known]
+    return sorted(found, key=lambda item: (item.rank, item.stream.server, item.stream.target, item.stream.id))
+
+
+def in_service(known: Sequence[StreamRow], drafts: Mapping[tuple[str, str], str]) -> set[int]:
+    """Ids of the streams heard lately, beside the newest of their server and target, with the draft that was
+    put into service there if one was (`drafts`: (server, target) -> its version)."""
+    newest = _newest(known)
+    serving = set()
+    for stream in known:
+        place = (stream.server, stream.target)
+        replaced = stream.method != "none" and drafts.get(place, stream.draft_version) != stream.draft_version
+        if not replaced and newest[place].last_seen_at - stream.last_seen_at <= IN_SERVICE_WITHIN:
+            serving.add(stream.id)
+    return serving
+
+
+def _newest(known: Sequence[StreamRow]) -> dict[Place, StreamRow]:
+    """(server, target) -> the stream heard last."""
+    newest: dict[Place, StreamRow] = {}
+    for stream in known:
+        best = newest.setdefault((stream.server, stream.target), stream)
+        if stream.last_seen_at > best.last_seen_at:
+            newest[stream.server, stream.target] = stream
+    return newest
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    newest: dict[Place, StreamRow]
+    serving: set[int]
+    told: dict[int, str]
+    incidents: dict[int, dict[str, Incident]]
+    drafts: dict[Place, str]
+    set_aside: dict[int, HeldStream]
+    heard: dict[Place, Newest]
+    silent: set[Place]
+
+
+def _heard(known: Sequence[StreamRow]) -> dict[Place, Newest]:
+    """(server, target) -> its newest record that was no canary probe; sources without one are left out."""
+    heard: dict[Place, Newest] = {}
+    for stream in known:
+        if stream.traffic_arrived_at is None or stream.traffic_ended_at is None:
+            continue
+        found = Newest(stream.traffic_arrived_at, stream.traffic_ended_at)
+        best = heard.setdefault((stream.server, stream.target), found)
+        if (found.arrived_at, found.ended_at) > (best.arrived_at, best.ended_at):
+            heard[stream.server, stream.target] = found
+    return heard
+
+
+def _audible(
+    known: Sequence[StreamRow], heard: Mapping[Place, Newest], quiet: set[str]
+) -> dict[Place, Heard]:
+    """The sources that may have stopped sending. `quiet`: servers that have nothing to tell."""
+    streams_of: dict[Place, list[int]] = defaultdict(list)
+    for stream in known:
+        streams_of[stream.server, stream.target].append(stream.id)
+    return {
+        place: Heard(newest, tuple(sorted(streams_of[place])))
+        for place, newest in heard.items()
+        if place[0] not in quiet
+    }
+
+
+def _silent(
+    session: Session, audible: Mapping[Place, Heard], now: datetime, usual: UsualSilences
+) -> set[Place]:
+    """Those that stopped sending (staleness.py)."""
+    asked = {place: each for place, each in audible.items() if depends_on_usual_silence(each.newest, now)}
+    known = usual.of(session, asked)
+    return {
+        place for place, each in audible.items() if is_stale(each.newest, now, known.get(place, timedelta()))
+    }
+
+
+def _standing(stream: StreamRow, facts: _Facts) -> Standing:
+    place = (stream.server, stream.target)
+    serving = stream.id in facts.serving
+    told, incidents = facts.told.get(stream.id), facts.incidents.get(stream.id, {})
+    verdict, incident = _verdict(told, incidents, in_service=serving)
+    if verdict == "insufficient_data" and _is_relearning(stream):
+        verdict = "relearning"
+    held = facts.set_aside.get(stream.id) if serving else None
+    if held is not None:
+        verdict = "cannot_be_judged"
+    return Standing(
+        stream=stream,
+        verdict="stale" if serving and place in facts.silent else verdict,
+        known_verdict=verdict,
+        incident=incident,
+        set_aside=held,
+        in_service=serving,
+        draft_in_service=facts.drafts.get(place, facts.newest[place].draft_version),
+        heard=facts.heard.get(place),
+    )
+
+
+def _is_relearning(stream: StreamRow) -> bool:
+    return stream.begun_anew_because == "other_version" and stream.method != "none"
+
+
+def _verdict(
+    told: str | None, incidents: dict[str, Incident], *, in_service: bool
+) -> tuple[str, Incident | None]:
+    """The verdict, and the incident it stands on. An incident that a person resolved is over at once. `told`:
+    the detector's own verdict; None before the first fold."""
+    if not in_service:
+        return "replaced", None
+    if told == "drafting_stopped":
+        return "drafting_stopped", incidents.get("down")
+    for verdict, direction in (("degraded", "down"), ("improved", "up")):
+        if direction in incidents:
+            return verdict, incidents[direction]
+    if told is None:
+        return "insufficient_data", None
+    return ("steady" if told in ("degraded", "improved") else told), None

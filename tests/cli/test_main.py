@@ -1,0 +1,212 @@
+"""The command line as a user meets it: real processes, exit codes, one line for each refusal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from driftguard.cli import app
+from driftguard.demo.processes import free_port
+from driftguard.pipeline.held import VERSION
+from driftguard.store import held_streams
+from driftguard.store.database import Database
+from tests.alerting.http_receiver import wait_until
+from tests.pipeline.sidecar import post, running_sidecar
+from tests.pipeline.traffic import Traffic
+
+COMMANDS = [
+    "serve",
+    "proxy",
+    "demo",
+    "retrain",
+    "status",
+    "accept",
+    "retry",
+    "replay",
+    "db",
+    "keys",
+    "settings",
+]
+
+
+def driftguard(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "driftguard", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "--help" in result.stdout
+
+
+def test_the_engine_explains_itself() -> None:
+    result = driftguard("engine", "--help")
+    assert result.returncode == 0
+    assert "--help" in result.stdout
+
+
+HEAVY = {"aiohttp", "fastapi", "httpx", "numpy", "procrastinate", "scipy", "torch", "uvicorn"}
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "unneeded"),
+    [
+        (["--help"], 0, HEAVY | {"alembic", "psycopg", "pydantic_settings", "sqlalchemy"}),
+        (["keys", "list"], 1, HEAVY),
+    ],
+    ids=["help", "a command that needs the database alone"],
+)
+def test_a_command_imports_only_what_it_needs(command: list[str], code: int, unneeded: set[str]) -> None:
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "driftguard", *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "DRIFTGUARD_DATABASE_URL": f"postgresql://127.0.0.1:{free_port()}/records"},
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == code
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
+    assert "typer" in imported
+    assert not imported & unneeded
+
+
+def test_an_unknown_setting_is_one_line_and_exit_code_2() -> None:
+    result = driftguard("settings", DRIFTGUARD_PROT="1")
+    assert result.returncode == 2
+    assert result.stderr.strip() == (
+        "driftguard: DRIFTGUARD_PROT: no such setting; `driftguard settings` lists them all"
+    )
+
+
+def test_settings_lists_value_default_and_meaning() -> None:
+    result = driftguard("settings", DRIFTGUARD_PORT="8311")
+    assert result.returncode == 0
+    [line] = [line for line in result.stdout.splitlines() if "│ port " in line]
+    assert "8311" in line
+    assert "8200" in line
+
+
+def test_status_without_a_sidecar_says_where_it_looked() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    result = driftguard("status", "--sidecar", url)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"driftguard: no answer from {url}:")
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_status_tells_the_worst_streams_by_whatever_name_and_how_many_more_there_are(
+    database: Database, tmp_path: Path
+) -> None:
+    traffic = Traffic(seed=81)
+    with running_sidecar(database, tmp_path) as client:
+        for number in range(3):
+            post(client, traffic.draw(1, {"chat": 0.75}, server=f"[/red]chat {number}"))
+        result = driftguard("status", "--limit", "2", "--sidecar", str(client.base_url))
+    assert result.returncode == 0, result.stderr
+    named = [line for line in result.stdout.splitlines() if line.startswith("[/red]chat ")]
+    assert len(named) == 2
+    assert all(re.search(r", stream \d+$", line) for line in named)
+    assert f"1 more: --limit, or search at {client.base_url}" in result.stdout
+
+
+def test_a_stream_that_was_set_aside_is_tried_again_by_command(database: Database, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    with running_sidecar(database, tmp_path) as client:
+        post(client, Traffic(seed=82).draw(3, {"chat": 0.75}))
+        stream_id = client.get("/api/v1/status").json()["streams"][0]["id"]
+        wait_until(lambda: client.get("/api/v1/status").json()["unfolded_records"] == 0, "the fold")
+        refused = driftguard("retry", str(stream_id), "--sidecar", str(client.base_url))
+        with database.session() as session:
+            held = {"failures": 5, "reason": "planted", "version": VERSION, "since": now, "set_aside_at": now}
+            held_streams.hold(session, stream_id, {**held, "after_seq": 3, "records_behind": 0})
+        told = driftguard("status", "--sidecar", str(client.base_url))
+        tried = driftguard("retry", str(stream_id), "--sidecar", str(client.base_url))
+        wait_until(lambda: held_streams_of(database) == [], "the stream to be folded")
+    assert refused.returncode == 1
+    assert "is folded like every other: there is nothing to try again" in refused.stderr
+    assert f"on its page or with `driftguard retry {stream_id}`" in told.stdout
+    assert tried.stdout == f"stream {stream_id}: its 0 records are read again within seconds\n"
+
+
+def held_streams_of(database: Database) -> list[int]:
+    with database.session() as session:
+        return [held.stream_id for held in held_streams.all_held(session)]
+
+
+def test_an_unreachable_database_is_named_without_its_password() -> None:
+    port = free_port()
+    url = f"postgresql://someone:hunter2@127.0.0.1:{port}/records"
+    result = driftguard("serve", "--port", "0", DRIFTGUARD_DATABASE_URL=url)
+    assert result.returncode == 1
+    assert f"127.0.0.1:{port}" in result.stderr
+    assert "hunter2" not in result.stderr + result.stdout
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = driftguard("serve", "--port", port, "--data-dir", str(tmp_path / "data"))
+    assert result.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+    assert not (tmp_path / "data").exists()
+
+
+def test_another_address_needs_a_key(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    refused = driftguard("serve", "--host", "0.0.0.0", "--port", "0", "--data-dir", data)
+    assert refused.returncode == 2
+    assert "driftguard keys create" in refused.stderr
+
+
+def test_the_sidecar_serves_and_stops_cleanly(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "driftguard", "serve", "--port", str(port), "--data-dir", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}", process)
+        status = driftguard("status", "--json", "--sidecar", f"http://127.0.0.1:{port}")
+        assert json.loads(status.stdout)["streams"] == []
+        page = httpx.get(f"http://127.0.0.1:{port}/")
+        assert page.status_code == 200
+        assert "<title>" in page.text
+    finally:
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in output
+    assert not (tmp_path / "postgres" / "postmaster.pid").exists(), "the embedded database was left running"
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    pytest.fail(f"not ready: {process.poll()}")

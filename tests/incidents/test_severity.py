@@ -1,0 +1,222 @@
+"""How grave an incident is: what it costs decides who is paged, and a fall that grows is told again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+
+from driftguard.cost import assess
+from driftguard.detection import DetectorConfig
+from driftguard.incidents import cost_measurement, cost_update
+from driftguard.incidents import severity as incident_severity
+from driftguard.incidents.cost_update import Measurement
+from driftguard.incidents.message import summary
+from driftguard.incidents.severity import severity_of
+from driftguard.metrics import Metrics
+from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.retraining.ledger.incident_notes import begin_mitigation, end_mitigation
+from driftguard.store import incidents
+from driftguard.store.database import Database
+from driftguard.store.tables import Incident, Notification, Stream
+from tests.alerting.http_receiver import http_receiver, wait_until
+from tests.alerting.incident_rows import add_incident
+from tests.cost.traffic import Server
+from tests.incidents.test_cost_measurement import START, records
+from tests.pipeline.examining import fold_and_examine
+from tests.pipeline.sidecar import post, running_sidecar
+from tests.pipeline.traffic import store
+
+PAGER = ["webhook:http://pager"]
+SEED = 1
+
+
+def server(rate: float) -> Server:
+    """With K = 1 a step emits 1 + rate tokens. Long answers: a small fall is found soon."""
+    return Server(accepts=(rate,), tokens=400, noise=0.02)
+
+
+GOOD = server(0.7)
+SLIGHT = server(0.69)  # by formula .6% slower; found so soon that it looks up to twice as much
+WORSE = server(0.62)  # 5% slower
+BAD = server(0.2)  # 29% slower
+
+
+class World:
+    """A database, its pipeline, and traffic of one stream."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.rng = np.random.default_rng(SEED)
+        config = DetectorConfig(minimum_drop=0.1)
+        self.pipeline = Pipeline(database, config, Metrics())
+        self.minute = 0
+
+    def send(self, *, fold: bool = True, **segments: tuple[Server, int]) -> None:
+        """So many requests of each segment, one per second, from the next hour on."""
+        start = (START + timedelta(minutes=self.minute)).timestamp()
+        drawn = [
+            item
+            for segment, (behind, count) in segments.items()
+            for item in behind.serve(self.rng, count, 1, start=start, segment=segment)
+        ]
+        self.minute += 60
+        store(self.database, records(self.rng, sorted(drawn, key=lambda item: item.ended_at)))
+        if fold:
+            fold_and_examine(self.pipeline, self.database)
+
+    def measure(self) -> None:
+        now = START + timedelta(minutes=self.minute)
+        cost_measurement.refresh(self.database, now, PAGER)
+
+    def incident(self) -> tuple[Incident, Stream]:
+        with self.database.session() as session:
+            ((incident, stream),) = incidents.page(session, limit=10)
+            return incident, stream
+
+    def told(self) -> list[tuple[str, str]]:
+        with self.database.session() as session:
+            rows = session.scalars(select(Notification).order_by(Notification.id))
+            return [(row.event, row.severity) for row in rows]
+
+    def history(self) -> list[str]:
+        with self.database.session() as session:
+            ((incident, _),) = incidents.page(session, limit=10)
+            return [step.reason for step in incidents.transitions(session, incident.id)]
+
+
+def test_a_fall_that_costs_next_to_nothing_pages_nobody_until_it_grows(database: Database) -> None:
+    world = World(database)
+    world.send(chat=(GOOD, 1_200))
+    world.send(chat=(SLIGHT, 600))
+    assert world.incident()[0].severity == "info"
+    world.measure()
+    assert (world.incident()[0].severity, world.told()) == ("info", [])
+
+    world.send(chat=(WORSE, 2_000))
+    world.measure()
+    incident, stream = world.incident()
+    assert incident.severity == "warning"
+    lost = incident.evidence["slowdown_measured"]
+    assert lost == pytest.approx(1 - 1.62 / 1.7, abs=0.01)
+    assert incident.tokens_per_second_after is not None
+    assert incident.tokens_per_second_before is not None
+    assert incident.tokens_per_second_after / incident.tokens_per_second_before == pytest.approx(1 - lost)
+    because = "the changed segments have become about 5% slower (measured)"
+    assert world.history()[1:] == [f"warning instead of info: {because}"]
+    assert f"Now warning: {because}." in summary(incident, stream)
+
+    world.send(chat=(BAD, 2_000))
+    world.measure()
+    world.send(chat=(GOOD, 2_000), fold=False)  # it recovers, which is for the detector to say
+    world.measure()
+    assert world.incident()[0].severity == "critical"
+    assert len(world.history()) == 3
+    # The first page had reached nobody yet: the graver one takes its place.
+    assert world.told() == [("firing", "critical")]
+
+
+def test_what_other_segments_lose_while_a_fall_is_open_is_told(database: Database) -> None:
+    """The detector finds no second fall before the first is over."""
+    world = World(database)
+    world.send(chat=(GOOD, 1_200), code=(GOOD, 1_200))
+    world.send(chat=(SLIGHT, 800), code=(GOOD, 800))
+    assert [segment["segment"] for segment in world.incident()[0].segments] == ["chat"]
+    world.measure()
+    assert world.incident()[0].severity == "info"
+    world.send(chat=(SLIGHT, 1_000), code=(WORSE, 1_000))
+    world.measure()
+    assert world.incident()[0].severity == "warning"
+    assert "other segments have become at least" in world.history()[-1]
+    assert world.told() == [("firing", "warning")]
+
+
+def test_with_a_threshold_of_0_every_fall_pages_over_real_http(database: Database, tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED)
+    start = START.timestamp()
+    requests = [*GOOD.serve(rng, 1_200, 1, start=start), *SLIGHT.serve(rng, 600, 1, start=start + 1_200)]
+    with (
+        http_receiver() as receiver,
+        running_sidecar(database, tmp_path, [receiver.url], page_slowdown=0.0) as client,
+    ):
+        post(client, records(rng, requests))
+        wait_until(lambda: bool(receiver.taken()), "the page")
+        (page,) = receiver.taken()
+        assert page.body["incident"]["severity"] == "warning"
+        answer = client.get(f"/api/v1/incidents/{page.body['incident']['id']}").json()
+        assert [step["severity"] for step in answer["transitions"]] == ["warning"]
+        assert [item["severity"] for item in answer["notifications"]] == ["warning"]
+
+
+def test_a_mitigation_that_failed_returns_to_the_state_before_it_whatever_was_raised_meanwhile(
+    database: Database, tmp_path: Path
+) -> None:
+    incident_id = add_incident(database, [], severity="warning")
+    now = datetime.now(UTC)
+    with database.session() as session:
+        begin_mitigation(session, incident_id, "retraining", now)
+        incident = incidents.find(session, incident_id)[0]
+        assert incident_severity.raise_to(session, incident, "critical", "it grew", PAGER, now)
+        assert not incident_severity.raise_to(session, incident, "warning", "it shrank", PAGER, now)
+        end_mitigation(session, incident_id, "the gate refused the candidate", now)
+        assert incidents.find(session, incident_id)[0].state == "open"
+    with running_sidecar(database, tmp_path) as client:
+        page = client.get(f"/incidents/{incident_id}").text
+    assert "critical instead of warning: it grew" in page
+
+
+def test_an_incident_that_is_over_becomes_no_graver(database: Database) -> None:
+    incident_id: UUID = add_incident(database, [], severity="info")
+    now = datetime.now(UTC)
+    with database.session() as session:
+        incident = incidents.move(session, incident_id, "resolved", "acceptance is back", now)
+        assert not incident_severity.raise_to(session, incident, "critical", "it grew", PAGER, now)
+        assert session.scalars(select(Notification)).all() == []
+
+
+def diagnosed(direction: str, cause: str, confidence: str) -> Incident:
+    known: dict[str, Any] = {"cause": cause, "confidence": confidence}
+    return Incident(direction=direction, diagnosis=known)
+
+
+@pytest.mark.parametrize(
+    ("cause", "confidence", "severity"),
+    [
+        ("query_drift", "high", "critical"),
+        ("machine", "high", "critical"),
+        ("unknown", "low", "critical"),
+        ("configuration", "medium", "critical"),
+        ("configuration", "high", "info"),
+        ("mix_shift", "high", "info"),
+    ],
+)
+def test_only_a_sure_harmless_cause_keeps_a_page_back(cause: str, confidence: str, severity: str) -> None:
+    assert severity_of(diagnosed("down", cause, confidence), 0.3) == severity
+
+
+def test_suspicious_answers_page_although_nothing_got_slower() -> None:
+    assert severity_of(diagnosed("up", "quality", "high"), -0.4) == "warning"
+    assert severity_of(diagnosed("up", "unknown", "low"), -0.4) == "info"
+
+
+def test_a_first_measurement_that_is_hardly_sure_is_told_and_pages_nobody(database: Database) -> None:
+    """Of many small losses the first to be shown is one that chance made larger: this one is of .9%."""
+    rng = np.random.default_rng(16)
+    before, since = (
+        Server(accepts=(rate,), noise=0.3).serve(rng, 600, 1, start=start, segment="german")
+        for rate, start in ((0.7, 0.0), (0.685, 1_000.0))
+    )
+    measured = Measurement(assess(before, since, [], changed=["german"]), before, since)
+    incident_id = add_incident(database, [], severity="info")
+    with database.session() as session:
+        incident = incidents.find(session, incident_id)[0]
+        incident.evidence = {"slowdown_measured": None, "slowdown_formula": 0.009}
+        cost_update.update(session, incident, measured, datetime.now(UTC), PAGER)
+        assert incident.evidence["slowdown_measured"] > 0.03
+        assert incident.severity == "info"
+        assert session.scalars(select(Notification)).all() == []

@@ -1,0 +1,107 @@
+"""Another target behind the same draft: told as such, compared with the one before, and retrained for."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from sqlalchemy import select
+
+from driftguard.detection import DetectorConfig
+from driftguard.incidents import cost_measurement
+from driftguard.incidents.message import cost_of
+from driftguard.incidents.target_replaced import fallen_segments, note_baseline
+from driftguard.metrics import Metrics
+from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.records import AcceptanceRecord
+from driftguard.retraining.due import why_not
+from driftguard.store import incidents
+from driftguard.store.acceptance_levels import AcceptanceLevel
+from driftguard.store.database import Database
+from driftguard.store.tables import Incident, Notification
+from tests.pipeline.examining import fold_and_examine
+from tests.pipeline.traffic import Traffic, store
+
+GOOD = {"code": 0.75, "german": 0.7}
+WORSE = {"code": 0.75, "german": 0.45}
+
+
+def fold_all(database: Database) -> None:
+    config = DetectorConfig(minimum_drop=0.1)
+    fold_and_examine(
+        Pipeline(database, config, Metrics(), after_fold=[note_baseline], batch_records=200), database
+    )
+
+
+def of_target(records: list[AcceptanceRecord], target: str) -> list[AcceptanceRecord]:
+    return [msgspec.structs.replace(record, target=target) for record in records]
+
+
+def all_incidents(database: Database) -> list[Incident]:
+    with database.session() as session:
+        return list(session.scalars(select(Incident)))
+
+
+def test_a_draft_that_fits_the_new_target_less_is_retrained_against_it(database: Database) -> None:
+    traffic = Traffic(seed=1)
+    store(database, traffic.draw(600, GOOD))
+    replaced_at = traffic.clock
+    store(database, of_target(traffic.draw(900, WORSE), "target-2"))
+    fold_all(database)
+    (incident,) = all_incidents(database)
+    assert (incident.direction, incident.state) == ("down", "open")
+    assert abs((incident.change_point_at - replaced_at).total_seconds()) < 5
+    assert [segment["segment"] for segment in incident.segments] == ["german"]
+    assert incident.acceptance_before == pytest.approx(0.7, abs=0.03)
+    assert incident.acceptance_after == pytest.approx(0.45, abs=0.03)
+    assert incident.diagnosis is not None
+    assert (incident.diagnosis["cause"], incident.diagnosis["confidence"]) == ("target_replaced", "high")
+    assert incident.diagnosis["summary"] == "the target was replaced (target before)"
+    assert why_not(incident.diagnosis, "high") is None
+    with database.session() as session:
+        assert incidents.find(session, incident.id)[1].target == "target-2"
+        assert [row.event for row in session.scalars(select(Notification))] == ["firing"]
+
+
+def test_a_draft_that_fits_the_new_target_as_well_is_left_alone(database: Database) -> None:
+    traffic = Traffic(seed=2)
+    store(database, traffic.draw(600, GOOD))
+    store(database, of_target(traffic.draw(900, GOOD), "target-2"))
+    fold_all(database)
+    assert all_incidents(database) == []
+
+
+def test_another_draft_on_another_target_is_no_replacement(database: Database) -> None:
+    traffic = Traffic(seed=3)
+    store(database, traffic.draw(600, GOOD))
+    store(database, of_target(traffic.draw(900, WORSE, draft_version="v2"), "target-2"))
+    fold_all(database)
+    assert all_incidents(database) == []
+
+
+def test_small_or_unshown_falls_are_none() -> None:
+    old = [AcceptanceLevel("a", 500, 0.7, 0.01), AcceptanceLevel("b", 20, 0.7, 0.01)]
+    small = [AcceptanceLevel("a", 500, 0.66, 0.01)]
+    noisy = [AcceptanceLevel("a", 30, 0.55, 0.25)]
+    few = [AcceptanceLevel("b", 500, 0.2, 0.01)]
+    fell = [AcceptanceLevel("a", 500, 0.55, 0.01)]
+    assert [bool(fallen_segments(old, new, 0.1)) for new in (small, noisy, few, fell)] == [
+        False, False, False, True,
+    ]  # fmt: skip
+
+
+def test_its_cost_is_told_once_it_is_measured(database: Database) -> None:
+    """Such an incident opens without one; nothing before the change is to be compared with."""
+    traffic = Traffic(seed=1)
+    store(database, traffic.draw(600, GOOD))
+    store(database, of_target(traffic.draw(900, WORSE), "target-2"))
+    fold_all(database)
+    (opened,) = all_incidents(database)
+    assert cost_of(opened) is None
+    cost_measurement.refresh(database, datetime.now(UTC))
+    (incident,) = all_incidents(database)
+    cost = cost_of(incident)
+    assert cost is not None
+    assert cost.lost is None
+    assert incident.tokens_per_second_after == cost.now.tokens_per_second

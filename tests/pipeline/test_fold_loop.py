@@ -1,0 +1,295 @@
+"""The detector loop on a real database: what opens, what closes, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select, text, update
+from sqlalchemy.orm import Session
+from structlog.testing import capture_logs
+
+from driftguard.detection import DetectorConfig, Finding
+from driftguard.incident_lifecycle import State
+from driftguard.incidents.examiner import Examiner
+from driftguard.metrics import Metrics
+from driftguard.pipeline import held, look_around
+from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.pipeline.look_around import LookAround
+from driftguard.store import detector_states, incidents
+from driftguard.store.database import Database
+from driftguard.store.records import StoredRecord, read_after
+from driftguard.store.tables import DetectorState, Incident, Notification, Stream
+from tests.alerting.http_receiver import wait_until
+from tests.pipeline.examining import fold_and_examine
+from tests.pipeline.traffic import Traffic, store
+
+CONFIG = DetectorConfig(minimum_drop=0.1)
+GOOD = {"code": 0.75, "english": 0.7, "german": 0.7}
+BAD = {**GOOD, "german": 0.35}
+
+
+def fold_all(pipeline: Pipeline) -> None:
+    while pipeline.fold_batch():
+        pass
+
+
+def new_pipeline(database: Database, *, batch_records: int = 200) -> Pipeline:
+    return Pipeline(database, CONFIG, Metrics(), batch_records=batch_records)
+
+
+def all_incidents(database: Database) -> list[Incident]:
+    with database.session() as session:
+        return list(session.scalars(select(Incident).order_by(Incident.opened_seq)))
+
+
+def test_a_fall_in_one_segment_opens_one_incident_that_says_where_since_when_and_how_bad(
+    database: Database,
+) -> None:
+    traffic = Traffic(seed=1)
+    store(database, traffic.draw(1500, GOOD))
+    changed_at = traffic.clock
+    store(database, traffic.draw(300, BAD))
+    fold_and_examine(new_pipeline(database), database)
+
+    (incident,) = all_incidents(database)
+    assert (incident.state, incident.direction) == ("open", "down")
+    assert [segment["segment"] for segment in incident.segments] == ["german"]
+    assert abs((incident.change_point_at - changed_at).total_seconds()) < 60
+    assert incident.interval_start_at <= incident.change_point_at <= incident.interval_end_at
+    assert incident.acceptance_before == pytest.approx(0.7, abs=0.03)
+    assert incident.acceptance_after == pytest.approx(0.35, abs=0.06)
+    # Emitted per step falls from about 1 + 4 x 0.7 to 1 + 4 x 0.35, and a step takes as long as before.
+    assert incident.tokens_per_second_before is not None
+    assert incident.tokens_per_second_after is not None
+    assert incident.tokens_per_second_after / incident.tokens_per_second_before == pytest.approx(
+        2.4 / 3.8, abs=0.06
+    )
+    assert incident.severity == "critical"
+    with database.session() as session:
+        (notification,) = session.scalars(select(Notification))
+        assert (notification.event, notification.destination) == ("firing", "webhook:http://pager")
+
+
+def test_a_change_of_the_mix_alone_opens_nothing(database: Database) -> None:
+    traffic = Traffic(seed=2)
+    store(database, traffic.draw(1500, {"code": 0.85, "german": 0.45}))
+    store(database, traffic.draw(600, {"german": 0.45}))
+    fold_and_examine(new_pipeline(database), database)
+    assert all_incidents(database) == []
+
+
+def test_a_rise_is_an_incident_but_pages_nobody(database: Database) -> None:
+    traffic = Traffic(seed=3)
+    store(database, traffic.draw(1500, GOOD))
+    store(database, traffic.draw(300, {**GOOD, "german": 0.95}))
+    fold_and_examine(new_pipeline(database), database)
+    (incident,) = all_incidents(database)
+    assert (incident.direction, incident.severity) == ("up", "info")
+    with database.session() as session:
+        assert session.scalars(select(Notification)).all() == []
+
+
+def test_recovery_resolves_the_incident_and_announces_it_where_it_was_announced(database: Database) -> None:
+    traffic = Traffic(seed=4)
+    pipeline = new_pipeline(database)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
+    fold_and_examine(pipeline, database)
+    store(database, traffic.draw(1200, GOOD))
+    fold_and_examine(pipeline, database)
+    (incident,) = all_incidents(database)
+    assert incident.state == "resolved"
+    assert incident.resolution is not None
+    assert "german" in incident.resolution
+    with database.session() as session:
+        events = session.scalars(select(Notification.event).order_by(Notification.id)).all()
+        steps = [(row.from_state, row.to_state) for row in incidents.transitions(session, incident.id)]
+    assert events == ["firing", "resolved"]
+    assert steps == [(None, "open"), ("open", "resolved")]
+
+
+def test_a_batch_that_the_database_takes_too_long_for_is_followed_by_smaller_ones(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = Traffic(seed=13)
+    store(database, traffic.draw(300, GOOD))
+
+    def slow(session: Session, position: int, *, limit: int) -> list[StoredRecord]:
+        if limit > 60:
+            session.execute(text("SET LOCAL statement_timeout = '100ms'"))
+            session.execute(text("SELECT pg_sleep(60)"))
+        return read_after(session, position, limit=limit)
+
+    monkeypatch.setattr("driftguard.pipeline.fold_loop.read_after", slow)
+    pipeline = new_pipeline(database, batch_records=200)
+    pipeline.start()
+    try:
+        wait_until(lambda: lag(database) == 0, "all records to be folded")
+    finally:
+        pipeline.stop()
+
+
+def lag(database: Database) -> int:
+    with database.session() as session:
+        return detector_states.unfolded(session)
+
+
+def test_canary_probes_are_not_folded(database: Database) -> None:
+    traffic = Traffic(seed=5)
+    store(database, traffic.draw(1500, GOOD))
+    store(database, traffic.draw(300, BAD, kind="probe"))
+    pipeline = new_pipeline(database)
+    fold_all(pipeline)
+    assert all_incidents(database) == []
+    with database.session() as session:
+        assert detector_states.unfolded(session) == 0
+        summary = session.scalars(select(DetectorState.summary)).one()
+    assert summary["requests"] == 1500
+
+
+def test_what_a_person_resolved_is_over_for_the_detector_too(database: Database) -> None:
+    traffic = Traffic(seed=6)
+    pipeline = new_pipeline(database)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
+    fold_all(pipeline)
+    (first,) = all_incidents(database)
+    with database.session() as session:
+        incidents.move(session, first.id, "resolved", "expected: a new tenant", datetime.now(UTC))
+    store(database, traffic.draw(300, BAD))
+    fold_all(pipeline)
+    found = all_incidents(database)
+    assert [incident.state for incident in found] == ["resolved", "open"]  # it is still bad: a new incident
+
+
+@pytest.mark.parametrize("state", ["open", "mitigating"])
+def test_an_incident_of_a_draft_that_is_gone_ends_unless_a_promotion_is_being_watched(
+    database: Database, state: State
+) -> None:
+    traffic = Traffic(seed=12)
+    pipeline = new_pipeline(database)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
+    store(database, traffic.draw(400, GOOD, draft_version="v2"))
+    fold_all(pipeline)
+    (incident,) = all_incidents(database)
+    if state != "open":
+        with database.session() as session:
+            incidents.move(session, incident.id, state, "retraining", datetime.now(UTC))
+    now = datetime.now(UTC)
+    seen = update(Stream).where(Stream.draft_version == "v1")
+    with database.session() as session:
+        session.execute(seen.values(last_seen_at=now - timedelta(minutes=10)))
+    LookAround(database, Metrics()).look(now)
+    assert all_incidents(database)[0].state == state  # it may only be quiet
+    with database.session() as session:
+        session.execute(seen.values(last_seen_at=now - timedelta(minutes=20)))
+    LookAround(database, Metrics()).look(now)
+    assert all_incidents(database)[0].state == {"open": "resolved", "mitigating": "mitigating"}[state]
+
+
+def test_two_sidecars_take_turns_and_end_where_one_would(database: Database) -> None:
+    records = Traffic(seed=7).draw(1500, GOOD) + Traffic(seed=8).draw(400, BAD)
+    store(database, records)
+    pipelines = [new_pipeline(database, batch_records=50) for _ in range(2)]
+    threads = [threading.Thread(target=fold_all, args=(pipeline,)) for pipeline in pipelines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with database.session() as session:
+        both = session.scalars(select(DetectorState.state)).one()
+        opened = session.scalars(select(Incident.id)).all()
+        for table in ("incidents", "detector_states", "fold_positions"):
+            session.execute(text(f"DELETE FROM {table}"))
+    fold_all(new_pipeline(database, batch_records=5000))
+    with database.session() as session:
+        assert session.scalars(select(DetectorState.state)).one() == both
+        assert session.scalars(select(Incident.id)).all() == opened
+    assert len(opened) == 1
+
+
+def test_a_reader_that_fails_takes_what_its_stream_had_in_the_batch_back(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "RETRY_AFTER_SECONDS", (0.0,))
+    store(database, Traffic(seed=9).draw(300, GOOD))
+    calls: list[int] = []
+
+    def failing_once(
+        session: Session, stream: Stream, records: Sequence[StoredRecord], findings: Sequence[Finding]
+    ) -> None:
+        del session, stream, findings
+        calls.append(len(records))
+        if len(calls) == 1:
+            raise RuntimeError("the reader failed")
+
+    pipeline = Pipeline(database, CONFIG, Metrics(), after_fold=[failing_once])
+    pipeline._fold_next()
+    with database.session() as session:
+        assert detector_states.unfolded(session) == 300
+        assert session.scalars(select(DetectorState)).all() == []
+    fold_all(pipeline)
+    assert calls == [300, 300]
+
+
+@pytest.mark.parametrize(
+    ("stored", "reason", "counts"),
+    [
+        ("'nonsense'", "the stored detector state is damaged; baselines are relearned", (1, 0)),
+        (
+            "set_byte(state, 7, 200)",
+            "stored by another version of DriftGuard; baselines are relearned",
+            (0, 1),
+        ),
+    ],
+)
+def test_an_unreadable_state_begins_anew_and_closes_what_it_had_opened(
+    database: Database, stored: str, reason: str, counts: tuple[int, int]
+) -> None:
+    traffic = Traffic(seed=10)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
+    fold_all(new_pipeline(database))
+    with database.session() as session:
+        session.execute(text(f"UPDATE detector_states SET state = {stored}::bytea"))
+    store(database, traffic.draw(10, GOOD))
+    metrics = Metrics()
+    with capture_logs() as logs:
+        fold_all(Pipeline(database, CONFIG, metrics))
+    (incident,) = all_incidents(database)
+    assert incident.state == "resolved"
+    assert (incident.resolution or "").startswith(reason)
+    assert [line["log_level"] for line in logs if line["event"] == reason] == [
+        "error" if counts == (1, 0) else "warning"
+    ]
+    told = metrics.exposition().decode()
+    assert f"driftguard_detector_states_lost_total {counts[0]}.0" in told
+    assert f"driftguard_detector_states_of_other_version_total {counts[1]}.0" in told
+
+
+def test_an_incident_is_in_the_metrics_as_soon_as_it_is_stored_whenever_the_next_look_is_due(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prometheus pages by them."""
+    metrics, traffic = Metrics(), Traffic(seed=1)
+    looking = LookAround(database, metrics)
+    examiner = Examiner(database, metrics, minimum_drop=0.1, on_told=looking.soon)
+    pipeline = Pipeline(database, CONFIG, metrics, on_found=examiner.soon)
+    labels = {"severity": "critical", "direction": "down"}
+
+    def opened() -> float | None:
+        return metrics.registry.get_sample_value("driftguard_incidents_open", labels)
+
+    store(database, traffic.draw(1500, {"code": 0.75}))
+    monkeypatch.setattr(look_around, "LOOK_SECONDS", 1_000.0)  # by the clock it need not look again
+    fold_all(pipeline)
+    looking.start()
+    examiner.start()
+    try:
+        wait_until(lambda: opened() == 0, "the first look")
+        store(database, traffic.draw(300, {"code": 0.3}))
+        fold_all(pipeline)
+        wait_until(lambda: opened() == 1, "the gauge of the incident")
+    finally:
+        examiner.stop()
+        looking.stop()

@@ -1,0 +1,87 @@
+"""The look-around goes on while the fold fails, and shows nothing that it could not measure."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+import pytest
+from structlog.testing import capture_logs
+
+from driftguard.errors import DatabaseUnavailable
+from driftguard.metrics import Metrics
+from driftguard.pipeline import look_around
+from driftguard.pipeline.look_around import LookAround
+from driftguard.status import gauges
+from driftguard.store import detector_states
+from driftguard.store.database import Database
+from tests.alerting.http_receiver import wait_until
+from tests.pipeline.traffic import Traffic, store
+
+
+def shown(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"driftguard_{name}", labels)
+
+
+def test_the_lag_is_shown_while_nothing_is_folded(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_around, "LOOK_SECONDS", 0.01)
+    metrics = Metrics()
+    looking = LookAround(database, metrics)
+    looking.start()
+    try:
+        wait_until(lambda: bool(shown(metrics, "gauges_last_refresh_timestamp_seconds")), "the first look")
+        assert shown(metrics, "fold_lag_records") == 0
+        store(database, Traffic(seed=1).draw(30, {"code": 0.75}))
+        wait_until(lambda: shown(metrics, "fold_lag_records") == 30, "the lag")
+    finally:
+        looking.stop()
+
+
+def test_a_look_that_fails_is_counted_and_repeated_and_the_lag_is_measured_before_it(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_around, "LOOK_SECONDS", 0.01)
+    store(database, Traffic(seed=1).draw(30, {"code": 0.75}))
+    failing = True
+    refresh = gauges.refresh
+
+    def sometimes(*arguments: object) -> None:
+        if failing:
+            raise RuntimeError("a gauge that cannot be set")
+        refresh(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gauges, "refresh", sometimes)
+    metrics = Metrics()
+    looking = LookAround(database, metrics)
+    with capture_logs() as logs:
+        looking.start()
+        try:
+            failures = "loop_failures_total"
+            wait_until(lambda: (shown(metrics, failures, loop="look_around") or 0) >= 2, "two failures")
+            assert shown(metrics, "fold_lag_records") == 30
+            failing = False
+            wait_until(lambda: bool(shown(metrics, "gauges_last_refresh_timestamp_seconds")), "a look")
+        finally:
+            looking.stop()
+    assert "looking around failed and will be tried again" in {line["event"] for line in logs}
+
+
+def test_a_lag_that_cannot_be_measured_is_not_shown_as_it_was(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = Metrics()
+    looking = LookAround(database, metrics)
+    looking.look(datetime.now(UTC))
+    assert shown(metrics, "fold_lag_records") == 0
+
+    def away(_: object) -> int:
+        raise DatabaseUnavailable("database 'driftguard' at db.internal:5432: connection refused")
+
+    monkeypatch.setattr(detector_states, "lag", away)
+    with capture_logs() as logs:
+        looking._attempt()
+    assert math.isnan(shown(metrics, "fold_lag_records") or 0)
+    assert shown(metrics, "database_up") == 0
+    assert [line["event"] for line in logs] == ["the gauges wait for the database"]

@@ -1,0 +1,82 @@
+"""A stream whose stored detector state cannot be read: what the status, the gauge and the page say until a
+baseline is learned."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from driftguard.detection import DetectorConfig
+from driftguard.metrics import Metrics
+from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.pipeline.look_around import LookAround
+from driftguard.pipeline.relearning import forget_beginning
+from driftguard.status.gather import gather
+from driftguard.status.stream_status import StreamStatus
+from driftguard.store.database import Database
+from tests.pipeline.sidecar import running_sidecar
+from tests.pipeline.traffic import Traffic, store
+
+GOOD = {"code": 0.75, "german": 0.7}
+CONFIG = DetectorConfig(minimum_drop=0.1)
+ANOTHER_VERSION, NONSENSE = "set_byte(state, 7, 200)", "'nonsense'"
+
+
+def fold_all(database: Database) -> Metrics:
+    """As a process that has just started."""
+    metrics = Metrics()
+    pipeline = Pipeline(database, CONFIG, metrics, after_fold=[forget_beginning])
+    while pipeline.fold_batch():
+        pass
+    return metrics
+
+
+def status_of(database: Database, traffic: Traffic) -> StreamStatus:
+    with database.session() as session:
+        (found,) = gather(session, traffic.clock + timedelta(minutes=1))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stored", "verdict", "word", "because"),
+    [
+        (
+            ANOTHER_VERSION,
+            "relearning",
+            "Relearning",
+            "the detector's state was stored by another version of DriftGuard",
+        ),
+        (NONSENSE, "insufficient_data", "Insufficient data", "the stored detector state is damaged"),
+    ],
+)
+def test_it_is_told_until_a_baseline_is_learned(
+    database: Database, tmp_path: Path, stored: str, verdict: str, word: str, because: str
+) -> None:
+    traffic = Traffic(seed=11)
+    store(database, traffic.draw(1000, GOOD), traffic.clock)
+    fold_all(database)
+    assert status_of(database, traffic).verdict == "steady"
+
+    with database.session() as session:
+        session.execute(text(f"UPDATE detector_states SET state = {stored}::bytea"))
+    store(database, traffic.draw(10, GOOD), traffic.clock)
+    fold_all(database)
+    found = status_of(database, traffic)
+    assert found.verdict == verdict
+    assert found.stream.begun_anew_at is not None
+    told = f"{word} since {found.stream.begun_anew_at:%F %T} UTC: {because}; baselines are relearned. "
+    assert found.text.startswith(f"{told}10 requests so far; ")
+    metrics = Metrics()
+    LookAround(database, metrics).look(traffic.clock + timedelta(minutes=1))
+    assert f'verdict="{verdict}"}} 1.0'.encode() in metrics.exposition()
+    with running_sidecar(database, tmp_path) as client:
+        assert told in client.get("/").text.replace("&#39;", "'")
+
+    store(database, traffic.draw(1000, GOOD), traffic.clock)
+    fold_all(database)
+    found = status_of(database, traffic)
+    assert (found.verdict, found.stream.begun_anew_at) == ("steady", None)
+    assert found.text.startswith("Steady: ")
