@@ -20,7 +20,7 @@ $(BIN)/python:
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing into $(VENV) (torch is large, this takes a minute or a few)"
 	@$(INSTALL) -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -c 'import driftguard.app, driftguard_engine.server, driftguard_training.distill, hypothesis, openai, playwright.sync_api, schemathesis' # compiles what is used
+	@$(BIN)/python -c 'import driftguard.app, driftguard_engine.server.app, driftguard_training.distill, hypothesis, openai, playwright.sync_api, schemathesis' # compiles what is used
 	@touch $(STAMP)
 
 demo: setup

@@ -20,7 +20,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
         "driftguard.retraining.run",
-        "driftguard_engine.server",
+        "driftguard_engine.server.app",
         "driftguard_training.distill",
         "driftguard_training.evaluate",
         "transformers.models.llama.modeling_llama",  # transformers would import it with the first model

@@ -28,7 +28,7 @@ from driftguard_engine.__main__ import BUNDLED
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import Request, SamplingParams
 from driftguard_engine.engine import Engine
-from driftguard_engine.telemetry import Telemetry
+from driftguard_engine.telemetry.telemetry import Telemetry
 from scipy.stats import binom
 
 RECEIVER = """

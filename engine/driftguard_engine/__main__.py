@@ -169,10 +169,10 @@ def main(
     Stop it with SIGTERM or Ctrl+C: running requests finish first, unsent records stay in the spool.
     """
     # Heavy imports wait until the options are read, so that --help and refusals are quick.
-    from driftguard_engine.auth import KEY_VARIABLE, InvalidKeyHash, KeyMissing, choose_key_hash
     from driftguard_engine.config import EngineConfig, InvalidConfig
-    from driftguard_engine.listener import CannotListen, bind
-    from driftguard_engine.logs import configure_logs, secrets_of
+    from driftguard_engine.server.auth import KEY_VARIABLE, InvalidKeyHash, KeyMissing, choose_key_hash
+    from driftguard_engine.server.listener import CannotListen, bind
+    from driftguard_engine.server.logs import configure_logs, secrets_of
 
     secrets = secrets_of(os.environ, sidecar, api_key_hash)
     configure_logs(log_level.value, secrets)
@@ -211,9 +211,9 @@ def main(
 
     from driftguard_engine.core import EngineError
     from driftguard_engine.engine import Engine
-    from driftguard_engine.server import ServeOptions, serve
-    from driftguard_engine.spool import SpoolError
-    from driftguard_engine.telemetry import Telemetry
+    from driftguard_engine.server.app import ServeOptions, serve
+    from driftguard_engine.telemetry.spool import SpoolError
+    from driftguard_engine.telemetry.telemetry import Telemetry
 
     try:
         engine = Engine(config)

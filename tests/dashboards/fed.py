@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from uuid import uuid4
 
 import msgspec
-from driftguard_engine.metrics import Metrics as EngineMetrics
-from driftguard_engine.telemetry import Telemetry
+from driftguard_engine.server.metrics import Metrics as EngineMetrics
+from driftguard_engine.telemetry.telemetry import Telemetry
 
 from driftguard.cost import Cost
 from driftguard.cost.results import Choice, Interval, Speed
@@ -26,7 +26,7 @@ from driftguard.store import drafts, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
 from tests.engine.server.fake_engine import FakeEngine
-from tests.engine.server.finished import finished_request
+from tests.engine.telemetry.finished import finished_request
 from tests.pipeline.traffic import Traffic, store
 
 GOOD = {"code": 0.75, "german": 0.7}

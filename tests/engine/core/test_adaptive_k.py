@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 from driftguard_engine.core import Request
 from driftguard_engine.engine import Engine
-from driftguard_engine.metrics import Metrics
-from driftguard_engine.telemetry import Telemetry, record_of
+from driftguard_engine.server.metrics import Metrics
+from driftguard_engine.telemetry.telemetry import Telemetry, record_of
 
 from tests.engine.core.tiny import request, serve
 

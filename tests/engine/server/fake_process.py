@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from driftguard_engine import server
-from driftguard_engine.listener import bind
-from driftguard_engine.server import ServeOptions, serve
-from driftguard_engine.telemetry import Telemetry
+from driftguard_engine.server import app as server_app
+from driftguard_engine.server.app import ServeOptions, serve
+from driftguard_engine.server.listener import bind
+from driftguard_engine.telemetry.telemetry import Telemetry
 
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.tiny_models import byte_tokenizer
@@ -16,7 +16,7 @@ from tests.engine.server.tiny_models import byte_tokenizer
 def main(arguments: Sequence[str]) -> int:
     engine = FakeEngine(byte_tokenizer())
     if "--fail" in arguments:
-        server.FAILURE_GRACE_SECONDS = 4.0  # a busy test has time to ask it
+        server_app.FAILURE_GRACE_SECONDS = 4.0  # a busy test has time to ask it
         engine.step_error = RuntimeError("device lost")
     telemetry = Telemetry(None, None, "test", engine.target_name)
     return serve(engine, telemetry, bind("127.0.0.1", 0), ServeOptions())

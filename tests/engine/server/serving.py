@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 from driftguard_engine.engine import Engine
-from driftguard_engine.listener import bind
-from driftguard_engine.server import EngineServer, ServeOptions
-from driftguard_engine.telemetry import Telemetry
+from driftguard_engine.server.app import EngineServer, ServeOptions
+from driftguard_engine.server.listener import bind
+from driftguard_engine.telemetry.telemetry import Telemetry
 
 PATIENCE_SECONDS = 60.0  # a guard against hanging; no test waits this long when it passes
 

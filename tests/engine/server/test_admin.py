@@ -7,9 +7,9 @@ from http import HTTPStatus
 
 import httpx
 import pytest
-from driftguard_engine.auth import InvalidKeyHash, KeyMissing, choose_key_hash, hash_of
 from driftguard_engine.core import DraftInfo, InvalidModel, UnknownDraft
-from driftguard_engine.server import ServeOptions
+from driftguard_engine.server.app import ServeOptions
+from driftguard_engine.server.auth import InvalidKeyHash, KeyMissing, choose_key_hash, hash_of
 
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.serving import served

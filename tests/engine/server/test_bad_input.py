@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from driftguard_engine import server
+from driftguard_engine.server import app as server_app
 
 from tests.engine.server.conftest import openai_client
 from tests.engine.server.fake_engine import FakeEngine
@@ -158,7 +158,7 @@ def test_unknown_paths_and_methods_have_openais_form(client: httpx.Client) -> No
 def test_a_body_over_the_limit_is_413(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch, chunked: bool
 ) -> None:
-    monkeypatch.setattr(server, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(server_app, "MAX_BODY_BYTES", 1000)
     content = json.dumps({"prompt": "x" * 2000}).encode()
     response = client.post(
         "/v1/completions",

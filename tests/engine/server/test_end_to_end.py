@@ -13,7 +13,7 @@ import openai
 import pytest
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.engine import Engine
-from driftguard_engine.telemetry import Telemetry
+from driftguard_engine.telemetry.telemetry import Telemetry
 from prometheus_client.parser import text_string_to_metric_families
 
 from driftguard.records import decode_record

@@ -6,8 +6,8 @@ import socket
 
 import httpx
 import pytest
-from driftguard_engine.auth import hash_of
-from driftguard_engine.server import ServeOptions
+from driftguard_engine.server.app import ServeOptions
+from driftguard_engine.server.auth import hash_of
 
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.serving import served

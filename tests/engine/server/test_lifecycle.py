@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from driftguard_engine import server
-from driftguard_engine.server import ServeOptions
+from driftguard_engine.server import app as server_app
+from driftguard_engine.server.app import ServeOptions
 
 from tests.engine.server import fake_process
 from tests.engine.server.fake_engine import TOKEN_TEXT, FakeEngine
@@ -23,7 +23,7 @@ from tests.engine.server.tiny_models import byte_tokenizer
 @pytest.fixture
 def dead_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine, the test gets to see what a dead engine answers before its server ends."""
-    monkeypatch.setattr(server, "FAILURE_GRACE_SECONDS", 600.0)
+    monkeypatch.setattr(server_app, "FAILURE_GRACE_SECONDS", 600.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])

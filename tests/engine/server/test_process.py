@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from driftguard_engine.auth import hash_of
+from driftguard_engine.server.auth import hash_of
 
 from tests.engine.server.processes import engine_options, engine_process, environment
 from tests.engine.server.serving import Receiver, unserved_port, wait_until

@@ -7,10 +7,10 @@ from datetime import timedelta
 from uuid import UUID
 
 from driftguard_engine.core import DraftInfo
-from driftguard_engine.telemetry import is_sampled, record_of
+from driftguard_engine.telemetry.telemetry import is_sampled, record_of
 
 from driftguard.records import AcceptanceRecord, check_record, decode_record, encode_record
-from tests.engine.server.finished import STARTED, finished_request
+from tests.engine.telemetry.finished import STARTED, finished_request
 
 ID = UUID(int=1)
 

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from driftguard_engine.core import FinishedRequest
 from driftguard_engine.draft_plan import REASONS
 from driftguard_engine.engine import Engine
-from driftguard_engine.telemetry import Telemetry
+from driftguard_engine.telemetry.telemetry import Telemetry
 
 PREFIX = "driftguard_engine"
 FIRST_TOKEN_BUCKETS_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)

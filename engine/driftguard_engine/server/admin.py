@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
+from pydantic import Field
 
-from driftguard_engine.api_schemas import DraftBody, SpeculationBody
-from driftguard_engine.auth import hash_of
-from driftguard_engine.service import Service, TheService
+from driftguard_engine.server.auth import hash_of
+from driftguard_engine.server.body import Body
+from driftguard_engine.server.dependencies import Service, TheService
 from driftguard_http import Refusal
+
+
+class DraftBody(Body):
+    """POST /admin/drafts"""
+
+    directory: Annotated[str, Field(min_length=1)]
+    version: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+
+class SpeculationBody(Body):
+    """POST /admin/speculation"""
+
+    enabled: bool
 
 
 async def check_key(key_hash: str | None, authorization: str | None) -> None:
@@ -26,7 +40,7 @@ async def check_key(key_hash: str | None, authorization: str | None) -> None:
         )
 
 
-router = APIRouter(prefix="/admin")  # its key is asked for before routing, see driftguard_engine.server
+router = APIRouter(prefix="/admin")  # its key is asked for before routing, see driftguard_engine.server.app
 
 
 @router.get("/info")

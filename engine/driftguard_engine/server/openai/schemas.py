@@ -12,9 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -22,11 +20,12 @@ from pydantic import (
     model_validator,
 )
 
+from driftguard_engine.server.body import NOT_TEXT, Body, FieldError, Text
+
 MAX_CHOICES = 16
 MAX_STOP_SEQUENCES = 4
 MAX_STOP_CHARACTERS = 1_000  # of each
 DEFAULT_COMPLETION_TOKENS = 16
-NOT_TEXT = "holds a lone surrogate, which is not text"
 
 
 def _only(*accepted: object) -> AfterValidator:
@@ -55,14 +54,6 @@ def _must_be(rule: str) -> WrapValidator:
     return WrapValidator(check)
 
 
-def _text(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(NOT_TEXT) from None
-    return value
-
-
 def _not_empty(value: Any) -> Any:
     if value == []:
         raise ValueError("must not be an empty list")
@@ -83,7 +74,6 @@ OnlyTextModality = Annotated[Any, _only(["text"])]
 OnlyTextFormat = Annotated[Any, _only({"type": "text"})]
 OnlyNoTool = Annotated[Any, _only("none", "auto")]
 
-Text = Annotated[str, AfterValidator(_text)]
 Prompt = Annotated[
     Text | list[Text] | list[int] | list[list[int]],
     _must_be("a string, a list of strings, a list of token ids, or a list of lists of token ids"),
@@ -93,23 +83,12 @@ StopText = Annotated[Text, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Stop = Annotated[list[StopText], BeforeValidator(_as_list), Field(max_length=MAX_STOP_SEQUENCES)]
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_default(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None}
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = False
     include_obfuscation: OnlyFalse = None
 
 
-class _Generation(_Body):
+class _Generation(Body):
     """What completions and chat completions share."""
 
     model: str | None = None
@@ -172,12 +151,12 @@ class CompletionBody(_Generation):
         return self.prompt
 
 
-class TextPart(_Body):
+class TextPart(Body):
     type: Literal["text"]
     text: Text
 
 
-class Message(_Body):
+class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
         Text | list[TextPart], _must_be('a string or a list of parts {"type": "text", "text": "..."}')
@@ -214,24 +193,3 @@ class ChatBody(_Generation):
                 "max_tokens", "is the older name of max_completion_tokens; give only one of the two"
             )
         return self
-
-
-class DraftBody(_Body):
-    """POST /admin/drafts"""
-
-    directory: Annotated[str, Field(min_length=1)]
-    version: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-
-
-class SpeculationBody(_Body):
-    """POST /admin/speculation"""
-
-    enabled: bool
-
-
-class FieldError(ValueError):
-    """{field}: {what is wrong and what would be right}; for checks over several fields"""
-
-    def __init__(self, field: str, detail: str) -> None:
-        super().__init__(detail)
-        self.field = field

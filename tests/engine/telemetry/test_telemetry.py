@@ -11,14 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
-from driftguard_engine import shipping
-from driftguard_engine import telemetry as telemetry_module
-from driftguard_engine.spool import SpoolError
-from driftguard_engine.telemetry import Telemetry
+from driftguard_engine.telemetry import sender
+from driftguard_engine.telemetry import telemetry as telemetry_module
+from driftguard_engine.telemetry.spool import SpoolError
+from driftguard_engine.telemetry.telemetry import Telemetry
 
 from driftguard.records import decode_record
-from tests.engine.server.finished import finished_request
 from tests.engine.server.serving import PATIENCE_SECONDS, Receiver, Reply, unserved_port, wait_until
+from tests.engine.telemetry.finished import finished_request
 
 CAPTURES = "/api/v1/captures"
 
@@ -362,14 +362,14 @@ def test_an_unexpected_failure_restarts_sending_and_loses_nothing_spooled(
 ) -> None:
     monkeypatch.setattr(telemetry_module, "RESTART_AFTER_SECONDS", 0.05)
     failures = [RuntimeError("a bug")]
-    post = shipping.Lane._post
+    post = sender.Lane._post
 
-    async def fail_once(self: shipping.Lane, body: bytes, lines: int) -> Any:
+    async def fail_once(self: sender.Lane, body: bytes, lines: int) -> Any:
         if failures:
             raise failures.pop()
         return await post(self, body, lines)
 
-    monkeypatch.setattr(shipping.Lane, "_post", fail_once)
+    monkeypatch.setattr(sender.Lane, "_post", fail_once)
     with Receiver() as receiver, sending(receiver.url, tmp_path) as telemetry:
         telemetry.finished(finished_request(0))
         wait_until(lambda: segments(receiver.stored()) == numbered(0), "the record arrived")

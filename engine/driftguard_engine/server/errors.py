@@ -12,8 +12,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from driftguard_engine.api_schemas import NOT_TEXT, FieldError
 from driftguard_engine.core import EngineError
+from driftguard_engine.server.body import NOT_TEXT, FieldError
 
 RETRY_AFTER_SECONDS = 1
 OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

@@ -24,8 +24,8 @@ import structlog
 
 from driftguard.records import PROBE_SEGMENT, AcceptanceRecord, encode_record, new_record_id
 from driftguard_engine.core import FinishedRequest
-from driftguard_engine.shipping import CaptureForbidden, Lane, LaneCounts
-from driftguard_engine.spool import SEGMENT_LINES, Spool, lock_directory
+from driftguard_engine.telemetry.sender import CaptureForbidden, Lane, LaneCounts
+from driftguard_engine.telemetry.spool import SEGMENT_LINES, Spool, lock_directory
 from driftguard_http import is_loopback
 
 log = structlog.get_logger("driftguard_engine.telemetry")

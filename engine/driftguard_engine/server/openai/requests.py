@@ -10,9 +10,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from driftguard_engine.api_schemas import ChatBody, CompletionBody
 from driftguard_engine.core import InvalidRequest, Request, SamplingParams
-from driftguard_engine.prompt_limit import PromptLimit
+from driftguard_engine.server.openai.schemas import ChatBody, CompletionBody
+from driftguard_engine.server.prompt_limit import PromptLimit
 
 SEGMENT_HEADER = "X-DriftGuard-Segment"
 SESSION_HEADER = "X-DriftGuard-Session"

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from driftguard_engine.spool import Segment, Spool
+from driftguard_engine.telemetry.spool import Segment, Spool
 
 log = structlog.get_logger("driftguard_engine.telemetry")
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 import structlog
-from driftguard_engine.logs import ADDRESS_VARIABLES, SECRET_VARIABLES, configure_logs, secrets_of
+from driftguard_engine.server.logs import ADDRESS_VARIABLES, SECRET_VARIABLES, configure_logs, secrets_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -20,16 +20,17 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import Scope
 
-from driftguard_engine import admin_routes, openai_routes
-from driftguard_engine.admin_routes import check_key
 from driftguard_engine.engine import Engine
-from driftguard_engine.http_errors import CODES, error_response, install_error_handlers
-from driftguard_engine.listener import cannot_listen
-from driftguard_engine.metrics import Metrics
-from driftguard_engine.prompt_limit import PromptLimit
-from driftguard_engine.runner import EngineRunner
-from driftguard_engine.service import Service, TheService
-from driftguard_engine.telemetry import Telemetry
+from driftguard_engine.server import admin
+from driftguard_engine.server.admin import check_key
+from driftguard_engine.server.dependencies import Service, TheService
+from driftguard_engine.server.errors import CODES, error_response, install_error_handlers
+from driftguard_engine.server.listener import cannot_listen
+from driftguard_engine.server.metrics import Metrics
+from driftguard_engine.server.openai import routes as openai_routes
+from driftguard_engine.server.prompt_limit import PromptLimit
+from driftguard_engine.server.runner import EngineRunner
+from driftguard_engine.telemetry.telemetry import Telemetry
 from driftguard_http import ConnectionLimits, Guard, Origins, Refusal, Route, bounded_protocol
 
 log = structlog.get_logger("driftguard_engine.server")
@@ -143,7 +144,7 @@ def create_app(service: Service, telemetry: Telemetry, options: ServeOptions | N
     )
     install_error_handlers(app, service.metrics.refused)
     app.include_router(openai_routes.router)
-    app.include_router(admin_routes.router)
+    app.include_router(admin.router)
     app.get("/health")(health)
     app.get("/metrics", response_class=Response)(prometheus_metrics)
     return app

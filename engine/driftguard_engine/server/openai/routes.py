@@ -11,17 +11,17 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from driftguard_engine.api_requests import (
+from driftguard_engine.core import EngineError, FinishedRequest, InvalidRequest, RequestOutput
+from driftguard_engine.server.dependencies import Service, TheService
+from driftguard_engine.server.errors import openai_error
+from driftguard_engine.server.openai.requests import (
     check_model,
     encode_chat,
     encode_prompts,
     make_requests,
     sampling_params,
 )
-from driftguard_engine.api_schemas import ChatBody, CompletionBody
-from driftguard_engine.core import EngineError, FinishedRequest, InvalidRequest, RequestOutput
-from driftguard_engine.http_errors import openai_error
-from driftguard_engine.openai_bodies import (
+from driftguard_engine.server.openai.responses import (
     Json,
     ResponseHead,
     first_chat_chunk,
@@ -30,9 +30,9 @@ from driftguard_engine.openai_bodies import (
     usage_of,
     whole_response,
 )
-from driftguard_engine.runner import EngineUnavailable, Submission
-from driftguard_engine.service import Service, TheService
-from driftguard_engine.sse import DONE, ClientGone, EventStream, event, unless_disconnected
+from driftguard_engine.server.openai.schemas import ChatBody, CompletionBody
+from driftguard_engine.server.openai.sse import DONE, ClientGone, EventStream, event, unless_disconnected
+from driftguard_engine.server.runner import EngineUnavailable, Submission
 
 router = APIRouter(prefix="/v1")
 CLIENT_CLOSED_REQUEST = 499  # nginx's code for logs; the client that would read it has gone

@@ -8,9 +8,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from driftguard_engine.engine import Engine
-from driftguard_engine.metrics import Metrics
-from driftguard_engine.prompt_limit import PromptLimit
-from driftguard_engine.runner import EngineRunner
+from driftguard_engine.server.metrics import Metrics
+from driftguard_engine.server.prompt_limit import PromptLimit
+from driftguard_engine.server.runner import EngineRunner
 
 
 @dataclass(frozen=True, slots=True)

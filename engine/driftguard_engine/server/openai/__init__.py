@@ -1,0 +1,1 @@
+"""OpenAI's API: request bodies, routes, response bodies, server-sent events."""
