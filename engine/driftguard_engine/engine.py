@@ -12,21 +12,21 @@ from typing import Literal
 
 import torch
 
-from driftguard_engine.adaptive_k import AdaptiveK
+from driftguard_engine.adaptive_k.controller import DraftLengthController
+from driftguard_engine.adaptive_k.plan import DraftingRow, FixedK, Given
+from driftguard_engine.adaptive_k.policy import AdaptiveK
 from driftguard_engine.admission import check_request
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import DraftInfo, EngineBusy, InvalidRequest, Request, RequestOutput
-from driftguard_engine.device_loop.choice import open_decoder, placement_of
-from driftguard_engine.device_loop.decoder import DeviceDecoder, lean
-from driftguard_engine.draft_plan import DraftingRow, FixedK, Given
+from driftguard_engine.decode.decoder import DeviceDecoder, lean
+from driftguard_engine.decode.placement import open_decoder, placement_of
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
+from driftguard_engine.drafters.factory import configured_draft, first_draft, open_draft
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
-from driftguard_engine.drafters.opening import configured_draft, first_draft, open_draft
-from driftguard_engine.drafters.remembered import RememberedDraft, remember
+from driftguard_engine.drafters.state_file import RememberedDraft, remember
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.loading import LoadedModel, load
-from driftguard_engine.planned_steps import PlannedSteps
 from driftguard_engine.prefixes import blocks_of
 from driftguard_engine.scheduler import PrefillChunk, ReusedPrefix, Scheduler
 from driftguard_engine.sequence import Moment, RunningSequence
@@ -74,7 +74,7 @@ class Engine:
         )
         self._scheduler = Scheduler(config.max_batch, config.prefill_chunk_tokens)
         policy = AdaptiveK(config.max_speculative_tokens) if config.adaptive_k else FixedK()
-        self.drafting = PlannedSteps(policy)
+        self.drafting = DraftLengthController(policy)
         self._sequences: dict[str, RunningSequence] = {}
         self._queued: dict[str, tuple[Request, Moment]] = {}
         self._speculation = config.speculation

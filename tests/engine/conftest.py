@@ -1,14 +1,23 @@
-"""CUDA kernels on the CPU, for every test of the engine that asks for `compiled`."""
+"""Torch on one thread, and CUDA kernels on the CPU for every test that asks for `compiled`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.engine.simt.emulator import Module, compile_kernels, has_compiler
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

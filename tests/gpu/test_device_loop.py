@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from driftguard_engine.config import Device, EngineConfig
-from driftguard_engine.device_loop.decoder import DeviceDecoder
-from driftguard_engine.device_loop.running import Runners
-from driftguard_engine.device_loop.step import Step
+from driftguard_engine.decode.decoder import DeviceDecoder
+from driftguard_engine.decode.graphs import Runners
+from driftguard_engine.decode.step import Step
 from driftguard_engine.engine import Engine, lost_device
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.models.llama import LeanModel

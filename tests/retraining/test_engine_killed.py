@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from driftguard_engine.drafters.remembered import FILE_NAME
+from driftguard_engine.drafters.state_file import FILE_NAME
 
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.promotion.reconcile import settle

@@ -16,8 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from driftguard_engine.adaptive_k.plan import REASONS
 from driftguard_engine.core import FinishedRequest
-from driftguard_engine.draft_plan import REASONS
 from driftguard_engine.engine import Engine
 from driftguard_engine.telemetry.telemetry import Telemetry
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from driftguard_engine.config import InvalidConfig
 from driftguard_engine.core import FinishedRequest, InvalidModel, Request
-from driftguard_engine.device_loop.decoder import DeviceDecoder
+from driftguard_engine.decode.decoder import DeviceDecoder
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.engine import Engine, lost_device
 from driftguard_engine.models.llama import LeanModel

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from driftguard_engine.core import SamplingParams
-from driftguard_engine.device_loop.drafting import Drafting, LookupDrafting, ModelDrafting
-from driftguard_engine.device_loop.slots import SlotTable
-from driftguard_engine.device_loop.step import Step
-from driftguard_engine.device_loop.verification import (
+from driftguard_engine.decode.drafting import Drafting, LookupDrafting, ModelDrafting
+from driftguard_engine.decode.slots import SlotTable
+from driftguard_engine.decode.step import Step
+from driftguard_engine.decode.verification import (
     KernelVerification,
     ReferenceVerification,
     Shape,

@@ -6,21 +6,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-import torch
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.engine import Engine
 
 from tests.engine.server.fake_engine import FakeEngine
 from tests.engine.server.serving import served
 from tests.engine.server.tiny_models import CHAT_TEMPLATE, byte_tokenizer, save_model
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import threading
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from driftguard_engine.adaptive_k.controller import DraftLengthController
+from driftguard_engine.adaptive_k.plan import FixedK
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import (
     DraftInfo,
@@ -16,9 +18,7 @@ from driftguard_engine.core import (
     RequestOutput,
     SpeculationCounts,
 )
-from driftguard_engine.draft_plan import FixedK
 from driftguard_engine.engine import Engine
-from driftguard_engine.planned_steps import PlannedSteps
 
 TOKEN_TEXT = "é!"
 K = 2
@@ -35,7 +35,7 @@ class FakeEngine(Engine):
         self.target_name = "fake-target"
         self.target_directory = "/models/fake-target"
         self.max_length = 64
-        self.drafting = PlannedSteps(FixedK())
+        self.drafting = DraftLengthController(FixedK())
         self.paused = threading.Event()
         self.step_error: BaseException | None = None
         self.lost: str | None = None

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import torch
-from driftguard_engine.device_loop.capturing import capturing
+from driftguard_engine.decode.graph_capture import capturing
 
 REPLAYS = 30
 WARM_UPS = 3

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import DraftInfo
-from driftguard_engine.device_loop.choice import placement_of
+from driftguard_engine.decode.placement import placement_of
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.loaded import LoadedDraft
 from driftguard_engine.engine import Engine

@@ -7,8 +7,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from driftguard_engine.adaptive_k import AdaptiveK
-from driftguard_engine.draft_plan import DraftingRow, FixedK, Given
+from driftguard_engine.adaptive_k.plan import DraftingRow, FixedK, Given
+from driftguard_engine.adaptive_k.policy import AdaptiveK
 
 Seconds = Callable[[Sequence[int]], float]  # of a step, from the draft tokens of each row
 PAUSES = 0.01  # of the steps take eight times as long: the machine did something else

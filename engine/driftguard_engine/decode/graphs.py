@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from driftguard_engine.device_loop.capturing import capturing, first_cause
-from driftguard_engine.device_loop.step import Step
+from driftguard_engine.decode.graph_capture import capturing, first_cause
+from driftguard_engine.decode.step import Step
 from driftguard_engine.uploading import upload
 
 if TYPE_CHECKING:

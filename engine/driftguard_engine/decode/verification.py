@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from driftguard_engine.device_loop.slots import RowState
+from driftguard_engine.decode.slots import RowState
 from driftguard_engine.kernels import launches, reference
 from driftguard_engine.kernels.backend import Verified
 from driftguard_engine.kernels.distribution import Shaping

@@ -2,7 +2,7 @@
 
     rate(K) = sum over rows of (1 + s_i1 + ... + s_iK) / seconds(rows, K)
 
-s comes from what was accepted (`running_acceptance.py`), seconds from the steps' own times (`step_cost.py`).
+s comes from what was accepted (`acceptance.py`), seconds from the steps' own times (`step_cost.py`).
 K = 0 is a choice like any other, so speculation goes where it does not pay: with a poor draft, or at a
 batch at which verification costs more than it gives. The longest draft of the batch decides a step's time,
 so K is chosen for the step first; a request whose own tokens are not worth their part of it drafts fewer.
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from driftguard_engine.draft_plan import REASONS, Decision, DraftingRow, Given, Reason, StepPlan
-from driftguard_engine.running_acceptance import RunningAcceptance
-from driftguard_engine.step_cost import StepCost, bucket_of
+from driftguard_engine.adaptive_k.acceptance import RunningAcceptance
+from driftguard_engine.adaptive_k.plan import REASONS, Decision, DraftingRow, Given, Reason, StepPlan
+from driftguard_engine.adaptive_k.step_cost import StepCost, bucket_of
 
 EXPLORING_SHARE: Final = 0.01  # of the time may be lost by trying what does not look best
 _LEARNING_STEPS: Final = 6

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from driftguard_engine.device_loop.slots import RowState, SlotTable
-from driftguard_engine.device_loop.verification import Verification
+from driftguard_engine.decode.slots import RowState, SlotTable
+from driftguard_engine.decode.verification import Verification
 from driftguard_engine.drafters.draft_model import fitted
 from driftguard_engine.kernels import ngrams
 from driftguard_engine.kernels.launches import Launcher

@@ -9,7 +9,7 @@ from driftguard_engine.core import DraftInfo, InvalidModel
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.ngram import NgramDrafter
-from driftguard_engine.drafters.remembered import recall
+from driftguard_engine.drafters.state_file import recall
 from driftguard_engine.models.directory import version_of
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-from driftguard_engine.draft_plan import DraftingRow, FixedK, Given, StepPlan
-from driftguard_engine.planned_steps import PlannedSteps
+from driftguard_engine.adaptive_k.controller import DraftLengthController
+from driftguard_engine.adaptive_k.plan import DraftingRow, FixedK, Given, StepPlan
 
 
 class Recorded(FixedK):
@@ -39,7 +39,7 @@ def clock() -> Clock:
 
 def test_a_step_told_at_once_took_from_its_plan_to_its_end(clock: Clock) -> None:
     policy = Recorded()
-    steps = PlannedSteps(policy, clock)
+    steps = DraftLengthController(policy, clock)
     for name, idle, alone in (("first", 5.0, True), ("second", 100.0, True), ("with a prompt", 0.0, False)):
         clock.now += idle
         assert steps.begin(rows(name), alone=alone).counts == (4,)
@@ -51,7 +51,7 @@ def test_a_step_told_at_once_took_from_its_plan_to_its_end(clock: Clock) -> None
 def test_a_step_told_one_later_took_from_the_end_of_the_one_before(clock: Clock) -> None:
     """Launched at 10, 12, 22 and 32; known at 21 (it took 11), 31 and 45."""
     policy = Recorded()
-    steps = PlannedSteps(policy, clock)
+    steps = DraftLengthController(policy, clock)
     clock.now = 10.0
     steps.begin(rows("first"), alone=True)
     steps.end({}, in_flight=True)
@@ -68,7 +68,7 @@ def test_a_step_told_one_later_took_from_the_end_of_the_one_before(clock: Clock)
 
 def test_a_step_that_nobody_waited_for_tells_no_time(clock: Clock) -> None:
     policy = Recorded()
-    steps = PlannedSteps(policy, clock)
+    steps = DraftLengthController(policy, clock)
     steps.begin(rows("left"), alone=True)
     steps.end({}, in_flight=True)
     clock.now = 3600.0
@@ -82,7 +82,7 @@ def test_a_step_that_nobody_waited_for_tells_no_time(clock: Clock) -> None:
 
 def test_after_a_failure_the_lost_steps_are_nobody_s(clock: Clock) -> None:
     policy = Recorded()
-    steps = PlannedSteps(policy, clock)
+    steps = DraftLengthController(policy, clock)
     steps.begin(rows("lost"), alone=True)
     steps.reset()
     steps.begin(rows("next"), alone=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from driftguard_engine.adaptive_k import AdaptiveK
-from driftguard_engine.draft_plan import REASONS, DraftingRow, FixedK, Given
+from driftguard_engine.adaptive_k.plan import REASONS, DraftingRow, FixedK, Given
+from driftguard_engine.adaptive_k.policy import AdaptiveK
 
-from tests.engine.adaptive.simulated import Seconds, Server, best_fixed, rate_of_fixed, seconds_of
+from tests.engine.adaptive_k.simulated import Seconds, Server, best_fixed, rate_of_fixed, seconds_of
 
 LARGEST = 8
 SEED = 3

@@ -9,8 +9,9 @@ import torch
 
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import InvalidModel
-from driftguard_engine.decoding import Decoder, StepDecoder
-from driftguard_engine.device_loop.decoder import DeviceDecoder, lean
+from driftguard_engine.decode.base import StepDecoder
+from driftguard_engine.decode.decoder import DeviceDecoder, lean
+from driftguard_engine.decode.host_decoder import HostDecoder
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.kernels.backend import backend_of
@@ -53,13 +54,13 @@ def open_decoder(
     """
     device = torch.device(config.device)
     if not _is_wanted(config):
-        return Decoder(target, device), None
+        return HostDecoder(target, device), None
     obstacle = _obstacle(target, drafter, device)
     if obstacle is not None or not isinstance(target, LeanModel):
         if config.loop == "device":
             raise InvalidConfig(f"loop: 'device' is not possible: {obstacle}")
         logger.error("the host's loop decodes, slowly, instead of the device's: %s", obstacle)
-        return Decoder(target, device), obstacle
+        return HostDecoder(target, device), obstacle
     decoder = DeviceDecoder(target, eos_token_ids, config.max_batch, device, backend_of(device).launcher)
     if device.type == "cuda":
         decoder.prepare(None, 0)

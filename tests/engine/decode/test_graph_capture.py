@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from driftguard_engine.device_loop.capturing import capturing, first_cause
+from driftguard_engine.decode.graph_capture import capturing, first_cause
 
 POOL: Any = (0, 7)
 DEVICE_INDEX = 1

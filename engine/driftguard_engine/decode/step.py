@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from driftguard_engine.device_loop.drafting import Drafting
-from driftguard_engine.device_loop.slots import RowState, SlotTable
-from driftguard_engine.device_loop.verification import Verification
+from driftguard_engine.decode.drafting import Drafting
+from driftguard_engine.decode.slots import RowState, SlotTable
+from driftguard_engine.decode.verification import Verification
 from driftguard_engine.kernels.backend import Verified
 from driftguard_engine.models.llama import LeanModel
 

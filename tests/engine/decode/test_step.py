@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from driftguard_engine.device_loop.drafting import Drafting, LookupDrafting, ModelDrafting
-from driftguard_engine.device_loop.slots import SlotTable
-from driftguard_engine.device_loop.step import Step
-from driftguard_engine.device_loop.verification import KernelVerification, Shape
+from driftguard_engine.decode.drafting import Drafting, LookupDrafting, ModelDrafting
+from driftguard_engine.decode.slots import SlotTable
+from driftguard_engine.decode.step import Step
+from driftguard_engine.decode.verification import KernelVerification, Shape
 from driftguard_engine.kernels.launching import Argument, Size
 from driftguard_engine.models.llama import LeanModel
 from torch import Tensor

@@ -7,8 +7,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from driftguard_engine.adaptive_k import AdaptiveK
-from driftguard_engine.draft_plan import Decision, DraftingRow, FixedK, Given, Reason, StepPlan
+from driftguard_engine.adaptive_k.plan import Decision, DraftingRow, FixedK, Given, Reason, StepPlan
+from driftguard_engine.adaptive_k.policy import AdaptiveK
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class _Launched:
     at_seconds: float
 
 
-class PlannedSteps:
+class DraftLengthController:
     """Asks a policy for each step's drafts and tells it what they gave, at once or one step later.
 
     Where a step is launched while the one before it runs, it took from that one's end to its own.

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 import torch
 
 from driftguard_engine.core import InvalidModel
-from driftguard_engine.decoding import RowOutcome
-from driftguard_engine.device_loop.drafting import Drafting, LookupDrafting, ModelDrafting
-from driftguard_engine.device_loop.running import Readback, Runners, RunStep
-from driftguard_engine.device_loop.slots import SlotTable
-from driftguard_engine.device_loop.step import Step
-from driftguard_engine.device_loop.verification import (
+from driftguard_engine.decode.base import RowOutcome
+from driftguard_engine.decode.drafting import Drafting, LookupDrafting, ModelDrafting
+from driftguard_engine.decode.graphs import Readback, Runners, RunStep
+from driftguard_engine.decode.slots import SlotTable
+from driftguard_engine.decode.step import Step
+from driftguard_engine.decode.verification import (
     KernelVerification,
     ReferenceVerification,
     Shape,
