@@ -15,7 +15,6 @@ import torch
 from driftguard_engine.adaptive_k.controller import DraftLengthController
 from driftguard_engine.adaptive_k.plan import DraftingRow, FixedK, Given
 from driftguard_engine.adaptive_k.policy import AdaptiveK
-from driftguard_engine.admission import check_request
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import DraftInfo, EngineBusy, InvalidRequest, Request, RequestOutput
 from driftguard_engine.decode.decoder import DeviceDecoder, lean
@@ -27,7 +26,8 @@ from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.state_file import RememberedDraft, remember
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.loading import LoadedModel, load
-from driftguard_engine.prefixes import blocks_of
+from driftguard_engine.prefix_cache import blocks_of
+from driftguard_engine.request_checks import check_request
 from driftguard_engine.scheduler import PrefillChunk, ReusedPrefix, Scheduler
 from driftguard_engine.sequence import Moment, RunningSequence
 from driftguard_engine.verify import active_backend, backend_fallback

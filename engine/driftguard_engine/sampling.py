@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.checks import expect, expect_range
-from driftguard_engine.kernels.distribution import Integers, Shaping
+from driftguard_engine.kernels.reference.distribution import Integers, Shaping
+from driftguard_engine.kernels.tensor_checks import expect, expect_range
 
 
 @dataclass(frozen=True, slots=True)

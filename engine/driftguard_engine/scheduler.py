@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from driftguard_engine.prefixes import Prefixes
+from driftguard_engine.prefix_cache import Prefixes
 
 
 @dataclass(frozen=True, slots=True)

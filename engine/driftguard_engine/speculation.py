@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.checks import expect_laws
-from driftguard_engine.kernels import reference
 from driftguard_engine.kernels.backend import backend_of
-from driftguard_engine.kernels.distribution import EVERY, Index, Integers, Laws
-from driftguard_engine.kernels.exp2 import Singles
-from driftguard_engine.kernels.reference import Arrays, Chain, Noise, StepNoise, singles
+from driftguard_engine.kernels.reference import verify as reference
+from driftguard_engine.kernels.reference.distribution import EVERY, Index, Integers, Laws
+from driftguard_engine.kernels.reference.exp2 import Singles
+from driftguard_engine.kernels.reference.verify import Arrays, Chain, Noise, StepNoise, singles
+from driftguard_engine.kernels.tensor_checks import expect_laws
 from driftguard_engine.sampling import Sampling
 from driftguard_engine.verify import draw_by_kernels, verify_by_kernels, verify_by_reference
 

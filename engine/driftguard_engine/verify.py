@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.checks import expect, expect_laws, expect_range
 from driftguard_engine.kernels import backend as by_kernels
-from driftguard_engine.kernels import reference
 from driftguard_engine.kernels.backend import backend_of
-from driftguard_engine.kernels.distribution import Integers, Shaping
-from driftguard_engine.kernels.launches import Launcher
-from driftguard_engine.kernels.reference import Arrays, Chain, Noise, StepNoise
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.reference import verify as reference
+from driftguard_engine.kernels.reference.distribution import Integers, Shaping
+from driftguard_engine.kernels.reference.verify import Arrays, Chain, Noise, StepNoise
+from driftguard_engine.kernels.tensor_checks import expect, expect_laws, expect_range
 from driftguard_engine.sampling import Sampling
 
 Backend = Literal["auto", "reference", "cuda"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from driftguard_engine.kernels import loader
+from driftguard_engine.kernels.cuda import loader
 
 from tests.gpu.begun import (  # noqa: F401 - pytest's hooks
     pytest_collection_modifyitems,

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from driftguard_engine.kernels import launches
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
-from driftguard_engine.kernels.reference import Noise
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.verify import Noise
+from driftguard_engine.kernels.verify import Settings, Workspace
 from torch import Tensor
 
 from tests.engine.verify.laws import Law, Scenario, assert_law, exact_law, law_of
@@ -30,7 +31,7 @@ class Drafted:
     space: Workspace
 
     def verify(self) -> None:
-        launches.verify(self.launcher, self.target, self.draft, self.lengths, self.settings, self.space)
+        verify_kernels.verify(self.launcher, self.target, self.draft, self.lengths, self.settings, self.space)
 
 
 Mistake = Callable[[Drafted], Drafted]
@@ -99,7 +100,7 @@ def probabilities(launcher: Launcher, device: torch.device, logits: Tensor, temp
     scenario = Scenario(logits[:1], logits[:0], temperature)
     settings, space = _settings(scenario, rows, device), Workspace.empty(rows, 0, size, device)
     there = logits.to(device).unsqueeze(1)
-    launches.find_laws(launcher, there, None, settings, space.target, 1, 0, space.row_arrivals)
+    verify_kernels.find_laws(launcher, there, None, settings, space.target, 1, 0, space.row_arrivals)
     peak, normaliser = space.target.peak.double().cpu(), space.target.normaliser.cpu()
     powers = (logits.double() - peak.unsqueeze(1)) * settings.scale.double().cpu().unsqueeze(1)
     return powers.exp2() / normaliser.unsqueeze(1)
@@ -123,7 +124,7 @@ def _draft(
     target, draft = [scenario.target[0].to(device)[token]], []
     for step in range(scenario.drafted):
         draft.append(scenario.draft[step].to(device)[token])
-        launches.draw_drafts(launcher, draft[-1], settings, space, step)
+        verify_kernels.draw_drafts(launcher, draft[-1], settings, space, step)
         token = space.draft_tokens[:, step].clone()
         target.append(scenario.target[step + 1].to(device)[token])
     lengths = torch.full((rows,), scenario.drafted, dtype=torch.int32, device=device)

@@ -10,8 +10,9 @@ from dataclasses import replace
 from unittest import mock
 
 import torch
-from driftguard_engine.kernels import launches, loader
-from driftguard_engine.kernels.compiler import Source, read_sources
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda import loader
+from driftguard_engine.kernels.cuda.compiler import Source, read_sources
 
 from tests.gpu.draws import Drafted, Mistake
 
@@ -58,7 +59,7 @@ def q_before_top_k_p_after(drafted: Drafted) -> Drafted:
     )
     assert drafted.draft is not None
     steps = drafted.draft.shape[1]
-    launches.find_laws(
+    verify_kernels.find_laws(
         drafted.launcher, drafted.draft, None, unfiltered, space.draft, steps, 0, space.row_arrivals
     )
     return drafted

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from driftguard_engine.kernels import launches
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
-from driftguard_engine.kernels.reference import Noise
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.verify import Noise
+from driftguard_engine.kernels.verify import Settings, Workspace
 from torch import Tensor
 
 from tests.engine.verify.laws import Law, assert_law
@@ -33,8 +34,8 @@ def assert_tail_is_lossless(
     for start in range(0, draws, chunk):
         noise = Noise.of(torch.arange(start, start + chunk) + (seed << 32), none)
         settings = Settings.of(Shaping.of(one, none, one), noise, size, device)
-        launches.draw_drafts(launcher, drafted[:, 0], settings, space, 0)
-        launches.verify(launcher, there, drafted, lengths, settings, space)
+        verify_kernels.draw_drafts(launcher, drafted[:, 0], settings, space, 0)
+        verify_kernels.verify(launcher, there, drafted, lengths, settings, space)
         first += torch.bincount(_bin(space.tokens[:, 0], size), minlength=HEAD + BINS)
         kept = space.tokens[space.accepted == 1, 1]
         bonus += torch.bincount(_bin(kept, size), minlength=HEAD + BINS)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.launches import Settings, Workspace
-from driftguard_engine.kernels.launching import Argument, Size
-from driftguard_engine.kernels.reference import Noise
+from driftguard_engine.kernels.cuda.launcher import Argument, Size
+from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.verify import Noise
+from driftguard_engine.kernels.verify import Settings, Workspace
 
 from tests.gpu.check import linear_times, peers, report, sanitize, suite
 from tests.gpu.check.benchmarks import Measured, SamplingTime, VerifyTime

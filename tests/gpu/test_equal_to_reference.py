@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from driftguard_engine.kernels import launches, self_test
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.loader import Kernels
+from driftguard_engine.kernels import self_test
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda.launcher import SUFFIXES
+from driftguard_engine.kernels.cuda.loader import Kernels
+from driftguard_engine.kernels.reference.distribution import Shaping
 
 from tests.engine.kernels.cases import (
     SPECIAL,
@@ -30,7 +32,7 @@ SMALL = [1, 2, 7, 255, 257, 2048, 4097, 9001]
 LARGE = [32_000, 50_257, 128_256, 151_936, 262_144]
 
 
-@pytest.mark.parametrize("dtype", launches.SUFFIXES, ids=str)
+@pytest.mark.parametrize("dtype", SUFFIXES, ids=str)
 @pytest.mark.parametrize("size", SMALL)
 def test_small_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dtype) -> None:
     for filtered in (False, True):
@@ -39,7 +41,7 @@ def test_small_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dty
         assert_equal_to_reference(given, space, f"V={size}, {dtype}, filtered={filtered}")
 
 
-@pytest.mark.parametrize("dtype", launches.SUFFIXES, ids=str)
+@pytest.mark.parametrize("dtype", SUFFIXES, ids=str)
 @pytest.mark.parametrize("size", LARGE)
 def test_large_vocabularies(engine_kernels: Kernels, size: int, dtype: torch.dtype) -> None:
     given = case(6, 2, size, dtype)
@@ -53,7 +55,7 @@ def test_special_cases(engine_kernels: Kernels, name: str) -> None:
 
 
 def test_most_drafts(engine_kernels: Kernels) -> None:
-    given = case(4, launches.MOST_DRAFTS, 300)
+    given = case(4, verify_kernels.MOST_DRAFTS, 300)
     given = replace(given, lengths=torch.tensor([31, 30, 0, 17]))
     assert_equal_to_reference(given, run(engine_kernels, given, engine_kernels.device), "31 drafts")
 
@@ -95,7 +97,7 @@ def test_batch_and_place_change_nothing(engine_kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("dtype", launches.SUFFIXES, ids=str)
+@pytest.mark.parametrize("dtype", SUFFIXES, ids=str)
 def test_rows_without_a_law_have_a_status_and_harm_no_other(
     engine_kernels: Kernels, dtype: torch.dtype, value: float
 ) -> None:

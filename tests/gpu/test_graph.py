@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from driftguard_engine.kernels import launches
-from driftguard_engine.kernels.launches import Settings, Workspace
-from driftguard_engine.kernels.loader import Kernels
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda.loader import Kernels
+from driftguard_engine.kernels.verify import Settings, Workspace
 from torch import Tensor
 
 from tests.engine.kernels.cases import Outcome, assert_same, case, outcome_of
@@ -47,9 +47,9 @@ class Step:
 
     def queue(self) -> None:
         for step, logits in enumerate(self.draft):
-            launches.draw_drafts(self.kernels, logits, self.settings, self.space, step)
+            verify_kernels.draw_drafts(self.kernels, logits, self.settings, self.space, step)
         offered = self.draft.transpose(0, 1).contiguous()
-        launches.verify(self.kernels, self.target, offered, self.lengths, self.settings, self.space)
+        verify_kernels.verify(self.kernels, self.target, offered, self.lengths, self.settings, self.space)
 
     def next_inputs(self, seed: int) -> None:
         random = torch.Generator(self.target.device).manual_seed(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from driftguard_engine.kernels.loader import Kernels
+from driftguard_engine.kernels.cuda.loader import Kernels
 
 from tests.engine.kernels.layer_cases import DTYPES, check_gate, check_norm, check_turn_and_store
 

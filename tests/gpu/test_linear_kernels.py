@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from driftguard_engine.kernels.loader import Kernels
+from driftguard_engine.kernels.cuda.loader import Kernels
 
 from tests.engine.kernels.linear_cases import DTYPES, Product
 

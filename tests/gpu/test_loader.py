@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from driftguard_engine.kernels import compiler, loader
-from driftguard_engine.kernels.compiler import KernelsUnavailable
-from driftguard_engine.kernels.launching import Argument
+from driftguard_engine.kernels.cuda import compiler, loader
+from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
+from driftguard_engine.kernels.cuda.launcher import Argument
 from torch import Tensor
 
-from tests.engine import kernels as kernel_tests
+from tests.engine.kernels import cuda as kernel_tests
 
 SOURCES = Path(kernel_tests.__file__).parent / "sources"
 

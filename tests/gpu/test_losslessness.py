@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from driftguard_engine.kernels.loader import Kernels
+from driftguard_engine.kernels.cuda.loader import Kernels
 
 from tests.engine.verify.laws import Scenario, assert_precise, scenario
 from tests.gpu.draws import assert_lossless, count, probabilities

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 import torch
-from driftguard_engine.kernels.launches import Launcher
-from driftguard_engine.kernels.loader import Kernels
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.cuda.loader import Kernels
 
 from tests.engine.verify.laws import Scenario, scenario
 from tests.gpu.draws import Mistake, assert_lossless, count

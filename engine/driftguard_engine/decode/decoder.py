@@ -27,7 +27,8 @@ from driftguard_engine.decode.verification import (
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.ngram import NgramDrafter
-from driftguard_engine.kernels.launches import MOST_DRAFTS, Launcher
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.verify import MOST_DRAFTS
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.llama import LeanModel
 from driftguard_engine.sequence import RunningSequence

@@ -11,8 +11,8 @@ from torch import Tensor
 from driftguard_engine.decode.slots import RowState, SlotTable
 from driftguard_engine.decode.verification import Verification
 from driftguard_engine.drafters.draft_model import fitted
-from driftguard_engine.kernels import ngrams
-from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels import ngram
+from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.models.llama import LeanModel
 
 
@@ -74,11 +74,11 @@ class LookupDrafting:
         sequences, tokens = table.token_ids[rows.slots], verification.draft_tokens
         lengths = rows.lengths.int()
         if self.launcher is None:
-            found, counts = ngrams.reference(
+            found, counts = ngram.reference(
                 sequences, lengths, self.min_tokens, self.max_tokens, tokens.shape[1]
             )
             tokens.copy_(found)
             return counts.long()
         counts = torch.empty_like(lengths)
-        ngrams.look_up(self.launcher, sequences, lengths, self.min_tokens, self.max_tokens, tokens, counts)
+        ngram.look_up(self.launcher, sequences, lengths, self.min_tokens, self.max_tokens, tokens, counts)
         return counts.long()

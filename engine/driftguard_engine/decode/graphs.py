@@ -11,7 +11,7 @@ from torch import Tensor
 
 from driftguard_engine.decode.graph_capture import capturing, first_cause
 from driftguard_engine.decode.step import Step
-from driftguard_engine.uploading import upload
+from driftguard_engine.upload import upload
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE

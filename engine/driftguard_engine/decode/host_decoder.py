@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from driftguard_engine.checks import InvalidLogits
 from driftguard_engine.decode.base import RowOutcome
 from driftguard_engine.drafters.base import Drafter, DraftRow
+from driftguard_engine.kernels.tensor_checks import InvalidLogits
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.sampling import Sampling
 from driftguard_engine.sequence import RunningSequence

@@ -15,7 +15,7 @@ from driftguard_engine.decode.host_decoder import HostDecoder
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.kernels.backend import backend_of
-from driftguard_engine.kernels.launches import MOST_DRAFTS
+from driftguard_engine.kernels.verify import MOST_DRAFTS
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.llama import LeanModel
 from driftguard_engine.models.loading import Placement

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.core import SamplingParams
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.uploading import upload
+from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.upload import upload
 
 _LENGTH, _LIMIT, _ENDED, _HEEDS_ENDS, _SEED = range(5)
 _TEMPERATURE, _SCALE, _TOP_P = range(3)

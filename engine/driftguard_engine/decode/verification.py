@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.decode.slots import RowState
-from driftguard_engine.kernels import launches, reference
+from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.backend import Verified
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
-from driftguard_engine.kernels.reference import Chain, Noise
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.reference import verify as reference
+from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.verify import Chain, Noise
+from driftguard_engine.kernels.verify import Settings, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,14 @@ class KernelVerification:
     def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
         kept = self._draft_logits[:, step]
         kept.copy_(logits)
-        launches.draw_drafts(self._launcher, kept, self._settings(rows), self._space, step)
+        verify_kernels.draw_drafts(self._launcher, kept, self._settings(rows), self._space, step)
 
     def verify(self, rows: RowState, target_logits: Tensor, lengths: Tensor, *, certain: bool) -> Verified:
         draft_logits = None if certain or not self._space.drafts else self._draft_logits
         settings = self._settings(rows)
-        launches.verify(self._launcher, target_logits, draft_logits, lengths.int(), settings, self._space)
+        verify_kernels.verify(
+            self._launcher, target_logits, draft_logits, lengths.int(), settings, self._space
+        )
         return Verified(self._space.tokens, self._space.accepted.long(), self._space.status)
 
     def _settings(self, rows: RowState) -> Settings:

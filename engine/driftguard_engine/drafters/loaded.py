@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from driftguard_engine.core import DraftInfo, InvalidModel, UnknownDraft
 from driftguard_engine.drafters.base import Drafter
-from driftguard_engine.prefixes import Prefixes
+from driftguard_engine.prefix_cache import Prefixes
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Verification arithmetic: the reference that every other backend must equal, token for token."""
+"""What runs on a GPU: verification, n-gram drafts and the layers of a model; and the reference in numpy."""

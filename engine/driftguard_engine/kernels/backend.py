@@ -12,13 +12,14 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels import launches, self_test
-from driftguard_engine.kernels.compiler import KernelsUnavailable
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
-from driftguard_engine.kernels.launching import LaunchFailed
-from driftguard_engine.kernels.loader import kernels
-from driftguard_engine.kernels.reference import Chain, Noise
+from driftguard_engine.kernels import self_test
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
+from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Launcher, LaunchFailed
+from driftguard_engine.kernels.cuda.loader import kernels
+from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.verify import Chain, Noise
+from driftguard_engine.kernels.verify import Settings, Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +69,10 @@ def verify_chain(launcher: Launcher, chain: Chain) -> Verified:
     lengths = chain.draft_lengths.int()
     if steps > 1:
         space.draft_tokens.copy_(chain.draft_tokens)
-        launches.find_laws(launcher, draft, lengths, settings, space.draft, steps - 1, 0, space.row_arrivals)
-    launches.verify(launcher, target, draft if steps > 1 else None, lengths, settings, space)
+        verify_kernels.find_laws(
+            launcher, draft, lengths, settings, space.draft, steps - 1, 0, space.row_arrivals
+        )
+    verify_kernels.verify(launcher, target, draft if steps > 1 else None, lengths, settings, space)
     return Verified(space.tokens.clone(), space.accepted.long(), space.status.clone())
 
 
@@ -78,7 +81,7 @@ def sample_draft(launcher: Launcher, logits: Tensor, shaping: Shaping, noise: No
     batch, size = logits.shape
     space = _workspace(batch, 1, size, logits.device)
     settings = Settings.of(shaping, Noise(noise.seed, noise.position + step), size, logits.device)
-    launches.draw_drafts(launcher, _readable(logits), settings, space, 0)
+    verify_kernels.draw_drafts(launcher, _readable(logits), settings, space, 0)
     return space.draft_tokens[:, 0].clone()
 
 
@@ -89,6 +92,6 @@ def _workspace(batch: int, drafts: int, size: int, device: torch.device) -> Work
 
 def _readable(logits: Tensor) -> Tensor:
     """In a type that kernels read, rows contiguous and equally far apart."""
-    if logits.dtype not in launches.SUFFIXES:
+    if logits.dtype not in SUFFIXES:
         logits = logits.float()
     return logits.contiguous()

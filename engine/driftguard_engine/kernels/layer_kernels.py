@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels import layer_launches, layers, linear_launches
-from driftguard_engine.kernels.launches import SUFFIXES, Launcher
+from driftguard_engine.kernels import layer_launches, layers
+from driftguard_engine.kernels import linear as linear_kernels
+from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Launcher
 from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
 
@@ -70,20 +71,20 @@ class LayerKernels:
         if not _reads_weights_once(x, weight):
             return layers.linear(x, weight, bias)
         y = x.new_empty(len(x), len(weight))
-        linear_launches.linear(self.launcher, x.contiguous(), weight, bias, y)
+        linear_kernels.linear(self.launcher, x.contiguous(), weight, bias, y)
         return y
 
     def linear_gated(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not _reads_weights_once(x, weight):
             return self.gate(layers.linear(x, weight, bias))
         gated = x.new_empty(len(x), len(weight) // 2)
-        linear_launches.linear_gated(self.launcher, x.contiguous(), weight, bias, gated)
+        linear_kernels.linear_gated(self.launcher, x.contiguous(), weight, bias, gated)
         return gated
 
 
 def _reads_weights_once(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product is one for `linear_launches`; torch's library takes the others."""
-    return len(x) <= MOST_TOKENS_BY_KERNEL and linear_launches.obstacle(weight) is None
+    """Whether a product is one for `linear_kernels`; torch's library takes the others."""
+    return len(x) <= MOST_TOKENS_BY_KERNEL and linear_kernels.obstacle(weight) is None
 
 
 def obstacle(dtype: torch.dtype, hidden: int, intermediate: int, head_dim: int) -> str | None:

@@ -1,6 +1,6 @@
 """The functions of `layers` by kernels, into memory that the caller brings: can be captured in a CUDA graph.
 
-Tensors are contiguous, start on 16 bytes and are of one dtype out of `launches.SUFFIXES`, `Rows` apart.
+Tensors are contiguous, start on 16 bytes and are of one dtype out of `SUFFIXES`, `Rows` apart.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels.launches import SUFFIXES, Launcher
-from driftguard_engine.kernels.launching import Argument
+from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Argument, Launcher
 from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
-from driftguard_engine.kernels.tiles import CHUNK, LANES, RUN
+from driftguard_engine.kernels.reference.tiles import CHUNK, LANES, RUN
 
 _MOST_THREADS, _TURN_THREADS, _GATE_THREADS, _ATTEND_THREADS = 1024, 128, 256, 128  # as in csrc
 _SPLIT, _ROW_TILE = 256, 16  # likewise

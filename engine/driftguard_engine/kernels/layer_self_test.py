@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels import layer_launches, layers, linear_launches
-from driftguard_engine.kernels.compiler import KernelsUnavailable
-from driftguard_engine.kernels.launches import Launcher
-from driftguard_engine.kernels.launching import LaunchFailed
+from driftguard_engine.kernels import layer_launches, layers
+from driftguard_engine.kernels import linear as linear_kernels
+from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
+from driftguard_engine.kernels.cuda.launcher import Launcher, LaunchFailed
 from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
 
@@ -73,7 +73,7 @@ def check(launcher: Launcher, dtype: torch.dtype, group: int, dim: int, device: 
     _expect("sum", total, known_total)
     _expect("norm", normed, known_normed)
     _expect("gate", gated, layers.gate(known_total))
-    if dtype in linear_launches.DTYPES:
+    if dtype in linear_kernels.DTYPES:
         _check_linear(launcher, dtype, device)
 
 
@@ -85,8 +85,8 @@ def _check_linear(launcher: Launcher, dtype: torch.dtype, device: torch.device) 
     for tokens in (1, 16, 27):
         x = torch.randn(tokens, _IN, generator=random).to(dtype)
         y, gated = (torch.empty(tokens, size, dtype=dtype, device=device) for size in (_OUT, _OUT // 2))
-        linear_launches.linear(launcher, x.to(device), *theirs, y)
-        linear_launches.linear_gated(launcher, x.to(device), *theirs, gated)
+        linear_kernels.linear(launcher, x.to(device), *theirs, y)
+        linear_kernels.linear_gated(launcher, x.to(device), *theirs, gated)
         exact = (x.double(), weight.double(), bias.double())
         _expect("linear layer", y, layers.linear(*exact))
         _expect("gated linear layer", gated, layers.linear_gated(*exact))

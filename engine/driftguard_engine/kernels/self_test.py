@@ -8,12 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels import launches, ngrams, reference
-from driftguard_engine.kernels.compiler import KernelsUnavailable
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.exp2 import fused_exp2
-from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
-from driftguard_engine.kernels.reference import Chain, Noise
+from driftguard_engine.kernels import ngram
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
+from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Launcher
+from driftguard_engine.kernels.reference import verify as reference
+from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.exp2 import fused_exp2
+from driftguard_engine.kernels.reference.verify import Chain, Noise
+from driftguard_engine.kernels.verify import Settings, Workspace
 
 _BATCH, _DRAFTS, _SIZE = 6, 3, 5000  # two tiles, the second one short
 _SEED = 20
@@ -21,17 +24,19 @@ _SEED = 20
 
 def check(launcher: Launcher, device: torch.device) -> None:
     """Raises KernelsUnavailable: which tokens differ, for which logits."""
-    for dtype in ngrams.SUFFIXES:
+    for dtype in ngram.SUFFIXES:
         _check_ngrams(launcher, dtype, device)
-    for dtype in launches.SUFFIXES:
+    for dtype in SUFFIXES:
         asked = _question(dtype)
         given = _on(asked, device)
         space = Workspace.empty(_BATCH, _DRAFTS, _SIZE, device)
         settings = Settings.of(asked.shaping, asked.noise, _SIZE, device)
         for step in range(_DRAFTS):
-            launches.draw_drafts(launcher, given.draft_logits[:, step].contiguous(), settings, space, step)
+            verify_kernels.draw_drafts(
+                launcher, given.draft_logits[:, step].contiguous(), settings, space, step
+            )
         lengths = given.draft_lengths.int()
-        launches.verify(launcher, given.target_logits, given.draft_logits, lengths, settings, space)
+        verify_kernels.verify(launcher, given.target_logits, given.draft_logits, lengths, settings, space)
         tokens, accepted = reference.verify_chain(asked, fused_exp2)
         _expect(f"drafts of {dtype} logits", space.draft_tokens, asked.draft_tokens)
         _expect(f"status of {dtype} logits", space.status, torch.zeros(_BATCH))
@@ -44,8 +49,8 @@ def _check_ngrams(launcher: Launcher, dtype: torch.dtype, device: torch.device) 
     lengths = torch.tensor([8, 8, 8], dtype=torch.int32)
     tokens = torch.empty(3, _DRAFTS, dtype=torch.int64, device=device)
     counts = torch.empty(3, dtype=torch.int32, device=device)
-    ngrams.look_up(launcher, token_ids.to(device, dtype), lengths.to(device), 1, 3, tokens, counts)
-    known_tokens, known_counts = ngrams.reference(token_ids, lengths, 1, 3, _DRAFTS)
+    ngram.look_up(launcher, token_ids.to(device, dtype), lengths.to(device), 1, 3, tokens, counts)
+    known_tokens, known_counts = ngram.reference(token_ids, lengths, 1, 3, _DRAFTS)
     _expect(f"n-gram drafts of {dtype} tokens", tokens, known_tokens)
     _expect(f"n-gram draft lengths of {dtype} tokens", counts, known_counts)
 

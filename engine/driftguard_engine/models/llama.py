@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from driftguard_engine.kernels import layers
-from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.layer_kernels import LayerKernels, LayerOps, obstacle
 from driftguard_engine.kernels.layer_self_test import failure
 from driftguard_engine.kv_cache import SlotCache, Span
 from driftguard_engine.models.linear import MINIMUM_ROWS, choose
 from driftguard_engine.models.llama_weights import Layer, heads_of, layer_of, norm_of, rotation
-from driftguard_engine.uploading import upload
+from driftguard_engine.upload import upload
 
 _ALIGNMENT_BYTES = 64
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from driftguard_engine.core import InvalidModel
-from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.models import directory as directories
 from driftguard_engine.models import generic, llama, llama_weights
 from driftguard_engine.models.base import TokenModel

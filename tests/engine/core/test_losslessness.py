@@ -14,7 +14,7 @@ import pytest
 import torch
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.engine import Engine
-from driftguard_engine.kernels import reference
+from driftguard_engine.kernels.reference import verify as reference
 from scipy import stats
 
 from tests.engine.core.tiny import letter_tokenizer, new_module, request, save, serve

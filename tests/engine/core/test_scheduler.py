@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from driftguard_engine.prefixes import blocks_of
+from driftguard_engine.prefix_cache import blocks_of
 from driftguard_engine.scheduler import Admission, PrefillChunk, ReusedPrefix, Scheduler, StepPlan
 
 

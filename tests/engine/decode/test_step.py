@@ -10,7 +10,7 @@ from driftguard_engine.decode.drafting import Drafting, LookupDrafting, ModelDra
 from driftguard_engine.decode.slots import SlotTable
 from driftguard_engine.decode.step import Step
 from driftguard_engine.decode.verification import KernelVerification, Shape
-from driftguard_engine.kernels.launching import Argument, Size
+from driftguard_engine.kernels.cuda.launcher import Argument, Size
 from driftguard_engine.models.llama import LeanModel
 from torch import Tensor
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from driftguard_engine.kernels import launches, reference
-from driftguard_engine.kernels.distribution import Laws, Shaping, laws
-from driftguard_engine.kernels.exp2 import fused_exp2
-from driftguard_engine.kernels.launches import Launcher, LawTable, Settings, Workspace
-from driftguard_engine.kernels.reference import Chain, Noise
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.reference import verify as reference
+from driftguard_engine.kernels.reference.distribution import Laws, Shaping, laws
+from driftguard_engine.kernels.reference.exp2 import fused_exp2
+from driftguard_engine.kernels.reference.verify import Chain, Noise
+from driftguard_engine.kernels.verify import LawTable, Settings, Workspace
 from torch import Tensor
 
 # Cycled over the rows; greedy beside stochastic, filtered beside unfiltered.
@@ -142,12 +144,12 @@ def run(launcher: Launcher, given: Case, device: torch.device, blocks_per_row: i
         assert given.tokens is not None
     else:
         for step in range(drafts):
-            launches.draw_drafts(launcher, draft[:, step], settings, space, step)
+            verify_kernels.draw_drafts(launcher, draft[:, step], settings, space, step)
     if given.tokens is not None:
         space.draft_tokens.copy_(given.tokens)
     offered = None if given.certain or not drafts else draft
     lengths = given.lengths.int().to(device)
-    launches.verify(launcher, target, offered, lengths, settings, space, blocks_per_row)
+    verify_kernels.verify(launcher, target, offered, lengths, settings, space, blocks_per_row)
     assert int(space.row_arrivals.abs().max()) == int(space.arrivals.abs().max()) == 0
     return space
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from driftguard_engine import kernels
-from driftguard_engine.kernels.launching import Argument, Size
+from driftguard_engine.kernels.cuda.launcher import Argument, Size
 from torch import Tensor
 
 from tests.engine.simt.emulator import Module

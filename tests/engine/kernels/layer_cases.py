@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from driftguard_engine.kernels import layer_launches, layers
-from driftguard_engine.kernels.launches import SUFFIXES, Launcher
+from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Launcher
 from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
 from torch import Tensor

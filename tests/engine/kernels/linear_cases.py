@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from driftguard_engine.kernels import layer_launches, layers, linear_launches
-from driftguard_engine.kernels.launches import Launcher
-from driftguard_engine.kernels.linear_launches import DTYPES
+from driftguard_engine.kernels import layer_launches, layers
+from driftguard_engine.kernels import linear as linear_kernels
+from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.linear import DTYPES
 from torch import Tensor
 
 from tests.engine.kernels.layer_cases import assert_close, normal
@@ -44,12 +45,12 @@ class Product:
 
     def by_kernel(self, launcher: Launcher, x: Tensor) -> Tensor:
         y = x.new_full((len(x), len(self.weight)), torch.nan)
-        linear_launches.linear(launcher, x, self.weight, self.bias, y)
+        linear_kernels.linear(launcher, x, self.weight, self.bias, y)
         return y
 
     def gated_by_kernel(self, launcher: Launcher) -> Tensor:
         gated = self.x.new_full((len(self.x), len(self.weight) // 2), torch.nan)
-        linear_launches.linear_gated(launcher, self.x, self.weight, self.bias, gated)
+        linear_kernels.linear_gated(launcher, self.x, self.weight, self.bias, gated)
         return gated
 
     def check(self, launcher: Launcher) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.reference.distribution import Shaping
 
 from tests.engine.kernels.cases import Case, assert_equal_to_reference, case, drawn_by_reference, run
 from tests.engine.kernels.emulated import Emulated

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from driftguard_engine.kernels.distribution import Shaping
+from driftguard_engine.kernels.reference.distribution import Shaping
 from torch import Tensor
 
 from tests.engine.kernels.cases import assert_equal_to_reference, case, run

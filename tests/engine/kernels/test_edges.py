@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from driftguard_engine.kernels import launches
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
-from driftguard_engine.kernels.launching import Argument, Size
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
+from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.verify import Settings, Workspace
 from torch import Tensor
 
 from tests.engine.kernels import cases
@@ -95,13 +95,13 @@ def test_single_rows_apart(module: Module, drafts: int) -> None:
     cases.spoil(space)
     settings = Settings.of(shaping, given.noise, 501, CPU)
     if drafts:
-        launches.draw_drafts(Emulated(module), given.draft[:, 0], settings, space, 0)
-    launches.verify(Emulated(module), given.target, given.draft, given.lengths.int(), settings, space)
+        verify_kernels.draw_drafts(Emulated(module), given.draft[:, 0], settings, space, 0)
+    verify_kernels.verify(Emulated(module), given.target, given.draft, given.lengths.int(), settings, space)
     assert_equal_to_reference(given, space, f"K={drafts}")
 
 
 def test_as_many_drafts_as_there_may_be(module: Module) -> None:
-    given = case(4, launches.MOST_DRAFTS, 40, shaping_of(4, [0.7, 0.0]))
+    given = case(4, verify_kernels.MOST_DRAFTS, 40, shaping_of(4, [0.7, 0.0]))
     given.target[:2, :-1] = given.draft[:2] = 60 * given.target[:2, :-1]  # nothing is rejected
     space = check(module, replace(given, lengths=torch.tensor([31, 31, 30, 1])))
     assert space.accepted[:2].tolist() == [31, 31]
@@ -260,6 +260,6 @@ def test_a_draft_without_a_law_draws_nothing(module: Module) -> None:
     space, logits = Workspace.empty(4, 1, 50, CPU), given.draft
     settings = Settings.of(given.shaping, given.noise, 50, CPU)
     logits[0, 0, 7], logits[1, 0, 8], logits[2, 0] = torch.nan, torch.nan, -INF
-    launches.draw_drafts(Emulated(module), logits[:, 0], settings, space, 0)
+    verify_kernels.draw_drafts(Emulated(module), logits[:, 0], settings, space, 0)
     assert space.draft_tokens[:3, 0].tolist() == [-1, -1, -1]
     assert int(space.draft_tokens[3, 0]) == int(logits[3, 0].argmax())

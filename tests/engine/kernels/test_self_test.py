@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 from driftguard_engine.kernels import layer_self_test, self_test
-from driftguard_engine.kernels.compiler import KernelsUnavailable
-from driftguard_engine.kernels.launches import Launcher
-from driftguard_engine.kernels.launching import Argument, Size
+from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
+from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
 from driftguard_engine.models.llama import LeanModel
 from torch import Tensor
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from driftguard_engine import speculation
-from driftguard_engine.kernels import reference
 from driftguard_engine.kernels.backend import Backend
-from driftguard_engine.kernels.exp2 import fused_exp2
-from driftguard_engine.kernels.reference import Chain, Noise
+from driftguard_engine.kernels.reference import verify as reference
+from driftguard_engine.kernels.reference.exp2 import fused_exp2
+from driftguard_engine.kernels.reference.verify import Chain, Noise
 from driftguard_engine.sampling import Sampling
 from driftguard_engine.speculation import SpeculativeStep
 

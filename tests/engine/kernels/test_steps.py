@@ -14,7 +14,7 @@ from driftguard_engine.decode.verification import (
     Shape,
     Verification,
 )
-from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.models.llama import LeanModel
 
 from tests.engine.core.tiny import new_module

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from driftguard_engine.kernels import philox
+from driftguard_engine.kernels.reference import philox
 from driftguard_engine.verify import VerifyResult
 from torch import Tensor
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from driftguard_engine.kernels.distribution import Shaping, laws
-from driftguard_engine.kernels.exp2 import numpy_exp2
+from driftguard_engine.kernels.reference.distribution import Shaping, laws
+from driftguard_engine.kernels.reference.exp2 import numpy_exp2
 from torch import Tensor
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from driftguard_engine.kernels.distribution import Shaping, laws
+from driftguard_engine.kernels.reference.distribution import Shaping, laws
 from driftguard_engine.verify import VerifyResult, sample_draft, verify_chain
 from torch import Tensor
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from driftguard_engine.checks import InvalidLogits
+from driftguard_engine.kernels.tensor_checks import InvalidLogits
 from driftguard_engine.verify import (
     BackendUnavailable,
     VerifyResult,

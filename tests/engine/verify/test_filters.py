@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from driftguard_engine.kernels.inverse_cdf import pick
-from driftguard_engine.kernels.philox import RandomWords
-from driftguard_engine.kernels.tiles import TILE
+from driftguard_engine.kernels.reference.inverse_cdf import pick
+from driftguard_engine.kernels.reference.philox import RandomWords
+from driftguard_engine.kernels.reference.tiles import TILE
 from driftguard_engine.verify import sample_draft, verify_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from driftguard_engine.checks import InvalidLogits
+from driftguard_engine.kernels.tensor_checks import InvalidLogits
 from driftguard_engine.sampling import Sampling
 from driftguard_engine.speculation import SpeculativeStep
 from driftguard_engine.verify import sample_draft, verify_chain

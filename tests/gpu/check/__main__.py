@@ -16,8 +16,8 @@ import time
 from datetime import UTC, datetime
 
 import torch
-from driftguard_engine.kernels.compiler import KernelsUnavailable
-from driftguard_engine.kernels.launching import LaunchFailed
+from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
+from driftguard_engine.kernels.cuda.launcher import LaunchFailed
 
 from tests.gpu.check import benchmarks, building, machine, report, sanitize, suite
 from tests.gpu.check.loop import running

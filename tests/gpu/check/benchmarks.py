@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from driftguard_engine.kernels.loader import Kernels
+from driftguard_engine.kernels.cuda.loader import Kernels
 
 from tests.gpu.check import linear_times
 from tests.gpu.check.linear_times import LinearTime

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from driftguard_engine.kernels import loader
-from driftguard_engine.kernels.compiler import architecture, compile_source, read_sources
-from driftguard_engine.kernels.resources import Resources, resources
+from driftguard_engine.kernels.cuda import loader
+from driftguard_engine.kernels.cuda.compiler import architecture, compile_source, read_sources
+
+from tests.gpu.check.resources import Resources, resources
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from driftguard_engine.kernels import layer_launches, linear_launches
-from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels import layer_launches
+from driftguard_engine.kernels import linear as linear_kernels
+from driftguard_engine.kernels.cuda.launcher import Launcher
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -93,7 +94,7 @@ def measured(
 
 def by_kernel(launcher: Launcher, layer: Layer, x: Tensor) -> Callable[[Tensor], Tensor]:
     y = x.new_empty(len(x), layer.size // 2 if layer.gated else layer.size)
-    multiply = linear_launches.linear_gated if layer.gated else linear_launches.linear
+    multiply = linear_kernels.linear_gated if layer.gated else linear_kernels.linear
 
     def call(weight: Tensor) -> Tensor:
         multiply(launcher, x, weight, None, y)

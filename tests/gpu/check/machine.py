@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 import torch
-from driftguard_engine.kernels import compiler
+from driftguard_engine.kernels.cuda import compiler
 
 
 class NoDevice(Exception):

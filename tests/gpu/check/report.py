@@ -8,12 +8,12 @@ from datetime import date
 from pathlib import Path
 
 from driftguard_engine.kernels.layer_kernels import MOST_TOKENS_BY_KERNEL
-from driftguard_engine.kernels.resources import Resources
 
 from tests.gpu.check.benchmarks import Measured
 from tests.gpu.check.loop.reporting import loop_section
 from tests.gpu.check.peers import PeerTime
 from tests.gpu.check.reaches import reaches
+from tests.gpu.check.resources import Resources
 from tests.gpu.check.tables import NOT_YET, table
 
 RESULTS = Path(__file__).parents[3] / "engine" / "bench" / "results"

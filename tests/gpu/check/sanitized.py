@@ -6,7 +6,9 @@ compute-sanitizer python -m tests.gpu.check.sanitized
 from __future__ import annotations
 
 import torch
-from driftguard_engine.kernels import launches, layer_launches, loader
+from driftguard_engine.kernels import layer_launches
+from driftguard_engine.kernels.cuda import loader
+from driftguard_engine.kernels.cuda.launcher import SUFFIXES
 from driftguard_engine.kernels.layers import Norm
 
 from tests.engine.kernels.cases import case, certain_drafts, outcome_of, run
@@ -16,7 +18,7 @@ from tests.engine.kernels.linear_cases import DTYPES, Product
 
 def main() -> None:
     kernels = loader.kernels(torch.device("cuda"))
-    for dtype in launches.SUFFIXES:
+    for dtype in SUFFIXES:
         for size in (257, 9001):
             outcome_of(run(kernels, case(7, 2, size, dtype), kernels.device))
         run_layer(kernels, dtype)

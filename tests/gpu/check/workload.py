@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from driftguard_engine.kernels import launches
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.launches import Launcher, Settings, Workspace
-from driftguard_engine.kernels.launching import Argument, Size
-from driftguard_engine.kernels.reference import Noise
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
+from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.verify import Noise
+from driftguard_engine.kernels.verify import Settings, Workspace
 from torch import Tensor
 
 VOCABULARY = 128_256
@@ -51,11 +51,11 @@ class Batch:
         return self.space.draft_tokens
 
     def verify(self, launcher: Launcher) -> None:
-        launches.verify(launcher, self.target, self.draft, self.lengths, self.settings, self.space)
+        verify_kernels.verify(launcher, self.target, self.draft, self.lengths, self.settings, self.space)
 
     def draw(self, launcher: Launcher) -> None:
         """The first step of the drafts."""
-        launches.draw_drafts(launcher, self.draft[:, 0], self.settings, self.space, 0)
+        verify_kernels.draw_drafts(launcher, self.draft[:, 0], self.settings, self.space, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def batches(
     for _ in range(min(MOST_SETS, max(2, wanted))):
         one = _batch(device, batch, drafts, sampling, random)
         for step in range(drafts):
-            launches.draw_drafts(launcher, one.draft[:, step], one.settings, one.space, step)
+            verify_kernels.draw_drafts(launcher, one.draft[:, step], one.settings, one.space, step)
         one.verify(launcher)
         made.append(one)
     return made

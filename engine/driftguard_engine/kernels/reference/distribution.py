@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from driftguard_engine.kernels import tiles
-from driftguard_engine.kernels.exp2 import Singles, numpy_exp2
+from driftguard_engine.kernels.reference import tiles
+from driftguard_engine.kernels.reference.exp2 import Singles, numpy_exp2
 
 Integers = NDArray[np.int64]
 Doubles = NDArray[np.float64]

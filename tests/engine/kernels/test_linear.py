@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from driftguard_engine.kernels import linear_launches
-from driftguard_engine.kernels.launches import Launcher
-from driftguard_engine.kernels.launching import Argument, Size
+from driftguard_engine.kernels import linear as linear_kernels
+from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
 from driftguard_engine.kernels.layer_kernels import MOST_TOKENS_BY_KERNEL, LayerKernels
 from driftguard_engine.models.linear import GatedProduct, PlainLinear
 
@@ -78,12 +77,12 @@ def test_the_layers_of_few_tokens_are_the_kernels_and_others_are_the_librarys(mo
 
 def test_what_the_kernels_cannot_multiply(module: Module) -> None:
     weight = torch.zeros(4, 24, dtype=torch.float16)
-    assert linear_launches.obstacle(weight) is None
-    assert "do not read torch.float32" in str(linear_launches.obstacle(weight.float()))
-    assert "a multiple of 8, not 23" in str(linear_launches.obstacle(weight[:, 1:]))
-    assert "on 16 bytes" in str(linear_launches.obstacle(weight.flatten()[1:89].view(11, 8)))
-    assert "contiguous" in str(linear_launches.obstacle(weight[:, :16]))
+    assert linear_kernels.obstacle(weight) is None
+    assert "do not read torch.float32" in str(linear_kernels.obstacle(weight.float()))
+    assert "a multiple of 8, not 23" in str(linear_kernels.obstacle(weight[:, 1:]))
+    assert "on 16 bytes" in str(linear_kernels.obstacle(weight.flatten()[1:89].view(11, 8)))
+    assert "contiguous" in str(linear_kernels.obstacle(weight[:, :16]))
     for tokens in (0, 33):
         x, y = torch.zeros(tokens, 24).half(), torch.zeros(tokens, 4).half()
         with pytest.raises(ValueError, match=f"1 to 32 tokens, not {tokens}"):
-            linear_launches.linear(Emulated(module), x, weight, None, y)
+            linear_kernels.linear(Emulated(module), x, weight, None, y)

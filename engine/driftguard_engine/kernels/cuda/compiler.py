@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-SOURCES = Path(__file__).parent / "csrc"
+SOURCES = Path(__file__).parents[1] / "csrc"
 
 LEAST_CAPABILITY = (8, 0)
 
@@ -23,7 +23,7 @@ OPTIONS = (
     "--prec-div=true",
     "--prec-sqrt=true",
     "--generate-line-info",  # what profilers and memory checkers name; costs nothing at run time
-    "--ptxas-options=-v",  # what `resources` reads
+    "--ptxas-options=-v",  # registers and spills of each kernel, in the log
 )
 
 

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from driftguard_engine.kernels import compiler
-from driftguard_engine.kernels.compiler import (
+from driftguard_engine.kernels.cuda import compiler
+from driftguard_engine.kernels.cuda.compiler import (
     SOURCES,
     CompilationFailed,
     KernelsUnavailable,
@@ -16,7 +16,8 @@ from driftguard_engine.kernels.compiler import (
     compile_source,
     read_sources,
 )
-from driftguard_engine.kernels.resources import resources
+
+from tests.gpu.check.resources import resources
 
 HERE = Path(__file__).parent / "sources"
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")

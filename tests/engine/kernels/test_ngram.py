@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 from driftguard_engine.drafters.ngram import SuffixIndex
-from driftguard_engine.kernels import ngrams
+from driftguard_engine.kernels import ngram
 from torch import Tensor
 
 from tests.engine.kernels.emulated import Emulated
@@ -39,7 +39,7 @@ def by_kernel(
         torch.full((len(lengths), drafts), 777),
         torch.full((len(lengths),), 777, dtype=torch.int32),
     )
-    ngrams.look_up(Emulated(module, seed), token_ids, lengths, least, most, tokens, counts)
+    ngram.look_up(Emulated(module, seed), token_ids, lengths, least, most, tokens, counts)
     return tokens, counts
 
 
@@ -48,7 +48,7 @@ def test_drafts_are_those_of_the_index(module: Module, seed: int) -> None:
     least, most = SIZES[seed % len(SIZES)]
     drafts = [1, 4, 31][seed % 3]
     token_ids, lengths = sequences(seed, 8, [4, 60, 700][seed % 3])
-    tokens, counts = ngrams.reference(token_ids, lengths, least, most, drafts)
+    tokens, counts = ngram.reference(token_ids, lengths, least, most, drafts)
     found = [row[:count].tolist() for row, count in zip(tokens, counts.tolist(), strict=True)]
     assert found == by_index(token_ids, lengths, least, most, drafts), f"seed {seed}"
     for dtype in (torch.int32, torch.int64):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from driftguard_engine.kernels import loader
-from driftguard_engine.kernels.compiler import KernelsUnavailable
-from driftguard_engine.kernels.launching import Kernel, LaunchFailed, Size, signature_of
+from driftguard_engine.kernels.cuda import loader
+from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
+from driftguard_engine.kernels.cuda.launcher import Kernel, LaunchFailed, Size, signature_of
 
 from tests.engine.simt.emulator import EXAMPLES, KernelFault, Module
 

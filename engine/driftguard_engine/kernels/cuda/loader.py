@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from driftguard_engine.kernels.compiler import KernelsUnavailable, architecture, read_sources
-from driftguard_engine.kernels.cubin_cache import cache_directory, cubin
-from driftguard_engine.kernels.launching import (
+from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable, architecture, read_sources
+from driftguard_engine.kernels.cuda.cubin_cache import cache_directory, cubin
+from driftguard_engine.kernels.cuda.launcher import (
     Argument,
     Kernel,
     Size,

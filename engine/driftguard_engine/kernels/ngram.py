@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from driftguard_engine.kernels.launches import Launcher
+from driftguard_engine.kernels.cuda.launcher import Launcher
 
 SUFFIXES = {torch.int32: "int32", torch.int64: "int64"}
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from driftguard_engine.kernels import compiler, loader
-from driftguard_engine.kernels.compiler import KernelsUnavailable
-from driftguard_engine.kernels.launching import Argument, LaunchFailed
+from driftguard_engine.kernels.cuda import compiler, loader
+from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
+from driftguard_engine.kernels.cuda.launcher import Argument, LaunchFailed
 
 from tests.engine.simt.emulator import has_compiler
 

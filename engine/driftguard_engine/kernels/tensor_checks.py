@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels.distribution import Truths
-from driftguard_engine.kernels.exp2 import Singles
+from driftguard_engine.kernels.reference.distribution import Truths
+from driftguard_engine.kernels.reference.exp2 import Singles
 
 
 class InvalidLogits(ValueError):

@@ -6,33 +6,23 @@ can be captured in a CUDA graph. Shapes and values are checked by `driftguard_en
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from driftguard_engine.kernels.distribution import Shaping
-from driftguard_engine.kernels.launching import Argument, Size
-from driftguard_engine.kernels.reference import Noise
-from driftguard_engine.kernels.tiles import LANES, tiles_of
+from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Argument, Launcher
+from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.tiles import LANES, tiles_of
+from driftguard_engine.kernels.reference.verify import Noise
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
-SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 # As in csrc: threads of a block, tiles of a block.
 _STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS, _DRAW_WARPS = 4, 512, 256, 8
-
-
-class Launcher(Protocol):
-    """Runs one kernel of csrc."""
-
-    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
-        """block: threads. A tensor is passed as the address of its first element, None as a null pointer."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from driftguard_engine.kernels.compiler import OPTIONS, Source, compile_source, nvrtc_version
+from driftguard_engine.kernels.cuda.compiler import OPTIONS, Source, compile_source, nvrtc_version
 
 CACHE_VARIABLE = "DRIFTGUARD_CACHE_DIR"
 

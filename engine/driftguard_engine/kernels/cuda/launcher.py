@@ -6,7 +6,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +26,17 @@ _LETTERS: dict[type, str] = {
     np.float32: "f",
     np.float64: "d",
 }
+
+
+SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}  # of the kernels' names
+
+
+class Launcher(Protocol):
+    """Runs one kernel of csrc."""
+
+    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
+        """block: threads. A tensor is passed as the address of its first element, None as a null pointer."""
+        ...
 
 
 class LaunchFailed(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from driftguard_engine.kernels import philox
+from driftguard_engine.kernels.reference import philox
 from scipy import stats
 
 # Random123 (Salmon et al. 2011), kat_vectors, philox4x32 with 10 rounds: counter, key, answer.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard_engine.kernels.philox import RandomWords
-from driftguard_engine.kernels.tiles import Number
+from driftguard_engine.kernels.reference.philox import RandomWords
+from driftguard_engine.kernels.reference.tiles import Number
 
 MASS_BITS = 44  # of the largest mass in a row; 2**18 masses still add up to less than 2**63
 

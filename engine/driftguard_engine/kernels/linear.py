@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels.launches import SUFFIXES, Launcher
-from driftguard_engine.kernels.tiles import RUN
+from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Launcher
+from driftguard_engine.kernels.reference.tiles import RUN
 
 DTYPES = (torch.bfloat16, torch.float16)
 MOST_TOKENS = 32

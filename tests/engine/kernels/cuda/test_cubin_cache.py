@@ -7,9 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from driftguard_engine.kernels import cubin_cache
-from driftguard_engine.kernels.compiler import Compiled, Source
-from driftguard_engine.kernels.cubin_cache import cache_directory, cubin
+from driftguard_engine.kernels.cuda import cubin_cache
+from driftguard_engine.kernels.cuda.compiler import Compiled, Source
+from driftguard_engine.kernels.cuda.cubin_cache import cache_directory, cubin
 
 SOURCE = Source("a.cu", "kernel", (("b.cuh", "header"),))
 DRIVER = 13000

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels import philox, tiles
-from driftguard_engine.kernels.distribution import (
+from driftguard_engine.kernels.reference import philox, tiles
+from driftguard_engine.kernels.reference.distribution import (
     EVERY,
     Doubles,
     Exp2,
@@ -27,9 +27,9 @@ from driftguard_engine.kernels.distribution import (
     Truths,
     laws,
 )
-from driftguard_engine.kernels.exp2 import Singles, numpy_exp2
-from driftguard_engine.kernels.inverse_cdf import pick
-from driftguard_engine.kernels.philox import RandomWords
+from driftguard_engine.kernels.reference.exp2 import Singles, numpy_exp2
+from driftguard_engine.kernels.reference.inverse_cdf import pick
+from driftguard_engine.kernels.reference.philox import RandomWords
 
 _PURPOSES = np.array([philox.DRAFT, philox.ACCEPT, philox.RESIDUAL])
 

@@ -1,0 +1,1 @@
+"""The arithmetic in numpy that every other backend must equal, token for token."""
