@@ -201,17 +201,17 @@ class Engine:
         """
         outputs = self._take_inbox()
         admitted = self._admit()
-        plan = self._scheduler.plan()
+        schedule = self._scheduler.plan()
         try:
             for sequence in admitted:
                 self._decoder.admit(sequence)
-            for reused in plan.reused:
+            for reused in schedule.reused:
                 self._reuse(reused)
-            if plan.prefill:
-                self._prefill(plan.prefill)
-            if plan.decode or self._decoder.in_flight:
-                rows = [self._sequences[name] for name in plan.decode]
-                self._decode(rows, outputs, alone=not plan.prefill)
+            if schedule.prefill:
+                self._prefill(schedule.prefill)
+            if schedule.decode or self._decoder.in_flight:
+                rows = [self._sequences[name] for name in schedule.decode]
+                self._decode(rows, outputs, alone=not schedule.prefill)
         except Exception as error:  # every kind of failure ends here, so that no request ever hangs
             logger.exception("a step failed; %d running requests end with an error", len(self._sequences))
             reason = f"{type(error).__name__}: {error}"

@@ -29,7 +29,7 @@ def blocks_of(prompt_token_ids: Sequence[int], block_tokens: int) -> tuple[bytes
     return tuple(names)
 
 
-class Prefixes:
+class PrefixCache:
     """What each slot of one model's cache holds from position 0 on, as names of blocks."""
 
     def __init__(self) -> None:

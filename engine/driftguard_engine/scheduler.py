@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from driftguard_engine.prefix_cache import Prefixes
+from driftguard_engine.prefix_cache import PrefixCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ReusedPrefix:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class Schedule:
     """One step: copy these prefixes in order, prefill these chunks, then one verification for each request in
     `decode`."""
 
@@ -52,7 +52,7 @@ class _Running:
     slot: int
     prefill_tokens: int
     blocks: Sequence[bytes]
-    caches: Sequence[Prefixes] = ()
+    caches: Sequence[PrefixCache] = ()
     prefilled: int = 0
 
 
@@ -66,7 +66,7 @@ class Scheduler:
     """
 
     def __init__(self, slots: int, chunk_tokens: int) -> None:
-        self.kept = Prefixes()  # of the target's cache
+        self.kept = PrefixCache()  # of the target's cache
         self._free = list(range(slots))  # in the order in which they were used last
         self._chunk_tokens = chunk_tokens
         self._waiting: deque[tuple[str, int, Sequence[bytes]]] = deque()
@@ -111,14 +111,14 @@ class Scheduler:
 
         return max(self._free, key=worth)
 
-    def begin(self, request_id: str, draft: Prefixes | None) -> None:
+    def begin(self, request_id: str, draft: PrefixCache | None) -> None:
         """draft: of the cache that the request's drafter reads its prompt into."""
         running = self._running[request_id]
         running.caches = [self.kept] if draft is None else [self.kept, draft]
         for cache in running.caches:
             cache.begin(running.slot, running.blocks)
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> Schedule:
         """What this step does. Its chunks count as read: a request whose last chunk is here decodes too."""
         chunks: list[PrefillChunk] = []
         reused: list[ReusedPrefix] = []
@@ -136,7 +136,7 @@ class Scheduler:
         for chunk in chunks:  # only now: what this step reads cannot be copied before
             self._hold(self._running[chunk.request_id], chunk.start // self._chunk_tokens)
         decode = tuple(name for name, each in self._running.items() if each.prefilled == each.prefill_tokens)
-        return StepPlan(tuple(reused), tuple(chunks), decode)
+        return Schedule(tuple(reused), tuple(chunks), decode)
 
     def _reuse(self, request_id: str, running: _Running) -> Iterator[ReusedPrefix]:
         """The next blocks of its prompt, as far as some slot holds them in all its caches."""

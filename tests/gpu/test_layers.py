@@ -6,7 +6,7 @@ import pytest
 import torch
 from driftguard_engine.kernels.cuda.loader import Kernels
 
-from tests.engine.kernels.layer_cases import DTYPES, check_gate, check_norm, check_turn_and_store
+from tests.engine.kernels.layer_cases import DTYPES, check_gate, check_norm, check_rope_and_store_kv
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,4 +25,4 @@ def test_norm_and_gate(engine_kernels: Kernels, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("with_head_norm", [False, True])
 def test_turn_and_store(engine_kernels: Kernels, dtype: torch.dtype, with_head_norm: bool) -> None:
     for shape in ((5, 4, 2, 64), (1, 7, 1, 128), (2, 2, 2, 96), (8, 32, 8, 128), (3, 2, 1, 16)):
-        check_turn_and_store(engine_kernels, engine_kernels.device, shape, dtype, with_head_norm)
+        check_rope_and_store_kv(engine_kernels, engine_kernels.device, shape, dtype, with_head_norm)

@@ -7,13 +7,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from driftguard_engine.adaptive_k.plan import Decision, DraftingRow, FixedK, Given, Reason, StepPlan
+from driftguard_engine.adaptive_k.plan import Decision, DraftingRow, DraftPlan, FixedK, Given, Reason
 from driftguard_engine.adaptive_k.policy import AdaptiveK
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    plan: StepPlan
+    plan: DraftPlan
     alone: bool
     at_seconds: float
 
@@ -42,10 +42,10 @@ class DraftLengthController:
         """Verifications, counted per request, by why they drafted so many. Any thread may ask."""
         return self._policy.reasons
 
-    def begin(self, rows: Sequence[DraftingRow], *, alone: bool) -> StepPlan:
+    def begin(self, rows: Sequence[DraftingRow], *, alone: bool) -> DraftPlan:
         """alone: the step does nothing but decode. Without rows nothing is planned."""
         if not rows:
-            return StepPlan((), (), 0, "not_asked")
+            return DraftPlan((), (), 0, "not_asked")
         at_seconds = self._clock_seconds()
         plan = self._policy.plan(rows)
         self._launched.append(_Launched(plan, alone, at_seconds))

@@ -33,7 +33,7 @@ class DraftingRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
+class DraftPlan:
     """`counts` [B] draft tokens of each row, `k` the most of them.
 
     limited: rows whose own acceptance is not worth the step's K. For a probe, what is expected: seconds that
@@ -80,12 +80,12 @@ class FixedK:
         self.decision = Decision(adaptive=False, reason="fixed")
         self.reasons: Counter[Reason] = Counter(dict.fromkeys(REASONS, 0))
 
-    def plan(self, rows: Sequence[DraftingRow]) -> StepPlan:
+    def plan(self, rows: Sequence[DraftingRow]) -> DraftPlan:
         counts = tuple(row.wanted for row in rows)
-        plan = StepPlan(tuple(rows), counts, max(counts, default=0), "fixed")
+        plan = DraftPlan(tuple(rows), counts, max(counts, default=0), "fixed")
         self.decision = Decision(False, len(rows), plan.k, plan.reason)
         self.reasons[plan.reason] += len(rows)
         return plan
 
-    def learned(self, plan: StepPlan, seconds: float | None, given: Mapping[str, Given]) -> None:
+    def learned(self, plan: DraftPlan, seconds: float | None, given: Mapping[str, Given]) -> None:
         """Nothing to learn."""

@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import Final
 
 from driftguard_engine.adaptive_k.acceptance import RunningAcceptance
-from driftguard_engine.adaptive_k.plan import REASONS, Decision, DraftingRow, Given, Reason, StepPlan
+from driftguard_engine.adaptive_k.plan import REASONS, Decision, DraftingRow, DraftPlan, Given, Reason
 from driftguard_engine.adaptive_k.step_cost import StepCost, bucket_of
 
 EXPLORING_SHARE: Final = 0.01  # of the time may be lost by trying what does not look best
@@ -98,11 +98,11 @@ class AdaptiveK:
         self._lost = 0.0  # by the newest trial, against the K in use
         self._learned_k = 0  # of the newest step
 
-    def plan(self, rows: Sequence[DraftingRow]) -> StepPlan:
+    def plan(self, rows: Sequence[DraftingRow]) -> DraftPlan:
         """What each row drafts in the next step."""
         largest = max((row.wanted for row in rows), default=0)
         if largest == 0:
-            return self._told(StepPlan(tuple(rows), (0,) * len(rows), 0, "not_asked"))
+            return self._told(DraftPlan(tuple(rows), (0,) * len(rows), 0, "not_asked"))
         newest = next(row.draft for row in reversed(rows) if row.wanted)
         if newest != self._draft:
             self._begin(newest)
@@ -215,7 +215,7 @@ class AdaptiveK:
             self._acceptance.doubt(_REMEMBERED_STEPS_OFF)
         return _Trial(k, steps, "probing")
 
-    def _step(self, rows: Sequence[DraftingRow], largest: int) -> StepPlan:
+    def _step(self, rows: Sequence[DraftingRow], largest: int) -> DraftPlan:
         k, reason = self._k or 0, self._reason
         limits = self._limits
         if self._trial is not None:
@@ -228,21 +228,21 @@ class AdaptiveK:
         if reason == "probing" and self._forecast is not None:
             seconds, rate = self._forecast.seconds[k], self._forecast.rate(self._k or 0)
         if not limits or k == 0:
-            return StepPlan(tuple(rows), wanted, min(k, largest), reason, 0, seconds, rate)
+            return DraftPlan(tuple(rows), wanted, min(k, largest), reason, 0, seconds, rate)
         counts = tuple(
             min(most, limits.get(row.request_id, k)) for most, row in zip(wanted, rows, strict=True)
         )
         limited = sum(count < most for count, most in zip(counts, wanted, strict=True))
-        return StepPlan(tuple(rows), counts, max(counts), reason, limited, seconds, rate)
+        return DraftPlan(tuple(rows), counts, max(counts), reason, limited, seconds, rate)
 
-    def _told(self, plan: StepPlan) -> StepPlan:
+    def _told(self, plan: DraftPlan) -> DraftPlan:
         self.decision = Decision(True, len(plan.rows), plan.k, plan.reason, *self._expected)
         self.reasons[plan.reason] += len(plan.rows) - plan.limited
         if plan.limited:
             self.reasons["request_limit"] += plan.limited
         return plan
 
-    def learned(self, plan: StepPlan, seconds: float | None, given: Mapping[str, Given]) -> None:
+    def learned(self, plan: DraftPlan, seconds: float | None, given: Mapping[str, Given]) -> None:
         """What the step of `plan` took (None: it did more than decode) and gave who has not left since."""
         if plan.k > 0 or plan.limited > 0:
             for row, count in zip(plan.rows, plan.counts, strict=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from driftguard_engine.core import DraftInfo, InvalidModel, UnknownDraft
 from driftguard_engine.drafters.base import Drafter
-from driftguard_engine.prefix_cache import Prefixes
+from driftguard_engine.prefix_cache import PrefixCache
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class LoadedDraft:
     info: DraftInfo
     drafter: Drafter | None
     users: int = field(default=0)
-    prefixes: Prefixes = field(default_factory=Prefixes)
+    prefixes: PrefixCache = field(default_factory=PrefixCache)
 
 
 class Drafts:

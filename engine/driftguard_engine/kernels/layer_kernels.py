@@ -22,7 +22,7 @@ class LayerOps(Protocol):
 
     def norm(self, x: Tensor, by: Norm, /) -> Tensor: ...
     def add_and_norm(self, x: Tensor, added: Tensor, by: Norm, /) -> tuple[Tensor, Tensor]: ...
-    def turn_and_store(
+    def rope_and_store_kv(
         self, qkv: Tensor, heads: int, head_norm: Norm | None, rows: Rows, cache: KeysValues, /
     ) -> Tensor: ...
     def attend(self, queries: Tensor, rows: Rows, cache: KeysValues, /) -> Tensor: ...
@@ -47,12 +47,12 @@ class LayerKernels:
         layer_launches.add_and_norm(self.launcher, x, added, by, total, normed)
         return total, normed
 
-    def turn_and_store(
+    def rope_and_store_kv(
         self, qkv: Tensor, heads: int, head_norm: Norm | None, rows: Rows, cache: KeysValues
     ) -> Tensor:
         batch, dim = len(rows.slots), cache.keys.shape[-1]
         queries = qkv.new_empty(batch, qkv.shape[0] // batch, heads, dim)
-        layer_launches.turn_and_store(self.launcher, qkv, heads, head_norm, rows, cache, queries)
+        layer_launches.rope_and_store_kv(self.launcher, qkv, heads, head_norm, rows, cache, queries)
         return queries
 
     def attend(self, queries: Tensor, rows: Rows, cache: KeysValues) -> Tensor:

@@ -49,7 +49,7 @@ def _add_and_norm(
     )
 
 
-def turn_and_store(
+def rope_and_store_kv(
     launcher: Launcher,
     qkv: Tensor,  # [B * T, (H + 2 Hkv) * D]
     heads: int,
@@ -58,7 +58,7 @@ def turn_and_store(
     cache: KeysValues,
     queries: Tensor,  # [B, T, H, D]
 ) -> None:
-    """What `layers.turn_and_store` returns goes to queries. A token past its slot's end is not stored.
+    """What `layers.rope_and_store_kv` returns goes to queries. A token past its slot's end is not stored.
 
     Raises ValueError (D is no multiple of 16).
     """

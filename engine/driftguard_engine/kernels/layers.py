@@ -26,7 +26,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where B rows of T tokens continue their sequences, and the tables that turn by position."""
+    """Where B rows of T tokens continue their sequences, and the rotation tables by position (RoPE)."""
 
     slots: Tensor  # [B] int64
     starts: Tensor  # [B] int64: position of each row's first token
@@ -54,27 +54,27 @@ def add_and_norm(x: Tensor, added: Tensor, by: Norm) -> tuple[Tensor, Tensor]:
     return total, by.apply(total)
 
 
-def turn_and_store(
+def rope_and_store_kv(
     qkv: Tensor,  # [B * T, (H + 2 Hkv) * D]
     heads: int,
     head_norm: Norm | None,  # of queries and keys: weight [H + Hkv, D]
     rows: Rows,
     cache: KeysValues,
 ) -> Tensor:
-    """Writes the keys and values of every token to the cache; the turned queries, [B, T, H, D]."""
+    """Writes the keys and values of every token to the cache; the rotated queries, [B, T, H, D]."""
     batch, dim = len(rows.slots), cache.keys.shape[-1]
     kv_heads = cache.keys.shape[1]
     each = qkv.view(batch, -1, heads + 2 * kv_heads, dim)
     positions = rows.starts[:, None] + torch.arange(each.shape[1], device=qkv.device)  # [B, T]
-    turning = each[:, :, : heads + kv_heads]
+    unrotated = each[:, :, : heads + kv_heads]
     if head_norm is not None:
-        turning = head_norm.apply(turning)
+        unrotated = head_norm.apply(unrotated)
     cos, sin = rows.cos[positions][:, :, None], rows.sin[positions][:, :, None]
-    turned = turning * cos + turning.roll(dim // 2, -1) * sin
+    rotated = unrotated * cos + unrotated.roll(dim // 2, -1) * sin
     places = (rows.slots[:, None] * cache.length + positions).flatten()
-    cache.keys.index_copy_(0, places, turned[:, :, heads:].flatten(0, 1))
+    cache.keys.index_copy_(0, places, rotated[:, :, heads:].flatten(0, 1))
     cache.values.index_copy_(0, places, each[:, :, heads + kv_heads :].flatten(0, 1))
-    return turned[:, :, :heads]
+    return rotated[:, :, :heads]
 
 
 def attend(queries: Tensor, rows: Rows, cache: KeysValues) -> Tensor:

@@ -93,7 +93,7 @@ class LeanModel:
         next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]
         for index, (layer, next_norm) in enumerate(zip(self._layers, next_norms, strict=True)):
             cache = layers.KeysValues(self._cache.keys[index], self._cache.values[index], self._cache.length)
-            queries = self._ops.turn_and_store(
+            queries = self._ops.rope_and_store_kv(
                 layer.qkv.apply(normed), self._heads.queries, layer.head_norm, rows, cache
             )
             mixed = layer.output.apply(self._ops.attend(queries, rows, cache))
@@ -145,16 +145,16 @@ class LeanModel:
         """Writes the new keys and values and returns the heads' outputs [rows, H * D]."""
         split = self._heads.queries + self._heads.keys
         heads = qkv.view(qkv.shape[0], split + self._heads.keys, self._heads.dim)
-        turning = heads[:, :split]  # queries and keys
+        unrotated = heads[:, :split]  # queries and keys
         if layer.head_norm is not None:
-            turning = layer.head_norm.apply(turning)
-        turned = turning * cos + turning.roll(self._heads.dim // 2, -1) * sin
+            unrotated = layer.head_norm.apply(unrotated)
+        rotated = unrotated * cos + unrotated.roll(self._heads.dim // 2, -1) * sin
         count = places.shape[0]
-        self._cache.keys[index].index_copy_(0, places, turned[:count, self._heads.queries :])
+        self._cache.keys[index].index_copy_(0, places, rotated[:count, self._heads.queries :])
         self._cache.values[index].index_copy_(0, places, heads[:count, split:])
         outputs, first = [], 0
         for span, mask in zip(spans, masks, strict=True):
-            queries = turned[first : first + span.count, : self._heads.queries]  # [T, H, D]
+            queries = rotated[first : first + span.count, : self._heads.queries]  # [T, H, D]
             outputs.append(self._attend_span(index, queries, span, mask))
             first += span.count
         if first < qkv.shape[0]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from driftguard_engine.adaptive_k.controller import DraftLengthController
-from driftguard_engine.adaptive_k.plan import DraftingRow, FixedK, Given, StepPlan
+from driftguard_engine.adaptive_k.plan import DraftingRow, DraftPlan, FixedK, Given
 
 
 class Recorded(FixedK):
@@ -14,7 +14,7 @@ class Recorded(FixedK):
         super().__init__()
         self.told: list[tuple[str, float | None]] = []
 
-    def learned(self, plan: StepPlan, seconds: float | None, given: Mapping[str, Given]) -> None:
+    def learned(self, plan: DraftPlan, seconds: float | None, given: Mapping[str, Given]) -> None:
         self.told.append((plan.rows[0].request_id, seconds))
 
 

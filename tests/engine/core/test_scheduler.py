@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftguard_engine.prefix_cache import blocks_of
-from driftguard_engine.scheduler import Admission, PrefillChunk, ReusedPrefix, Scheduler, StepPlan
+from driftguard_engine.scheduler import Admission, PrefillChunk, ReusedPrefix, Schedule, Scheduler
 
 
 def test_requests_are_admitted_first_come_first_served_into_the_lowest_free_slots() -> None:
@@ -66,7 +66,7 @@ def test_a_waiting_request_can_be_removed() -> None:
     assert scheduler.admit() == [Admission("c", 0)]
 
 
-def prompt(scheduler: Scheduler, name: str, blocks: Sequence[str], tokens: int | None = None) -> StepPlan:
+def prompt(scheduler: Scheduler, name: str, blocks: Sequence[str], tokens: int | None = None) -> Schedule:
     """Runs a request of these blocks of 8 tokens until it has been read; the plan of its first step."""
     scheduler.enqueue(name, 8 * len(blocks) + 1 if tokens is None else tokens, [b.encode() for b in blocks])
     plans = [start(scheduler)]
@@ -75,7 +75,7 @@ def prompt(scheduler: Scheduler, name: str, blocks: Sequence[str], tokens: int |
     return plans[0]
 
 
-def start(scheduler: Scheduler) -> StepPlan:
+def start(scheduler: Scheduler) -> Schedule:
     for admission in scheduler.admit():
         scheduler.begin(admission.request_id, None)
     return scheduler.plan()

@@ -65,7 +65,7 @@ def rows_at(starts: list[int], dim: int, dtype: torch.dtype, device: torch.devic
     return Rows(*(each.to(device) for each in given))
 
 
-def check_turn_and_store(
+def check_rope_and_store_kv(
     launcher: Launcher,
     device: torch.device,
     shape: tuple[int, int, int, int],  # T, H, Hkv, D
@@ -80,9 +80,9 @@ def check_turn_and_store(
     head_norm = Norm(weight, EPSILON) if with_head_norm else None
     before = normal(7, dtype, 2, SLOTS * LENGTH, kv_heads, dim).to(device)
     known_cache, cache = (KeysValues(before[0].clone(), before[1].clone(), LENGTH) for _ in range(2))
-    known = layers.turn_and_store(qkv, heads, head_norm, rows, known_cache)
+    known = layers.rope_and_store_kv(qkv, heads, head_norm, rows, known_cache)
     queries = torch.empty(known.shape, dtype=dtype, device=device)
-    layer_launches.turn_and_store(launcher, qkv, heads, head_norm, rows, cache, queries)
+    layer_launches.rope_and_store_kv(launcher, qkv, heads, head_norm, rows, cache, queries)
     what = f"of T, H, Hkv, D = {shape}, {dtype}"
     assert torch.equal(cache.values, known_cache.values), f"values {what}"
     if head_norm is None:

@@ -13,7 +13,7 @@ from tests.engine.kernels.layer_cases import (
     LENGTH,
     check_gate,
     check_norm,
-    check_turn_and_store,
+    check_rope_and_store_kv,
     rows_at,
 )
 from tests.engine.simt.emulator import Module
@@ -37,14 +37,14 @@ def test_gate(module: Module, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("with_head_norm", [False, True])
 def test_turn_and_store(module: Module, dtype: torch.dtype, with_head_norm: bool) -> None:
     for shape in ((5, 4, 2, 64), (1, 7, 1, 128), (2, 2, 2, 96), (3, 2, 1, 16)):
-        check_turn_and_store(Emulated(module), CPU, shape, dtype, with_head_norm)
+        check_rope_and_store_kv(Emulated(module), CPU, shape, dtype, with_head_norm)
 
 
 def test_a_token_past_the_end_of_its_slot_is_not_stored(module: Module) -> None:
     rows = rows_at([LENGTH - 1], 16, torch.float32, CPU, LENGTH)
     cache = KeysValues(torch.zeros(2 * LENGTH, 1, 16), torch.zeros(2 * LENGTH, 1, 16), LENGTH)
     queries = torch.empty(1, 2, 1, 16)
-    layer_launches.turn_and_store(Emulated(module), torch.ones(2, 48), 1, None, rows, cache, queries)
+    layer_launches.rope_and_store_kv(Emulated(module), torch.ones(2, 48), 1, None, rows, cache, queries)
     assert bool((cache.values[LENGTH - 1] == 1).all())
     assert not cache.values[LENGTH:].any()
     assert not cache.keys[LENGTH:].any()

@@ -69,7 +69,7 @@ def test_kernels_of_a_layer_that_answer_right(module: Module) -> None:
 @pytest.mark.parametrize(
     ("kernel", "output", "said"),
     [
-        ("turn_and_store_fp32", -1, "turned queries"),
+        ("turn_and_store_fp32", -1, "rotated queries"),
         ("turn_and_store_fp32", -2, "stored values"),
         ("turn_and_store_fp32", -3, "stored keys"),
         ("attend_by_fma_fp32", -1, "attention"),
