@@ -5,7 +5,7 @@
 The draws of a step's K drafts, the target's forward pass over K + 1 tokens of each row and the verification
 follow one another as in the engine: each finds the processor's caches as the one before has left them.
 CPU time, so that what else the machine does hardly counts. The draws are told beside the verification: they
-belong to drafting, with the laws that they find and the random numbers of the step.
+belong to drafting, with the distributions that they find and the random numbers of the step.
 """
 
 from __future__ import annotations

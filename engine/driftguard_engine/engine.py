@@ -42,7 +42,7 @@ class Engine:
 
     `step` belongs to one thread; everything else may be called from any thread. On the CPU the output of a
     request with a seed is the same, bit for bit, whatever runs beside it; with config.adaptive_k and a
-    temperature above 0 its law is, but not its draw.
+    temperature above 0 its distribution is, but not its draw.
 
     A request's draft is settled when it gets a slot and stays until it ends, and so does K unless it adapts.
     """

@@ -1,4 +1,4 @@
-"""One speculative step of a batch: drafts are drawn here, and verified by the laws that they were drawn from.
+"""One speculative step of a batch: drafts are drawn here, and verified by what they were drawn from.
 
 Whoever drafts hands logits in and reads tokens. What a token was drawn from stays here with it, so that it
 can be verified by nothing else.
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kernels.reference import verify as reference
-from driftguard_engine.kernels.reference.distribution import EVERY, Index, Integers, Laws
+from driftguard_engine.kernels.reference.distribution import EVERY, Index, Integers, TokenDistributions
 from driftguard_engine.kernels.reference.exp2 import Singles
 from driftguard_engine.kernels.reference.verify import Arrays, Chain, Noise, StepNoise, singles
-from driftguard_engine.kernels.tensor_checks import expect_laws
+from driftguard_engine.kernels.tensor_checks import expect_distributions
 from driftguard_engine.sampling import Sampling
 from driftguard_engine.verify import draw_by_kernels, verify_by_kernels, verify_by_reference
 
@@ -25,7 +25,7 @@ from driftguard_engine.verify import draw_by_kernels, verify_by_kernels, verify_
 class SpeculativeStep:
     """Of B rows with up to K drafts each, over V tokens. `proposals` [B] are the drafts so far.
 
-    Where the reference computes, verification finds the laws of the target alone and knows the drafts'.
+    Where the reference computes, verification computes the target's distributions only: it knows the drafts'.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class SpeculativeStep:
         self._vocabulary = vocabulary
         read_on = torch.device("cpu") if self._launcher is None else device
         self._logits = torch.zeros(len(positions), drafts, vocabulary, device=read_on)
-        self._laws = Laws.certain(sampling.shaping, drafts, vocabulary)  # of the reference
+        # Of the reference: kernels keep theirs.
+        self._draft_distributions = TokenDistributions.certain(sampling.shaping, drafts, vocabulary)
 
     def draw(self, draft_logits: Tensor, rows: Sequence[int]) -> None:
         """The next draft of these rows, which have equally many, from the draft's raw logits for them [R, V].
@@ -61,7 +62,7 @@ class SpeculativeStep:
             self.proposals[row].append(token)
 
     def guess(self, row: int, token_ids: Iterable[int]) -> None:
-        """Drafts of a row that were not drawn: their law is certain of them."""
+        """Drafts of a row that were not drawn: their distribution is certain of them."""
         for token in token_ids:
             kept = self._logits[row, len(self.proposals[row])]
             kept.fill_(-torch.inf)
@@ -102,28 +103,31 @@ class SpeculativeStep:
         ]
 
     def _draw_by_reference(self, logits: Singles, step: int, index: Index) -> list[int]:
-        expect_laws("draft_logits", logits)
+        expect_distributions("draft_logits", logits)
         shaping = self._shaping.rows(index)
         if shaping.all_greedy:
             tokens = logits.argmax(-1)
         else:
-            law = reference.draft_laws(logits[:, np.newaxis], shaping)
+            distributions = reference.draft_distributions(logits[:, np.newaxis], shaping)
             words = self._words.draft[:, index, step]
-            tokens = reference.draw_drafts(logits, law, shaping, words)
+            tokens = reference.draw_drafts(logits, distributions, shaping, words)
             self._logits.numpy()[index, step] = logits
-            self._laws.put(index, slice(step, step + 1), law)
+            self._draft_distributions.put(index, slice(step, step + 1), distributions)
         drawn: list[int] = tokens.tolist()
         return drawn
 
     def _verify_by_reference(
         self, target: Singles, tokens: Integers, lengths: Integers, rows: Sequence[int]
     ) -> tuple[Integers, Integers]:
-        draft, laws, shaping, words = self._logits.numpy(), self._laws, self._shaping, self._words
+        draft, distributions = self._logits.numpy(), self._draft_distributions
+        shaping, words = self._shaping, self._words
         drafts, index = tokens.shape[1], self._index(rows)
         if index is not EVERY or drafts < draft.shape[1]:
-            draft, laws, shaping = draft[index, :drafts], laws.rows(index, slice(drafts)), shaping.rows(index)
+            draft, shaping = draft[index, :drafts], shaping.rows(index)
+            distributions = distributions.rows(index, slice(drafts))
             words = StepNoise(self._noise.rows(index), drafts + 1)
-        return verify_by_reference(Arrays(target, draft, laws, tokens, lengths, tokens >= 0, shaping), words)
+        given = Arrays(target, draft, distributions, tokens, lengths, tokens >= 0, shaping)
+        return verify_by_reference(given, words)
 
     def _expect_shape(self, name: str, logits: Tensor, *shape: int) -> None:
         if logits.shape != (*shape, self._vocabulary):

@@ -1,6 +1,6 @@
 """Lossless verification: the one place where draft tokens are accepted.
 
-Whatever the draft proposes, the emitted tokens have the law of sampling from the target alone
+Whatever the draft proposes, the emitted tokens have the distribution of sampling from the target alone
 (Leviathan et al. 2023; Chen et al. 2023). Inputs are checked here and computed by a backend.
 """
 
@@ -20,7 +20,7 @@ from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import Integers, Shaping
 from driftguard_engine.kernels.reference.verify import Arrays, Chain, Noise, StepNoise
-from driftguard_engine.kernels.tensor_checks import expect, expect_laws, expect_range
+from driftguard_engine.kernels.tensor_checks import expect, expect_distributions, expect_range
 from driftguard_engine.sampling import Sampling
 
 Backend = Literal["auto", "reference", "cuda"]
@@ -78,16 +78,16 @@ def verify_chain(
 ) -> VerifyResult:
     """Accept the drafted run of each row up to the first rejection, and add one token of the target's own.
 
-    With p and q the laws of target and draft at a step, after temperature, top-k and top-p: token x is
-    accepted iff u q(x) < p(x). The first rejected one is replaced by a draw from (p - q)+ (from p, where
+    With p and q the distributions of target and draft at a step, after temperature, top-k and top-p: token x
+    is accepted iff u q(x) < p(x). The first rejected one is replaced by a draw from (p - q)+ (from p, where
     rounding leaves that empty); when none is rejected, the bonus is drawn from p. Temperature 0 accepts
     the target's argmax alone, and does not read the draft's logits.
 
-    target_logits, draft_logits: raw, any float dtype; laws are computed in float32 or better. -inf rules
-        a token out. An n-gram proposal is 0 at its token and -inf elsewhere.
+    target_logits, draft_logits: raw, any float dtype; probabilities are computed in float32 or better. -inf
+        rules a token out. An n-gram proposal is 0 at its token and -inf elsewhere.
     draft_lengths: 0 .. K. What lies beyond a row's length is never read.
     draft_tokens: an id outside 0 .. V-1 (-1: no proposal) is rejected and replaced by a draw from p. That
-        is lossless when the id was no draw from q: q is a law over the V tokens, so it never is.
+        is lossless when the id was no draw from q: q is a distribution over the V tokens, so it never is.
     temperature: finite, >= 0; 0 is argmax. top_k: <= 0 or >= V is off. top_p: >= 0; >= 1 is off; the
         likeliest token always stays. Equal logits: the lower token id comes first, in all three.
     seed, position: the row's noise. position is the index in its sequence of the first token emitted here.
@@ -125,16 +125,16 @@ def verify_by_kernels(launcher: Launcher, chain: Chain) -> VerifyResult:
     """`verify_chain` of checked arguments. Raises InvalidLogits."""
     verified = by_kernels.verify_chain(launcher, chain)
     if bool(verified.status.any()):
-        _expect_all_laws(Arrays.of(chain))
-        raise AssertionError(f"kernels miss laws that torch finds: {verified.status.tolist()}")
+        _expect_all_distributions(Arrays.of(chain))
+        raise AssertionError(f"kernels miss distributions that torch finds: {verified.status.tolist()}")
     return VerifyResult(verified.tokens, verified.accepted, verified.accepted + 1)
 
 
 def verify_by_reference(given: Arrays, noise: StepNoise) -> tuple[Integers, Integers]:
     """How many drafts of each row are accepted, and the target's own tokens. Raises InvalidLogits."""
-    accepted, own, lawful = reference.verify(given, noise)
-    if not lawful:
-        _expect_all_laws(given)
+    accepted, own, valid = reference.verify(given, noise)
+    if not valid:
+        _expect_all_distributions(given)
     return accepted, own
 
 
@@ -158,7 +158,7 @@ def sample_draft(
     noise, launcher = _noise(sampling, position, device), _launcher(device, "auto")
     if launcher is not None:
         return draw_by_kernels(launcher, logits, sampling.shaping, noise, 0)
-    expect_laws("draft_logits", reference.singles(logits))
+    expect_distributions("draft_logits", reference.singles(logits))
     return reference.sample_draft(logits, sampling.shaping, noise, 0)
 
 
@@ -166,7 +166,7 @@ def draw_by_kernels(launcher: Launcher, logits: Tensor, shaping: Shaping, noise:
     """`sample_draft` of checked arguments, `step` behind the position of the noise. Raises InvalidLogits."""
     drawn = by_kernels.sample_draft(launcher, logits, shaping, noise, step)
     if bool((drawn < 0).any()):
-        expect_laws("draft_logits", reference.singles(logits))
+        expect_distributions("draft_logits", reference.singles(logits))
     return drawn
 
 
@@ -176,9 +176,9 @@ def _noise(sampling: Sampling, position: Tensor, device: torch.device) -> Noise:
     return Noise(sampling.seed, np.array(position.tolist()))
 
 
-def _expect_all_laws(given: Arrays) -> None:
+def _expect_all_distributions(given: Arrays) -> None:
     """Of the rows that will be read: the draft's only where its tokens were drawn."""
     read = np.arange(given.target.shape[1]) <= given.lengths[:, np.newaxis]
-    expect_laws("target_logits", given.target, read)
+    expect_distributions("target_logits", given.target, read)
     stochastic = ~given.shaping.greedy[:, np.newaxis]
-    expect_laws("draft_logits", given.draft, given.proposed & stochastic)
+    expect_distributions("draft_logits", given.draft, given.proposed & stochastic)

@@ -13,7 +13,13 @@ from driftguard_engine.kernels.reference.verify import Noise
 from driftguard_engine.kernels.verify import Settings, Workspace
 from torch import Tensor
 
-from tests.engine.verify.laws import Law, Scenario, assert_law, exact_law, law_of
+from tests.engine.verify.distributions import (
+    Distribution,
+    Scenario,
+    assert_distribution,
+    distribution_of,
+    exact_distribution,
+)
 
 Counts = dict[tuple[int, ...], int]
 CHUNK = 2**18  # runs at a time
@@ -53,7 +59,7 @@ def count(
     mistake: Mistake | None = None,
     chunk: int = CHUNK,
 ) -> Counted:
-    """Half of the runs differ by seed alone, half by position alone, as `laws.assert_lossless` has them."""
+    """Half of the runs differ by seed alone, half by position alone, as in `assert_lossless`."""
     chunk = min(chunk, total // 2)
     space = Workspace.empty(chunk, scenario.drafted, scenario.size, device)
     settings = _settings(scenario, chunk, device)
@@ -82,16 +88,20 @@ def count(
 
 
 def assert_lossless(counted: Counted, scenario: Scenario, context: str) -> None:
-    """Joint law of (accepted, tokens), of the first token, of the length, of neighbouring slots."""
+    """Joint distribution of (accepted, tokens), of the first token, of the length, of neighbouring slots."""
     context = f"{context}, {counted.total:,} runs"
-    law = exact_law(scenario, scenario.drafted)
-    assert_law(counted.runs, law, f"joint law, {context}")
-    assert_law(_sum_by(counted.runs, len), _sum_law_by(law, len), f"accepted length, {context}")
-    p = law_of(scenario.target[0, 0].tolist(), scenario.temperature, scenario.top_k, scenario.top_p)
+    distribution = exact_distribution(scenario, scenario.drafted)
+    assert_distribution(counted.runs, distribution, f"joint distribution, {context}")
+    assert_distribution(
+        _sum_by(counted.runs, len), _sum_distribution_by(distribution, len), f"accepted length, {context}"
+    )
+    p = distribution_of(scenario.target[0, 0].tolist(), scenario.temperature, scenario.top_k, scenario.top_p)
     first = _sum_by(counted.runs, lambda run: run[0])
-    assert_law(first, {(token,): chance for token, chance in enumerate(p)}, f"first token, {context}")
-    both: Law = {(a, b): p[a] * p[b] for a in range(len(p)) for b in range(len(p))}
-    assert_law(counted.pairs, both, f"neighbouring slots, {context}")
+    assert_distribution(
+        first, {(token,): chance for token, chance in enumerate(p)}, f"first token, {context}"
+    )
+    both: Distribution = {(a, b): p[a] * p[b] for a in range(len(p)) for b in range(len(p))}
+    assert_distribution(counted.pairs, both, f"neighbouring slots, {context}")
 
 
 def probabilities(launcher: Launcher, device: torch.device, logits: Tensor, temperature: float) -> Tensor:
@@ -100,7 +110,7 @@ def probabilities(launcher: Launcher, device: torch.device, logits: Tensor, temp
     scenario = Scenario(logits[:1], logits[:0], temperature)
     settings, space = _settings(scenario, rows, device), Workspace.empty(rows, 0, size, device)
     there = logits.to(device).unsqueeze(1)
-    verify_kernels.find_laws(launcher, there, None, settings, space.target, 1, 0, space.row_arrivals)
+    verify_kernels.find_distributions(launcher, there, None, settings, space.target, 1, 0, space.row_arrivals)
     peak, normaliser = space.target.peak.double().cpu(), space.target.normaliser.cpu()
     powers = (logits.double() - peak.unsqueeze(1)) * settings.scale.double().cpu().unsqueeze(1)
     return powers.exp2() / normaliser.unsqueeze(1)
@@ -150,8 +160,8 @@ def _sum_by(counts: Counts, key: Callable[[tuple[int, ...]], int]) -> Counts:
     return found
 
 
-def _sum_law_by(law: Law, key: Callable[[tuple[int, ...]], int]) -> Law:
-    found: Law = {}
-    for run, chance in law.items():
+def _sum_distribution_by(distribution: Distribution, key: Callable[[tuple[int, ...]], int]) -> Distribution:
+    found: Distribution = {}
+    for run, chance in distribution.items():
         found[(key(run),)] = found.get((key(run),), 0.0) + chance
     return found

@@ -49,7 +49,7 @@ def mistaken_kernels(name: str, device: torch.device) -> loader.Kernels:
 
 
 def q_before_top_k_p_after(drafted: Drafted) -> Drafted:
-    """The draft's law as it was before top-k, though its tokens were drawn after."""
+    """The draft's distribution as it was before top-k, though its tokens were drawn after."""
     space, settings = drafted.space, drafted.settings
     unfiltered = replace(
         settings,
@@ -59,7 +59,7 @@ def q_before_top_k_p_after(drafted: Drafted) -> Drafted:
     )
     assert drafted.draft is not None
     steps = drafted.draft.shape[1]
-    verify_kernels.find_laws(
+    verify_kernels.find_distributions(
         drafted.launcher, drafted.draft, None, unfiltered, space.draft, steps, 0, space.row_arrivals
     )
     return drafted
@@ -70,7 +70,7 @@ def draft_law_dropped(drafted: Drafted) -> Drafted:
 
 
 def greedy_draft_with_a_soft_q(drafted: Drafted) -> Drafted:
-    """For scenarios whose laws do not depend on the token before."""
+    """For scenarios whose distributions do not depend on the token before."""
     assert drafted.draft is not None
     drafted.space.draft_tokens.copy_(drafted.draft.argmax(-1))
     return drafted

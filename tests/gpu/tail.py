@@ -10,7 +10,7 @@ from driftguard_engine.kernels.reference.verify import Noise
 from driftguard_engine.kernels.verify import Settings, Workspace
 from torch import Tensor
 
-from tests.engine.verify.laws import Law, assert_law
+from tests.engine.verify.distributions import Distribution, assert_distribution
 
 SIZE, HEAD, HEAD_MASS, BINS = 150_000, 50, 0.9, 100
 
@@ -25,7 +25,7 @@ def assert_tail_is_lossless(
     chunk = min(chunk, draws)
     random = torch.Generator().manual_seed(seed)
     target, draft = _logits(size, random), _logits(size, random)
-    law = _binned(target.double().softmax(0), size)
+    distribution = _binned(target.double().softmax(0), size)
     space = Workspace.empty(chunk, 1, size, device)
     there, drafted = target.to(device).expand(chunk, 2, size), draft.to(device).expand(chunk, 1, size)
     one, none = torch.ones(chunk), torch.zeros(chunk, dtype=torch.int64)
@@ -43,8 +43,10 @@ def assert_tail_is_lossless(
         counts: dict[tuple[int, ...], int] = {
             (part,): number for part, number in enumerate(cells.tolist()) if number
         }
-        expected: Law = {(part,): chance for part, chance in enumerate(law.tolist())}
-        assert_law(counts, expected, f"{name} of V={size}, {sum(counts.values()):,} draws, seed {seed}")
+        expected: Distribution = {(part,): chance for part, chance in enumerate(distribution.tolist())}
+        assert_distribution(
+            counts, expected, f"{name} of V={size}, {sum(counts.values()):,} draws, seed {seed}"
+        )
 
 
 def _logits(size: int, random: torch.Generator) -> Tensor:
@@ -64,6 +66,6 @@ def _bin(tokens: Tensor, size: int) -> Tensor:
     return tokens.where(tokens < HEAD, parts)
 
 
-def _binned(law: Tensor, size: int) -> Tensor:
+def _binned(distribution: Tensor, size: int) -> Tensor:
     parts = _bin(torch.arange(size), size)
-    return torch.zeros(HEAD + BINS, dtype=torch.float64).index_add_(0, parts, law)
+    return torch.zeros(HEAD + BINS, dtype=torch.float64).index_add_(0, parts, distribution)

@@ -1,4 +1,4 @@
-"""On a device, the kernels give the reference's tokens and laws, bit for bit, and the same in any batch."""
+"""On a device, the kernels give the reference's tokens and distributions, bit for bit, in any batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels emit on a device has the target's law: millions of runs against exact enumeration.
+"""What the kernels emit on a device has the target's distribution: millions of runs against enumeration.
 
 With 3e7 runs, a cell of probability c that is off by a factor 1 + e adds about 3e7 c e^2 to the statistic:
 an error of a thousandth in a cell of a tenth adds 3, of three thousandths 27.
@@ -12,7 +12,7 @@ import pytest
 import torch
 from driftguard_engine.kernels.cuda.loader import Kernels
 
-from tests.engine.verify.laws import Scenario, assert_precise, scenario
+from tests.engine.verify.distributions import Scenario, assert_precise, scenario
 from tests.gpu.draws import assert_lossless, count, probabilities
 from tests.gpu.tail import assert_tail_is_lossless
 

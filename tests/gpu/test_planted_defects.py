@@ -9,7 +9,7 @@ import torch
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.cuda.loader import Kernels
 
-from tests.engine.verify.laws import Scenario, scenario
+from tests.engine.verify.distributions import Scenario, scenario
 from tests.gpu.draws import Mistake, assert_lossless, count
 from tests.gpu.planted import EDITS, GIVEN, edited_sources, mistaken_kernels
 

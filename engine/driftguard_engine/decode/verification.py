@@ -1,7 +1,7 @@
 """Drawing and verifying inside a step: by the kernels, or by the reference where the device is the CPU.
 
-Both read the same laws and the same noise as `driftguard_engine.verify`, and check nothing: a row without a
-law (its logits have no finite maximum) draws -1, and is told by its status.
+Both read the same distributions and the same noise as `driftguard_engine.verify`, and check nothing: a row
+without a distribution (its logits have no finite maximum) draws -1, and its status says so.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class ReferenceVerification:
         self._draft_logits = torch.zeros(shape.batch, shape.drafts, vocabulary)
 
     def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
-        lawful, kept = _lawful(logits.float())
+        valid, kept = _valid_rows(logits.float())
         drawn = reference.sample_draft(kept, _shaping(rows), Noise.of(rows.seeds, rows.lengths), step)
-        self.draft_tokens[:, step] = torch.where(lawful, drawn, -1)
+        self.draft_tokens[:, step] = torch.where(valid, drawn, -1)
         self._draft_logits[:, step] = kept
 
     def verify(self, rows: RowState, target_logits: Tensor, lengths: Tensor, *, certain: bool) -> Verified:
-        lawful, kept = _lawful(target_logits.float())
+        valid, kept = _valid_rows(target_logits.float())
         chain = Chain(
             kept,
             _point_masses(self.draft_tokens, kept.shape[-1]) if certain else self._draft_logits,
@@ -100,17 +100,17 @@ class ReferenceVerification:
             Noise.of(rows.seeds, rows.lengths),
         )
         tokens, accepted = reference.verify_chain(chain)
-        return Verified(tokens, accepted, (chain.read & ~lawful).any(-1).int())
+        return Verified(tokens, accepted, (chain.read & ~valid).any(-1).int())
 
 
 def _shaping(rows: RowState) -> Shaping:
     return Shaping.of(rows.temperatures, rows.top_ks, rows.top_ps)
 
 
-def _lawful(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows of [..., V] have a law, and the logits with another law where they have none."""
-    lawful = logits.amax(-1).isfinite()
-    return lawful, torch.where(lawful[..., None], logits, 0.0)
+def _valid_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows of [..., V] have a distribution, and the logits, 0 where they have none."""
+    valid = logits.amax(-1).isfinite()
+    return valid, torch.where(valid[..., None], logits, 0.0)
 
 
 def _point_masses(tokens: Tensor, size: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Drafting without a model: what followed the same few tokens earlier in the sequence.
 
-Prompt lookup (Saxena 2023). The guess is certain, so its law is a point mass.
+Prompt lookup (Saxena 2023). The guess is certain, so its distribution is a point mass.
 """
 
 from __future__ import annotations

@@ -53,11 +53,11 @@ class Verified:
 
     tokens: Tensor  # [B, K+1] int64
     accepted: Tensor  # [B] int64
-    status: Tensor  # [B] int32: 0, or which logits have no law (1 the target's, 2 the draft's)
+    status: Tensor  # [B] int32: 0, or which logits have no distribution (1 the target's, 2 the draft's)
 
 
 def verify_chain(launcher: Launcher, chain: Chain) -> Verified:
-    """`reference.verify_chain` by kernels. Rows without a law get -1 and a status, the others tokens."""
+    """`reference.verify_chain` by kernels. Rows without a distribution get -1 and a status."""
     batch, steps, size = chain.target_logits.shape
     # In one type for both, and never a narrower one: the sampler has read the logits as they were.
     same = chain.target_logits.dtype == chain.draft_logits.dtype
@@ -69,7 +69,7 @@ def verify_chain(launcher: Launcher, chain: Chain) -> Verified:
     lengths = chain.draft_lengths.int()
     if steps > 1:
         space.draft_tokens.copy_(chain.draft_tokens)
-        verify_kernels.find_laws(
+        verify_kernels.find_distributions(
             launcher, draft, lengths, settings, space.draft, steps - 1, 0, space.row_arrivals
         )
     verify_kernels.verify(launcher, target, draft if steps > 1 else None, lengths, settings, space)
@@ -77,7 +77,7 @@ def verify_chain(launcher: Launcher, chain: Chain) -> Verified:
 
 
 def sample_draft(launcher: Launcher, logits: Tensor, shaping: Shaping, noise: Noise, step: int) -> Tensor:
-    """`reference.sample_draft` by kernels; -1 for rows without a law. logits [B, V] -> int64 [B]."""
+    """`reference.sample_draft` by kernels; -1 for rows without a distribution. logits [B, V] -> int64 [B]."""
     batch, size = logits.shape
     space = _workspace(batch, 1, size, logits.device)
     settings = Settings.of(shaping, Noise(noise.seed, noise.position + step), size, logits.device)

@@ -62,8 +62,8 @@ def expect_range(name: str, value: Tensor, least: float, most: float) -> None:
             raise ValueError(f"{name}[{row}] must be at least {least:g}{limit}, got {number}")
 
 
-def expect_laws(argument: str, logits: Singles, read: Truths | bool = True) -> None:
-    """Refuse a row of [..., V] that will be read and has no finite maximum: no law is in it."""
+def expect_distributions(argument: str, logits: Singles, read: Truths | bool = True) -> None:
+    """Refuse a row of [..., V] that will be read and has no finite maximum: no distribution is in it."""
     wrong = ~np.isfinite(logits.max(-1)) & read
     if wrong.any():
         raise InvalidLogits(argument, np.argwhere(wrong).tolist())

@@ -52,8 +52,8 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class LawTable:
-    """Laws of R rows of V logits in T tiles: `distribution.Laws`, and what they were made of."""
+class DistributionTable:
+    """Distributions of R rows of V logits in T tiles: `TokenDistributions`, and what they were made of."""
 
     tile_maxima: Tensor  # [R, T] float32
     tile_sums: Tensor  # [R, T] float32
@@ -65,7 +65,7 @@ class LawTable:
     cut_token: Tensor  # [R] int32
 
     @classmethod
-    def empty(cls, rows: int, size: int, device: torch.device) -> LawTable:
+    def empty(cls, rows: int, size: int, device: torch.device) -> DistributionTable:
         def room(kind: torch.dtype, *shape: int) -> Tensor:
             return torch.empty(rows, *shape, dtype=kind, device=device)
 
@@ -88,15 +88,15 @@ class Workspace:
 
     drafts: int
     size: int
-    target: LawTable  # row b * (K + 1) + s
-    draft: LawTable  # row b * K + s
+    target: DistributionTable  # row b * (K + 1) + s
+    draft: DistributionTable  # row b * K + s
     tile_masses: Tensor  # [B, T] float32
     row_arrivals: Tensor  # [B * (K + 1)] int32, zero between launches
     arrivals: Tensor  # [B] int32, likewise
     draft_tokens: Tensor  # [B, K] int64
     tokens: Tensor  # [B, K + 1] int64: padded with -1
-    accepted: Tensor  # [B] int32: -1 where a row has no law
-    status: Tensor  # [B] int32: 0, or which logits have no law (1 the target's, 2 the draft's)
+    accepted: Tensor  # [B] int32: -1 where a row has no distribution
+    status: Tensor  # [B] int32: 0, or which logits have no distribution (1 the target's, 2 the draft's)
 
     @classmethod
     def empty(cls, batch: int, drafts: int, size: int, device: torch.device) -> Workspace:
@@ -111,8 +111,8 @@ class Workspace:
         return cls(
             drafts,
             size,
-            LawTable.empty(batch * (drafts + 1), size, device),
-            LawTable.empty(max(batch * drafts, 1), size, device),
+            DistributionTable.empty(batch * (drafts + 1), size, device),
+            DistributionTable.empty(max(batch * drafts, 1), size, device),
             torch.empty(batch, tiles_of(size), device=device),
             arrivals(batch * (drafts + 1)),
             arrivals(batch),
@@ -124,12 +124,14 @@ class Workspace:
 
 
 def draw_drafts(launcher: Launcher, logits: Tensor, settings: Settings, space: Workspace, step: int) -> None:
-    """Draws step `step` of each request's drafts into space.draft_tokens, and leaves its law to verify by.
+    """Draws step `step` of each request's drafts into space.draft_tokens, and leaves its distribution.
 
     logits: [B, V] of the draft, each row contiguous.
     """
     suffix, drafts = SUFFIXES[logits.dtype], space.drafts
-    find_laws(launcher, logits.unsqueeze(1), None, settings, space.draft, drafts, step, space.row_arrivals)
+    find_distributions(
+        launcher, logits.unsqueeze(1), None, settings, space.draft, drafts, step, space.row_arrivals
+    )
     launcher.launch(
         f"draw_drafts_{suffix}",
         (len(logits), 1, 1),
@@ -151,14 +153,14 @@ def verify(
     space: Workspace,
     blocks_per_row: int = 4,
 ) -> None:
-    """Verifies space.draft_tokens by the laws that `draw_drafts` left: into tokens, accepted and status.
+    """Verifies space.draft_tokens by what `draw_drafts` left: into tokens, accepted and status.
 
     target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows equally far apart, or None for
     drafts that were certain (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a
     residual; it changes no result.
     """
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
-    find_laws(launcher, target_logits, lengths, settings, space.target, steps, 0, space.row_arrivals)
+    find_distributions(launcher, target_logits, lengths, settings, space.target, steps, 0, space.row_arrivals)
     blocks = min(blocks_per_row, -(-tiles_of(size) // _DRAW_WARPS))
     launcher.launch(
         f"verify_chain_{suffix}",
@@ -178,23 +180,23 @@ def verify(
     )
 
 
-def find_laws(
+def find_distributions(
     launcher: Launcher,
     logits: Tensor,  # [B, S, V]
     lengths: Tensor | None,
     settings: Settings,
-    table: LawTable,
-    law_stride: int,
-    law_offset: int,
+    table: DistributionTable,
+    table_stride: int,
+    table_offset: int,
     arrivals: Tensor,
 ) -> None:
-    """Laws of every row, at row b * law_stride + law_offset + s of the table.
+    """Distributions of every row, at row b * table_stride + table_offset + s of the table.
 
     lengths [B] int32: only rows s <= lengths[b] are read; None: all. arrivals [B * S] int32: left zero.
     """
     suffix, (batch, steps, size) = SUFFIXES[logits.dtype], logits.shape
     row_stride, asked = _row_stride(logits), [settings.scale, settings.top_k, settings.top_p]
-    where = [np.int32(law_stride), np.int32(law_offset)]
+    where = [np.int32(table_stride), np.int32(table_offset)]
     launcher.launch(
         f"row_statistics_{suffix}",
         (-(-batch * steps * tiles_of(size) // _STATISTICS_WARPS), 1, 1),

@@ -59,10 +59,12 @@ def test_greedy_output_is_plain_greedy_decoding(
     assert any(each.counts.accepted < each.counts.drafted for each in done.values())
 
 
-def exact_law(module: Any, temperature: float, top_k: int, top_p: float) -> dict[tuple[int, ...], float]:
+def exact_distribution(
+    module: Any, temperature: float, top_k: int, top_p: float
+) -> dict[tuple[int, ...], float]:
     """Probability of every first three tokens, by enumeration in float64."""
 
-    def law(ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    def distribution(ids: tuple[int, ...]) -> np.ndarray[Any, Any]:
         with torch.inference_mode():
             logits = module(torch.tensor([ids])).logits[0, -1].double().numpy() / temperature
         order = np.argsort(-logits, kind="stable")
@@ -80,22 +82,22 @@ def exact_law(module: Any, temperature: float, top_k: int, top_p: float) -> dict
         joint = {
             (*drawn, token): mass * step[token]
             for drawn, mass in joint.items()
-            for step in [law(PROMPT + drawn)]
+            for step in [distribution(PROMPT + drawn)]
             for token in range(LETTERS)
             if mass > 0
         }
     return joint
 
 
-def p_value(observed: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+def p_value(observed: Counter[tuple[int, ...]], distribution: dict[tuple[int, ...], float]) -> float:
     """Chi-square, cells expected fewer than 5 times merged into one."""
     total = observed.total()
-    assert not [drawn for drawn in observed if law[drawn] == 0], (
+    assert not [drawn for drawn in observed if distribution[drawn] == 0], (
         "a token that the filter excludes was emitted"
     )
-    large = [drawn for drawn in law if law[drawn] * total >= 5]
+    large = [drawn for drawn in distribution if distribution[drawn] * total >= 5]
     counts = [observed[drawn] for drawn in large]
-    expected = [law[drawn] * total for drawn in large]
+    expected = [distribution[drawn] * total for drawn in large]
     rest = total - sum(expected)
     if rest > 1e-6:
         counts.append(total - sum(counts))
@@ -143,7 +145,7 @@ def test_sampled_output_has_the_targets_law(
     observed = first_three(
         letter_engine(letters, drafter), 3000, temperature=temperature, top_k=top_k, top_p=top_p
     )
-    assert p_value(observed, exact_law(module, temperature, top_k, top_p)) > 1e-3
+    assert p_value(observed, exact_distribution(module, temperature, top_k, top_p)) > 1e-3
 
 
 def test_the_law_is_missed_when_drafts_are_no_draws_from_the_laws_that_are_kept(
@@ -152,11 +154,11 @@ def test_the_law_is_missed_when_drafts_are_no_draws_from_the_laws_that_are_kept(
     monkeypatch.setattr(reference, "draw_drafts", lambda logits, *_: logits.argmax(-1))
     module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
     observed = first_three(letter_engine(letters, "draft_model"), 3000, temperature=1.0)
-    assert p_value(observed, exact_law(module, 1.0, 0, 1.0)) < 1e-6
+    assert p_value(observed, exact_distribution(module, 1.0, 0, 1.0)) < 1e-6
 
 
 def test_all_sequences_of_three_are_enumerated(letters: Path) -> None:
     module = new_module("llama", seed=5, vocabulary=LETTERS, num_hidden_layers=1)
-    law = exact_law(module, 1.0, 0, 1.0)
-    assert set(law) == set(itertools.product(range(LETTERS), repeat=3))
-    assert sum(law.values()) == pytest.approx(1.0)
+    distribution = exact_distribution(module, 1.0, 0, 1.0)
+    assert set(distribution) == set(itertools.product(range(LETTERS), repeat=3))
+    assert sum(distribution.values()) == pytest.approx(1.0)

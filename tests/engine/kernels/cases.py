@@ -12,10 +12,10 @@ import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference import verify as reference
-from driftguard_engine.kernels.reference.distribution import Laws, Shaping, laws
+from driftguard_engine.kernels.reference.distribution import Shaping, TokenDistributions, token_distributions
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
 from driftguard_engine.kernels.reference.verify import Chain, Noise
-from driftguard_engine.kernels.verify import LawTable, Settings, Workspace
+from driftguard_engine.kernels.verify import DistributionTable, Settings, Workspace
 from torch import Tensor
 
 # Cycled over the rows; greedy beside stochastic, filtered beside unfiltered.
@@ -156,9 +156,11 @@ def run(launcher: Launcher, given: Case, device: torch.device, blocks_per_row: i
 
 def spoil(space: Workspace) -> None:
     """Nonsense where a kernel must not read before one has written."""
-    of_laws = [getattr(table, name) for table in (space.target, space.draft) for name in LawTable.__slots__]
+    of_distributions = [
+        getattr(table, name) for table in (space.target, space.draft) for name in DistributionTable.__slots__
+    ]
     rest = (space.tile_masses, space.draft_tokens, space.tokens, space.accepted, space.status)
-    for values in (*of_laws, *rest):
+    for values in (*of_distributions, *rest):
         values.fill_(torch.nan if values.is_floating_point() else 7_777_777)
 
 
@@ -205,10 +207,10 @@ def assert_equal_to_reference(given: Case, space: Workspace, context: str) -> No
     assert_same(outcome_of(space), answer(given), context)
     drafts = given.draft.shape[1]
     read = torch.arange(drafts + 1) <= given.lengths.unsqueeze(1)
-    assert_same_laws(space.target, given.target, given.shaping, read, f"target, {context}")
+    assert_same_distributions(space.target, given.target, given.shaping, read, f"target, {context}")
     if drafts and not given.certain:
         drawn = torch.ones(given.draft.shape[:2], dtype=torch.bool)
-        assert_same_laws(space.draft, given.draft, given.shaping, drawn, f"draft, {context}")
+        assert_same_distributions(space.draft, given.draft, given.shaping, drawn, f"draft, {context}")
 
 
 def assert_same(found: Outcome, expected: Outcome, context: str) -> None:
@@ -217,12 +219,14 @@ def assert_same(found: Outcome, expected: Outcome, context: str) -> None:
         assert torch.equal(one, other), f"{name}: {context}: {one.tolist()}, not {other.tolist()}"
 
 
-def assert_same_laws(table: LawTable, logits: Tensor, shaping: Shaping, read: Tensor, context: str) -> None:
+def assert_same_distributions(
+    table: DistributionTable, logits: Tensor, shaping: Shaping, read: Tensor, context: str
+) -> None:
     """Of the rows that are read (bool [B, S]) and not greedy."""
     rows = torch.from_numpy(~shaping.greedy).nonzero().squeeze(1)
     steps = logits.shape[1]
     singles, own = logits[rows].float().numpy(), shaping.rows(rows.numpy())
-    expected: Laws = laws(singles, own, fused_exp2)
+    expected: TokenDistributions = token_distributions(singles, own, fused_exp2)
     # The kernels add the tiles up whether or not top-k cuts them, the reference only where it does not.
     uncut = replace(own, top_k=np.zeros_like(own.top_k), top_p=np.ones_like(own.top_p))
     chosen = read[rows].flatten().nonzero().squeeze(1)
@@ -232,7 +236,7 @@ def assert_same_laws(table: LawTable, logits: Tensor, shaping: Shaping, read: Te
         "normaliser": expected.normaliser,
         "cut": expected.cut,
         "cut_token": expected.cut_token,
-        "tile_masses": laws(singles, uncut, fused_exp2).tile_mass,
+        "tile_masses": token_distributions(singles, uncut, fused_exp2).tile_mass,
     }
     for name, values in wanted.items():
         found = getattr(table, name).cpu()[index]

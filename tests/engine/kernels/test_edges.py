@@ -220,8 +220,8 @@ def test_a_row_alone_is_a_row_in_a_batch(module: Module) -> None:
             assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row]), f"{name} of row {row}"
 
 
-def with_laws_missing(given: Case) -> tuple[Case, list[int]]:
-    """The same with logits that have no law, and the status that each row must get."""
+def with_distributions_missing(given: Case) -> tuple[Case, list[int]]:
+    """The same with logits that have no distribution, and the status that each row must get."""
     target, draft = given.target.clone(), given.draft.clone()
     tokens = cases.drawn_by_reference(given)
     target[0, 0, -1] = torch.nan
@@ -230,7 +230,7 @@ def with_laws_missing(given: Case) -> tuple[Case, list[int]]:
     draft[3, 1, -2] = torch.nan
     draft[4, 0, 0], target[4, 1, 0] = INF, torch.nan
     target[5, 2], draft[5, 1] = torch.nan, -INF  # beyond its length
-    draft[6, 0], tokens[6, 0] = torch.nan, -1  # no proposal: there is no draft law to read
+    draft[6, 0], tokens[6, 0] = torch.nan, -1  # no proposal: there is no draft distribution to read
     draft[7] = torch.nan  # greedy: nobody reads it
     target[8, 0, 5] = torch.nan  # greedy too
     return replace(given, target=target, draft=draft, tokens=tokens), [1, 1, 1, 2, 1, 0, 0, 0, 1, 0]
@@ -244,15 +244,15 @@ def test_rows_without_a_law_harm_no_other_row(module: Module, size: int, dtype: 
     rows = 10
     shaping = shaping_of(rows, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0], [0, 5, 3], [1.0, 0.9])
     healthy = replace(case(rows, 2, size, shaping), lengths=torch.tensor([2, 2, 2, 2, 2, 1, 2, 2, 2, 2]))
-    given, status = with_laws_missing(in_type(healthy, dtype))
+    given, status = with_distributions_missing(in_type(healthy, dtype))
     space = cases.run(Emulated(module, 1), given, CPU)
     assert space.status.tolist() == status
-    lawless = space.status > 0
-    assert bool((space.tokens[lawless] == -1).all())
-    assert bool((space.accepted[lawless] == -1).all())
+    invalid = space.status > 0
+    assert bool((space.tokens[invalid] == -1).all())
+    assert bool((space.accepted[invalid] == -1).all())
     known = answer(given)
-    assert torch.equal(space.tokens[~lawless], known.tokens[~lawless])
-    assert torch.equal(space.accepted[~lawless], known.accepted[~lawless].int())
+    assert torch.equal(space.tokens[~invalid], known.tokens[~invalid])
+    assert torch.equal(space.accepted[~invalid], known.accepted[~invalid].int())
 
 
 def test_a_draft_without_a_law_draws_nothing(module: Module) -> None:

@@ -1,4 +1,4 @@
-"""The kernels give the reference's tokens and laws, bit for bit, in whatever order threads and blocks run."""
+"""The kernels give the reference's tokens and distributions bit for bit, in any order of threads."""
 
 from __future__ import annotations
 

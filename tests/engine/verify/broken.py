@@ -1,7 +1,7 @@
 """A second verifier, written plainly, that can be told to make one known mistake of speculative engines.
 
 Without a mistake it is an independent implementation of the same rule on the same random numbers, so it
-must emit exactly the engine's tokens. With one, the checkers of `laws` must notice.
+must emit exactly the engine's tokens. With one, the checkers of `distributions` must notice.
 """
 
 from __future__ import annotations
@@ -42,15 +42,19 @@ def softmax(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -
     return torch.zeros_like(p).scatter_(1, order, ranked / ranked.sum(-1, keepdim=True))
 
 
-def pick(law: Tensor, uniform: Tensor) -> Tensor:
-    cumulative = law.cumsum(-1)
-    return (cumulative <= uniform.unsqueeze(1) * cumulative[:, -1:]).sum(-1).clamp(max=law.shape[-1] - 1)
+def pick(distribution: Tensor, uniform: Tensor) -> Tensor:
+    cumulative = distribution.cumsum(-1)
+    return (
+        (cumulative <= uniform.unsqueeze(1) * cumulative[:, -1:])
+        .sum(-1)
+        .clamp(max=distribution.shape[-1] - 1)
+    )
 
 
-def gumbel_pick(law: Tensor, seed: Tensor, position: Tensor) -> Tensor:
-    cell = position.unsqueeze(1) * law.shape[-1] + torch.arange(law.shape[-1])
+def gumbel_pick(distribution: Tensor, seed: Tensor, position: Tensor) -> Tensor:
+    cell = position.unsqueeze(1) * distribution.shape[-1] + torch.arange(distribution.shape[-1])
     uniform = torch.from_numpy(philox.uniforms(seed.unsqueeze(1), cell, philox.DRAFT))
-    return (law.log() - (-uniform.log()).log()).argmax(-1)
+    return (distribution.log() - (-uniform.log()).log()).argmax(-1)
 
 
 def gumbel_sampler(
@@ -110,7 +114,7 @@ class PlainVerifier:
     def _passes(self, p: Tensor, q: Tensor, token: Tensor, seed: Tensor, position: Tensor) -> Tensor:
         shared = self.mistake == "accept shares the draft's noise"
         uniform = torch.from_numpy(philox.uniforms(seed, position, philox.DRAFT if shared else philox.ACCEPT))
-        p_token, q_token = (law.gather(1, token.unsqueeze(1)).squeeze(1) for law in (p, q))
+        p_token, q_token = (distribution.gather(1, token.unsqueeze(1)).squeeze(1) for distribution in (p, q))
         if self.mistake == "acceptance x 1.02":
             p_token = 1.02 * p_token
         if self.mistake == "draft law dropped":
@@ -125,9 +129,9 @@ class PlainVerifier:
         residual = (p - q).clamp(min=0)
         return residual.where(residual.sum(-1, keepdim=True) > 0, p)
 
-    def _own(self, law: Tensor, seed: Tensor, position: Tensor) -> Tensor:
+    def _own(self, distribution: Tensor, seed: Tensor, position: Tensor) -> Tensor:
         if self.mistake == "residual shares the draft's gumbel noise":
-            return gumbel_pick(law, seed, position)
+            return gumbel_pick(distribution, seed, position)
         shared = self.mistake == "residual shares the draft's noise"
         purpose = philox.DRAFT if shared else philox.RESIDUAL
-        return pick(law, torch.from_numpy(philox.uniforms(seed, position, purpose)))
+        return pick(distribution, torch.from_numpy(philox.uniforms(seed, position, purpose)))

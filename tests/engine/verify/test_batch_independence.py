@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from driftguard_engine.kernels.reference.distribution import Shaping, laws
+from driftguard_engine.kernels.reference.distribution import Shaping, token_distributions
 from driftguard_engine.verify import VerifyResult, sample_draft, verify_chain
 from torch import Tensor
 
@@ -79,13 +79,16 @@ def test_laws_have_the_same_bits_alone_and_together(size: int, dtype: torch.dtyp
     rows = 17
     logits = (2 * torch.randn(rows, 3, size, generator=torch.Generator().manual_seed(size))).to(dtype)
     shaping = Shaping.of(cycle([1.0, 0.7, 2.5], rows), cycle(TOP_KS, rows), cycle(TOP_PS, rows))
-    alone = [laws(logits[[row]].float().numpy(), shaping.rows(slice(row, row + 1))) for row in range(rows)]
+    alone = [
+        token_distributions(logits[[row]].float().numpy(), shaping.rows(slice(row, row + 1)))
+        for row in range(rows)
+    ]
     for count in (2, 3, 8, rows):
         for first in (0, rows - count):
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
                 index = torch.arange(first, first + count)
-                together = laws(logits[index].float().numpy(), shaping.rows(index.numpy()))
+                together = token_distributions(logits[index].float().numpy(), shaping.rows(index.numpy()))
                 for place, row in enumerate(index.tolist()):
                     context = f"V={size}, row {row} of {first}..{first + count}, {threads} threads"
                     for name in LAW:
@@ -123,7 +126,9 @@ def test_the_layout_of_the_memory_changes_nothing() -> None:
     turned = draft.permute(2, 0, 1).contiguous().permute(1, 2, 0)  # vocabulary outermost in memory
     assert_same(Batch((padded, turned, *rest)).verify(), whole.verify(), "layouts")
     shaping = Shaping.of(torch.ones(6), torch.zeros(6, dtype=torch.int64), torch.ones(6))
-    one, other = (laws(logits.float().numpy(), shaping).normaliser for logits in (turned, draft))
+    one, other = (
+        token_distributions(logits.float().numpy(), shaping).normaliser for logits in (turned, draft)
+    )
     assert np.array_equal(one, other)
 
 
@@ -152,7 +157,7 @@ def test_a_row_without_a_law_leaves_the_law_of_another_alone() -> None:
     few = np.full((1, 1, 50), -np.inf, np.float32)  # fewer tokens than top-k lets stay
     few[..., [3, 20, 41]] = [0.5, 2.0, -1.0]
     beside = np.concatenate([few, np.full_like(few, np.nan)])
-    alone = laws(few, Shaping(np.ones(1), np.array([5]), np.ones(1)))
-    both = laws(beside, Shaping(np.ones(2), np.array([5, 5]), np.ones(2)))
+    alone = token_distributions(few, Shaping(np.ones(1), np.array([5]), np.ones(1)))
+    both = token_distributions(beside, Shaping(np.ones(2), np.array([5, 5]), np.ones(2)))
     for name in LAW:
         assert np.array_equal(getattr(both, name)[:1], getattr(alone, name)), name

@@ -16,7 +16,7 @@ from driftguard_engine.verify import (
 )
 from torch import Tensor
 
-from tests.engine.verify.laws import assert_law, law_of
+from tests.engine.verify.distributions import assert_distribution, distribution_of
 
 INF = torch.inf
 
@@ -60,8 +60,8 @@ def test_an_id_that_the_vocabulary_lacks_is_rejected_and_replaced_by_a_draw_from
     assert int(result.accepted.max()) == 0
     assert set(result.tokens[:, 1].tolist()) == {-1}
     counts = dict(enumerate(result.tokens[:, 0].bincount(minlength=3).tolist()))
-    p = law_of(logits[0], 1.0, 0, 1.0)
-    assert_law(
+    p = distribution_of(logits[0], 1.0, 0, 1.0)
+    assert_distribution(
         {(x,): n for x, n in counts.items()}, {(x,): p[x] for x in range(3)}, f"after id {token}, seeds 0.."
     )
 
@@ -130,7 +130,7 @@ def test_equal_logits_everywhere_are_uniform() -> None:
     result = many(rows, flat, [[0.0] * size], [3])
     assert result.accepted.tolist() == [1] * rows  # p = q: nothing to reject
     counts = result.tokens[:, 1].bincount(minlength=size).tolist()
-    assert_law(
+    assert_distribution(
         {(x,): n for x, n in enumerate(counts)}, {(x,): 1 / size for x in range(size)}, "bonus, seeds 0.."
     )
 
@@ -139,7 +139,7 @@ def test_tokens_that_the_target_rules_out_are_never_emitted() -> None:
     target = [[-INF, 1.0, -INF, 0.0], [0.0, -INF, -INF, -INF]]
     result = many(2000, target, [[5.0, 0.0, -INF, 0.0]], [0])
     assert set(result.tokens[:, 0].tolist()) == {1, 3}
-    neither = many(2000, target, [[0.0, 0.0, -INF, 0.0]], [2])  # an id that both laws rule out
+    neither = many(2000, target, [[0.0, 0.0, -INF, 0.0]], [2])  # an id that both distributions rule out
     assert set(neither.tokens[:, 0].tolist()) == {1}  # all that p has above q
     accepted = many(2000, target, [[-INF, 0.0, -INF, -INF]], [1])
     assert set(accepted.tokens[accepted.accepted == 1][:, 1].tolist()) == {0}
@@ -147,11 +147,13 @@ def test_tokens_that_the_target_rules_out_are_never_emitted() -> None:
 
 def test_an_empty_residual_draws_from_p() -> None:
     """p = q, and an id that both rule out: it is rejected, and p - q has nothing left to draw."""
-    law = [-INF, 0.0, 1.0, -INF]
-    result = many(30_000, [law, law], [law], [0])
+    logits = [-INF, 0.0, 1.0, -INF]
+    result = many(30_000, [logits, logits], [logits], [0])
     counts = result.tokens[:, 0].bincount(minlength=4).tolist()
-    p = law_of(law, 1.0, 0, 1.0)
-    assert_law({(x,): n for x, n in enumerate(counts) if n}, {(x,): p[x] for x in range(4)}, "seeds 0..")
+    p = distribution_of(logits, 1.0, 0, 1.0)
+    assert_distribution(
+        {(x,): n for x, n in enumerate(counts) if n}, {(x,): p[x] for x in range(4)}, "seeds 0.."
+    )
 
 
 def test_no_drafts_at_all() -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from tests.engine.verify.engine_laws import probabilities
-from tests.engine.verify.laws import law_of
+from tests.engine.verify.distributions import distribution_of
+from tests.engine.verify.engine_distributions import probabilities
 
 # Few distinct values, so that ties are the rule; some tokens ruled out.
 LOGITS = st.lists(
@@ -25,7 +25,7 @@ LOGITS = st.lists(
 TOP_P = st.sampled_from([0.0, 1e-9, 0.0613, 0.3217, 0.6841, 0.8899, 0.99713, 1.0, 1.5])
 
 
-def law(logits: Tensor, temperature: float, top_k: int, top_p: float) -> list[float]:
+def distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -> list[float]:
     found: list[float] = probabilities(logits.unsqueeze(0), temperature, top_k, top_p)[0].tolist()
     return found
 
@@ -37,8 +37,8 @@ def law(logits: Tensor, temperature: float, top_k: int, top_p: float) -> list[fl
 def test_law_equals_the_one_on_paper(
     logits: list[float], temperature: float, top_k: int, top_p: float
 ) -> None:
-    found = law(torch.tensor(logits), temperature, top_k, top_p)
-    assert found == pytest.approx(law_of(logits, temperature, top_k, top_p), abs=1e-6)
+    found = distribution(torch.tensor(logits), temperature, top_k, top_p)
+    assert found == pytest.approx(distribution_of(logits, temperature, top_k, top_p), abs=1e-6)
 
 
 def words(fractions: list[float]) -> RandomWords:
@@ -89,8 +89,8 @@ def test_a_cut_far_from_the_likeliest_tokens_is_found(top_k: int) -> None:
     for spread in (0.0, 0.1, 1.0):
         logits = (torch.randn(1_000, generator=generator) * spread * 4).round() / 4
         for top_p in (0.5, 0.9, 0.9999):
-            expected = law_of(logits.tolist(), 1.0, top_k, top_p)
-            assert law(logits, 1.0, top_k, top_p) == pytest.approx(expected, rel=1e-5, abs=1e-9), (
+            expected = distribution_of(logits.tolist(), 1.0, top_k, top_p)
+            assert distribution(logits, 1.0, top_k, top_p) == pytest.approx(expected, rel=1e-5, abs=1e-9), (
                 spread,
                 top_p,
             )

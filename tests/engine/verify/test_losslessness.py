@@ -1,4 +1,4 @@
-"""The emitted tokens have the target's law: exact enumeration against large samples, seeds fixed."""
+"""The emitted tokens have the target's distribution: exact enumeration against large samples, seeds fixed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 import torch
 from driftguard_engine.verify import sample_draft, verify_chain
 
-from tests.engine.verify.laws import (
-    Law,
+from tests.engine.verify.distributions import (
+    Distribution,
     Scenario,
-    assert_law,
+    assert_distribution,
     assert_lossless,
     counts_of,
+    distribution_of,
     draw,
-    exact_law,
-    law_of,
+    exact_distribution,
     runs_of,
     scenario,
 )
@@ -70,7 +70,9 @@ def test_ragged_lengths_and_no_drafts_in_one_batch() -> None:
         chosen = lengths == length
         part = type(result)(result.tokens[chosen], result.accepted[chosen], result.emitted[chosen])
         assert int(part.accepted.max()) <= length
-        assert_law(counts_of(part), exact_law(case, length), f"length {length}, seeds 0..{rows}, position 3")
+        assert_distribution(
+            counts_of(part), exact_distribution(case, length), f"length {length}, seeds 0..{rows}, position 3"
+        )
 
 
 def test_whole_sequences_follow_the_target() -> None:
@@ -81,7 +83,9 @@ def test_whole_sequences_follow_the_target() -> None:
     )
     rows, wanted = 150_000, 4
     sequences = generate(stationary, rows, wanted)
-    assert_law(runs_of(sequences), chain_law(stationary, wanted), f"sequences of {wanted}, seeds 0..{rows}")
+    assert_distribution(
+        runs_of(sequences), chain_distribution(stationary, wanted), f"sequences of {wanted}, seeds 0..{rows}"
+    )
 
 
 def test_greedy_equals_the_targets_own_greedy_run() -> None:
@@ -134,13 +138,13 @@ def generate(case: Scenario, rows: int, wanted: int) -> torch.Tensor:
     return out[:, :wanted]
 
 
-def chain_law(case: Scenario, wanted: int) -> Law:
-    p = [law_of(row.tolist(), case.temperature, case.top_k, case.top_p) for row in case.target[0]]
-    law: Law = {(): 1.0}
+def chain_distribution(case: Scenario, wanted: int) -> Distribution:
+    p = [distribution_of(row.tolist(), case.temperature, case.top_k, case.top_p) for row in case.target[0]]
+    distribution: Distribution = {(): 1.0}
     for _ in range(wanted):
-        law = {
+        distribution = {
             (*run, token): chance * p[run[-1] if run else 0][token]
-            for run, chance in law.items()
+            for run, chance in distribution.items()
             for token in range(case.size)
         }
-    return law
+    return distribution

@@ -1,4 +1,4 @@
-"""The known mistakes of speculative engines, planted on purpose: the checkers of `laws` catch every one."""
+"""The known mistakes of speculative engines, planted on purpose: `distributions` catches all of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from driftguard_engine.verify import sample_draft, verify_chain
 from torch import Tensor
 
 from tests.engine.verify.broken import Mistake, PlainVerifier, argmax_sampler, gumbel_sampler
-from tests.engine.verify.engine_laws import probabilities
-from tests.engine.verify.laws import Sampler, Scenario, assert_lossless, assert_precise, draw, scenario
+from tests.engine.verify.distributions import (
+    Sampler,
+    Scenario,
+    assert_lossless,
+    assert_precise,
+    draw,
+    scenario,
+)
+from tests.engine.verify.engine_distributions import probabilities
 
 ROWS = 200_000
 SEED = 20270

@@ -123,7 +123,7 @@ def vllm_rejection() -> Verify:
 
 
 def sglang_tree() -> Verify:
-    """A chain as its tree kernel takes it. It reads the target's law alone, and accepts by that."""
+    """A chain as its tree kernel takes it. It reads the target's distribution alone, and accepts by that."""
     sample = import_module("sgl_kernel").tree_speculative_sampling_target_only
 
     def verify(given: Batch) -> object:

@@ -1,6 +1,6 @@
-"""From logits to a law over tokens, in numpy, whose calls on few rows take a fraction of torch's time.
+"""From logits to distributions over tokens, in numpy: on few rows its calls take a fraction of torch's time.
 
-Sampler and verifier both read their laws here, so that the q a token was drawn from is the q it is
+Sampler and verifier both read their distributions here, so that the q a token was drawn from is the q it is
 tested against. Every operation works on one row alone, in an order that depends on V alone: a row's
 result is bitwise the same in any batch, at any place in it, whatever the other rows ask for.
 """
@@ -37,7 +37,7 @@ _LOWEST = np.finfo(np.float32).min
 
 @dataclass(frozen=True)
 class Shaping:
-    """What turns logits into a law, per batch row: all [B]. top_k <= 0 or >= V is off, top_p >= 1 is off.
+    """What turns logits into distributions, per row: all [B]. top_k <= 0 or >= V is off, top_p >= 1 is off.
 
     What follows from it is found once: a batch stays the same for many steps.
     """
@@ -81,7 +81,7 @@ class Shaping:
         return self.limited(size) | (self.top_p < 1)
 
     def cuts(self, size: int) -> Cuts:
-        """What `laws` over V = size tokens take away."""
+        """What `token_distributions` over V = size tokens take away."""
         if size not in self._cuts:
             self._cuts[size] = Cuts.of(self, size)
         return self._cuts[size]
@@ -121,16 +121,16 @@ class Cuts:
 
 
 @cache
-def _law_of(size: int) -> np.dtype[np.void]:
-    """One law over V tokens."""
+def _distribution_dtype(size: int) -> np.dtype[np.void]:
+    """One distribution over V tokens."""
     tile_mass = ("tile_mass", np.float64, (tiles.tiles_of(size),))
     singles = [("peak", np.float32), ("cut", np.float32)]
     return np.dtype([*singles, ("normaliser", np.float64), ("cut_token", np.int64), tile_mass])
 
 
 @dataclass(frozen=True, slots=True)
-class Laws:
-    """Laws over V tokens at S steps of B rows: weight 2 ** ((logit - peak) x scale), over the normaliser.
+class TokenDistributions:
+    """Over V tokens at S steps of B rows: weight 2 ** ((logit - peak) x scale), over the normaliser.
 
     A token has a weight where its logit is above `cut`, or equal to it and its id at most `cut_token`.
     """
@@ -174,51 +174,51 @@ class Laws:
         return weights
 
     @classmethod
-    def certain(cls, shaping: Shaping, steps: int, size: int) -> Laws:
+    def certain(cls, shaping: Shaping, steps: int, size: int) -> TokenDistributions:
         """Of point masses, logit 0 at a token and -inf elsewhere, which every shaping leaves as they are.
 
         The mass of their tiles is left out: nobody reads that of a draft that is not drawn.
         """
-        of_steps = np.empty((len(shaping.top_k), steps), _law_of(size))
+        of_steps = np.empty((len(shaping.top_k), steps), _distribution_dtype(size))
         of_steps[...] = (0, -np.inf, 1, -1, 0)
         return cls(shaping.scale, of_steps)
 
-    def put(self, rows: Index, steps: slice, found: Laws) -> None:
-        """Laws of the same shaping into the place of these rows and steps."""
+    def put(self, rows: Index, steps: slice, found: TokenDistributions) -> None:
+        """Distributions of the same shaping into the place of these rows and steps."""
         self.of_steps[rows, steps] = found.of_steps
 
-    def beside(self, others: Laws) -> Laws:
-        """These laws, and behind them others of the same rows and shaping: [B, S + S']."""
+    def beside(self, others: TokenDistributions) -> TokenDistributions:
+        """These distributions, and behind them others of the same rows and shaping: [B, S + S']."""
         (rows, own), further = self.of_steps.shape, others.of_steps.shape[1]
         of_steps = np.empty((rows, own + further), self.of_steps.dtype)  # faster than numpy's concatenate
         of_steps[:, :own], of_steps[:, own:] = self.of_steps, others.of_steps
-        return Laws(self.scale, of_steps)
+        return TokenDistributions(self.scale, of_steps)
 
-    def rows(self, index: Index, steps: slice = slice(None)) -> Laws:
-        return Laws(self.scale[index], self.of_steps[index, steps])
+    def rows(self, index: Index, steps: slice = slice(None)) -> TokenDistributions:
+        return TokenDistributions(self.scale[index], self.of_steps[index, steps])
 
-    def at(self, step: Integers) -> Laws:
-        """The laws at steps step[b] of row b: [B, N], S = N."""
-        return Laws(self.scale, self.of_steps[np.arange(len(step))[:, np.newaxis], step])
+    def at(self, step: Integers) -> TokenDistributions:
+        """The distributions at steps step[b] of row b: [B, N], S = N."""
+        return TokenDistributions(self.scale, self.of_steps[np.arange(len(step))[:, np.newaxis], step])
 
 
-def laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
+def token_distributions(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> TokenDistributions:
     """Softmax of logits [B, S, V] after temperature, then top-k, then top-p, as vLLM and transformers do.
 
-    Every temperature must be positive. A row without a finite maximum has no law: what it gives is
+    Every temperature must be positive. A row without a finite maximum has no distribution: what it gives is
     meaningless, but harms no other row.
     """
     size = logits.shape[-1]
     cuts, maxima = shaping.cuts(size), tiles.tile_maxima(logits)
     peak = maxima.max(-1)
-    found = Laws(shaping.scale, np.empty(peak.shape, _law_of(size)))
+    found = TokenDistributions(shaping.scale, np.empty(peak.shape, _distribution_dtype(size)))
     found.peak[...], found.cut[...], found.cut_token[...] = peak, -np.inf, -1
     if cuts.all_limited:
         found.normaliser[...], found.tile_mass[...] = 0, 0  # `_cut` adds up the few weights that stay
     else:
         mass = _tile_mass(logits, maxima, peak, shaping.scale, exp2)
         found.normaliser[...] = tiles.row_sum(mass)
-        if cuts.ordered:  # a row's law is the same whatever the other rows ask for
+        if cuts.ordered:  # a row's distribution is the same whatever the other rows ask for
             mass[shaping.limited(size)] = 0
         found.tile_mass[...] = mass
     if cuts.ordered:
@@ -267,7 +267,9 @@ def _cut(logits: Singles, normaliser: Doubles, cuts: Cuts, exp2: Exp2) -> tuple[
     count = np.repeat(cuts.top_k, logits.shape[1], axis=1)  # [N, S]
     if not (ordered[..., -1] > -np.inf).all():  # a row has fewer tokens
         present = (ordered > -np.inf).sum(-1)
-        possible = np.where(present < most, np.maximum(present, 1), size)  # 1: in a row without a law
+        possible = np.where(
+            present < most, np.maximum(present, 1), size
+        )  # 1: in a row without a distribution
         count = np.minimum(count, possible)
     if cuts.by_mass is not None:
         of_limited = held[_last(np.minimum(count, most))]

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 # One stream per purpose. A number that drew a draft token must never also decide its acceptance, nor
-# replace it: the decision would then depend on the token, and the output would leave the target's law.
+# replace it: the decision would then depend on the token, and the output would not have the target's
+# distribution.
 DRAFT = 1
 ACCEPT = 2
 RESIDUAL = 3  # the token that the target itself adds: resampled after a rejection, or the bonus

@@ -22,10 +22,10 @@ from driftguard_engine.kernels.reference.distribution import (
     Exp2,
     Index,
     Integers,
-    Laws,
     Shaping,
+    TokenDistributions,
     Truths,
-    laws,
+    token_distributions,
 )
 from driftguard_engine.kernels.reference.exp2 import Singles, numpy_exp2
 from driftguard_engine.kernels.reference.inverse_cdf import pick
@@ -106,7 +106,7 @@ class Arrays:
 
     target: Singles
     draft: Singles
-    draft_laws: Laws  # [B, K]: of greedy rows, and of what is not proposed, any
+    draft_distributions: TokenDistributions  # [B, K]: of greedy rows, and of what is not proposed, any
     tokens: Integers
     lengths: Integers
     proposed: Truths  # [B, K]: draft tokens within the row's length that the vocabulary has
@@ -115,7 +115,7 @@ class Arrays:
     @classmethod
     def of(cls, chain: Chain, exp2: Exp2 = numpy_exp2) -> Arrays:
         target, draft, shaping = singles(chain.target_logits), singles(chain.draft_logits), chain.shaping
-        found = draft_laws(draft, shaping, exp2)
+        found = draft_distributions(draft, shaping, exp2)
         tokens, lengths = chain.draft_tokens.cpu().numpy(), chain.draft_lengths.cpu().numpy()
         known = tokens.view(np.uint64) < target.shape[-1]  # without its sign an id below 0 is too large
         proposed = (np.arange(tokens.shape[1]) < lengths[:, np.newaxis]) & known
@@ -125,7 +125,7 @@ class Arrays:
         return Arrays(
             self.target[index],
             self.draft[index],
-            self.draft_laws.rows(index),
+            self.draft_distributions.rows(index),
             self.tokens[index],
             self.lengths[index],
             self.proposed[index],
@@ -151,9 +151,9 @@ def verify_chain(chain: Chain, exp2: Exp2 = numpy_exp2) -> tuple[Tensor, Tensor]
 def verify(given: Arrays, noise: StepNoise, exp2: Exp2 = numpy_exp2) -> tuple[Integers, Integers, bool]:
     """How many drafts of each row are accepted, and the token of the target's own behind them: both [B].
 
-    And whether every row of logits has a law, also those that are not read.
+    And whether every row of logits has a distribution, also those that are not read.
 
-    What a row of logits without a law gives is meaningless, but harms no other request.
+    What a row of logits without a distribution gives is meaningless, but harms no other request.
     """
     if given.shaping.all_greedy:
         return _verify_greedy(given)
@@ -161,37 +161,42 @@ def verify(given: Arrays, noise: StepNoise, exp2: Exp2 = numpy_exp2) -> tuple[In
         return _verify_stochastic(given, noise.accept, noise.residual, exp2)
     greedy = given.shaping.greedy
     accepted, own = np.empty((2, len(greedy)), np.int64)
-    accepted[greedy], own[greedy], lawful = _verify_greedy(given.rows(greedy))
+    accepted[greedy], own[greedy], valid = _verify_greedy(given.rows(greedy))
     accept, residual = noise.accept[~greedy], noise.residual[:, ~greedy]
     others = _verify_stochastic(given.rows(~greedy), accept, residual, exp2)
-    accepted[~greedy], own[~greedy], others_lawful = others
-    return accepted, own, lawful and others_lawful
+    accepted[~greedy], own[~greedy], others_valid = others
+    return accepted, own, valid and others_valid
 
 
 @np.errstate(invalid="ignore", divide="ignore")
-def draft_laws(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> Laws:
-    """Laws of the draft's logits [B, S, V]; rows that are greedy need none and have that of a point mass."""
+def draft_distributions(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> TokenDistributions:
+    """Of the draft's logits [B, S, V]; rows that are greedy need none and have that of a point mass."""
     if not shaping.any_greedy:
-        return laws(logits, shaping, exp2)
-    found, drawn = Laws.certain(shaping, *logits.shape[1:]), ~shaping.greedy
+        return token_distributions(logits, shaping, exp2)
+    found, drawn = TokenDistributions.certain(shaping, *logits.shape[1:]), ~shaping.greedy
     if not shaping.all_greedy:
-        found.put(drawn, slice(None), laws(logits[drawn], shaping.rows(drawn), exp2))
+        found.put(drawn, slice(None), token_distributions(logits[drawn], shaping.rows(drawn), exp2))
     return found
 
 
 def draw_drafts(
-    logits: Singles, law: Laws, shaping: Shaping, words: RandomWords, exp2: Exp2 = numpy_exp2
+    logits: Singles,
+    distributions: TokenDistributions,
+    shaping: Shaping,
+    words: RandomWords,
+    exp2: Exp2 = numpy_exp2,
 ) -> Integers:
-    """One token per row of logits [B, V] and its law, S = 1: argmax of greedy rows, else by words [2, B]."""
+    """One token per row of logits [B, V] and their distributions, S = 1; argmax of greedy rows, else by words
+    [2, B]."""
     if shaping.any_greedy:
         tokens: Integers = logits.argmax(-1)
         if not shaping.all_greedy:
             drawn = ~shaping.greedy
-            others = logits[drawn], law.rows(drawn), shaping.rows(drawn), words[:, drawn]
+            others = logits[drawn], distributions.rows(drawn), shaping.rows(drawn), words[:, drawn]
             tokens[drawn] = draw_drafts(*others, exp2)
         return tokens
-    mass = law.weigh(logits[:, np.newaxis], np.arange(logits.shape[-1]), exp2)[:, 0]
-    return _draw(mass, law.tile_mass[:, 0], law.cut[:, 0] > -np.inf, words)
+    mass = distributions.weigh(logits[:, np.newaxis], np.arange(logits.shape[-1]), exp2)[:, 0]
+    return _draw(mass, distributions.tile_mass[:, 0], distributions.cut[:, 0] > -np.inf, words)
 
 
 def sample_draft(
@@ -199,8 +204,11 @@ def sample_draft(
 ) -> Tensor:
     """One token per row of logits [B, V], int64 [B], `step` behind the position of the noise."""
     rows, here = singles(logits), Noise(noise.seed, noise.position + step)
-    law, words = draft_laws(rows[:, np.newaxis], shaping, exp2), StepNoise(here, 1).draft[..., 0]
-    return torch.from_numpy(draw_drafts(rows, law, shaping, words, exp2)).to(logits.device)
+    distributions, words = (
+        draft_distributions(rows[:, np.newaxis], shaping, exp2),
+        StepNoise(here, 1).draft[..., 0],
+    )
+    return torch.from_numpy(draw_drafts(rows, distributions, shaping, words, exp2)).to(logits.device)
 
 
 def _verify_greedy(given: Arrays) -> tuple[Integers, Integers, bool]:
@@ -213,34 +221,36 @@ def _verify_greedy(given: Arrays) -> tuple[Integers, Integers, bool]:
 def _verify_stochastic(
     given: Arrays, accept: Doubles, residual: RandomWords, exp2: Exp2
 ) -> tuple[Integers, Integers, bool]:
-    # Both models' laws side by side, because few calls over all cost less than many: [B, K + K+1].
-    law = given.draft_laws.beside(laws(given.target, given.shaping, exp2))
+    # Both models' distributions side by side, because few calls over all cost less than many: [B, K + K+1].
+    distributions = given.draft_distributions.beside(token_distributions(given.target, given.shaping, exp2))
     drafts = given.tokens.shape[1]
-    passed = _passes(given, law, accept[:, :drafts], exp2)
+    passed = _passes(given, distributions, accept[:, :drafts], exp2)
     accepted = _leading(passed & given.proposed)
     words = residual[:, np.arange(len(accepted)), accepted]
-    own = _draw(*_own_masses(given, law, accepted, exp2), words)
-    return accepted, own, _all_finite(law.peak)
+    own = _draw(*_own_masses(given, distributions, accepted, exp2), words)
+    return accepted, own, _all_finite(distributions.peak)
 
 
 def _all_finite(peaks: Singles) -> bool:
     return math.isfinite(peaks.sum(dtype=np.float64))  # which finite float32 numbers cannot make overflow
 
 
-def _passes(given: Arrays, law: Laws, uniform: Doubles, exp2: Exp2) -> Truths:
+def _passes(given: Arrays, distributions: TokenDistributions, uniform: Doubles, exp2: Exp2) -> Truths:
     """u q(x) < p(x), multiplied out: [B, K]."""
     rows, drafts = given.tokens.shape
     tokens = np.where(given.proposed, given.tokens, 0)
     at = np.arange(rows)[:, np.newaxis], np.arange(drafts), tokens
     offered = np.stack((given.draft[at], given.target[at]), axis=1)  # [B, 2, K]
     both, of_both = offered.reshape(rows, -1, 1), np.concatenate((tokens, tokens), axis=1)
-    law = law.rows(EVERY, slice(2 * drafts))
-    weight = law.weigh(both, of_both[..., np.newaxis], exp2)[..., 0].astype(np.float64)
-    q, p, normaliser = slice(drafts), slice(drafts, None), law.normaliser
+    distributions = distributions.rows(EVERY, slice(2 * drafts))
+    weight = distributions.weigh(both, of_both[..., np.newaxis], exp2)[..., 0].astype(np.float64)
+    q, p, normaliser = slice(drafts), slice(drafts, None), distributions.normaliser
     return uniform * (weight[:, q] * normaliser[:, p]) < weight[:, p] * normaliser[:, q]
 
 
-def _own_masses(given: Arrays, law: Laws, accepted: Integers, exp2: Exp2) -> tuple[Singles, Doubles, Truths]:
+def _own_masses(
+    given: Arrays, distributions: TokenDistributions, accepted: Integers, exp2: Exp2
+) -> tuple[Singles, Doubles, Truths]:
     """What the target's own token is drawn by, as `_draw` takes it.
 
     A rejected draft leaves (p - q)+. After the last draft nothing was rejected, and an id that the vocabulary
@@ -253,20 +263,20 @@ def _own_masses(given: Arrays, law: Laws, accepted: Integers, exp2: Exp2) -> tup
         step = np.minimum(accepted, drafts - 1)
         rejected = given.proposed[row, step] & (step == accepted)
     if rejected.any():
-        stopped = np.stack((drafts + accepted, step), axis=1)  # the target's law, the draft's
+        stopped = np.stack((drafts + accepted, step), axis=1)  # the target's distribution, the draft's
         logits = np.stack((logits[:, 0], given.draft[row, step]), axis=1)
-    law = law.at(stopped)
-    weights = law.weigh(logits, np.arange(logits.shape[-1]), exp2)
-    mass, changed = weights[:, 0], law.cut[:, 0] > -np.inf
+    distributions = distributions.at(stopped)
+    weights = distributions.weigh(logits, np.arange(logits.shape[-1]), exp2)
+    mass, changed = weights[:, 0], distributions.cut[:, 0] > -np.inf
     if rejected.any():
-        share = (1 / law.normaliser).astype(np.float32)
+        share = (1 / distributions.normaliser).astype(np.float32)
         residual = mass * share[:, :1]
         residual -= weights[:, 1] * share[:, 1:]
         np.maximum(residual, 0, out=residual)
-        # An empty residual takes p = q up to rounding, and then p is the law to draw from.
+        # An empty residual takes p = q up to rounding, and then p is the distribution to draw from.
         residually = rejected & residual.any(-1)
         mass, changed = np.where(residually[:, np.newaxis], residual, mass), changed | residually
-    return mass, law.tile_mass[:, 0], changed
+    return mass, distributions.tile_mass[:, 0], changed
 
 
 def _draw(mass: Singles, tile_mass: Doubles, changed: Truths, words: RandomWords) -> Integers:

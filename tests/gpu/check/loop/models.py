@@ -71,7 +71,9 @@ class Models:
     def target_module(self) -> Any:
         made = self._module(self.setting.pair.target, self.bigrams.successors)
         entropy = self.bigrams.entropy_nats(self.contexts)
-        self._say(f"target: {weight_bytes_per_step(made) / 1e9:.2f} GB a step, laws of {entropy:.2f} nats")
+        self._say(
+            f"target: {weight_bytes_per_step(made) / 1e9:.2f} GB a step, distributions of {entropy:.2f} nats"
+        )
         return made
 
     def draft_module(self, acceptance: float) -> Any:

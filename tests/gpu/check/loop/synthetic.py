@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 FADED = 2.0**-30  # of what a layer adds: exact in every binary type, and far below a rounding of 1
-SHARPNESS = 1.5  # of the laws: 1 is where so many normal logits begin to have a few likely tokens
+SHARPNESS = 1.5  # of the distributions: 1 is where so many normal logits begin to have a few likely tokens
 CHAINS, CHAIN_STEPS, ROWS = 2048, 12, 256
 BISECTIONS = 14
 
@@ -99,26 +99,27 @@ class Bigrams:
         tokens = torch.randint(0, len(self.signs), (chains,), generator=random, device=self.signs.device)
         for _ in range(steps):
             drawn = [
-                self.law(part).multinomial(1, generator=random)[:, 0] for part in torch.split(tokens, ROWS)
+                self.distribution(part).multinomial(1, generator=random)[:, 0]
+                for part in torch.split(tokens, ROWS)
             ]
             tokens = torch.cat(drawn)
         return tokens
 
-    def law(self, newest: Tensor, disturbance: float = 0.0) -> Tensor:
+    def distribution(self, newest: Tensor, disturbance: float = 0.0) -> Tensor:
         """float32 [N, V]."""
         return F.linear(self.signs[newest], self.disturbed(disturbance)).float().softmax(-1)
 
     def overlap(self, contexts: Tensor, disturbance: float) -> float:
         """Mean over contexts of sum(min(p, q)): how often a draft is accepted (Leviathan et al. 2023)."""
         shared = [
-            torch.minimum(self.law(part), self.law(part, disturbance)).sum(-1)
+            torch.minimum(self.distribution(part), self.distribution(part, disturbance)).sum(-1)
             for part in torch.split(contexts, ROWS)
         ]
         return float(torch.cat(shared).mean())
 
     def entropy_nats(self, contexts: Tensor) -> float:
-        laws = (self.law(part) for part in torch.split(contexts, ROWS))
-        return float(torch.cat([torch.special.entr(law).sum(-1) for law in laws]).mean())
+        each = (self.distribution(part) for part in torch.split(contexts, ROWS))
+        return float(torch.cat([torch.special.entr(part).sum(-1) for part in each]).mean())
 
 
 def find_disturbance(acceptance: float, overlap: Callable[[float], float]) -> float:

@@ -1,4 +1,4 @@
-"""What verification must do, worked out by hand: exact laws by enumeration, and the checkers that compare.
+"""What verification must do, worked out by hand: exact distributions, and the checkers that compare.
 
 Nothing here shares code with the engine, except that drafts are drawn by whatever sampler is tested.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 ALPHA = 1e-4  # chance that a correct verifier fails one check; seeds are fixed, so it fails always or never
 Verifier = Callable[..., VerifyResult]
 Sampler = Callable[..., Tensor]
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def scenario(
     return Scenario(target, draft, temperature, top_k, top_p)
 
 
-def law_of(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
+def distribution_of(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
     """Temperature, then top-k, then top-p, as one would write it on paper. Equal logits: lower id first."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if temperature == 0:
@@ -68,17 +68,20 @@ def law_of(logits: list[float], temperature: float, top_k: int, top_p: float) ->
     return [weight[token] / total if token in order else 0.0 for token in range(len(logits))]
 
 
-def exact_law(case: Scenario, length: int) -> Law:
+def exact_distribution(case: Scenario, length: int) -> Distribution:
     """P(emitted tokens) when `length` drafts are offered. How many were accepted follows from their number.
 
     Token y after accepted x_1..x_a has probability prod min(p, q)(x_i) times (p - q)+(y), or times p(y)
     after the last draft: (p - q)+ sums to exactly the probability of a rejection.
     """
     p, q = (
-        [[law_of(row.tolist(), case.temperature, case.top_k, case.top_p) for row in step] for step in table]
+        [
+            [distribution_of(row.tolist(), case.temperature, case.top_k, case.top_p) for row in step]
+            for step in table
+        ]
         for table in (case.target, case.draft)
     )
-    law: Law = {}
+    distribution: Distribution = {}
     for accepted in range(length + 1):
         for prefix in itertools.product(range(case.size), repeat=accepted):
             chance, before = 1.0, 0
@@ -89,9 +92,9 @@ def exact_law(case: Scenario, length: int) -> Law:
                 own = p[accepted][before][token]
                 if accepted < length:
                     own = max(own - q[accepted][before][token], 0.0)
-                law[(*prefix, token)] = chance * own
-    assert math.isclose(math.fsum(law.values()), 1, abs_tol=1e-9)
-    return law
+                distribution[(*prefix, token)] = chance * own
+    assert math.isclose(math.fsum(distribution.values()), 1, abs_tol=1e-9)
+    return distribution
 
 
 def draw(
@@ -147,16 +150,16 @@ def runs_of(tokens: Tensor) -> dict[tuple[int, ...], int]:
     return dict(zip(map(tuple, runs.tolist()), counts.tolist(), strict=True))
 
 
-def assert_law(counts: dict[tuple[int, ...], int], law: Law, context: str) -> None:
+def assert_distribution(counts: dict[tuple[int, ...], int], distribution: Distribution, context: str) -> None:
     """Chi-square goodness of fit; cells that expect fewer than ten are taken together.
 
-    Fails on p < ALPHA, and on any outcome that the law rules out.
+    Fails on p < ALPHA, and on any outcome that the distribution rules out.
     """
-    impossible = [run for run in counts if law.get(run, 0.0) == 0.0]
-    assert not impossible, f"{context}: the law rules out {impossible[:5]}"
+    impossible = [run for run in counts if distribution.get(run, 0.0) == 0.0]
+    assert not impossible, f"{context}: the distribution rules out {impossible[:5]}"
     total = sum(counts.values())
-    observed = np.array([counts.get(run, 0) for run in law], dtype=float)
-    expected = np.array(list(law.values())) * total
+    observed = np.array([counts.get(run, 0) for run in distribution], dtype=float)
+    expected = np.array(list(distribution.values())) * total
     rare = expected < 10
     if expected[rare].sum() >= 10:
         observed = np.append(observed[~rare], observed[rare].sum())
@@ -177,7 +180,7 @@ def assert_law(counts: dict[tuple[int, ...], int], law: Law, context: str) -> No
 def assert_lossless(
     case: Scenario, *, rows: int, seed: int, verify: Verifier = verify_chain, sample: Sampler = sample_draft
 ) -> None:
-    """The joint law of (accepted, tokens), and the first token's against the target's own, over `rows` draws.
+    """The distribution of (accepted, tokens), and the first token's against the target's own, over `rows`.
 
     Half of the rows differ by seed alone, half by position alone.
     """
@@ -188,21 +191,25 @@ def assert_lossless(
     positions = torch.cat((one * 17, index * (case.drafted + 1)))
     result = draw(case, len(seeds), seeds, positions, verify=verify, sample=sample)
     context = f"seed {seed}, {rows} rows"
-    assert_law(counts_of(result), exact_law(case, case.drafted), f"joint law, {context}")
+    assert_distribution(
+        counts_of(result), exact_distribution(case, case.drafted), f"joint distribution, {context}"
+    )
 
     first = result.tokens[:, 0].bincount(minlength=case.size).tolist()
-    p = law_of(case.target[0, 0].tolist(), case.temperature, case.top_k, case.top_p)
+    p = distribution_of(case.target[0, 0].tolist(), case.temperature, case.top_k, case.top_p)
     counted: dict[tuple[int, ...], int] = {(token,): count for token, count in enumerate(first) if count}
-    assert_law(counted, {(token,): chance for token, chance in enumerate(p)}, f"first token, {context}")
+    assert_distribution(
+        counted, {(token,): chance for token, chance in enumerate(p)}, f"first token, {context}"
+    )
 
 
-LawsFromLogits = Callable[[Tensor, float], Tensor]
+DistributionsFromLogits = Callable[[Tensor, float], Tensor]
 
 
-def assert_precise(laws: LawsFromLogits, *, seed: int) -> None:
+def assert_precise(probabilities: DistributionsFromLogits, *, seed: int) -> None:
     """Probabilities of [B, V] logits at a temperature agree with the softmax in float64, token by token."""
     logits = 3 * torch.randn(4, 5000, generator=torch.Generator().manual_seed(seed))
     for temperature in (1.0, 0.7):
         exact = (logits.double() / temperature).softmax(-1)
-        error = float(((laws(logits, temperature).double() - exact).abs() / exact).max())
+        error = float(((probabilities(logits, temperature).double() - exact).abs() / exact).max())
         assert error < 1e-5, f"relative error {error:.2g} at temperature {temperature}, seed {seed}"

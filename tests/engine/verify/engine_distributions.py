@@ -1,10 +1,10 @@
-"""The laws by which the engine draws and verifies, as probabilities."""
+"""The distributions by which the engine draws and verifies, as probabilities."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from driftguard_engine.kernels.reference.distribution import Shaping, laws
+from driftguard_engine.kernels.reference.distribution import Shaping, token_distributions
 from driftguard_engine.kernels.reference.exp2 import numpy_exp2
 from torch import Tensor
 
@@ -16,6 +16,6 @@ def probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: flo
         torch.full((rows,), temperature), torch.full((rows,), top_k), torch.full((rows,), top_p)
     )
     steps = logits.numpy()[:, np.newaxis]
-    law = laws(steps, shaping)
-    weights = law.weigh(steps, np.arange(size), numpy_exp2)
-    return torch.from_numpy(weights / law.normaliser[..., np.newaxis].astype(np.float32)).squeeze(1)
+    distribution = token_distributions(steps, shaping)
+    weights = distribution.weigh(steps, np.arange(size), numpy_exp2)
+    return torch.from_numpy(weights / distribution.normaliser[..., np.newaxis].astype(np.float32)).squeeze(1)
