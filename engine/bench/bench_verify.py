@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from driftguard_engine.verify import sample_draft, verify_chain
+from driftguard_engine.sampling import Sampling
+from driftguard_engine.speculation import SpeculativeStep
+from driftguard_engine.verify import verify_chain
 from torch import Tensor
 
 
@@ -91,7 +93,13 @@ def main() -> None:
     }.items():
         arguments = sampling(*settings)
         verify = microseconds(lambda: verify_chain(target, draft, tokens, lengths, *arguments))  # noqa: B023
-        draw = microseconds(lambda: sample_draft(draft[:, 0], *arguments))  # noqa: B023
+        asked = Sampling.of(*arguments[:4], batch, draft.device)
+
+        def draw_once() -> None:
+            step = SpeculativeStep(asked, [100] * batch, 1, size, draft.device)  # noqa: B023
+            step.draw(draft[:, 0], range(batch))
+
+        draw = microseconds(draw_once)
         print(f"{name:24}{verify:10.0f}{plain / verify:16.1f}{draw:12.0f}")
     print(f"{'plain, temperature 1':24}{plain:10.0f}")
 

@@ -24,13 +24,13 @@ from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.factory import configured_draft, first_draft, open_draft
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.state_file import RememberedDraft, remember
+from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.loading import LoadedModel, load
 from driftguard_engine.prefix_cache import blocks_of
 from driftguard_engine.request_checks import check_request
 from driftguard_engine.scheduler import PrefillChunk, ReusedPrefix, Scheduler
 from driftguard_engine.sequence import Moment, RunningSequence
-from driftguard_engine.verify import active_backend, backend_fallback
 
 logger = logging.getLogger(__name__)
 
@@ -186,12 +186,12 @@ class Engine:
     @property
     def backend(self) -> str:
         """The verify backend in use: reference or cuda."""
-        return active_backend(self._placement.device)
+        return backend_of(self._placement.device).name
 
     @property
     def backend_fallback(self) -> str | None:
         """Why the reference verifies on a device that the CUDA kernels are meant for."""
-        return backend_fallback(self._placement.device)
+        return backend_of(self._placement.device).fallback
 
     def step(self) -> list[RequestOutput]:
         """Advances every running request by one verification; [] when idle. One thread only.

@@ -7,19 +7,36 @@ can be verified by nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels.backend import backend_of
+from driftguard_engine.kernels import backend as by_kernels
+from driftguard_engine.kernels.backend import BackendName, launcher_of
+from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference import verify as reference
-from driftguard_engine.kernels.reference.distribution import EVERY, Index, Integers, TokenDistributions
+from driftguard_engine.kernels.reference.distribution import (
+    EVERY,
+    Index,
+    Integers,
+    Shaping,
+    TokenDistributions,
+)
 from driftguard_engine.kernels.reference.exp2 import Singles
 from driftguard_engine.kernels.reference.verify import Arrays, Chain, Noise, StepNoise, singles
 from driftguard_engine.kernels.tensor_checks import expect_distributions
 from driftguard_engine.sampling import Sampling
-from driftguard_engine.verify import draw_by_kernels, verify_by_kernels, verify_by_reference
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What one verification emits for each of B rows."""
+
+    tokens: Tensor  # [B, K+1] int64, padded with -1
+    accepted: Tensor  # [B] int64: draft tokens kept
+    emitted: Tensor  # [B] int64: accepted + 1
 
 
 class SpeculativeStep:
@@ -29,13 +46,22 @@ class SpeculativeStep:
     """
 
     def __init__(
-        self, sampling: Sampling, positions: Sequence[int], drafts: int, vocabulary: int, device: torch.device
+        self,
+        sampling: Sampling,
+        positions: Sequence[int],
+        drafts: int,
+        vocabulary: int,
+        device: torch.device,
+        backend: BackendName = "auto",
     ) -> None:
-        """positions [B]: index in each row's sequence of the first token that this step gives it, >= 0."""
+        """positions [B]: index in each row's sequence of the first token that this step gives it, >= 0.
+
+        drafts: K. device: of the logits. Raises BackendUnavailable.
+        """
         self.proposals: list[list[int]] = [[] for _ in positions]
         self._shaping, self._noise = sampling.shaping, Noise(sampling.seed, np.array(positions))
         self._words = StepNoise(self._noise, drafts + 1)
-        self._device, self._launcher = device, backend_of(device).launcher
+        self._device, self._launcher = device, launcher_of(device, backend)
         self._vocabulary = vocabulary
         read_on = torch.device("cpu") if self._launcher is None else device
         self._logits = torch.zeros(len(positions), drafts, vocabulary, device=read_on)
@@ -57,7 +83,7 @@ class SpeculativeStep:
         else:
             self._logits[index, step] = draft_logits.float()
             shaping, noise = self._shaping.rows(index), self._noise.rows(index)
-            tokens = draw_by_kernels(self._launcher, draft_logits, shaping, noise, step).tolist()
+            tokens = _draw_by_kernels(self._launcher, draft_logits, shaping, noise, step).tolist()
         for row, token in zip(rows, tokens, strict=True):
             self.proposals[row].append(token)
 
@@ -69,38 +95,55 @@ class SpeculativeStep:
             kept[token] = 0
             self.proposals[row].append(token)
 
+    def offer(self, draft_logits: Tensor, draft_tokens: Tensor, lengths: Sequence[int]) -> None:
+        """All drafts at once, which somebody else has drawn from these raw logits [B, K, V].
+
+        lengths [B]: how many of draft_tokens [B, K] each row has. An id outside the vocabulary is rejected.
+        """
+        pairs = zip(draft_tokens.tolist(), lengths, strict=True)
+        self.proposals = [tokens[:length] for tokens, length in pairs]
+        if self._launcher is not None:
+            self._logits = draft_logits
+            return
+        logits = singles(draft_logits)
+        self._logits = torch.from_numpy(logits)
+        self._draft_distributions = reference.draft_distributions(logits, self._shaping)
+
     def withdraw(self, rows: Iterable[int]) -> None:
         """These rows go without drafts."""
         for row in rows:
             self.proposals[row] = []
 
     def verify(self, target_logits: Tensor, rows: Sequence[int]) -> list[list[int]]:
-        """What these rows, ascending, emit: the drafts that are accepted and one token of the target's own.
+        """What these rows emit: the drafts that are accepted and one token of the target's own.
 
-        As `verify.verify_chain` does, by target_logits [R, 1 + the longest proposal, V].
-        Raises ValueError, InvalidLogits.
+        The rest as `outcome`.
         """
-        proposals = [self.proposals[row] for row in rows]
-        lengths = [len(tokens) for tokens in proposals]
-        drafts = max(lengths)
-        self._expect_shape("target_logits", target_logits, len(rows), drafts + 1)
-        padded = [tokens + [-1] * (drafts - len(tokens)) for tokens in proposals]
-        tokens = np.array(padded, np.int64)
-        if self._launcher is None:
-            accepted, own = self._verify_by_reference(singles(target_logits), tokens, np.array(lengths), rows)
-            return [
-                [*each[:count], token]
-                for each, count, token in zip(proposals, accepted.tolist(), own.tolist(), strict=True)
-            ]
-        index = self._index(rows)
-        offered, there = (torch.from_numpy(each).to(self._device) for each in (tokens, np.array(lengths)))
-        shaping, noise = self._shaping.rows(index), self._noise.rows(index)
-        result = verify_by_kernels(
-            self._launcher, Chain(target_logits, self._logits[index, :drafts], offered, there, shaping, noise)
-        )
+        result = self.outcome(target_logits, rows)
         return [
             row[:count] for row, count in zip(result.tokens.tolist(), result.emitted.tolist(), strict=True)
         ]
+
+    def outcome(self, target_logits: Tensor, rows: Sequence[int]) -> VerifyResult:
+        """Of these rows, ascending, by `verify.verify_chain`'s rule. Tensors are where it was computed.
+
+        target_logits: raw, [R, 1 + the longest proposal, V]. Raises ValueError, InvalidLogits.
+        """
+        proposals = [self.proposals[row] for row in rows]
+        lengths = np.array([len(tokens) for tokens in proposals])
+        drafts = int(lengths.max())
+        self._expect_shape("target_logits", target_logits, len(rows), drafts + 1)
+        tokens = np.array([offered + [-1] * (drafts - len(offered)) for offered in proposals], np.int64)
+        if self._launcher is None:
+            accepted, own = self._verify_by_reference(singles(target_logits), tokens, lengths, rows)
+            emitted = reference.emitted(tokens, accepted, own)
+            return VerifyResult(*(torch.from_numpy(each) for each in (emitted, accepted, accepted + 1)))
+        index = self._index(rows)
+        offered, there = (torch.from_numpy(each).to(self._device) for each in (tokens, lengths))
+        shaping, noise = self._shaping.rows(index), self._noise.rows(index)
+        return _verify_by_kernels(
+            self._launcher, Chain(target_logits, self._logits[index, :drafts], offered, there, shaping, noise)
+        )
 
     def _draw_by_reference(self, logits: Singles, step: int, index: Index) -> list[int]:
         expect_distributions("draft_logits", logits)
@@ -126,8 +169,12 @@ class SpeculativeStep:
             draft, shaping = draft[index, :drafts], shaping.rows(index)
             distributions = distributions.rows(index, slice(drafts))
             words = StepNoise(self._noise.rows(index), drafts + 1)
-        given = Arrays(target, draft, distributions, tokens, lengths, tokens >= 0, shaping)
-        return verify_by_reference(given, words)
+        known = tokens.view(np.uint64) < self._vocabulary  # without its sign an id below 0 is too large
+        given = Arrays(target, draft, distributions, tokens, lengths, known, shaping)
+        accepted, own, valid = reference.verify(given, words)
+        if not valid:
+            _expect_all_distributions(given)
+        return accepted, own
 
     def _expect_shape(self, name: str, logits: Tensor, *shape: int) -> None:
         if logits.shape != (*shape, self._vocabulary):
@@ -136,3 +183,28 @@ class SpeculativeStep:
 
     def _index(self, rows: Sequence[int]) -> Index:
         return EVERY if len(rows) == len(self.proposals) else np.array(rows)
+
+
+def _draw_by_kernels(launcher: Launcher, logits: Tensor, shaping: Shaping, noise: Noise, step: int) -> Tensor:
+    """Of logits [B, V], `step` behind the position of the noise: int64 [B]. Raises InvalidLogits."""
+    drawn = by_kernels.sample_draft(launcher, logits, shaping, noise, step)
+    if bool((drawn < 0).any()):
+        expect_distributions("draft_logits", singles(logits))
+    return drawn
+
+
+def _verify_by_kernels(launcher: Launcher, chain: Chain) -> VerifyResult:
+    """Raises InvalidLogits."""
+    verified = by_kernels.verify_chain(launcher, chain)
+    if bool(verified.status.any()):
+        _expect_all_distributions(Arrays.of(chain))
+        raise AssertionError(f"kernels miss distributions that torch finds: {verified.status.tolist()}")
+    return VerifyResult(verified.tokens, verified.accepted, verified.accepted + 1)
+
+
+def _expect_all_distributions(given: Arrays) -> None:
+    """Of the rows that will be read: the draft's only where its tokens were drawn."""
+    read = np.arange(given.target.shape[1]) <= given.lengths[:, np.newaxis]
+    expect_distributions("target_logits", given.target, read)
+    stochastic = ~given.shaping.greedy[:, np.newaxis]
+    expect_distributions("draft_logits", given.draft, given.proposed & stochastic)

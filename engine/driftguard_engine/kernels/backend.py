@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,12 +25,26 @@ from driftguard_engine.kernels.verify import Settings, Workspace
 logger = logging.getLogger(__name__)
 
 
+BackendName = Literal["auto", "reference", "cuda"]
+
+
+class BackendUnavailable(RuntimeError):
+    """verify backend {backend!r} is not available: {reason}"""
+
+    def __init__(self, backend: str, reason: str) -> None:
+        super().__init__(f"verify backend {backend!r} is not available: {reason}")
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """launcher: of the kernels; None: the reference serves. fallback: why, on a device for kernels."""
 
     launcher: Launcher | None
     fallback: str | None = None
+
+    @property
+    def name(self) -> BackendName:
+        return "reference" if self.launcher is None else "cuda"
 
 
 @cache
@@ -45,6 +60,18 @@ def backend_of(device: torch.device) -> Backend:
         return Backend(None, str(problem))
     logger.info("CUDA kernels verify on %s", device)
     return Backend(launcher)
+
+
+def launcher_of(device: torch.device, requested: BackendName = "auto") -> Launcher | None:
+    """What runs the kernels; None: the reference computes. Raises BackendUnavailable, ValueError."""
+    if requested not in ("auto", "reference", "cuda"):
+        raise ValueError(f"backend must be 'auto', 'reference' or 'cuda', got {requested!r}")
+    if requested == "reference":
+        return None
+    backend = backend_of(device)
+    if requested == "cuda" and backend.launcher is None:
+        raise BackendUnavailable("cuda", backend.fallback or f"the tensors are on {device}")
+    return backend.launcher
 
 
 @dataclass(frozen=True, slots=True)

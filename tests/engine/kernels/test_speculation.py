@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from driftguard_engine import speculation
-from driftguard_engine.kernels.backend import Backend
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
 from driftguard_engine.kernels.reference.verify import Chain, Noise
@@ -19,7 +18,7 @@ ROWS, DRAFTS, SIZE = 4, 2, 40
 
 
 def test_a_step_by_kernels_is_that_of_the_reference(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, "backend_of", lambda _: Backend(Emulated(module)))
+    monkeypatch.setattr(speculation, "launcher_of", lambda *_: Emulated(module))
     random = torch.Generator().manual_seed(4)
     target = 2 * torch.randn(ROWS, DRAFTS + 1, SIZE, generator=random)
     draft = target[:, :-1] + 0.3 * torch.randn(ROWS, DRAFTS, SIZE, generator=random)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from driftguard_engine.verify import VerifyResult, sample_draft, verify_chain
+from driftguard_engine.sampling import Sampling
+from driftguard_engine.speculation import SpeculativeStep
+from driftguard_engine.verify import VerifyResult, verify_chain
 from scipy import stats
 from torch import Tensor
 
@@ -95,6 +97,17 @@ def exact_distribution(case: Scenario, length: int) -> Distribution:
                 distribution[(*prefix, token)] = chance * own
     assert math.isclose(math.fsum(distribution.values()), 1, abs_tol=1e-9)
     return distribution
+
+
+def sample_draft(
+    draft_logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor, position: Tensor
+) -> Tensor:
+    """One draft token per row of [B, V], int64 [B], as the engine draws it; the rest as `verify_chain`."""
+    (rows, size), device = draft_logits.shape, draft_logits.device
+    sampling = Sampling.of(temperature, top_k, top_p, seed, rows, device)
+    step = SpeculativeStep(sampling, position.tolist(), 1, size, device)
+    step.draw(draft_logits, range(rows))
+    return torch.tensor(step.proposals)[:, 0]
 
 
 def draw(

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels.reference.distribution import Shaping, token_distributions
-from driftguard_engine.verify import VerifyResult, sample_draft, verify_chain
+from driftguard_engine.verify import VerifyResult, verify_chain
 from torch import Tensor
+
+from tests.engine.verify.distributions import sample_draft
 
 SIZES = [2, 5, 37, 1001, 2048, 4096, 4097, 9001]
 # Cycled over the rows: unfiltered rows among filtered ones, greedy among stochastic, dense ties among none.

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kernels.tensor_checks import InvalidLogits
 from driftguard_engine.verify import (
     BackendUnavailable,
     VerifyResult,
-    active_backend,
-    sample_draft,
     verify_chain,
 )
 from torch import Tensor
 
-from tests.engine.verify.distributions import assert_distribution, distribution_of
+from tests.engine.verify.distributions import assert_distribution, distribution_of, sample_draft
 
 INF = torch.inf
 
@@ -255,4 +254,4 @@ def test_sample_draft_refuses_the_same() -> None:
 def test_the_missing_cuda_backend_is_refused_and_auto_says_what_runs() -> None:
     with pytest.raises(BackendUnavailable, match=r"'cuda' is not available: the tensors are on cpu"):
         verify_chain(**good(), backend="cuda")
-    assert active_backend("cpu") == active_backend(torch.device("cuda")) == "reference"
+    assert backend_of(torch.device("cpu")).name == backend_of(torch.device("cuda")).name == "reference"

@@ -8,13 +8,13 @@ import torch
 from driftguard_engine.kernels.reference.inverse_cdf import pick
 from driftguard_engine.kernels.reference.philox import RandomWords
 from driftguard_engine.kernels.reference.tiles import TILE
-from driftguard_engine.verify import sample_draft, verify_chain
+from driftguard_engine.verify import verify_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from tests.engine.verify.distributions import distribution_of
+from tests.engine.verify.distributions import distribution_of, sample_draft
 from tests.engine.verify.engine_distributions import probabilities
 
 # Few distinct values, so that ties are the rule; some tokens ruled out.

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from driftguard_engine.verify import sample_draft, verify_chain
+from driftguard_engine.verify import verify_chain
 
 from tests.engine.verify.distributions import (
     Distribution,
@@ -18,6 +18,7 @@ from tests.engine.verify.distributions import (
     draw,
     exact_distribution,
     runs_of,
+    sample_draft,
     scenario,
 )
 

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
-from driftguard_engine.verify import sample_draft, verify_chain
+from driftguard_engine.verify import verify_chain
 from torch import Tensor
 
 from tests.engine.verify.broken import Mistake, PlainVerifier, argmax_sampler, gumbel_sampler
@@ -18,6 +18,7 @@ from tests.engine.verify.distributions import (
     assert_lossless,
     assert_precise,
     draw,
+    sample_draft,
     scenario,
 )
 from tests.engine.verify.engine_distributions import probabilities

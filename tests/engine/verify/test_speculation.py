@@ -7,8 +7,10 @@ import torch
 from driftguard_engine.kernels.tensor_checks import InvalidLogits
 from driftguard_engine.sampling import Sampling
 from driftguard_engine.speculation import SpeculativeStep
-from driftguard_engine.verify import sample_draft, verify_chain
+from driftguard_engine.verify import verify_chain
 from torch import Tensor
+
+from tests.engine.verify.distributions import sample_draft
 
 CPU = torch.device("cpu")
 ROWS, DRAFTS, SIZE = 9, 3, 4099  # two tiles
