@@ -30,7 +30,7 @@ from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.incidents import cost_measurement, diagnosing
 from driftguard.incidents.examiner import Examiner
-from driftguard.incidents.target_replaced import note_baseline
+from driftguard.incidents.severity import Paging
 from driftguard.ingest.queue import IngestQueue
 from driftguard.ingest.watch import IngestWatch
 from driftguard.logs import configure_logging
@@ -38,7 +38,6 @@ from driftguard.metrics import CHORES, Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.fold_watch import FoldWatch
 from driftguard.pipeline.look_around import LookAround
-from driftguard.pipeline.relearning import forget_beginning
 from driftguard.probes.loop import ProbeLoop
 from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.retraining.run import retrain
@@ -87,18 +86,19 @@ class Sidecar:
         self._answering = threading.Timer(ANSWER_SECONDS, self._answer_all)
         self._answering.daemon = True
         peers, hooks = settings.alerting.alertmanager_urls, settings.alerting.webhook_urls
-        self._destinations = [*destination.alertmanagers(peers), *destination.webhooks(hooks)]
+        self._paging = Paging(
+            (*destination.alertmanagers(peers), *destination.webhooks(hooks)), settings.alerting.page_slowdown
+        )
         self.fold_watch = FoldWatch()
         self.usual_silences = UsualSilences()
         self._looking = LookAround(
-            database, self.metrics, self._destinations, self.fold_watch, self.usual_silences
+            database, self.metrics, self._paging.destinations, self.fold_watch, self.usual_silences
         )
         self._examiner = Examiner(
             database,
             self.metrics,
             minimum_drop=settings.detection.minimum_drop,
-            destinations=self._destinations,
-            page_slowdown=settings.alerting.page_slowdown,
+            paging=self._paging,
             on_told=self._looking.soon,
         )
         self.pipeline = Pipeline(
@@ -106,7 +106,7 @@ class Sidecar:
             detector_config(settings),
             self.metrics,
             scope=settings.detection.false_alarm_scope,
-            after_fold=[watch_promoted, forget_beginning, note_baseline],
+            after_fold=[watch_promoted],
             on_found=self._drift_found,
         )
         self.ingest = IngestQueue(
@@ -233,12 +233,10 @@ class Sidecar:
         self._looking.soon()  # an incident may have ended too
 
     def _diagnose(self) -> None:
-        page_slowdown = self.settings.alerting.page_slowdown
-        diagnosing.refresh(self.database, self._destinations, datetime.now(UTC), page_slowdown)
+        diagnosing.refresh(self.database, self._paging, datetime.now(UTC))
 
     def _measure_costs(self) -> None:
-        page_slowdown = self.settings.alerting.page_slowdown
-        cost_measurement.refresh(self.database, datetime.now(UTC), self._destinations, page_slowdown)
+        cost_measurement.refresh(self.database, self._paging, datetime.now(UTC))
 
     def _attempt(self, name: str, chore: Callable[[], None]) -> None:
         """`name`: one of CHORES."""

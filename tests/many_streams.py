@@ -8,6 +8,7 @@ from sqlalchemy import text
 
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
+from driftguard.incidents.severity import NOBODY
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store.database import Database
@@ -85,4 +86,4 @@ def _fold_one(database: Database, now: datetime) -> None:
     store(database, traffic.draw(1_000, {"code": 0.75, "german": 0.7}))
     while Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics()).fold_batch():
         pass
-    cost_measurement.refresh(database, now)
+    cost_measurement.refresh(database, NOBODY, now)

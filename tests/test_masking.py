@@ -211,7 +211,7 @@ def test_no_secret_is_in_the_log_the_metrics_the_api_the_pages_or_the_database(
 def _everything_fails(database: Database, settings: Settings) -> str:
     """What the API, the pages, the metrics and the notifications say after every destination has failed."""
     sidecar = Sidecar(settings, database, "http://sidecar")
-    incident_id = add_incident(database, sidecar._destinations)
+    incident_id = add_incident(database, sidecar._paging.destinations)
     texts = [_promotion(settings), _engine(settings)]
     with serving(create_app(sidecar)) as client:
 

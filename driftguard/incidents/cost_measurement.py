@@ -17,9 +17,9 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost, TimedRequest, assess
-from driftguard.incident_lifecycle import PAGE_SLOWDOWN
 from driftguard.incidents import cost_update
 from driftguard.incidents.cost_update import Measurement
+from driftguard.incidents.severity import Paging
 from driftguard.store import incidents, request_timings, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.finite import refuse_not_finite
@@ -61,18 +61,9 @@ def at_change(
     return found.cost, cost_update.drafted_per_step(changed)
 
 
-def refresh(
-    database: Database,
-    now: datetime,
-    destinations: Sequence[str] = (),
-    page_slowdown: float = PAGE_SLOWDOWN,
-) -> None:
+def refresh(database: Database, paging: Paging, now: datetime) -> None:
     """Measures the streams whose incident waits for it and those that waited longest, a few of either at a
-    time, each in transactions of its own.
-
-    `destinations` are told of an incident whose severity that raises; `page_slowdown` as in
-    driftguard.incident_lifecycle.
-    """
+    time, each in transactions of its own. What it costs by now may make an open incident graver."""
     with database.session(CHORE) as session:
         awaited = stream_costs.awaited(session, now - NEW_FOR, now - MEASURE_NEW_EVERY, limit=_AT_A_TIME)
         outdated = stream_costs.outdated(session, now - MEASURE_EVERY, limit=_AT_A_TIME)
@@ -88,7 +79,7 @@ def refresh(
             stream_costs.store(session, stream_id, msgspec.to_builtins(found.cost), now)
             present = incidents.lock(session, incident.id) if incident else None
             if present is not None and present.state != "resolved":
-                cost_update.update(session, present, found, now, destinations, page_slowdown)
+                cost_update.update(session, present, found, paging, now)
 
 
 def known(session: Session, stream_ids: Sequence[int]) -> dict[int, Measured]:

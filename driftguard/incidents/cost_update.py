@@ -20,8 +20,8 @@ from sqlalchemy.orm import Session
 from driftguard.cost import Cost, TimedRequest
 from driftguard.diagnosis.mix import decompose
 from driftguard.diagnosis.rates import Rate, rate_of
-from driftguard.incident_lifecycle import PAGE_SLOWDOWN, formula_slowdown
-from driftguard.incidents import severity
+from driftguard.incident_lifecycle import formula_slowdown
+from driftguard.incidents.severity import Paging, raise_to, severity_of
 from driftguard.store.tables import Incident
 
 SURELY: Final = 3.0
@@ -58,9 +58,8 @@ def update(
     session: Session,
     incident: Incident,
     measured: Measurement,
+    paging: Paging,
     now: datetime,
-    destinations: Sequence[str] = (),
-    page_slowdown: float = PAGE_SLOWDOWN,
 ) -> None:
     """Completes the cost of an incident, and raises its severity where a fall costs enough by now."""
     if measured.cost is not None and _completes(incident, measured.cost):
@@ -68,8 +67,8 @@ def update(
     if incident.direction == "down":
         worst = max(_slowdowns(incident, measured), key=lambda item: item.part, default=None)
         if worst is not None:
-            graver = severity.severity_of(incident, worst.part, page_slowdown)
-            if severity.raise_to(session, incident, graver, worst.told, destinations, now):
+            graver = severity_of(incident, worst.part, paging)
+            if raise_to(session, incident, graver, worst.told, paging, now):
                 _state(incident, worst.evidence, measured.cost)
 
 

@@ -6,7 +6,6 @@ probes replayed since the change, captured requests, or the end of the wait for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -17,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Evidence, diagnose
 from driftguard.errors import DatabaseUnavailable
-from driftguard.incident_lifecycle import PAGE_SLOWDOWN, is_graver, known_slowdown
-from driftguard.incidents.severity import raise_to, severity_of
+from driftguard.incident_lifecycle import is_graver, known_slowdown
+from driftguard.incidents.severity import Paging, raise_to, severity_of
 from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.diagnosis_evidence import (
@@ -91,9 +90,7 @@ def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetim
     }
 
 
-def refresh(
-    database: Database, destinations: Sequence[str], now: datetime, page_slowdown: float = PAGE_SLOWDOWN
-) -> None:
+def refresh(database: Database, paging: Paging, now: datetime) -> None:
     """Diagnoses unresolved incidents again for which something new is known, each in a transaction of its
     own: raises what the first that failed raised, after all the others."""
     with database.session(CHORE) as session:
@@ -102,7 +99,7 @@ def refresh(
     for incident_id in known:
         try:
             with database.session(CHORE) as session:
-                _diagnose_again(session, incident_id, destinations, now, page_slowdown)
+                _diagnose_again(session, incident_id, paging, now)
         except DatabaseUnavailable:
             raise
         except Exception as error:
@@ -112,19 +109,17 @@ def refresh(
         raise failure
 
 
-def _diagnose_again(
-    session: Session, incident_id: UUID, destinations: Sequence[str], now: datetime, page_slowdown: float
-) -> None:
+def _diagnose_again(session: Session, incident_id: UUID, paging: Paging, now: datetime) -> None:
     incident, stream = incidents.find(session, incident_id)
     if incident.state == "resolved" or not _is_outdated(session, incident, stream, now):
         return
     slowdown = known_slowdown(incident.evidence)
-    by_old_cause = severity_of(incident, slowdown, page_slowdown)
+    by_old_cause = severity_of(incident, slowdown, paging)
     incident.diagnosis = diagnosed(session, incident, stream, now)
-    by_new_cause = severity_of(incident, slowdown, page_slowdown)
+    by_new_cause = severity_of(incident, slowdown, paging)
     if is_graver(by_new_cause, by_old_cause):  # by its cost alone it is raised where that is measured
         reason = f"diagnosed again: {incident.diagnosis['summary']}"
-        raise_to(session, incident, by_new_cause, reason, destinations, now)
+        raise_to(session, incident, by_new_cause, reason, paging, now)
 
 
 def _is_outdated(session: Session, incident: Incident, stream: Stream, now: datetime) -> bool:

@@ -8,7 +8,6 @@ longer than PATIENCE delays no page: the incident is told without its cause, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -19,8 +18,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost
 from driftguard.incident_lifecycle import formula_slowdown, known_slowdown, positions_of
-from driftguard.incidents import cost_measurement, cost_update, diagnosing
-from driftguard.incidents import severity as incident_severity
+from driftguard.incidents import cost_measurement, cost_update, diagnosing, severity
+from driftguard.incidents.severity import Paging
 from driftguard.store import incidents, request_timings
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
@@ -46,9 +45,8 @@ class _Change:
 def examine(
     database: Database,
     incident_id: UUID,
-    destinations: Sequence[str],
+    paging: Paging,
     now: datetime,
-    page_slowdown: float,
 ) -> None:
     """Reads, then stores and tells in a short transaction of its own: the fold waits for what that locks.
 
@@ -65,29 +63,26 @@ def examine(
         if change is not None:
             _complete(examined, change)
         examined.diagnosis = diagnosis
-        _judge(session, examined, destinations, now, page_slowdown)
+        _tell(session, examined, paging, now)
 
 
-def tell_overdue(database: Database, destinations: Sequence[str], now: datetime, page_slowdown: float) -> int:
+def tell_overdue(database: Database, paging: Paging, now: datetime) -> int:
     """Tells the incidents that have waited for PATIENCE, by what the detector found; how many."""
     with database.session(CHORE) as session:
         waiting = incidents.awaiting_since(session, now - PATIENCE)
         for incident in waiting:
-            known = incident_severity.severity_of(incident, known_slowdown(incident.evidence), page_slowdown)
-            incident_severity.tell(session, incident, known, destinations, now)
-            log.error("incident told unexamined", incident=str(incident.id), severity=known)
+            severity.tell(session, incident, paging, now)
+            log.error("incident told unexamined", incident=str(incident.id), severity=incident.severity)
     return len(waiting)
 
 
-def _judge(
-    session: Session, incident: Incident, destinations: Sequence[str], now: datetime, page_slowdown: float
-) -> None:
-    known = incident_severity.severity_of(incident, known_slowdown(incident.evidence), page_slowdown)
+def _tell(session: Session, incident: Incident, paging: Paging, now: datetime) -> None:
     if incident.awaits_examination:
-        incident_severity.tell(session, incident, known, destinations, now)
+        severity.tell(session, incident, paging, now)
     else:
-        summary = (incident.diagnosis or {}).get("summary")
-        incident_severity.raise_to(session, incident, known, f"examined late: {summary}", destinations, now)
+        reason = f"examined late: {(incident.diagnosis or {}).get('summary')}"
+        known = severity.severity_of(incident, known_slowdown(incident.evidence), paging)
+        severity.raise_to(session, incident, known, reason, paging, now)
     log.warning(
         "incident examined", incident=str(incident.id), stream=incident.stream_id, severity=incident.severity
     )

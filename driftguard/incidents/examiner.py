@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
@@ -17,8 +17,8 @@ from uuid import UUID
 import structlog
 
 from driftguard.errors import DatabaseUnavailable
-from driftguard.incident_lifecycle import PAGE_SLOWDOWN
 from driftguard.incidents import examination, target_replaced
+from driftguard.incidents.severity import NOBODY, Paging
 from driftguard.metrics import Metrics
 from driftguard.store import awaited_comparisons, incidents
 from driftguard.store.database import Database, DatabaseTimeout
@@ -33,8 +33,8 @@ log = structlog.get_logger(__name__)
 
 
 class Examiner:
-    """`minimum_drop`: of acceptance, below which a replaced target is no incident. `destinations` are told.
-    `page_slowdown`: see driftguard.incident_lifecycle. `on_told`: called after an incident was told."""
+    """`minimum_drop`: of acceptance, below which a replaced target is no incident. `on_told`: called after an
+    incident was told."""
 
     def __init__(
         self,
@@ -42,15 +42,13 @@ class Examiner:
         metrics: Metrics,
         *,
         minimum_drop: float,
-        destinations: Sequence[str] = (),
-        page_slowdown: float = PAGE_SLOWDOWN,
+        paging: Paging = NOBODY,
         on_told: Callable[[], None] = lambda: None,
     ) -> None:
         self._database = database
         self._metrics = metrics
         self._minimum_drop = minimum_drop
-        self._destinations = tuple(destinations)
-        self._page_slowdown = page_slowdown
+        self._paging = paging
         self._on_told = on_told
         self._pauses: dict[Hashable, tuple[float, float]] = {}  # what failed -> (seconds, until: monotonic)
         self._wake = threading.Event()
@@ -111,11 +109,11 @@ class Examiner:
 
     def tell_overdue(self, now: datetime) -> None:
         """Tells incidents that have waited for too long. Raises DatabaseUnavailable."""
-        if examination.tell_overdue(self._database, self._destinations, now, self._page_slowdown):
+        if examination.tell_overdue(self._database, self._paging, now):
             self._on_told()
 
     def _examine(self, incident_id: UUID, now: datetime) -> None:
-        examination.examine(self._database, incident_id, self._destinations, now, self._page_slowdown)
+        examination.examine(self._database, incident_id, self._paging, now)
         self._on_told()
 
     def _attempt(self, what: Hashable, work: Callable[[], None]) -> None:

@@ -1,6 +1,8 @@
-"""From a finding to an incident: where, since when and how bad, as the detector says it.
+"""Every incident is opened here: by the detector (`from_finding`), or for a replaced target.
 
-What it costs, why it came and hence how grave it is says its examination, right after the fold's commit."""
+An incident says where, since when and how much acceptance changed. What that costs, why it came and hence how
+grave it is says its examination (`examination.py`), right after the commit: nobody is told of it before.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,30 @@ FACTOR: Final = "false_alarm_factor"  # in an incident's evidence: what the stre
 log = structlog.get_logger(__name__)
 
 
-def open_from(session: Session, stream: Stream, finding: DriftOpened, now: datetime, factor: float) -> None:
-    """Stores the incident, which awaits its examination: nobody is told of it before.
-
-    factor: what the stream's own A was multiplied by, see driftguard.detection.fleet.
-    """
-    if known := incidents.unresolved_of(session, stream.id, finding.direction):
+def open_incident(session: Session, incident: Incident, reason: str) -> None:
+    """Stores the incident, which awaits its examination, and why it opened. One of this id, and one of this
+    stream and direction that is not resolved, stay as they are."""
+    if known := incidents.unresolved_of(session, incident.stream_id, incident.direction):
         log.warning("drift found again; its incident is still open", incident=str(known[0].id))
         return
-    incident = _incident(stream, finding, factor, now)
-    incidents.open_incident(session, incident, _reason(finding))
+    if session.get(Incident, incident.id) is not None:
+        return
+    incident.severity, incident.awaits_examination = "info", True
+    incidents.open_incident(session, incident, reason)
     log.warning(
         "incident opened",
         incident=str(incident.id),
-        stream=stream.id,
+        stream=incident.stream_id,
         since=incident.change_point_at.isoformat(),
         segments=[segment["segment"] for segment in incident.segments],
+        reason=reason,
     )
+
+
+def from_finding(stream: Stream, finding: DriftOpened, now: datetime, factor: float) -> tuple[Incident, str]:
+    """The incident of an alarm, and why it opens. `factor`: what the stream's own A was multiplied by, see
+    driftguard.detection.fleet."""
+    return _incident(stream, finding, factor, now), _reason(finding)
 
 
 def closing_reason(finding: DriftClosed) -> str:
@@ -69,8 +78,6 @@ def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime
         id=uuid5(_NAMESPACE, f"{stream.id}/{finding.direction}/{finding.ordinal}"),
         stream_id=stream.id,
         direction=finding.direction,
-        severity="info",
-        awaits_examination=True,
         opened_at=now,
         opened_seq=finding.ordinal,
         change_point_seq=finding.change_point,

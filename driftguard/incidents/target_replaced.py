@@ -14,25 +14,18 @@ from typing import Any, Final
 from uuid import UUID, uuid5
 
 import msgspec
-import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.detection import Acceptance, BaselineReady, Finding
+from driftguard.detection import Acceptance, BaselineReady
 from driftguard.diagnosis import rates
 from driftguard.diagnosis.rates import Rate
 from driftguard.diagnosis.verdict import LEVEL
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import diagnosing
-from driftguard.store import (
-    acceptance_levels,
-    awaited_comparisons,
-    detector_states,
-    diagnosis_evidence,
-    incidents,
-)
+from driftguard.incidents.opening import open_incident
+from driftguard.store import acceptance_levels, awaited_comparisons, detector_states, diagnosis_evidence
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.database import Database
-from driftguard.store.records import StoredRecord
 from driftguard.store.streams import get_stream
 from driftguard.store.tables import AwaitedComparison, Incident, Stream
 from driftguard.store.work import CHORE
@@ -43,21 +36,16 @@ _QUANTILE_95: Final = 1.959963984540054
 _NAMESPACE: Final = UUID(
     "a4f1c9a2-34c5-4a55-9d0e-6a2f6f0f6f9d"
 )  # one incident per stream, however often folded
-log = structlog.get_logger(__name__)
 
 Fallen = tuple[str, Rate, Rate]  # segment, under the target before, under this one
 
 
-def note_baseline(
-    session: Session, stream: Stream, records: Sequence[StoredRecord], findings: Sequence[Finding]
-) -> None:
-    """An `after_fold` of the pipeline: notes that the stream is to be compared, which reads history and
-    therefore happens outside of the fold."""
-    del records
-    ready = [finding for finding in findings if isinstance(finding, BaselineReady)]
-    if ready and diagnosis_evidence.stream_with_another_target(session, stream) is not None:
-        since = datetime.fromtimestamp(ready[-1].since, UTC)
-        awaited_comparisons.note(session, stream.id, ready[-1].ordinal, since)
+def note_baseline(session: Session, stream: Stream, ready: BaselineReady) -> None:
+    """Notes that the stream is to be compared, if there is one before it. Called in the fold: the comparison
+    itself reads history, and therefore happens outside of it."""
+    if diagnosis_evidence.stream_with_another_target(session, stream) is not None:
+        since = datetime.fromtimestamp(ready.since, UTC)
+        awaited_comparisons.note(session, stream.id, ready.ordinal, since)
 
 
 def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float, now: datetime) -> None:
@@ -68,15 +56,8 @@ def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float,
     with database.session(CHORE) as session:
         if found is not None:
             detector_states.lock_fold(session)  # before any row: the fold itself notes comparisons
-            _open(session, *found)
+            open_incident(session, *found)
         awaited_comparisons.forget(session, awaited)
-
-
-def _open(session: Session, incident: Incident, reason: str) -> None:
-    known = session.get(Incident, incident.id)
-    if known is None and not incidents.unresolved_of(session, incident.stream_id, "down"):
-        incidents.open_incident(session, incident, reason)
-        log.warning("incident opened", incident=str(incident.id), stream=incident.stream_id, reason=reason)
 
 
 def fallen_segments(
@@ -153,8 +134,6 @@ def _incident(
         id=uuid5(_NAMESPACE, str(stream.id)),
         stream_id=stream.id,
         direction="down",
-        severity="info",
-        awaits_examination=True,
         opened_at=now,
         opened_seq=awaited.ready_seq,
         change_point_seq=first.seq,

@@ -1,7 +1,7 @@
-"""One batch of records inside its transaction, so that what one stream raises stays with that stream.
+"""One batch of records inside its transaction: read the states, fold the records, decide what follows, store.
 
-All streams are folded together, and those in which nothing was found are stored together. Only where that
-raises are they taken one by one, which shows whose failure it is.
+What one stream raises stays with that stream. All streams are folded together, and those in which nothing was
+found are stored together. Only where that raises are they taken one by one, which shows whose failure it is.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from driftguard.detection import (
     fold_many,
 )
 from driftguard.incidents import opening
+from driftguard.incidents.target_replaced import note_baseline
 from driftguard.pipeline import operator_decisions
 from driftguard.pipeline.operator_decisions import Decided
 from driftguard.pipeline.state_cache import KeptStates
@@ -49,7 +50,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an incident is. `scope`: what A of the config is for, each stream or all of them together."""
+    """What an incident is. `scope`: what A of the config is for, each stream or all of them together.
+    `after_fold`: called for each stream, with its records (probes too) and findings, in the transaction."""
 
     config: DetectorConfig
     scope: FalseAlarmScope
@@ -77,22 +79,21 @@ def fold_batch(
 ) -> Outcome:
     """Folds the records and stores what comes of it. `fold`: its number. `wanted`: streams to describe."""
     failures = Failures()
-    states.load(session, records, failures)
-    decided = _decided(session, states, [each for each in sorted(records) if each not in failures], failures)
-    changed = _folded(session, rules, decided, records, failures)
+    before = _read(session, states, records, failures)
+    changed = _fold(session, rules, before, records, failures)
     described = states.due(changed, wanted)
 
-    def store(stream_ids: Sequence[int]) -> None:
+    def decide_and_store(stream_ids: Sequence[int]) -> None:
         for stream_id in stream_ids:
-            operator_decisions.carry_out(session, decided[stream_id])
-            _act(session, rules, known[stream_id], changed[stream_id], records[stream_id])
+            operator_decisions.carry_out(session, before[stream_id])
+            _decide(session, rules, known[stream_id], changed[stream_id], records[stream_id])
         states.store(session, {each: changed[each] for each in stream_ids}, described, fold)
 
     quiet = [each for each, folded in changed.items() if not folded.findings]
-    failures.together(session, quiet, store)
+    failures.together(session, quiet, decide_and_store)
     for stream_id, folded in changed.items():
         if folded.findings:
-            failures.together(session, [stream_id], store)
+            failures.together(session, [stream_id], decide_and_store)
 
     others = [each for each in described if each not in records]
     states.load(session, others, failures)
@@ -108,12 +109,11 @@ def fold_batch(
     )
 
 
-def _decided(
-    session: Session, states: KeptStates, stream_ids: Sequence[int], failures: Failures
-) -> dict[int, Decided]:
-    """The states before their records."""
+def _read(session: Session, states: KeptStates, records: Records, failures: Failures) -> dict[int, Decided]:
+    """The states before their records, and what operators decided about them since."""
+    states.load(session, records, failures)
     decided = {}
-    for stream_id in stream_ids:
+    for stream_id in (each for each in sorted(records) if each not in failures):
         state = states[stream_id]
         if not operator_decisions.open_directions(state):
             decided[stream_id] = Decided(state)
@@ -123,13 +123,13 @@ def _decided(
     return decided
 
 
-def _folded(
-    session: Session, rules: Rules, decided: Mapping[int, Decided], records: Records, failures: Failures
+def _fold(
+    session: Session, rules: Rules, before: Mapping[int, Decided], records: Records, failures: Failures
 ) -> dict[int, Folded]:
     in_service = (
         streams_in_service.gather(session, streams.all_streams(session)) if rules.scope == "fleet" else None
     )
-    states = {stream_id: each.state for stream_id, each in decided.items()}
+    states = {stream_id: each.state for stream_id, each in before.items()}
     try:
         return _together(rules.config, in_service, states, records)
     except Exception as error:  # noqa: BLE001 (told of the streams whose it is)
@@ -157,13 +157,14 @@ def _together(
     return {stream_id: Folded(*each, 1.0) for stream_id, each in zip(states, folded, strict=True)}
 
 
-def _act(
+def _decide(
     session: Session, rules: Rules, stream: Stream, folded: Folded, records: Sequence[StoredRecord]
 ) -> None:
+    """What follows from the findings: incidents open and end, and what was learned is noted."""
     now = datetime.now(UTC)
     for finding in folded.findings:
         if isinstance(finding, DriftOpened):
-            opening.open_from(session, stream, finding, now, folded.factor)
+            opening.open_incident(session, *opening.from_finding(stream, finding, now, folded.factor))
         elif isinstance(finding, DriftClosed):
             for incident in incidents.unresolved_of(session, stream.id, finding.direction):
                 reason = opening.closing_reason(finding)
@@ -177,6 +178,9 @@ def _act(
             )
         else:
             _log_learned(stream, finding)
+    if ready := [finding for finding in folded.findings if isinstance(finding, BaselineReady)]:
+        streams.forget_beginning(session, stream.id)
+        note_baseline(session, stream, ready[-1])
     for hook in rules.after_fold:
         hook(session, stream, records, folded.findings)
 

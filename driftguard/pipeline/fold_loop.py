@@ -1,4 +1,4 @@
-"""From stored records to incidents: read, fold, decide, store; all in one transaction per batch.
+"""From stored records to incidents: read, fold, decide, store, all in one transaction per batch; hand on.
 
     records behind the position -> fold per stream -> findings -> incidents, transitions, notifications
                                         |
@@ -66,9 +66,8 @@ class _Counts:
 
 
 class Pipeline:
-    """The detector loop. `after_fold` callables run inside the transaction, once per stream and batch, with
-    the stream's records (probes too) and findings; what they raise rolls back what the batch had of that
-    stream. `scope`: see driftguard.pipeline.batch_fold. `on_found`: called after a commit in which an
+    """The detector loop. `scope` and `after_fold`: see driftguard.pipeline.batch_fold; what an `after_fold`
+    raises rolls back what the batch had of its stream. `on_found`: called after a commit in which an
     incident opened or ended. One of another `process_id` than the fold before takes over once it has seen
     work wait at one position for `take_over_seconds`, by `watch`."""
 
@@ -190,7 +189,7 @@ class Pipeline:
             held_streams.add_behind(session, {each.stream_id: passed[each.stream_id] for each in waiting})
             held.hold(session, outcome.failures, passed, before.seq, now, self._metrics)
             after = self._end(session, before, after, outcome)
-        self._committed(after, outcome, by_stream, known)
+        self._hand_on(after, outcome, by_stream, known)
         if outcome.failures.was_late:
             self._take_less()
         else:
@@ -230,7 +229,7 @@ class Pipeline:
             )
             self._advance(session, waiting, records, outcome, now, is_last=is_last)
             after = self._end(session, before, after, outcome)
-        self._committed(after, outcome, {stream_id: records}, {stream_id: stream})
+        self._hand_on(after, outcome, {stream_id: records}, {stream_id: stream})
         self._tried.add(stream_id)
         return 0 if stream_id in outcome.failures else len(records)
 
@@ -283,13 +282,14 @@ class Pipeline:
         detector_states.set_progress(session, after)
         return after
 
-    def _committed(
+    def _hand_on(
         self,
         after: Progress,
         outcome: Outcome,
         records: Mapping[int, Sequence[StoredRecord]],
         known: Mapping[int, Stream],
     ) -> None:
+        """After the commit: states are kept, an incident wakes its examination, traffic is counted."""
         self._states.committed(after, outcome.changed, outcome.described, outcome.failures)
         found = (finding for folded in outcome.changed.values() for finding in folded.findings)
         if any(isinstance(finding, _PAGING) for finding in found):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.detection import BaselineReady, Finding, OtherVersion, StreamState, UnreadableState
+from driftguard.detection import OtherVersion, StreamState, UnreadableState
 from driftguard.metrics import Metrics
 from driftguard.store import incidents, streams
-from driftguard.store.records import StoredRecord
 from driftguard.store.streams import RELEARNING, RelearningReason
-from driftguard.store.tables import Stream
 
 log = structlog.get_logger(__name__)
 
@@ -33,12 +30,3 @@ def begin_anew(session: Session, stream_id: int, error: UnreadableState, metrics
     for incident in incidents.unresolved_of(session, stream_id):
         incidents.move(session, incident.id, "resolved", f"{reason} ({error})", now)
     return StreamState()
-
-
-def forget_beginning(
-    session: Session, stream: Stream, records: Sequence[StoredRecord], findings: Sequence[Finding]
-) -> None:
-    """An `after_fold` of the pipeline: with its first baseline a stream is like any other again."""
-    del records
-    if any(isinstance(finding, BaselineReady) for finding in findings):
-        streams.forget_beginning(session, stream.id)

@@ -144,6 +144,7 @@ def begin_anew(session: Session, stream_id: int, at: datetime, *, because: Relea
 
 
 def forget_beginning(session: Session, stream_id: int) -> None:
+    """With its first baseline a stream is like any other again."""
     chosen = update(Stream).where(Stream.id == stream_id, Stream.begun_anew_at.is_not(None))
     session.execute(chosen.values(begun_anew_at=None, begun_anew_because=None))
 

@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 from driftguard.incident_lifecycle import Severity
 from driftguard.incidents import severity as incident_severity
+from driftguard.incidents.severity import Paging
 from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
@@ -74,7 +75,9 @@ def raise_to(database: Database, incident_id: UUID, severity: Severity, destinat
     with database.session() as session:
         incident = incidents.find(session, incident_id)[0]
         now = datetime.now(UTC)
-        assert incident_severity.raise_to(session, incident, severity, "it grew", destinations, now)
+        assert incident_severity.raise_to(
+            session, incident, severity, "it grew", Paging(tuple(destinations)), now
+        )
 
 
 def resolve(database: Database, incident_id: UUID) -> None:

@@ -5,25 +5,26 @@ python -m tests.chaos.poisoned serve ...
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from driftguard.cli import main
 from driftguard.incidents import opening
-from driftguard.store.tables import Stream
+from driftguard.store.tables import Incident, Stream
 
 POISONED: Final = "poisoned"
-_open_from = opening.open_from
+_open_incident = opening.open_incident
 
 
-def _refused(session: Session, stream: Stream, *rest: Any, **named: Any) -> None:
-    if stream.server == POISONED:
+def _refused(session: Session, incident: Incident, reason: str) -> None:
+    stream = session.get(Stream, incident.stream_id)
+    if stream is not None and stream.server == POISONED:
         session.execute(text("SELECT 1 / 0"))  # fails the transaction that it is in, or its savepoint
-    _open_from(session, stream, *rest, **named)
+    _open_incident(session, incident, reason)
 
 
 if __name__ == "__main__":
-    opening.open_from = _refused
+    opening.open_incident = _refused
     main()

@@ -19,6 +19,7 @@ from driftguard.cost.words import UNMEASURED
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.message import cost_of, document, summary
+from driftguard.incidents.severity import NOBODY
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
@@ -80,7 +81,9 @@ def fallen(database: Database, bad: Server, seed: int, ks: dict[int, int]) -> tu
     send(database, rng, GOOD, 0, ks)
     send(database, rng, bad, 40, share)
     fold_all(database)
-    cost_measurement.refresh(database, datetime.now(UTC))  # it was found before ten requests were timed
+    cost_measurement.refresh(
+        database, NOBODY, datetime.now(UTC)
+    )  # it was found before ten requests were timed
     return only_incident(database)
 
 
@@ -128,14 +131,14 @@ def test_a_new_incident_is_told_its_cost_within_a_minute(database: Database) -> 
     send(database, rng, BAD, 40, {4: 60})
     fold_all(database)
     found = only_incident(database)[0].evidence
-    cost_measurement.refresh(database, now)
+    cost_measurement.refresh(database, NOBODY, now)
     with database.session() as session:
         session.execute(update(Incident).values(evidence={**found, "slowdown_measured": None, "cost": None}))
         session.execute(update(Stream).values(last_seen_at=now + timedelta(minutes=1)))
     send(database, rng, BAD, 45, {4: 300})
-    cost_measurement.refresh(database, now + timedelta(seconds=59))
+    cost_measurement.refresh(database, NOBODY, now + timedelta(seconds=59))
     assert cost_of(only_incident(database)[0]) is None
-    cost_measurement.refresh(database, now + timedelta(seconds=61))
+    cost_measurement.refresh(database, NOBODY, now + timedelta(seconds=61))
     assert cost_of(only_incident(database)[0]) is not None
 
 
@@ -169,7 +172,7 @@ def test_a_time_that_the_source_fills_in_does_not_make_a_fall_harmless(database:
         start = (START + timedelta(minutes=minute)).timestamp()
         store(database, records(rng, server.serve(rng, count, 4, start=start, **filled_in)))
     fold_all(database)
-    cost_measurement.refresh(database, datetime.now(UTC))
+    cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
     incident, stream = only_incident(database)
     assert incident.severity == "critical"
     assert "slower (by formula)" in summary(incident, stream)
@@ -184,7 +187,7 @@ def test_a_stream_tells_its_best_k_and_is_measured_again_only_with_new_traffic(
     rng = np.random.default_rng(4)
     send(database, rng, BAD, 0, {0: 60, 1: 60, 4: 300})
     now = datetime.now(UTC)
-    cost_measurement.refresh(database, now)
+    cost_measurement.refresh(database, NOBODY, now)
     with database.session() as session:
         (found,) = [item for item in gather(session, now) if item.stream.method != "none"]
         assert found.cost is not None
@@ -218,7 +221,7 @@ def test_the_running_sidecar_measures_by_itself(database: Database, tmp_path: Pa
 
 def test_what_tells_nothing_is_remembered_as_such(database: Database) -> None:
     send(database, np.random.default_rng(6), GOOD, 0, {4: 3})
-    cost_measurement.refresh(database, datetime.now(UTC))
+    cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
     with database.session() as session:
         assert session.scalars(select(StreamCost.cost)).all() == [None]
         assert cost_measurement.known(session, stream_ids(session)) == {}
@@ -246,7 +249,7 @@ def test_no_time_however_absurd_and_no_failure_of_the_cost_keeps_an_incident_fro
             sent = records(rng, drawn)
             store(database, [msgspec.structs.replace(record, server=server) for record in sent])
         fold_all(database)
-        cost_measurement.refresh(database, datetime.now(UTC))
+        cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
     with database.session() as session:
         found = {stream.server: incident for incident, stream in incidents.page(session, limit=10)}
         costs = {server: cost_of(incident) for server, incident in found.items()}
@@ -266,7 +269,7 @@ def test_an_incident_keeps_its_loss_for_as_long_as_the_records_before_it_are_kep
     rng = np.random.default_rng(11)
     later = START + timedelta(days=9)
     store(database, records(rng, BAD.serve(rng, 300, 4, start=later.timestamp())))
-    cost_measurement.refresh(database, later + timedelta(hours=1))
+    cost_measurement.refresh(database, NOBODY, later + timedelta(hours=1))
     with database.session() as session:
         lost = cost_measurement.known(session, stream_ids(session))[stream.id].cost.lost
     assert lost is not None

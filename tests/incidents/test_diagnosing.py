@@ -12,9 +12,9 @@ import numpy as np
 from sqlalchemy import func, select
 
 from driftguard.detection import DetectorConfig
-from driftguard.incident_lifecycle import PAGE_SLOWDOWN
 from driftguard.incidents import diagnosing, examination
 from driftguard.incidents.message import document, summary
+from driftguard.incidents.severity import NOBODY, Paging
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
@@ -32,7 +32,7 @@ from tests.pipeline.traffic import Traffic, store
 GOOD = {"code": 0.75, "german": 0.7}
 BAD = {**GOOD, "german": 0.4}
 NOW = datetime.now(UTC)
-PAGER = ["webhook:http://pager"]
+PAGER = Paging(("webhook:http://pager",))
 
 
 def newest_seq(database: Database) -> int:
@@ -62,7 +62,7 @@ def open_incident(database: Database, changed_at: datetime, first: int, **more: 
         (stream,) = all_streams(session)
         incident = Incident(stream_id=stream.id, **{**values, **more})
         incidents.open_incident(session, incident, "acceptance fell")
-    examination.examine(database, incident.id, [], NOW, PAGE_SLOWDOWN)
+    examination.examine(database, incident.id, NOBODY, NOW)
     return incident.id
 
 

@@ -36,7 +36,7 @@ class World:
         self.traffic = Traffic(seed=1)
         self.metrics = Metrics()
         self.pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1), self.metrics)
-        self.examiner = Examiner(database, self.metrics, minimum_drop=0.1, destinations=PAGER)
+        self.examiner = Examiner(database, self.metrics, minimum_drop=0.1, paging=PAGER)
 
     def fold(self, count: int, rates: dict[str, float]) -> None:
         store(self.database, self.traffic.draw(count, rates))
@@ -66,7 +66,7 @@ class World:
     def shown(self, severity: str) -> float | None:
         """How many Prometheus pages by, at the next look."""
         with self.database.session() as session:
-            refresh(session, self.metrics, [], [], PAGER, datetime.now(UTC))
+            refresh(session, self.metrics, [], [], PAGER.destinations, datetime.now(UTC))
         labels = {"severity": severity, "direction": "down"}
         return self.metrics.registry.get_sample_value("driftguard_incidents_open", labels)
 

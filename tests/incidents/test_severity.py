@@ -17,7 +17,7 @@ from driftguard.incidents import cost_measurement, cost_update
 from driftguard.incidents import severity as incident_severity
 from driftguard.incidents.cost_update import Measurement
 from driftguard.incidents.message import summary
-from driftguard.incidents.severity import severity_of
+from driftguard.incidents.severity import Paging, severity_of
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.retraining.ledger.incident_notes import begin_mitigation, end_mitigation
@@ -32,7 +32,7 @@ from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import store
 
-PAGER = ["webhook:http://pager"]
+PAGER = Paging(("webhook:http://pager",))
 SEED = 1
 
 
@@ -72,7 +72,7 @@ class World:
 
     def measure(self) -> None:
         now = START + timedelta(minutes=self.minute)
-        cost_measurement.refresh(self.database, now, PAGER)
+        cost_measurement.refresh(self.database, PAGER, now)
 
     def incident(self) -> tuple[Incident, Stream]:
         with self.database.session() as session:
@@ -216,7 +216,7 @@ def test_a_first_measurement_that_is_hardly_sure_is_told_and_pages_nobody(databa
     with database.session() as session:
         incident = incidents.find(session, incident_id)[0]
         incident.evidence = {"slowdown_measured": None, "slowdown_formula": 0.009}
-        cost_update.update(session, incident, measured, datetime.now(UTC), PAGER)
+        cost_update.update(session, incident, measured, PAGER, datetime.now(UTC))
         assert incident.evidence["slowdown_measured"] > 0.03
         assert incident.severity == "info"
         assert session.scalars(select(Notification)).all() == []

@@ -11,7 +11,8 @@ from sqlalchemy import select
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.message import cost_of
-from driftguard.incidents.target_replaced import fallen_segments, note_baseline
+from driftguard.incidents.severity import NOBODY
+from driftguard.incidents.target_replaced import fallen_segments
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
@@ -29,9 +30,7 @@ WORSE = {"code": 0.75, "german": 0.45}
 
 def fold_all(database: Database) -> None:
     config = DetectorConfig(minimum_drop=0.1)
-    fold_and_examine(
-        Pipeline(database, config, Metrics(), after_fold=[note_baseline], batch_records=200), database
-    )
+    fold_and_examine(Pipeline(database, config, Metrics(), batch_records=200), database)
 
 
 def of_target(records: list[AcceptanceRecord], target: str) -> list[AcceptanceRecord]:
@@ -99,7 +98,7 @@ def test_its_cost_is_told_once_it_is_measured(database: Database) -> None:
     fold_all(database)
     (opened,) = all_incidents(database)
     assert cost_of(opened) is None
-    cost_measurement.refresh(database, datetime.now(UTC))
+    cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
     (incident,) = all_incidents(database)
     cost = cost_of(incident)
     assert cost is not None

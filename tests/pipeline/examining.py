@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from driftguard.incident_lifecycle import PAGE_SLOWDOWN
 from driftguard.incidents.examiner import Examiner
+from driftguard.incidents.severity import Paging
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store.database import Database
 
-PAGER: Final = ("webhook:http://pager",)
+PAGER: Final = Paging(("webhook:http://pager",))
 
 
-def examine(
-    database: Database, destinations: Sequence[str] = PAGER, page_slowdown: float = PAGE_SLOWDOWN
-) -> None:
+def examine(database: Database, paging: Paging = PAGER) -> None:
     """Once, as a sidecar does that has just started."""
-    examiner = Examiner(
-        database, Metrics(), minimum_drop=0.1, destinations=destinations, page_slowdown=page_slowdown
-    )
+    examiner = Examiner(database, Metrics(), minimum_drop=0.1, paging=paging)
     examiner.examine(datetime.now(UTC))
 
 

@@ -89,27 +89,32 @@ def in_the_decoding(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
     patch.setattr(state_cache, "from_parts", poisoned)
 
 
-def in_the_incident(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
-    open_from = opening.open_from
+def is_poisoned(session: Session, incident: Incident) -> bool:
+    stream = session.get(Stream, incident.stream_id)
+    return stream is not None and stream.server == POISONED
 
-    def poisoned(session: Session, stream: Stream, *rest: Any) -> None:
-        open_from(session, stream, *rest)
-        if stream.server == POISONED:
+
+def in_the_incident(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
+    open_incident = opening.open_incident
+
+    def poisoned(session: Session, incident: Incident, reason: str) -> None:
+        open_incident(session, incident, reason)
+        if is_poisoned(session, incident):
             raise_for(calls, "the incident")
 
-    patch.setattr(opening, "open_from", poisoned)
+    patch.setattr(opening, "open_incident", poisoned)
 
 
 def in_a_statement(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
-    open_from = opening.open_from
+    open_incident = opening.open_incident
 
-    def poisoned(session: Session, stream: Stream, *rest: Any) -> None:
-        open_from(session, stream, *rest)
+    def poisoned(session: Session, incident: Incident, reason: str) -> None:
+        open_incident(session, incident, reason)
         calls.append("a statement")
-        if stream.server == POISONED and calls[0] == "on":
+        if is_poisoned(session, incident) and calls[0] == "on":
             session.execute(text("SELECT 1 / 0"))
 
-    patch.setattr(opening, "open_from", poisoned)
+    patch.setattr(opening, "open_incident", poisoned)
 
 
 def told(database: Database) -> set[str]:

@@ -13,7 +13,6 @@ from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
-from driftguard.pipeline.relearning import forget_beginning
 from driftguard.status.gather import gather
 from driftguard.status.stream_status import StreamStatus
 from driftguard.store.database import Database
@@ -28,7 +27,7 @@ ANOTHER_VERSION, NONSENSE = "set_byte(state, 7, 200)", "'nonsense'"
 def fold_all(database: Database) -> Metrics:
     """As a process that has just started."""
     metrics = Metrics()
-    pipeline = Pipeline(database, CONFIG, metrics, after_fold=[forget_beginning])
+    pipeline = Pipeline(database, CONFIG, metrics)
     while pipeline.fold_batch():
         pass
     return metrics

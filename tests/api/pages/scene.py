@@ -20,6 +20,7 @@ from sqlalchemy import delete
 
 from driftguard.app import Sidecar, create_app
 from driftguard.incidents import cost_measurement
+from driftguard.incidents.severity import NOBODY
 from driftguard.records import AcceptanceRecord
 from driftguard.records.probe_session import session_of
 from driftguard.retraining.ledger import incident_notes
@@ -73,7 +74,7 @@ def fleet(database: Database, data_dir: Path) -> Iterator[Scene]:
         # It may have opened before its last requests had come; where traffic goes on it is measured again.
         with database.session() as session:
             session.execute(delete(StreamCost))
-        cost_measurement.refresh(database, datetime.now(UTC))
+        cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
         running_id = _running(database, incident_id, now)
         streams = {
             item["server"]: item["id"]
