@@ -92,7 +92,7 @@ def _body(
 
 
 class Alertmanager:
-    """One peer of a cluster, or a lone Alertmanager. `turn` is called by one thread, again and again."""
+    """One peer of a cluster, or a lone Alertmanager. `deliver` is called by one thread, again and again."""
 
     def __init__(self, database: Database, url: str, external_url: str, metrics: Metrics) -> None:
         url = url.rstrip("/")
@@ -104,7 +104,7 @@ class Alertmanager:
         self._next_round = 0.0  # monotonic seconds
         self._failures = 0  # in a row
 
-    def turn(self) -> float:
+    def deliver(self) -> float:
         """A round when it is time, or at once when there is something new. Returns the seconds to wait."""
         if time.monotonic() >= self._next_round or self.news():
             failure = self.send(datetime.now(UTC))

@@ -25,7 +25,7 @@ class Destination(Protocol):
 
     name: str
 
-    def turn(self) -> float:
+    def deliver(self) -> float:
         """Sends what is due, if anything; returns the seconds to wait before the next turn."""
         ...
 
@@ -60,7 +60,7 @@ class AlertLoop:
 
     def _turn(self, destination: Destination) -> float:
         try:
-            return destination.turn()
+            return destination.deliver()
         except DatabaseUnavailable as error:
             log.warning("alerts wait for the database", destination=shown(destination.name), error=str(error))
         except Exception:

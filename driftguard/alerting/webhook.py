@@ -40,7 +40,7 @@ class Claimed:
 
 
 class Webhook:
-    """One receiver. `turn` is called by one thread, again and again."""
+    """One receiver. `deliver` is called by one thread, again and again."""
 
     def __init__(self, database: Database, url: str, external_url: str, metrics: Metrics) -> None:
         self.name = identity("webhook", url)
@@ -50,7 +50,7 @@ class Webhook:
         self._metrics = metrics
         self._unsettled: tuple[Claimed, Failure | None] | None = None
 
-    def turn(self) -> float:
+    def deliver(self) -> float:
         """Posts what has been due for longest. Returns the seconds to wait before the next turn.
 
         Raises DatabaseUnavailable; what came of a post is then stored in the next turn, before anything else:

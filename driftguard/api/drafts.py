@@ -48,7 +48,7 @@ def list_drafts(
     """Newest first, by the time at which they became known."""
     after = decode_cursor(query.cursor, Cursor) if query.cursor else None
     with context.database.session() as session:
-        rows = drafts.page(
+        rows = drafts.list_page(
             session, limit=query.limit + 1, cursor=after, state=query.state, wanted=wanted(query)
         )
     shown = rows[: query.limit]

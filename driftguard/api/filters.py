@@ -24,7 +24,7 @@ from driftguard.records import Kind
 from driftguard.store.drafts import DraftState
 from driftguard.store.retrain_runs import RunState
 from driftguard.store.rollup_tiers import Resolution
-from driftguard.store.row_filter import Wanted
+from driftguard.store.row_filter import RowFilter
 
 
 def _without_nul(text: str) -> str:
@@ -160,7 +160,9 @@ class RollupQuery(TrafficQuery):
 _WANTED = {"stream": "streams", "segment": "segments", "kind": "kinds"}
 
 
-def wanted(query: TimeRange) -> Wanted:
+def wanted(query: TimeRange) -> RowFilter:
     """What the query chooses rows by; limit, cursor, state, format and resolution are another matter."""
     names = ("stream", "segment", "kind", "server", "target", "since", "until")
-    return Wanted(**{_WANTED.get(name, name): getattr(query, name) for name in names if hasattr(query, name)})
+    return RowFilter(
+        **{_WANTED.get(name, name): getattr(query, name) for name in names if hasattr(query, name)}
+    )

@@ -59,7 +59,7 @@ def list_incidents(query: Annotated[IncidentQuery, Query()], context: AnyContext
     """Newest first, by the time at which they were opened; `segment`: those in which one of these changed."""
     after = decode_cursor(query.cursor, Cursor) if query.cursor else None
     with context.database.session() as session:
-        rows = incidents.page(
+        rows = incidents.list_page(
             session, limit=query.limit + 1, cursor=after, state=query.state, wanted=wanted(query)
         )
         shown = rows[: query.limit]

@@ -105,7 +105,7 @@ def list_retrain_runs(query: Annotated[RunQuery, Query()], context: AnyContext) 
     """Newest first, by the time at which they started."""
     after = decode_cursor(query.cursor, Cursor) if query.cursor else None
     with context.database.session() as session:
-        rows = retrain_runs.page(
+        rows = retrain_runs.list_page(
             session, limit=query.limit + 1, cursor=after, state=query.state, wanted=wanted(query)
         )
     shown = rows[: query.limit]

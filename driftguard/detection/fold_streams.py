@@ -27,7 +27,7 @@ from driftguard.detection.state.counts import counts_of, windows_in
 from driftguard.detection.state.history import COLUMNS, Piece
 from driftguard.detection.state.stream_state import Floats, Ints, StreamState, changed, known_strata
 from driftguard.detection.statistics.baseline import baselines
-from driftguard.detection.statistics.running_sums import put
+from driftguard.detection.statistics.running_sums import last_per_group
 from driftguard.detection.statistics.sessions import (
     KNOWN,
     NO_SESSION,
@@ -114,7 +114,7 @@ def _quiet(
     threshold = np.array([config.threshold(state.requests_per_day) for state in states])
     quiet[stream[(run.totals >= threshold[stream]).any(axis=0)]] = False
 
-    strata = of_strata(side.state).put(rows.stratum, run.of_stratum)
+    strata = of_strata(side.state).last_per_group(rows.stratum, run.of_stratum)
     together = replace(
         side.state,
         drafted_requests=side.state.drafted_requests
@@ -125,8 +125,8 @@ def _quiet(
         open_block=open_block,
         rhythms=tally(side.state, base, rows),
     )
-    of_stream = side.evidence.put(stream, run.of_stream)
-    begun = put(side.begun, segment, clock)
+    of_stream = side.evidence.last_per_group(stream, run.of_stream)
+    begun = last_per_group(side.begun, segment, clock)
     newest = _pieces(side, rows)
     missed = np.add.reduceat(gap, side.starts, dtype=np.int64).tolist()
     named = np.bincount(stream[rows.session != NO_SESSION], minlength=len(states)).tolist()

@@ -94,7 +94,9 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
     """Diagnoses unresolved incidents again for which something new is known, each in a transaction of its
     own: raises what the first that failed raised, after all the others."""
     with database.session(CHORE) as session:
-        known = [incident.id for incident, _ in incidents.page(session, limit=_INCIDENTS, state="unresolved")]
+        known = [
+            incident.id for incident, _ in incidents.list_page(session, limit=_INCIDENTS, state="unresolved")
+        ]
     failure: Exception | None = None
     for incident_id in known:
         try:

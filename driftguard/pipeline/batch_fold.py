@@ -34,7 +34,7 @@ from driftguard.incidents import opening
 from driftguard.incidents.target_replaced import note_baseline
 from driftguard.pipeline import operator_decisions
 from driftguard.pipeline.operator_decisions import Decided
-from driftguard.pipeline.state_cache import KeptStates
+from driftguard.pipeline.state_cache import StateCache
 from driftguard.records.positions import first_position
 from driftguard.settings import FalseAlarmScope
 from driftguard.status import streams_in_service
@@ -70,7 +70,7 @@ class Outcome:
 def fold_batch(
     session: Session,
     rules: Rules,
-    states: KeptStates,
+    states: StateCache,
     records: Records,
     known: Mapping[int, Stream],
     *,
@@ -109,7 +109,7 @@ def fold_batch(
     )
 
 
-def _read(session: Session, states: KeptStates, records: Records, failures: Failures) -> dict[int, Decided]:
+def _read(session: Session, states: StateCache, records: Records, failures: Failures) -> dict[int, Decided]:
     """The states before their records, and what operators decided about them since."""
     states.load(session, records, failures)
     decided = {}

@@ -30,7 +30,7 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline import batch_fold, held
 from driftguard.pipeline.batch_fold import AfterFold, Outcome, Rules
 from driftguard.pipeline.fold_watch import FoldWatch
-from driftguard.pipeline.state_cache import KeptStates
+from driftguard.pipeline.state_cache import StateCache
 from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
 from driftguard.store import detector_states, held_streams, streams
@@ -94,7 +94,7 @@ class Pipeline:
         self._take_over_seconds = take_over_seconds
         self._watch = watch or FoldWatch()
         self._share = 1.0  # of a batch: less after one that the database took too long for
-        self._states = KeptStates(config, metrics)
+        self._states = StateCache(config, metrics)
         self._tried: set[int] = set()  # streams that another version had set aside
         self._wake = threading.Event()
         self._stopping = threading.Event()

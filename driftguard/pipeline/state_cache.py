@@ -31,7 +31,7 @@ LOADED_AT_ONCE = 200
 DESCRIBED_PER_BATCH = 5  # each takes some 1 to 5 ms
 
 
-class KeptStates:
+class StateCache:
     """What `store` writes counts as written only when `committed` was called after the commit."""
 
     def __init__(self, config: DetectorConfig, metrics: Metrics) -> None:

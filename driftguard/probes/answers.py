@@ -9,7 +9,7 @@ import msgspec
 
 from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine
 from driftguard.adapters.answers.reading import parts_of, told_by
-from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, Told
+from driftguard.adapters.answers.told import AnswerCounts, AnswerUnreadable, SettingNeeded
 from driftguard.errors import DriftGuardError
 from driftguard.records.probe_session import digest
 
@@ -39,7 +39,7 @@ class Answer:
     """One answer. `text`: a digest; what was said is nobody's business here."""
 
     text: str
-    told: Told
+    told: AnswerCounts
 
 
 def parse_answer(content: bytes, url: str, engine: Engine) -> Answer:

@@ -98,7 +98,7 @@ class ProbeLoop:
             replayed_at = probe_prompts.last_replay(session, stream.id) if stream else None
             awaiting = [
                 incident.change_point_at
-                for incident, of in incidents.page(session, limit=_INCIDENTS, state="unresolved")
+                for incident, of in incidents.list_page(session, limit=_INCIDENTS, state="unresolved")
                 if stream and of.id == stream.id and (incident.diagnosis or {}).get("awaits_probes")
             ]
         return Past(replayed_at, self._failed_at.get(server), max(awaiting, default=None))

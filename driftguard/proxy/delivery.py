@@ -12,7 +12,7 @@ from aiohttp import web
 
 from driftguard.proxy import headers
 from driftguard.proxy.asking import NOTHING, Excess
-from driftguard.proxy.events import EventStream, Heard, reduced
+from driftguard.proxy.events import EventStream, StreamedAnswer, reduced
 from driftguard.proxy.intake import chained, read_up_to
 from driftguard.proxy.recording import NotRecorded, Passage
 from driftguard.proxy.room import Share
@@ -34,7 +34,7 @@ class Delivery:
         self, request: web.BaseRequest, answer: aiohttp.ClientResponse, max_inspected_bytes: int, share: Share
     ) -> None:
         self.response: web.StreamResponse | None = None
-        self.heard: Heard | bytes | None = None
+        self.heard: StreamedAnswer | bytes | None = None
         self.refusal: NotRecorded | None = None
         self.ended = 0.0  # perf_counter()
         self.added_seconds = 0.0

@@ -20,7 +20,7 @@ _DONE: Final = b"[DONE]"
 
 
 @dataclass(slots=True)
-class Heard:
+class StreamedAnswer:
     """What an answer told. Times as perf_counter() gives them, and only of a streamed one."""
 
     parts: dict[bytes, bytes] = field(default_factory=dict)  # see adapters.answers.reading.told_by
@@ -33,7 +33,7 @@ class EventStream:
     """Splits server-sent events as they arrive. With nothing to take out, bytes pass before they are read."""
 
     def __init__(self, excess: Excess, max_event_bytes: int) -> None:
-        self.heard = Heard()
+        self.heard = StreamedAnswer()
         self.is_too_large = False
         self.is_done = False  # the engine has said that this was all
         self._excess = excess

@@ -21,7 +21,7 @@ from driftguard.proxy.backlog import Backlog
 from driftguard.proxy.connections import BadBody
 from driftguard.proxy.counts import Outcome
 from driftguard.proxy.delivery import ClientGone, Delivery
-from driftguard.proxy.events import Heard
+from driftguard.proxy.events import StreamedAnswer
 from driftguard.proxy.intake import Intake, take_in, target_of
 from driftguard.proxy.metrics import ProxyMetrics
 from driftguard.proxy.recording import NotRecorded, Passage, Recorder
@@ -55,7 +55,7 @@ class _Finished(msgspec.Struct, frozen=True):
     """An answered request of which a record is to be made."""
 
     passage: Passage
-    answer: Heard | bytes
+    answer: StreamedAnswer | bytes
     ended: float  # perf_counter()
 
 

@@ -14,9 +14,9 @@ from msgspec import structs
 
 from driftguard.adapters.answers.openai import common
 from driftguard.adapters.answers.reading import parts_of, token_counts, told_by
-from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, Told
+from driftguard.adapters.answers.told import AnswerCounts, AnswerUnreadable, SettingNeeded
 from driftguard.proxy.asking import Asked, Unreadable
-from driftguard.proxy.events import Heard
+from driftguard.proxy.events import StreamedAnswer
 from driftguard.proxy.labels import BadLabel, label
 from driftguard.records import DEFAULT_SEGMENT, AcceptanceRecord, RecordError, check_record, new_record_id
 from driftguard.settings import ProxySettings
@@ -78,9 +78,9 @@ class Recorder:
         self._server = settings.server or urlsplit(settings.upstream or "").netloc
         self._logged: set[str] = set()
 
-    def record(self, passage: Passage, answer: Heard | bytes, ended: float) -> AcceptanceRecord:
+    def record(self, passage: Passage, answer: StreamedAnswer | bytes, ended: float) -> AcceptanceRecord:
         """`answer`: what was heard of a streamed one, or the whole of another. Raises NotRecorded."""
-        heard = Heard(parts_of(answer), answer) if isinstance(answer, bytes) else answer
+        heard = StreamedAnswer(parts_of(answer), answer) if isinstance(answer, bytes) else answer
         try:
             found = common(heard.model_part)
             if found.choices is not None and len(found.choices) > 1:
@@ -107,20 +107,20 @@ class Recorder:
             self._logged.add(refusal.reason)
             _log.warning("requests pass unrecorded", reason=refusal.reason, hint=hint)
 
-    def _counts(self, told: Told | None, heard: Heard) -> Told:
+    def _counts(self, told: AnswerCounts | None, heard: StreamedAnswer) -> AnswerCounts:
         if self._settings.method == NONE:
             if told is not None and told.drafted:
                 raise NotRecorded("contradiction")
             if told is None:
                 prompt, output = token_counts(heard.parts)
-                told = Told(0, 0, 0, 0, prompt_tokens=prompt, output_tokens=output)
+                told = AnswerCounts(0, 0, 0, 0, prompt_tokens=prompt, output_tokens=output)
             return structs.replace(told, steps=0, emitted=0, num_speculative_tokens=0)
         if told is None:
             raise NotRecorded("no_numbers")
         return told
 
     def _record(
-        self, passage: Passage, heard: Heard, told: Told, model: str | None, ended: float
+        self, passage: Passage, heard: StreamedAnswer, told: AnswerCounts, model: str | None, ended: float
     ) -> AcceptanceRecord:
         """Raises BadLabel, Unreadable."""
         settings, speculates = self._settings, self._settings.method != NONE
@@ -178,7 +178,7 @@ def _temperature(asked: Asked) -> float | None:
     return None
 
 
-def _times(passage: Passage, heard: Heard, told: Told) -> tuple[float | None, float | None]:
+def _times(passage: Passage, heard: StreamedAnswer, told: AnswerCounts) -> tuple[float | None, float | None]:
     """(to the first token, per output token) in seconds: the engine's, else as seen here in a stream."""
     first, each = told.time_to_first_token_seconds, told.time_per_output_token_seconds
     if heard.first_output_at is None or heard.last_output_at is None:

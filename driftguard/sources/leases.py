@@ -1,8 +1,8 @@
 """Several sidecars on one database may have the same sources: one of them scrapes a server, the others wait.
 
-A turn lasts as long as the lock that it rests on. A window is handed on only after a look, later than its
-readings, that still found the lock held: whoever has the next turn begins with a reading later still. So no
-two windows of a server overlap, however a turn ends.
+A lease lasts as long as the lock that it rests on. A window is handed on only after a look, later than its
+readings, that still found the lock held: whoever has the next lease begins with a reading later still. So no
+two windows of a server overlap, however a lease ends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import structlog
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import AcceptanceRecord
 from driftguard.sources.scrape import Submit
-from driftguard.sources.window_buffer import Together
+from driftguard.sources.window_buffer import WindowBuffer
 from driftguard.store.database import Database
-from driftguard.store.scrape_leases import TurnLocks
+from driftguard.store.scrape_leases import LeaseLocks
 
 LOOK_SECONDS: Final = 2.0  # between two looks whether the locks are held, and whether others are free
 log = structlog.get_logger(__name__)
@@ -34,13 +34,13 @@ log = structlog.get_logger(__name__)
 class _Holding:
     """One connection with its locks, and what was scraped under them."""
 
-    def __init__(self, locks: TurnLocks, later: Callable[..., Future[Any]], submit: Submit) -> None:
+    def __init__(self, locks: LeaseLocks, later: Callable[..., Future[Any]], submit: Submit) -> None:
         self.locks = locks
         self.is_lost = False
-        self._windows = Together(lambda records: later(self._checked, submit, records))
+        self._windows = WindowBuffer(lambda records: later(self._checked, submit, records))
 
     def submit(self, records: Sequence[AcceptanceRecord]) -> Future[Any]:
-        """Raises DatabaseUnavailable: the turn is over."""
+        """Raises DatabaseUnavailable: the lease is over."""
         if self.is_lost:
             raise DatabaseUnavailable("the connection that held this server was lost after it was scraped")
         return self._windows.submit(records)
@@ -54,7 +54,7 @@ class _Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Lease:
     """`id` is another one whenever another sidecar may have scraped the server since."""
 
     id: UUID
@@ -62,23 +62,23 @@ class Turn:
     submit: Submit
 
 
-class Turns:
-    """`look` is what takes turns and notices that they ended. Its database calls are made on one thread."""
+class ScrapeLeases:
+    """`look` is what takes leases and notices that they ended. Its database calls are made on one thread."""
 
     def __init__(self, database: Database, servers: Sequence[str], submit: Submit) -> None:
         self._database = database
         self._servers = servers
         self._submit = submit
         self._sidecar = f"{socket.gethostname()}, process {os.getpid()}"
-        self._ids: dict[str, UUID] = {}  # of the turns that were had last
-        self._turns: dict[str, Turn] = {}
+        self._ids: dict[str, UUID] = {}  # of the leases that were had last
+        self._leases: dict[str, Lease] = {}
         self._holding: _Holding | None = None
         self._waiting: tuple[str, ...] = ()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scraping-turns")
 
-    def of(self, server: str) -> Turn | None:
+    def of(self, server: str) -> Lease | None:
         """None: another sidecar scrapes it, or the database is away."""
-        return self._turns.get(server)
+        return self._leases.get(server)
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ class Turns:
         return self._waiting
 
     async def look(self) -> None:
-        """Checks the locks, and takes those that are free. Without the database there is no turn."""
+        """Checks the locks, and takes those that are free. Without the database there is no lease."""
         try:
             await asyncio.wrap_future(self._thread.submit(self._look))
         except DatabaseUnavailable as error:
@@ -104,11 +104,11 @@ class Turns:
 
     def _look(self) -> None:
         if self._holding is None:
-            locks = TurnLocks(self._database)
+            locks = LeaseLocks(self._database)
             self._holding = _Holding(locks, self._thread.submit, self._submit)
         locks = self._holding.locks
         locks.check()
-        wanted = [server for server in self._servers if server not in self._turns]
+        wanted = [server for server in self._servers if server not in self._leases]
         taken = locks.take(wanted) if wanted else frozenset()
         if taken:
             self._begin(self._holding, taken)
@@ -119,16 +119,16 @@ class Turns:
 
     def _begin(self, holding: _Holding, taken: frozenset[str]) -> None:
         locks, now = holding.locks, datetime.now(UTC)
-        last = locks.last_turns(taken)
+        last = locks.last_leases(taken)
         changed = [
             server for server in sorted(taken) if server not in last or last[server] != self._ids.get(server)
         ]
         if changed:
-            turn = uuid4()
-            locks.write(changed, turn, self._sidecar, now)
-            self._ids.update(dict.fromkeys(changed, turn))
-        begin = partial(Turn, began_at=now, submit=holding.submit)
-        self._turns = {**self._turns, **{server: begin(self._ids[server]) for server in taken}}
+            lease = uuid4()
+            locks.write(changed, lease, self._sidecar, now)
+            self._ids.update(dict.fromkeys(changed, lease))
+        begin = partial(Lease, began_at=now, submit=holding.submit)
+        self._leases = {**self._leases, **{server: begin(self._ids[server]) for server in taken}}
         log.info("this sidecar scrapes", servers=sorted(taken))
 
     def _close(self) -> None:
@@ -136,7 +136,7 @@ class Turns:
             self._holding.locks.close()
 
     def _lose(self, error: DatabaseUnavailable) -> None:
-        holding, self._holding, self._turns = self._holding, None, {}
+        holding, self._holding, self._leases = self._holding, None, {}
         if holding is not None:
             log.warning("scraping waits for the database", error=error.detail)
             holding.flush()  # whose check fails, so that nobody waits for it

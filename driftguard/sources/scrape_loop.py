@@ -1,4 +1,4 @@
-"""The thread that scrapes: every server in turn, each at its own moment of the interval."""
+"""The thread that scrapes: every server in lease, each at its own moment of the interval."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from driftguard.adapters.condition import DOWN
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.settings import ScrapingSettings, SourceSettings
-from driftguard.sources.leases import LOOK_SECONDS, Turns
+from driftguard.sources.leases import LOOK_SECONDS, ScrapeLeases
 from driftguard.sources.scrape import Submit, open_client, scrape
 from driftguard.sources.source import Scraped, Source, sources_of
 from driftguard.store import sources as stored
@@ -43,7 +43,7 @@ class ScrapeLoop:
         self._database = database
         self._sources = sources_of(sources)
         self._settings = settings
-        self._turns = Turns(database, [source.identity.server for source in self._sources], submit)
+        self._leases = ScrapeLeases(database, [source.identity.server for source in self._sources], submit)
         self._metrics = metrics
         self._found: dict[str, stored.SourceState] = {}
         self._changed: set[str] = set()
@@ -67,17 +67,17 @@ class ScrapeLoop:
         """Servers that this sidecar should have tried to scrape for three intervals: the loop hangs. A server
         that is away is not overdue, nor is one that another sidecar scrapes."""
         limit = max(OVERDUE_INTERVALS * timedelta(seconds=self._settings.interval_seconds), SHORTEST_OVERDUE)
-        names = {source.identity.server for source in self._sources}.difference(self._turns.waiting)
+        names = {source.identity.server for source in self._sources}.difference(self._leases.waiting)
         return [name for name in sorted(names) if now - self._tried_at(name) > limit]
 
     def waiting(self) -> Sequence[str]:
         """Servers of these sources that another sidecar on the database scrapes."""
-        return self._turns.waiting
+        return self._leases.waiting
 
     def _tried_at(self, server: str) -> datetime:
-        """Not before its turn began."""
-        turn, found = self._turns.of(server), self._found.get(server)
-        return max(turn.began_at if turn else self._began_at, found.scraped_at if found else self._began_at)
+        """Not before its lease began."""
+        lease, found = self._leases.of(server), self._found.get(server)
+        return max(lease.began_at if lease else self._began_at, found.scraped_at if found else self._began_at)
 
     def _run(self) -> None:
         try:
@@ -85,45 +85,45 @@ class ScrapeLoop:
         except asyncio.CancelledError:
             return
         finally:
-            self._turns.stop()
+            self._leases.stop()
 
     async def _scrape_all(self) -> None:
         self._loop, self._main = asyncio.get_running_loop(), asyncio.current_task()
-        await self._take_turns()
+        await self._take_leases()
         async with open_client(self._settings) as client, asyncio.TaskGroup() as group:
             for place, source in enumerate(self._sources):
                 delay = self._settings.interval_seconds * place / len(self._sources)
                 group.create_task(self._watch(client, source, delay))
             group.create_task(self._keep())
-            group.create_task(self._keep_turns())
+            group.create_task(self._keep_leases())
 
-    async def _keep_turns(self) -> None:
+    async def _keep_leases(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            await self._take_turns()
+            await self._take_leases()
 
-    async def _take_turns(self) -> None:
+    async def _take_leases(self) -> None:
         try:
-            await self._turns.look()
+            await self._leases.look()
         except Exception:
             self._metrics.loop_failures.labels("scraping").inc()
             log.exception("taking turns with other sidecars failed and will be tried again")
         servers = [source.identity.server for source in self._sources]
-        here = {server for server in servers if self._turns.of(server) is not None}
-        self._metrics.set_scraping(servers, here, self._turns.waiting)
+        here = {server for server in servers if self._leases.of(server) is not None}
+        self._metrics.set_scraping(servers, here, self._leases.waiting)
 
     async def _watch(self, client: aiohttp.ClientSession, source: Source, delay_seconds: float) -> None:
         """Scrapes one server at fixed moments; one that takes longer than the interval misses some."""
         clock, interval = asyncio.get_running_loop(), self._settings.interval_seconds
         due = clock.time() + delay_seconds
-        last_turn: UUID | None = None
+        last_lease: UUID | None = None
         while True:
             await asyncio.sleep(due - clock.time())
             try:
-                if turn := self._turns.of(source.identity.server):
-                    if turn.id != last_turn:
-                        source.before, last_turn = None, turn.id
-                    self._note(source, await scrape(client, source, turn.submit))
+                if lease := self._leases.of(source.identity.server):
+                    if lease.id != last_lease:
+                        source.before, last_lease = None, lease.id
+                    self._note(source, await scrape(client, source, lease.submit))
             except Exception:
                 self._metrics.loop_failures.labels("scraping").inc()
                 log.exception("a scrape failed and will be tried again", source=source.identity.server)
@@ -145,7 +145,7 @@ class ScrapeLoop:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._settings.interval_seconds / WRITES_PER_INTERVAL)
-            self._turns.flush()
+            self._leases.flush()
             changed, self._changed = self._changed, set()
             if not changed:
                 continue

@@ -12,7 +12,7 @@ from driftguard.records import AcceptanceRecord
 from driftguard.sources.scrape import Submit
 
 
-class Together:
+class WindowBuffer:
     """Collects what is submitted until `flush`. Both are called on one thread."""
 
     def __init__(self, submit: Submit) -> None:

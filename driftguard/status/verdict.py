@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from driftguard.status.staleness import Newest, depends_on_usual_silence, is_stale
-from driftguard.status.usual_silence import Heard, Place, UsualSilences
+from driftguard.status.usual_silence import HeardSource, Place, UsualSilences
 from driftguard.store import detector_states, held_streams, sources, status_queries, streams
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import HeldStream, Incident, Source
@@ -131,20 +131,20 @@ def _heard(known: Sequence[StreamRow]) -> dict[Place, Newest]:
 
 def _audible(
     known: Sequence[StreamRow], heard: Mapping[Place, Newest], quiet: set[str]
-) -> dict[Place, Heard]:
+) -> dict[Place, HeardSource]:
     """The sources that may have stopped sending. `quiet`: servers that have nothing to tell."""
     streams_of: dict[Place, list[int]] = defaultdict(list)
     for stream in known:
         streams_of[stream.server, stream.target].append(stream.id)
     return {
-        place: Heard(newest, tuple(sorted(streams_of[place])))
+        place: HeardSource(newest, tuple(sorted(streams_of[place])))
         for place, newest in heard.items()
         if place[0] not in quiet
     }
 
 
 def _silent(
-    session: Session, audible: Mapping[Place, Heard], now: datetime, usual: UsualSilences
+    session: Session, audible: Mapping[Place, HeardSource], now: datetime, usual: UsualSilences
 ) -> set[Place]:
     """Those that stopped sending (staleness.py)."""
     asked = {place: each for place, each in audible.items() if depends_on_usual_silence(each.newest, now)}

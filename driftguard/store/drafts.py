@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.records import Instant
-from driftguard.store.row_filter import EVERYTHING, RowId, Wanted
+from driftguard.store.row_filter import EVERYTHING, RowFilter, RowId
 from driftguard.store.tables import Draft
 
 DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_back"]
@@ -157,13 +157,13 @@ def uses_of_directory(session: Session, directory: str) -> int:
     return session.scalar(select(func.count()).where(Draft.directory == directory)) or 0
 
 
-def page(
+def list_page(
     session: Session,
     *,
     limit: int,
     cursor: Cursor | None = None,
     state: str | None = None,
-    wanted: Wanted = EVERYTHING,
+    wanted: RowFilter = EVERYTHING,
 ) -> Sequence[Draft]:
     """Newest first, at most `limit`, after the cursor, by the time at which they became known."""
     query = select(Draft).where(*wanted.at(Draft.created_at), *wanted.of(Draft.server, Draft.target))

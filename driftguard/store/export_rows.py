@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord, Instant
 from driftguard.store.rollup_tiers import Tier
-from driftguard.store.row_filter import RowId, StoredText, Wanted
+from driftguard.store.row_filter import RowFilter, RowId, StoredText
 from driftguard.store.tables import Record, RollupTier, Stream
 
 _OF_STREAM = ("server", "target", "draft", "draft_version", "method")
@@ -82,7 +82,7 @@ def newest_seq(session: Session) -> int:
 
 
 def records(
-    session: Session, wanted: Wanted, *, after: RecordKey | None, limit: int, up_to: int | None = None
+    session: Session, wanted: RowFilter, *, after: RecordKey | None, limit: int, up_to: int | None = None
 ) -> list[tuple[RecordKey, AcceptanceRecord]]:
     """The next records in the order of arrival, none that arrived after `up_to`; wanted by the time at which
     they ended."""
@@ -104,7 +104,7 @@ def records(
 
 
 def rollups(
-    session: Session, tier: Tier, wanted: Wanted, *, after: RollupKey | None, limit: int
+    session: Session, tier: Tier, wanted: RowFilter, *, after: RollupKey | None, limit: int
 ) -> list[tuple[RollupKey, RollupRow]]:
     """The next rollups, oldest first."""
     table = tier.table
@@ -119,7 +119,7 @@ def rollups(
     return [(RollupKey(row.minute, row.stream_id, row.segment, row.kind), row) for row in found]
 
 
-def _traffic(wanted: Wanted, table: type[Record | RollupTier]) -> Iterator[ColumnElement[bool]]:
+def _traffic(wanted: RowFilter, table: type[Record | RollupTier]) -> Iterator[ColumnElement[bool]]:
     chosen: list[tuple[Any, Any]] = [
         (table.stream_id, wanted.streams),
         (table.segment, wanted.segments),

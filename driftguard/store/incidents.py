@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.incident_lifecycle import Severity, State, Transition, is_graver, transition
 from driftguard.records import Instant
-from driftguard.store.row_filter import EVERYTHING, Wanted
+from driftguard.store.row_filter import EVERYTHING, RowFilter
 from driftguard.store.tables import Incident, IncidentTransition, Stream
 
 # A resolution is announced where the incident itself was announced, and nowhere else. This holds whoever
@@ -178,13 +178,13 @@ def unresolved_of(session: Session, stream_id: int, direction: str | None = None
     return list(session.scalars(query))
 
 
-def page(
+def list_page(
     session: Session,
     *,
     limit: int,
     cursor: Cursor | None = None,
     state: str | None = None,
-    wanted: Wanted = EVERYTHING,
+    wanted: RowFilter = EVERYTHING,
 ) -> list[tuple[Incident, Stream]]:
     """Newest first, at most `limit`, after the cursor, by the time at which they were opened.
 

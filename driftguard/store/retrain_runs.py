@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import Instant
 from driftguard.store.database import Database
-from driftguard.store.row_filter import EVERYTHING, Wanted
+from driftguard.store.row_filter import EVERYTHING, RowFilter
 from driftguard.store.tables import RetrainRun
 
 RunState = Literal[
@@ -267,13 +267,13 @@ def last_judged(session: Session) -> list[RetrainRun]:
     return list(session.scalars(query))
 
 
-def page(
+def list_page(
     session: Session,
     *,
     limit: int,
     cursor: Cursor | None = None,
     state: str | None = None,
-    wanted: Wanted = EVERYTHING,
+    wanted: RowFilter = EVERYTHING,
 ) -> Sequence[RetrainRun]:
     """Newest first, at most `limit`, after the cursor, by the time at which they started.
 

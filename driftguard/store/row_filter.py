@@ -19,7 +19,7 @@ StoredText = Annotated[Text, msgspec.Meta(pattern=r"^[^\x00]*$")]  # parts of a 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowFilter:
     """What is empty or None leaves that open. `until` itself is not wanted any more."""
 
     streams: Sequence[int] = ()
@@ -45,4 +45,4 @@ class Wanted:
             yield target == self.target
 
 
-EVERYTHING = Wanted()
+EVERYTHING = RowFilter()

@@ -1,4 +1,4 @@
-"""Whose turn it is to scrape a server: a session-level advisory lock per server, and who took it last.
+"""Who scrapes a server: a session-level advisory lock per server, and who took it last.
 
 A lock is gone at the moment its process or its connection dies, so a connection pooler between this process
 and the database must pool sessions, not transactions.
@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from driftguard.errors import DatabaseUnavailable
 from driftguard.store.database import Database
 from driftguard.store.sources import FORGOTTEN_AFTER
-from driftguard.store.tables import ScrapingTurn, Source
+from driftguard.store.tables import ScrapeLease, Source
 from driftguard.store.work import CHECK
 
 _SERVERS = bindparam("servers", type_=ARRAY(Text))
@@ -39,7 +39,7 @@ _COUNT_HELD = text(
 _UNLOCK_ALL = text("SELECT pg_advisory_unlock_all()")
 
 
-class TurnLocks:
+class LeaseLocks:
     """The locks that one connection holds. Every call raises DatabaseUnavailable once it is gone. Not to be
     used by two threads at once."""
 
@@ -66,18 +66,18 @@ class TurnLocks:
         self.held |= taken
         return taken
 
-    def last_turns(self, servers: Collection[str]) -> dict[str, UUID]:
+    def last_leases(self, servers: Collection[str]) -> dict[str, UUID]:
         """Of those servers that ever had one."""
-        query = select(ScrapingTurn.server, ScrapingTurn.turn).where(ScrapingTurn.server.in_(servers))
+        query = select(ScrapeLease.server, ScrapeLease.turn).where(ScrapeLease.server.in_(servers))
         with self._session() as connection:
             return {row.server: row.turn for row in connection.execute(query)}
 
-    def write(self, servers: Collection[str], turn: UUID, sidecar: str, now: datetime) -> None:
-        """Says whose turn it is with these servers, which are held here."""
-        values = {"turn": turn, "sidecar": sidecar, "taken_at": now}
-        statement = insert(ScrapingTurn).values([{"server": server, **values} for server in servers])
-        forgotten = delete(ScrapingTurn).where(
-            ScrapingTurn.taken_at < now - FORGOTTEN_AFTER, ScrapingTurn.server.not_in(select(Source.server))
+    def write(self, servers: Collection[str], lease: UUID, sidecar: str, now: datetime) -> None:
+        """Notes the lease of these servers, which are held here, and who has it."""
+        values = {"turn": lease, "sidecar": sidecar, "taken_at": now}
+        statement = insert(ScrapeLease).values([{"server": server, **values} for server in servers])
+        forgotten = delete(ScrapeLease).where(
+            ScrapeLease.taken_at < now - FORGOTTEN_AFTER, ScrapeLease.server.not_in(select(Source.server))
         )
         with self._session() as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=["server"], set_=values))
@@ -98,6 +98,6 @@ class TurnLocks:
 
 
 def sidecars(session: Session) -> dict[str, str]:
-    """Server -> the sidecar whose turn it is or was last."""
-    query = select(ScrapingTurn.server, ScrapingTurn.sidecar)
+    """Server -> the sidecar that has its lease, or had it last."""
+    query = select(ScrapeLease.server, ScrapeLease.sidecar)
     return {row.server: row.sidecar for row in session.execute(query)}

@@ -255,7 +255,7 @@ class Source(Base):
     interval_seconds: Mapped[float]
 
 
-class ScrapingTurn(Base):
+class ScrapeLease(Base):
     """Which sidecar took a server to scrape it last; whether it still does, its lock tells."""
 
     __tablename__ = "scraping_turns"

@@ -10,7 +10,7 @@ import pytest
 from driftguard.adapters.answers import llamacpp, sglang, triton, vllm
 from driftguard.adapters.answers.openai import has_output
 from driftguard.adapters.answers.reading import parts_of, told_by
-from driftguard.adapters.answers.told import AnswerUnreadable, SettingNeeded, Told
+from driftguard.adapters.answers.told import AnswerCounts, AnswerUnreadable, SettingNeeded
 from tests.proxy.engines import (
     LLAMACPP_TIMINGS,
     SGLANG_DETAILS,
@@ -24,7 +24,7 @@ def _json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-def _whole(**members: Any) -> Told | None:
+def _whole(**members: Any) -> AnswerCounts | None:
     return told_by(parts_of(_json({"choices": [], **members})), num_speculative_tokens=None)
 
 

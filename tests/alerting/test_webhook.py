@@ -244,9 +244,9 @@ def test_what_was_delivered_while_the_database_went_away_is_not_posted_again(
     monkeypatch.setattr(notifications, "settle_delivered", away)
     for _ in range(3):
         with pytest.raises(DatabaseUnavailable):
-            sender.turn()
+            sender.deliver()
     monkeypatch.setattr(notifications, "settle_delivered", settle)
-    sender.turn()
+    sender.deliver()
     assert rows(database)[0].delivered_at is not None
     assert len(receiver.received) == 1
 
@@ -265,7 +265,7 @@ def test_an_unforeseen_failure_is_counted_and_later_pages_go_out(
     database: Database, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = iter([RuntimeError("nobody foresaw it")])
-    turn = Webhook.turn
+    turn = Webhook.deliver
 
     def failing_once(sender: Webhook) -> float:
         if sender._database is database:  # not one of another sidecar in this process
@@ -273,7 +273,7 @@ def test_an_unforeseen_failure_is_counted_and_later_pages_go_out(
                 raise failure
         return turn(sender)
 
-    monkeypatch.setattr(Webhook, "turn", failing_once)
+    monkeypatch.setattr(Webhook, "deliver", failing_once)
     add_incident(database, webhooks([receiver.url]))
     with delivering(database, [receiver.url]) as metrics:
         wait_until(lambda: bool(receiver.taken()), "the page")

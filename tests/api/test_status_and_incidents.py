@@ -203,7 +203,7 @@ def test_a_bad_query_is_refused_by_name(client: httpx.Client, query: str) -> Non
 def test_the_path_of_a_webhook_is_never_shown(client: httpx.Client, database: Database) -> None:
     url = "https://user:word@localhost:9/services/secret"
     incident_id = add_incident(database, webhooks([url]))
-    Webhook(database, url, "http://sidecar", Metrics()).turn()
+    Webhook(database, url, "http://sidecar", Metrics()).deliver()
     for path in (f"/api/v1/incidents/{incident_id}", f"/incidents/{incident_id}"):
         body = client.get(path).text
         assert "webhook:https://localhost:9" in body

@@ -89,7 +89,7 @@ def fallen(database: Database, bad: Server, seed: int, ks: dict[int, int]) -> tu
 
 def only_incident(database: Database) -> tuple[Incident, Stream]:
     with database.session() as session:
-        ((incident, stream),) = incidents.page(session, limit=10)
+        ((incident, stream),) = incidents.list_page(session, limit=10)
         return incident, stream
 
 
@@ -251,7 +251,7 @@ def test_no_time_however_absurd_and_no_failure_of_the_cost_keeps_an_incident_fro
         fold_all(database)
         cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
     with database.session() as session:
-        found = {stream.server: incident for incident, stream in incidents.page(session, limit=10)}
+        found = {stream.server: incident for incident, stream in incidents.list_page(session, limit=10)}
         costs = {server: cost_of(incident) for server, incident in found.items()}
         known = cost_measurement.known(session, stream_ids(session))
         assert list(known) == [found["as it is"].stream_id]

@@ -50,7 +50,7 @@ class World:
 
     def incident(self) -> tuple[Incident, Stream]:
         with self.database.session() as session:
-            ((incident, stream),) = incidents.page(session, limit=10)
+            ((incident, stream),) = incidents.list_page(session, limit=10)
             return incident, stream
 
     def told(self) -> list[tuple[str, str]]:
@@ -60,7 +60,7 @@ class World:
 
     def severities(self) -> list[str]:
         with self.database.session() as session:
-            ((incident, _),) = incidents.page(session, limit=10)
+            ((incident, _),) = incidents.list_page(session, limit=10)
             return [severity for severity, _ in incidents.severities(session, [incident.id])[incident.id]]
 
     def shown(self, severity: str) -> float | None:

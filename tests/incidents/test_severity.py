@@ -76,7 +76,7 @@ class World:
 
     def incident(self) -> tuple[Incident, Stream]:
         with self.database.session() as session:
-            ((incident, stream),) = incidents.page(session, limit=10)
+            ((incident, stream),) = incidents.list_page(session, limit=10)
             return incident, stream
 
     def told(self) -> list[tuple[str, str]]:
@@ -86,7 +86,7 @@ class World:
 
     def history(self) -> list[str]:
         with self.database.session() as session:
-            ((incident, _),) = incidents.page(session, limit=10)
+            ((incident, _),) = incidents.list_page(session, limit=10)
             return [step.reason for step in incidents.transitions(session, incident.id)]
 
 

@@ -50,12 +50,12 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes] |
 
 def newest_run(drifted: Drifted) -> RetrainRun:
     with drifted.database.session() as session:
-        return retrain_runs.page(session, limit=1)[0]
+        return retrain_runs.list_page(session, limit=1)[0]
 
 
 def is_training(drifted: Drifted) -> bool:
     with drifted.database.session() as session:
-        return any(run.progress for run in retrain_runs.page(session, limit=1))
+        return any(run.progress for run in retrain_runs.list_page(session, limit=1))
 
 
 def kill(process: subprocess.Popen[bytes] | ForkedProcess, drifted: Drifted) -> None:

@@ -22,7 +22,7 @@ from tests.retraining.world import incident_states, make_settings
 
 def runs(database: Database) -> list[RetrainRun]:
     with database.session() as session:
-        return list(retrain_runs.page(session, limit=100))
+        return list(retrain_runs.list_page(session, limit=100))
 
 
 def nothing(outcome: RetrainOutcome) -> str:

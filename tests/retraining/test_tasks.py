@@ -59,7 +59,7 @@ def waiting(database: Database) -> int:
 
 def runs(database: Database) -> list[RetrainRun]:
     with database.session() as session:
-        return list(retrain_runs.page(session, limit=10))
+        return list(retrain_runs.list_page(session, limit=10))
 
 
 def unended_run(drifted: Drifted, state: str) -> RetrainRun:

@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import AcceptanceRecord
-from driftguard.sources.leases import Turns
+from driftguard.sources.leases import ScrapeLeases
 from driftguard.store.database import Database
 from driftguard.store.records import BatchResult
 from tests.store.samples import make_records
@@ -28,7 +28,7 @@ class Loop:
     is_stopped: bool = False
 
     def __post_init__(self) -> None:
-        self.turns = Turns(self.database, ["chat"], self._store)
+        self.turns = ScrapeLeases(self.database, ["chat"], self._store)
 
     def look(self) -> None:
         asyncio.run(self.turns.look())

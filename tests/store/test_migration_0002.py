@@ -34,7 +34,7 @@ def test_a_0001_database_with_an_incident_is_upgraded(empty_database_url: str) -
         database.upgrade()
         database.check_schema()
         with database.session() as session:
-            ((incident, _),) = incidents.page(session, limit=10)
+            ((incident, _),) = incidents.list_page(session, limit=10)
             assert incident.diagnosis is None
             assert incident.level_accepted is False
             assert session.get(ProbePrompt, ("chat", "key")) is None

@@ -47,7 +47,7 @@ def test_an_announced_incident_keeps_its_alert(empty_database_url: str) -> None:
         database.check_schema()
         hooks = webhooks(["http://pager"])
         with database.session() as session:
-            ((incident, _),) = incidents.page(session, limit=10)
+            ((incident, _),) = incidents.list_page(session, limit=10)
             assert incidents.severities(session, [incident.id])[incident.id] == [("critical", OPENED_AT)]
             notifications.announce(session, incident.id, hooks, "firing", incident.severity, OPENED_AT)
             assert notifications.claim(session, hooks[0], timedelta(seconds=1)) is None

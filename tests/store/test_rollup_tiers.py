@@ -17,7 +17,7 @@ from driftguard.store.database import Database
 from driftguard.store.records import insert_batches
 from driftguard.store.retention import maintain
 from driftguard.store.rollup_tiers import TIERS, Tier, coarsest
-from driftguard.store.row_filter import Wanted
+from driftguard.store.row_filter import RowFilter
 from driftguard.store.streams import StreamRegistry, all_streams
 from driftguard.store.tables import ACCEPTANCE_BUCKETS
 from tests.store.samples import make_records
@@ -43,7 +43,7 @@ def expected(
 
 def stored(database: Database, tier: Tier) -> dict[tuple[datetime, str, str], Counter[str]]:
     with database.session() as session:
-        rows = export_rows.rollups(session, tier, Wanted(), after=None, limit=100_000)
+        rows = export_rows.rollups(session, tier, RowFilter(), after=None, limit=100_000)
     return {
         (row.minute, row.segment, row.kind): Counter(
             {"records": row.records}

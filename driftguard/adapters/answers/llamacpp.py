@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import Told, decoded, seconds
+from driftguard.adapters.answers.told import AnswerCounts, decoded, seconds
 
 
 class _Timings(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class _Answer(msgspec.Struct, frozen=True):
     tokens_evaluated: int | None = None  # prompt tokens of /completion, those from the cache included
 
 
-def told(answer: bytes) -> Told | None:
+def told(answer: bytes) -> AnswerCounts | None:
     """None where the answer has no timings. Raises AnswerUnreadable."""
     found = decoded(answer, _Answer)
     timings, usage = found.timings, found.usage or Usage()
@@ -34,7 +34,7 @@ def told(answer: bytes) -> Told | None:
     accepted, later = timings.draft_n_accepted, max(timings.predicted_n - 1, 0)
     # An answer that ends inside an accepted run has fewer tokens than were accepted and sampled.
     steps = max(later - accepted, 1 if timings.draft_n else 0)
-    return Told(
+    return AnswerCounts(
         steps=steps,
         drafted=timings.draft_n,
         accepted=accepted,

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from driftguard.adapters.answers import llamacpp, sglang, triton, trtllm, vllm
 from driftguard.adapters.answers.openai import common
-from driftguard.adapters.answers.told import Told
+from driftguard.adapters.answers.told import AnswerCounts
 
 _NAMES: Final = (
     b"usage", b"metrics", b"speculative_decoding", b"sglext", b"meta_info", b"timings", b"total_draft_tokens",
@@ -33,7 +33,7 @@ def parts_of(answer: bytes) -> dict[bytes, bytes]:
     return dict.fromkeys(telling_members(answer), answer)
 
 
-def told_by(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> Told | None:
+def told_by(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> AnswerCounts | None:
     """`parts`: by the name of a telling member, the newest answer or event that has it.
 
     None where the engine tells nothing of speculation. Raises AnswerUnreadable, SettingNeeded.
@@ -45,7 +45,7 @@ def told_by(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) ->
     return found
 
 
-def _speculation(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> Told | None:
+def _speculation(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> AnswerCounts | None:
     if b"metrics" in parts and (found := vllm.told(parts[b"metrics"])):
         return found
     if b"speculative_decoding" in parts and (found := trtllm.told(parts[b"speculative_decoding"])):

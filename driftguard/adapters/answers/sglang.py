@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import Told, decoded, emitted, per_position
+from driftguard.adapters.answers.told import AnswerCounts, decoded, emitted, per_position
 
 REQUEST_FIELD: Final = "return_spec_tokens_details"
 EXTENSION: Final = "sglext"
@@ -38,7 +38,7 @@ class _Answer(msgspec.Struct, frozen=True):
     meta_info: _Details | None = None
 
 
-def told(answer: bytes) -> Told | None:
+def told(answer: bytes) -> AnswerCounts | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable."""
     found = decoded(answer, _Answer)
     if found.meta_info is not None:
@@ -49,13 +49,13 @@ def told(answer: bytes) -> Told | None:
     return _told(found.sglext.spec_tokens_details, usage.prompt_tokens, usage.completion_tokens)
 
 
-def _told(details: _Details, prompt_tokens: int | None, output_tokens: int | None) -> Told | None:
+def _told(details: _Details, prompt_tokens: int | None, output_tokens: int | None) -> AnswerCounts | None:
     steps = details.spec_verify_ct
     drafted = _first(details.spec_num_proposed_drafts, details.spec_draft_token_num)
     accepted = _first(details.spec_num_correct_drafts, details.spec_accept_token_num)
     if not steps or drafted is None or accepted is None:
         return None
-    return Told(
+    return AnswerCounts(
         steps=steps,
         drafted=drafted,
         accepted=accepted,

@@ -18,7 +18,7 @@ class SettingNeeded(ValueError):
     """The answer's numbers do not suffice without a setting; the message names it."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class AnswerCounts(msgspec.Struct, frozen=True):
     """Counts of one request; None where the engine does not tell.
 
     emitted: what the steps emitted. The first token of an answer, where it comes from reading the prompt,

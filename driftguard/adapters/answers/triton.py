@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from driftguard.adapters.answers.told import SettingNeeded, Told, decoded
+from driftguard.adapters.answers.told import AnswerCounts, SettingNeeded, decoded
 
 REQUEST_FIELD: Final = "sampling_param_return_perf_metrics"
 OUTPUTS: Final = frozenset(
@@ -39,7 +39,7 @@ class _Answer(msgspec.Struct, frozen=True):
     first_token_time_ns: _Number | None = None
 
 
-def told(answer: bytes, num_speculative_tokens: int | None) -> Told | None:
+def told(answer: bytes, num_speculative_tokens: int | None) -> AnswerCounts | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable, SettingNeeded."""
     found = decoded(answer, _Answer)
     if found.total_draft_tokens is None or found.total_accepted_draft_tokens is None:
@@ -50,7 +50,7 @@ def told(answer: bytes, num_speculative_tokens: int | None) -> Told | None:
             "Triton counts no steps: give the K that its engine drafts with as num_speculative_tokens"
         )
     steps = -(-drafted // num_speculative_tokens) if num_speculative_tokens else 0
-    return Told(
+    return AnswerCounts(
         steps=steps,
         drafted=drafted,
         accepted=accepted,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import Told, decoded, emitted, per_position, seconds
+from driftguard.adapters.answers.told import AnswerCounts, decoded, emitted, per_position, seconds
 
 
 class _Speculation(msgspec.Struct, frozen=True):
@@ -31,14 +31,14 @@ class _Answer(msgspec.Struct, frozen=True):
     metrics: _Metrics | None = None
 
 
-def told(answer: bytes) -> Told | None:
+def told(answer: bytes) -> AnswerCounts | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable."""
     found = decoded(answer, _Answer)
     if found.metrics is None or found.metrics.speculative_decoding is None:
         return None
     counts, usage = found.metrics.speculative_decoding, found.usage or Usage()
     output = usage.completion_tokens
-    return Told(
+    return AnswerCounts(
         steps=counts.num_spec_steps,
         drafted=counts.num_draft_tokens,
         accepted=counts.num_accepted_draft_tokens,

@@ -38,7 +38,7 @@ from driftguard.status import stream_list
 from driftguard.status.stream_list import Choice, Order
 from driftguard.status.verdict import WORST_FIRST, Standing, standings
 from driftguard.store import detector_states, drafts, held_streams, incidents, retrain_runs, sources, streams
-from driftguard.store.row_filter import Wanted
+from driftguard.store.row_filter import RowFilter
 
 router = APIRouter(include_in_schema=False)
 AnyContext = Annotated[Context, Depends(get_context)]
@@ -81,7 +81,7 @@ def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
         scraped = sources.all_sources(session)
         found = standings(session, now, scraped=scraped, usual=context.usual_silences)
         serving = [item for item in found if _is_watched(item)]
-        unresolved = incidents.page(session, limit=RUNS_SHOWN, state="unresolved")
+        unresolved = incidents.list_page(session, limit=RUNS_SHOWN, state="unresolved")
         return render(
             "fleet.html",
             headline=headline(serving),
@@ -93,7 +93,7 @@ def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
             **_shown(session, now, found, query),
             unresolved=[IncidentModel.of(*row) for row in unresolved],
             resolved=[
-                IncidentModel.of(*row) for row in incidents.page(session, limit=SHOWN, state="resolved")
+                IncidentModel.of(*row) for row in incidents.list_page(session, limit=SHOWN, state="resolved")
             ],
             running=_runs(session, "running"),
             sources=source_models(session, scraped),
@@ -139,7 +139,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
         shown = next(item for item in related if item.id == stream_id)
         servers = source_models(session, scraped)
         history = _drafts(session, stream.server, stream.target)
-        newest = incidents.page(session, limit=SHOWN, wanted=Wanted(streams=[stream_id]))
+        newest = incidents.list_page(session, limit=SHOWN, wanted=RowFilter(streams=[stream_id]))
         return render(
             "stream.html",
             stream=shown,
@@ -239,12 +239,12 @@ def headline(serving: Sequence[Standing]) -> str:
 
 
 def _runs(session: Session, state: str | None = None) -> list[RunModel]:
-    found = retrain_runs.page(session, limit=RUNS_SHOWN, state=state)
+    found = retrain_runs.list_page(session, limit=RUNS_SHOWN, state=state)
     return [RunModel.model_validate(run) for run in found]
 
 
 def _drafts(session: Session, server: str, target: str) -> list[DraftModel]:
-    found = drafts.page(session, limit=SHOWN, wanted=Wanted(server=server, target=target))
+    found = drafts.list_page(session, limit=SHOWN, wanted=RowFilter(server=server, target=target))
     return [DraftModel.model_validate(row) for row in found]
 
 

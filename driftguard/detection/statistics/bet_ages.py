@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.statistics.bets import BETS, LARGEST_SUM, STAKES, Floats
-from driftguard.detection.statistics.running_sums import Rounds, put
+from driftguard.detection.statistics.running_sums import Rounds, last_per_group
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +49,12 @@ class Running:
             np.concatenate([self.evidence, sums.evidence]), np.concatenate([self.mean_start, sums.mean_start])
         )
 
-    def put(self, group: NDArray[np.integer[Any]], sums: Running) -> Running:
-        """As `rounds.put`."""
-        return Running(put(self.evidence, group, sums.evidence), put(self.mean_start, group, sums.mean_start))
+    def last_per_group(self, group: NDArray[np.integer[Any]], sums: Running) -> Running:
+        """As `last_per_group`, of both."""
+        return Running(
+            last_per_group(self.evidence, group, sums.evidence),
+            last_per_group(self.mean_start, group, sums.mean_start),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +75,7 @@ class InSessions:
 def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, starts: Floats) -> Running:
     """Each after its request [T, W], of its own group, which begins at `start` [G, W].
 
-    `group` [T] and `starts` [T] are as in `rounds.running_sums`, all starts above 0; W is a multiple of BETS.
+    `group` [T] and `starts` [T] are as in `running_sums`, all starts above 0; W is a multiple of BETS.
     """
     rounds = Rounds.of(group, len(start.evidence))
     by_age = requests.pulled / np.maximum(requests.open_for, 1.0)

@@ -42,7 +42,7 @@ class Rounds:
         return moved
 
 
-def put(before: NDArray[Any], group: NDArray[np.integer[Any]], sums: NDArray[Any]) -> NDArray[Any]:
+def last_per_group(before: NDArray[Any], group: NDArray[np.integer[Any]], sums: NDArray[Any]) -> NDArray[Any]:
     """Sums [G, ...] with the last of each group among `sums` [T, ...]; those of other groups as before."""
     after = before.copy()
     after[group] = sums  # of several rows of a group the last one stays

@@ -38,7 +38,7 @@ from driftguard.detection.state.stream_state import Ints, StreamState
 from driftguard.detection.statistics.baseline import Baselines
 from driftguard.detection.statistics.bet_ages import InSessions, Running, aging_sums
 from driftguard.detection.statistics.bets import DOWN, LANES, UP, Floats, mean_over_bets
-from driftguard.detection.statistics.running_sums import put, running_sums
+from driftguard.detection.statistics.running_sums import last_per_group, running_sums
 from driftguard.detection.statistics.windows import window_factors
 from driftguard.detection.steps.bet_shares import put_on_bets, watched_segments
 from driftguard.detection.steps.blocks import bets_against, offers_against
@@ -127,7 +127,7 @@ def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
     watched = int(np.searchsorted(run.places, stop))
     if watched == 0:
         return state
-    strata = of_strata(state).put(run.stratum[:watched], run.of_stratum[:watched])
+    strata = of_strata(state).last_per_group(run.stratum[:watched], run.of_stratum[:watched])
     segments, clock = state.segment_of_stratum[run.stratum[:watched]], _clock(state, run.places[:watched])
     return replace(
         state,
@@ -135,7 +135,7 @@ def keep_evidence(state: StreamState, run: WatchRun, stop: int) -> StreamState:
         stream_mean_start=run.of_stream.mean_start[watched - 1].copy(),
         stratum_evidence=strata.evidence,
         stratum_mean_start=strata.mean_start,
-        begun=put(state.begun, segments, clock),
+        begun=last_per_group(state.begun, segments, clock),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from driftguard.detection.statistics.running_sums import put
+from driftguard.detection.statistics.running_sums import last_per_group
 from driftguard.detection.steps.bet_shares import put_on_bets
 
 REQUESTS = 5_000
@@ -29,7 +29,7 @@ def test_what_is_put_does_not_depend_on_the_batches(segments: np.ndarray) -> Non
     whole = put_on_bets(segments, clock, begun, 3)
     for part in np.array_split(np.arange(REQUESTS), [0, 1, 7, 2_000]):
         parts.append(put_on_bets(segments[part], clock[part], begun, 3))
-        begun = put(begun, segments[part], clock[part])
+        begun = last_per_group(begun, segments[part], clock[part])
     assert np.concatenate(parts).tolist() == whole.tolist()
     assert [segments[at - 1] for at in begun] == [0, 1, 2]
 

@@ -85,7 +85,7 @@ class Restarts:
 
     def states(self) -> dict[str, str]:
         with self.database.session() as session:
-            return {draft.version: draft.state for draft in drafts.page(session, limit=10)}
+            return {draft.version: draft.state for draft in drafts.list_page(session, limit=10)}
 
     def change(self, run_id: UUID, part: str, **values: object) -> None:
         """Of the run's stored numbers."""

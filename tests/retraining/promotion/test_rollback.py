@@ -58,7 +58,7 @@ def take_back(database: Database, settings: Settings, version: str = NEW) -> str
 
 def states(database: Database) -> dict[str, str]:
     with database.session() as session:
-        return {draft.version: draft.state for draft in drafts.page(session, limit=10)}
+        return {draft.version: draft.state for draft in drafts.list_page(session, limit=10)}
 
 
 def found(database: Database, run_id: UUID) -> RetrainRun:

@@ -83,7 +83,7 @@ def the_run(drifted: Drifted, run_id: UUID) -> RetrainRun:
 
 def states(drifted: Drifted) -> dict[str, str]:
     with drifted.database.session() as session:
-        return {draft.version: draft.state for draft in drafts.page(session, limit=10)}
+        return {draft.version: draft.state for draft in drafts.list_page(session, limit=10)}
 
 
 def test_a_better_draft_resolves_the_incident_with_its_numbers(drifted: Drifted, promoted: UUID) -> None:
