@@ -1,4 +1,5 @@
-"""Every guide and the README agree with the code: commands, settings, addresses, files, links, metrics."""
+"""Every guide and every page of the root agree with the code: commands, settings, addresses, files, links,
+metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.deploy.committed import ROOT, commands_of_shell, parse_command, set_e
 from tests.deploy.test_compose import EXAMPLE
 
 GUIDES: Final = sorted((ROOT / "docs").glob("*.md"))
-PAGES: Final = [ROOT / "README.md", *GUIDES]
+PAGES: Final = [*sorted(ROOT.glob("*.md")), *GUIDES]
 TEXT: Final = {page: page.read_text(encoding="utf-8") for page in PAGES}
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
