@@ -84,6 +84,14 @@ def test_the_wheel_brings_what_the_engine_reads(installed: Path, directory: str,
     assert Path(one) in committed
 
 
+@pytest.mark.parametrize(
+    "package", ["driftguard", "driftguard_http", "driftguard_engine", "driftguard_training"]
+)
+def test_every_package_lies_where_it_is_imported_and_is_typed(installed: Path, package: str) -> None:
+    assert (installed / package / "__init__.py").is_file()
+    assert (installed / package / "py.typed").is_file()
+
+
 def test_the_command_is_the_wheels(installed: Path, tmp_path: Path) -> None:
     """Not the checkout's, beside which it would find what the wheel has to bring."""
     asked = driftguard(installed)
