@@ -44,7 +44,7 @@ class RecordError(ValueError):
 
 
 class AcceptanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Speculative decoding counts of one request (or window, or probe). Design §2 defines each field.
+    """Speculative decoding counts of one request (or window, or probe). README.md has a table of the fields.
 
     `acceptance rate` = accepted / drafted; `acceptance length` = emitted / steps (with the bonus token).
     """

@@ -82,7 +82,7 @@ class Request:
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """Counts of one request; per-position counts are marginal (design §2)."""
+    """Counts of one request; per-position counts are marginal, see the glossary of docs/architecture.md."""
 
     steps: int = 0
     drafted: int = 0

@@ -25,7 +25,7 @@ def predicted(
     that effect (`rhythm.py`; both 0 until a rhythm is used). After n earlier requests of the session, whose x
     lay d above the line on average, the request is expected to accept expected = b + w d and at least
     m + w (b + d - m) = expected - fresh k (= `margin`), with w = n / (n + kappa), kappa = within /
-    between, fresh = 1 - w: design section 7. Upward mirrored.
+    between, fresh = 1 - w: the best linear prediction from a session's own mean. Upward mirrored.
     fresh is also the part of a lasting change that the request shows, and 0 marks requests that hold no
     evidence: no baseline yet, or a length so far from those of the reference period that the line says
     nothing.
