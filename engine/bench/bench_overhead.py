@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.tensor_checks import checked_sampling
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.loading import Placement, load
-from driftguard_engine.sampling import Sampling
 from driftguard_engine.speculation import SpeculativeStep
 from torch import Tensor
 
@@ -66,7 +67,7 @@ def _costs(
     logits = target.forward(fed, spans).view(batch, drafted + 1, -1)
     draft = logits[:, :-1] + 0.5 * torch.randn(batch, drafted, logits.shape[-1])
     temperature, top_k, top_p = (torch.full((batch,), value) for value in sampling)
-    settings = Sampling.of(temperature, top_k, top_p, torch.arange(batch), batch, logits.device)
+    settings = checked_sampling(temperature, top_k, top_p, torch.arange(batch), batch, logits.device)
     times: list[tuple[float, float, float]] = []
     for _ in range(REPEATS):  # a slow moment of the machine meets all of them
         draws, step = _timed(lambda: _drawn(draft, settings))
@@ -77,7 +78,7 @@ def _costs(
     return forward, verify, draws
 
 
-def _drawn(draft: Tensor, settings: Sampling) -> SpeculativeStep:
+def _drawn(draft: Tensor, settings: SamplingBatch) -> SpeculativeStep:
     batch, drafted, vocabulary = draft.shape
     step = SpeculativeStep(settings, [100] * batch, drafted, vocabulary, draft.device)
     for draft_logits in draft.unbind(1):

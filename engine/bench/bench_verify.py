@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from driftguard_engine.sampling import Sampling
+from driftguard_engine.kernels.tensor_checks import checked_sampling
 from driftguard_engine.speculation import SpeculativeStep
 from driftguard_engine.verify import verify_chain
 from torch import Tensor
@@ -93,7 +93,7 @@ def main() -> None:
     }.items():
         arguments = sampling(*settings)
         verify = microseconds(lambda: verify_chain(target, draft, tokens, lengths, *arguments))  # noqa: B023
-        asked = Sampling.of(*arguments[:4], batch, draft.device)
+        asked = checked_sampling(*arguments[:4], batch, draft.device)
 
         def draw_once() -> None:
             step = SpeculativeStep(asked, [100] * batch, 1, size, draft.device)  # noqa: B023

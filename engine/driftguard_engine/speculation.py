@@ -17,17 +17,11 @@ from driftguard_engine.kernels import backend as by_kernels
 from driftguard_engine.kernels.backend import BackendName, launcher_of
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference import verify as reference
-from driftguard_engine.kernels.reference.distribution import (
-    EVERY,
-    Index,
-    Integers,
-    Shaping,
-    TokenDistributions,
-)
+from driftguard_engine.kernels.reference.distribution import TokenDistributions
 from driftguard_engine.kernels.reference.exp2 import Singles
-from driftguard_engine.kernels.reference.verify import Arrays, Chain, Noise, StepNoise, singles
+from driftguard_engine.kernels.reference.sampling import EVERY, Index, Integers, SamplingBatch
+from driftguard_engine.kernels.reference.verify import Arrays, Chain, StepNoise, singles
 from driftguard_engine.kernels.tensor_checks import expect_distributions
-from driftguard_engine.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,7 @@ class SpeculativeStep:
 
     def __init__(
         self,
-        sampling: Sampling,
+        sampling: SamplingBatch,
         positions: Sequence[int],
         drafts: int,
         vocabulary: int,
@@ -59,14 +53,14 @@ class SpeculativeStep:
         drafts: K. device: of the logits. Raises BackendUnavailable.
         """
         self.proposals: list[list[int]] = [[] for _ in positions]
-        self._shaping, self._noise = sampling.shaping, Noise(sampling.seed, np.array(positions))
-        self._words = StepNoise(self._noise, drafts + 1)
+        self._sampling, self._positions = sampling, np.array(positions)
+        self._words = StepNoise(sampling.seed, self._positions, drafts + 1)
         self._device, self._launcher = device, launcher_of(device, backend)
         self._vocabulary = vocabulary
         read_on = torch.device("cpu") if self._launcher is None else device
         self._logits = torch.zeros(len(positions), drafts, vocabulary, device=read_on)
         # Of the reference: kernels keep theirs.
-        self._draft_distributions = TokenDistributions.certain(sampling.shaping, drafts, vocabulary)
+        self._draft_distributions = TokenDistributions.certain(sampling, drafts, vocabulary)
 
     def draw(self, draft_logits: Tensor, rows: Sequence[int]) -> None:
         """The next draft of these rows, which have equally many, from the draft's raw logits for them [R, V].
@@ -82,8 +76,8 @@ class SpeculativeStep:
             tokens = self._draw_by_reference(singles(draft_logits), step, index)
         else:
             self._logits[index, step] = draft_logits.float()
-            shaping, noise = self._shaping.rows(index), self._noise.rows(index)
-            tokens = _draw_by_kernels(self._launcher, draft_logits, shaping, noise, step).tolist()
+            sampling, position = self._sampling.rows(index), self._positions[index] + step
+            tokens = _draw_by_kernels(self._launcher, draft_logits, sampling, position).tolist()
         for row, token in zip(rows, tokens, strict=True):
             self.proposals[row].append(token)
 
@@ -107,7 +101,7 @@ class SpeculativeStep:
             return
         logits = singles(draft_logits)
         self._logits = torch.from_numpy(logits)
-        self._draft_distributions = reference.draft_distributions(logits, self._shaping)
+        self._draft_distributions = reference.draft_distributions(logits, self._sampling)
 
     def withdraw(self, rows: Iterable[int]) -> None:
         """These rows go without drafts."""
@@ -140,20 +134,21 @@ class SpeculativeStep:
             return VerifyResult(*(torch.from_numpy(each) for each in (emitted, accepted, accepted + 1)))
         index = self._index(rows)
         offered, there = (torch.from_numpy(each).to(self._device) for each in (tokens, lengths))
-        shaping, noise = self._shaping.rows(index), self._noise.rows(index)
+        sampling, position = self._sampling.rows(index), self._positions[index]
+        draft_logits = self._logits[index, :drafts]
         return _verify_by_kernels(
-            self._launcher, Chain(target_logits, self._logits[index, :drafts], offered, there, shaping, noise)
+            self._launcher, Chain(target_logits, draft_logits, offered, there, sampling, position)
         )
 
     def _draw_by_reference(self, logits: Singles, step: int, index: Index) -> list[int]:
         expect_distributions("draft_logits", logits)
-        shaping = self._shaping.rows(index)
-        if shaping.all_greedy:
+        sampling = self._sampling.rows(index)
+        if sampling.all_greedy:
             tokens = logits.argmax(-1)
         else:
-            distributions = reference.draft_distributions(logits[:, np.newaxis], shaping)
+            distributions = reference.draft_distributions(logits[:, np.newaxis], sampling)
             words = self._words.draft[:, index, step]
-            tokens = reference.draw_drafts(logits, distributions, shaping, words)
+            tokens = reference.draw_drafts(logits, distributions, sampling, words)
             self._logits.numpy()[index, step] = logits
             self._draft_distributions.put(index, slice(step, step + 1), distributions)
         drawn: list[int] = tokens.tolist()
@@ -163,14 +158,14 @@ class SpeculativeStep:
         self, target: Singles, tokens: Integers, lengths: Integers, rows: Sequence[int]
     ) -> tuple[Integers, Integers]:
         draft, distributions = self._logits.numpy(), self._draft_distributions
-        shaping, words = self._shaping, self._words
+        sampling, words = self._sampling, self._words
         drafts, index = tokens.shape[1], self._index(rows)
         if index is not EVERY or drafts < draft.shape[1]:
-            draft, shaping = draft[index, :drafts], shaping.rows(index)
+            draft, sampling = draft[index, :drafts], sampling.rows(index)
             distributions = distributions.rows(index, slice(drafts))
-            words = StepNoise(self._noise.rows(index), drafts + 1)
+            words = StepNoise(sampling.seed, self._positions[index], drafts + 1)
         known = tokens.view(np.uint64) < self._vocabulary  # without its sign an id below 0 is too large
-        given = Arrays(target, draft, distributions, tokens, lengths, known, shaping)
+        given = Arrays(target, draft, distributions, tokens, lengths, known, sampling)
         accepted, own, valid = reference.verify(given, words)
         if not valid:
             _expect_all_distributions(given)
@@ -185,9 +180,11 @@ class SpeculativeStep:
         return EVERY if len(rows) == len(self.proposals) else np.array(rows)
 
 
-def _draw_by_kernels(launcher: Launcher, logits: Tensor, shaping: Shaping, noise: Noise, step: int) -> Tensor:
-    """Of logits [B, V], `step` behind the position of the noise: int64 [B]. Raises InvalidLogits."""
-    drawn = by_kernels.sample_draft(launcher, logits, shaping, noise, step)
+def _draw_by_kernels(
+    launcher: Launcher, logits: Tensor, sampling: SamplingBatch, position: Integers
+) -> Tensor:
+    """Of logits [B, V]: int64 [B]. Raises InvalidLogits."""
+    drawn = by_kernels.sample_draft(launcher, logits, sampling, position)
     if bool((drawn < 0).any()):
         expect_distributions("draft_logits", singles(logits))
     return drawn
@@ -206,5 +203,5 @@ def _expect_all_distributions(given: Arrays) -> None:
     """Of the rows that will be read: the draft's only where its tokens were drawn."""
     read = np.arange(given.target.shape[1]) <= given.lengths[:, np.newaxis]
     expect_distributions("target_logits", given.target, read)
-    stochastic = ~given.shaping.greedy[:, np.newaxis]
+    stochastic = ~given.sampling.greedy[:, np.newaxis]
     expect_distributions("draft_logits", given.draft, given.proposed & stochastic)

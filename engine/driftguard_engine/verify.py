@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.kernels.backend import BackendName, BackendUnavailable
-from driftguard_engine.kernels.tensor_checks import InvalidLogits, expect, expect_range
-from driftguard_engine.sampling import Sampling
+from driftguard_engine.kernels.tensor_checks import InvalidLogits, checked_sampling, expect, expect_range
 from driftguard_engine.speculation import SpeculativeStep, VerifyResult
 
 __all__ = ["BackendName", "BackendUnavailable", "InvalidLogits", "VerifyResult", "verify_chain"]
@@ -58,7 +57,7 @@ def verify_chain(
     expect("draft_tokens", draft_tokens, (batch, rows - 1), floating=False, device=device)
     expect("draft_lengths", draft_lengths, (batch,), floating=False, device=device)
     expect_range("draft_lengths", draft_lengths, 0, rows - 1)
-    sampling = Sampling.of(temperature, top_k, top_p, seed, batch, device)
+    sampling = checked_sampling(temperature, top_k, top_p, seed, batch, device)
     expect("position", position, (batch,), floating=False, device=device)
     expect_range("position", position, 0, math.inf)
     step = SpeculativeStep(sampling, position.tolist(), rows - 1, size, device, backend)

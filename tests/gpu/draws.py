@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Launcher
-from driftguard_engine.kernels.reference.distribution import Shaping
-from driftguard_engine.kernels.reference.verify import Noise
-from driftguard_engine.kernels.verify import Settings, Workspace
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
 from tests.engine.verify.distributions import (
@@ -33,7 +32,7 @@ class Drafted:
     target: Tensor  # [B, K + 1, V]
     draft: Tensor | None  # [B, K, V]
     lengths: Tensor
-    settings: Settings
+    settings: SamplingTensors
     space: Workspace
 
     def verify(self) -> None:
@@ -116,18 +115,19 @@ def probabilities(launcher: Launcher, device: torch.device, logits: Tensor, temp
     return powers.exp2() / normaliser.unsqueeze(1)
 
 
-def _settings(scenario: Scenario, rows: int, device: torch.device) -> Settings:
-    shaping = Shaping.of(
+def _settings(scenario: Scenario, rows: int, device: torch.device) -> SamplingTensors:
+    nothing = torch.zeros(rows, dtype=torch.int64)
+    sampling = SamplingBatch.of(
         torch.full((rows,), scenario.temperature),
         torch.full((rows,), scenario.top_k),
         torch.full((rows,), scenario.top_p, dtype=torch.float64),
+        nothing,
     )
-    nothing = torch.zeros(rows, dtype=torch.int64)
-    return Settings.of(shaping, Noise.of(nothing, nothing), scenario.size, device)
+    return SamplingTensors.of(sampling, nothing.numpy(), scenario.size, device)
 
 
 def _draft(
-    launcher: Launcher, scenario: Scenario, settings: Settings, space: Workspace, device: torch.device
+    launcher: Launcher, scenario: Scenario, settings: SamplingTensors, space: Workspace, device: torch.device
 ) -> Drafted:
     rows = len(settings.seed)
     token = torch.zeros(rows, dtype=torch.int64, device=device)

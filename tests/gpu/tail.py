@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Launcher
-from driftguard_engine.kernels.reference.distribution import Shaping
-from driftguard_engine.kernels.reference.verify import Noise
-from driftguard_engine.kernels.verify import Settings, Workspace
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
 from tests.engine.verify.distributions import Distribution, assert_distribution
@@ -32,8 +31,8 @@ def assert_tail_is_lossless(
     lengths = torch.ones(chunk, dtype=torch.int32, device=device)
     first, bonus = (torch.zeros(HEAD + BINS, dtype=torch.int64, device=device) for _ in range(2))
     for start in range(0, draws, chunk):
-        noise = Noise.of(torch.arange(start, start + chunk) + (seed << 32), none)
-        settings = Settings.of(Shaping.of(one, none, one), noise, size, device)
+        seeds = torch.arange(start, start + chunk) + (seed << 32)
+        settings = SamplingTensors.of(SamplingBatch.of(one, none, one, seeds), none.numpy(), size, device)
         verify_kernels.draw_drafts(launcher, drafted[:, 0], settings, space, 0)
         verify_kernels.verify(launcher, there, drafted, lengths, settings, space)
         first += torch.bincount(_bin(space.tokens[:, 0], size), minlength=HEAD + BINS)

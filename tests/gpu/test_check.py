@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels.cuda.launcher import Argument, Size
-from driftguard_engine.kernels.reference.distribution import Shaping
-from driftguard_engine.kernels.reference.verify import Noise
-from driftguard_engine.kernels.verify import Settings, Workspace
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
 from tests.gpu.check import linear_times, peers, report, sanitize, suite
 from tests.gpu.check.benchmarks import Measured, SamplingTime, VerifyTime
@@ -63,12 +62,11 @@ def batch() -> Batch:
     """Two requests whose drafts are what the target wants, over 50 tokens."""
     target = torch.full((2, 4, 50), -20.0)
     target[..., 7] = 20.0
-    noise = Noise.of(torch.arange(2), torch.arange(2))
-    shaping = Shaping(np.ones(2), np.zeros(2, np.int64), np.ones(2))
+    sampling = SamplingBatch(np.ones(2), np.zeros(2, np.int64), np.ones(2), np.arange(2))
     space = Workspace.empty(2, 3, 50, CPU)
     space.draft_tokens.fill_(7)
     lengths = torch.full((2,), 3, dtype=torch.int32)
-    settings = Settings.of(shaping, noise, 50, CPU)
+    settings = SamplingTensors.of(sampling, np.arange(2), 50, CPU)
     return Batch(target.bfloat16(), target[:, :3].bfloat16(), lengths, settings, space)
 
 

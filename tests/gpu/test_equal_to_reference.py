@@ -10,7 +10,6 @@ from driftguard_engine.kernels import self_test
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES
 from driftguard_engine.kernels.cuda.loader import Kernels
-from driftguard_engine.kernels.reference.distribution import Shaping
 
 from tests.engine.kernels.cases import (
     SPECIAL,
@@ -103,9 +102,9 @@ def test_rows_without_a_law_have_a_status_and_harm_no_other(
 ) -> None:
     given = case(8, 2, 5000, dtype)
     given = replace(given, lengths=torch.tensor([2, 2, 2, 1, 0, 2, 2, 2]))
-    shaping = Shaping(given.shaping.temperature.copy(), given.shaping.top_k, given.shaping.top_p)
-    shaping.temperature[[1, 2, 3]] = 1.0
-    given = replace(given, shaping=shaping)
+    temperature = given.sampling.temperature.copy()
+    temperature[[1, 2, 3]] = 1.0
+    given = replace(given, sampling=replace(given.sampling, temperature=temperature))
     clean = answer(given)
     harmed = replace(given, target=given.target.clone(), draft=given.draft.clone(), tokens=clean.drawn)
     for logits, row, step in (

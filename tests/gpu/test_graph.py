@@ -9,7 +9,7 @@ import pytest
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.loader import Kernels
-from driftguard_engine.kernels.verify import Settings, Workspace
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
 from tests.engine.kernels.cases import Outcome, assert_same, case, outcome_of
@@ -30,7 +30,7 @@ class Step:
     target: Tensor
     draft: Tensor  # [K, B, V], as K forward passes leave it
     lengths: Tensor
-    settings: Settings
+    settings: SamplingTensors
     space: Workspace
 
     @classmethod
@@ -41,7 +41,7 @@ class Step:
             given.target.to(device),
             given.draft.transpose(0, 1).contiguous().to(device),
             given.lengths.int().to(device),
-            Settings.of(given.shaping, given.noise, SIZE, device),
+            SamplingTensors.of(given.sampling, given.position, SIZE, device),
             Workspace.empty(BATCH, DRAFTS, SIZE, device),
         )
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from driftguard_engine.decode.base import RowOutcome
 from driftguard_engine.drafters.base import Drafter, DraftRow
-from driftguard_engine.kernels.tensor_checks import InvalidLogits
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.tensor_checks import InvalidLogits, checked_sampling
 from driftguard_engine.models.base import TokenModel
-from driftguard_engine.sampling import Sampling
 from driftguard_engine.sequence import RunningSequence
 from driftguard_engine.speculation import SpeculativeStep
 
@@ -27,7 +27,7 @@ class HostDecoder:
     def __init__(self, target: TokenModel, device: torch.device) -> None:
         self._target = target
         self._device = device
-        self._sampling_of: tuple[tuple[str, ...], Sampling] | None = None
+        self._sampling_of: tuple[tuple[str, ...], SamplingBatch] | None = None
 
     def admit(self, row: RunningSequence) -> None:
         """Nothing is kept of it."""
@@ -54,12 +54,12 @@ class HostDecoder:
         outcomes = _outcomes(step, _padded(logits, step.proposals), range(len(rows)))
         return list(zip(rows, outcomes, strict=True))
 
-    def _sampling(self, rows: Sequence[RunningSequence]) -> Sampling:
+    def _sampling(self, rows: Sequence[RunningSequence]) -> SamplingBatch:
         """Kept while the batch stays the same."""
         names = tuple(row.request.request_id for row in rows)
         if self._sampling_of is None or self._sampling_of[0] != names:
             params = [row.request.params for row in rows]
-            sampling = Sampling.of(
+            sampling = checked_sampling(
                 torch.tensor([each.temperature for each in params], dtype=torch.float32),
                 torch.tensor([each.top_k for each in params]),
                 torch.tensor([each.top_p for each in params], dtype=torch.float32),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.core import SamplingParams
-from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.upload import upload
 
 _LENGTH, _LIMIT, _ENDED, _HEEDS_ENDS, _SEED = range(5)
@@ -30,7 +30,7 @@ class RowState:
     heeds_ends: Tensor  # [B] bool: ends with an end-of-sequence token
     seeds: Tensor  # [B] int64
     temperatures: Tensor  # [B] float32
-    scales: Tensor  # [B] float32, see `Shaping.scale`
+    scales: Tensor  # [B] float32, see `SamplingBatch.scale`
     top_ps: Tensor  # [B] float32
     top_ks: Tensor  # [B] int32
 
@@ -51,10 +51,10 @@ class SlotTable:
 
     def admit(self, slot: int, token_ids: list[int], limit: int, params: SamplingParams) -> None:
         """A request begins: its prompt, and the number of tokens at which it ends."""
-        values = [torch.tensor([value]) for value in (params.temperature, params.top_k, params.top_p)]
-        shaping = Shaping.of(*values)
+        asked = (params.temperature, params.top_k, params.top_p, params.seed)
+        sampling = SamplingBatch.of(*(torch.tensor([value]) for value in asked))
         integers = [len(token_ids), limit, 0, int(not params.ignore_eos), params.seed]
-        floats = [params.temperature, float(shaping.scale[0]), params.top_p]
+        floats = [params.temperature, float(sampling.scale[0]), params.top_p]
         self.token_ids[slot, : len(token_ids)] = upload(token_ids, self._device)
         self._integers[:, slot] = upload(integers, self._device)
         self._floats[:, slot] = upload(floats, self._device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +18,9 @@ from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.backend import Verified
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference import verify as reference
-from driftguard_engine.kernels.reference.distribution import Shaping
-from driftguard_engine.kernels.reference.verify import Chain, Noise
-from driftguard_engine.kernels.verify import Settings, Workspace
+from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
+from driftguard_engine.kernels.reference.verify import Chain
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +63,18 @@ class KernelVerification:
     def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
         kept = self._draft_logits[:, step]
         kept.copy_(logits)
-        verify_kernels.draw_drafts(self._launcher, kept, self._settings(rows), self._space, step)
+        verify_kernels.draw_drafts(self._launcher, kept, self._sampling(rows), self._space, step)
 
     def verify(self, rows: RowState, target_logits: Tensor, lengths: Tensor, *, certain: bool) -> Verified:
         draft_logits = None if certain or not self._space.drafts else self._draft_logits
-        settings = self._settings(rows)
+        sampling = self._sampling(rows)
         verify_kernels.verify(
-            self._launcher, target_logits, draft_logits, lengths.int(), settings, self._space
+            self._launcher, target_logits, draft_logits, lengths.int(), sampling, self._space
         )
         return Verified(self._space.tokens, self._space.accepted.long(), self._space.status)
 
-    def _settings(self, rows: RowState) -> Settings:
-        return Settings(rows.scales, rows.top_ks, rows.top_ps, rows.seeds, rows.lengths, self._narrows)
+    def _sampling(self, rows: RowState) -> SamplingTensors:
+        return SamplingTensors(rows.scales, rows.top_ks, rows.top_ps, rows.seeds, rows.lengths, self._narrows)
 
 
 class ReferenceVerification:
@@ -85,7 +86,7 @@ class ReferenceVerification:
 
     def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
         valid, kept = _valid_rows(logits.float())
-        drawn = reference.sample_draft(kept, _shaping(rows), Noise.of(rows.seeds, rows.lengths), step)
+        drawn = reference.sample_draft(kept, _sampling(rows), _positions(rows) + step)
         self.draft_tokens[:, step] = torch.where(valid, drawn, -1)
         self._draft_logits[:, step] = kept
 
@@ -96,15 +97,19 @@ class ReferenceVerification:
             _point_masses(self.draft_tokens, kept.shape[-1]) if certain else self._draft_logits,
             self.draft_tokens,
             lengths,
-            _shaping(rows),
-            Noise.of(rows.seeds, rows.lengths),
+            _sampling(rows),
+            _positions(rows),
         )
         tokens, accepted = reference.verify_chain(chain)
         return Verified(tokens, accepted, (chain.read & ~valid).any(-1).int())
 
 
-def _shaping(rows: RowState) -> Shaping:
-    return Shaping.of(rows.temperatures, rows.top_ks, rows.top_ps)
+def _sampling(rows: RowState) -> SamplingBatch:
+    return SamplingBatch.of(rows.temperatures, rows.top_ks, rows.top_ps, rows.seeds)
+
+
+def _positions(rows: RowState) -> Integers:
+    return np.array(rows.lengths.tolist())
 
 
 def _valid_rows(logits: Tensor) -> tuple[Tensor, Tensor]:

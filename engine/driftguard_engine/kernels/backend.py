@@ -18,9 +18,9 @@ from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Launcher, LaunchFailed
 from driftguard_engine.kernels.cuda.loader import kernels
-from driftguard_engine.kernels.reference.distribution import Shaping
-from driftguard_engine.kernels.reference.verify import Chain, Noise
-from driftguard_engine.kernels.verify import Settings, Workspace
+from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
+from driftguard_engine.kernels.reference.verify import Chain
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -92,23 +92,23 @@ def verify_chain(launcher: Launcher, chain: Chain) -> Verified:
         _readable(logits if same else logits.float()) for logits in (chain.target_logits, chain.draft_logits)
     )
     space = _workspace(batch, steps - 1, size, target.device)
-    settings = Settings.of(chain.shaping, chain.noise, size, target.device)
+    sampling = SamplingTensors.of(chain.sampling, chain.position, size, target.device)
     lengths = chain.draft_lengths.int()
     if steps > 1:
         space.draft_tokens.copy_(chain.draft_tokens)
         verify_kernels.find_distributions(
-            launcher, draft, lengths, settings, space.draft, steps - 1, 0, space.row_arrivals
+            launcher, draft, lengths, sampling, space.draft, steps - 1, 0, space.row_arrivals
         )
-    verify_kernels.verify(launcher, target, draft if steps > 1 else None, lengths, settings, space)
+    verify_kernels.verify(launcher, target, draft if steps > 1 else None, lengths, sampling, space)
     return Verified(space.tokens.clone(), space.accepted.long(), space.status.clone())
 
 
-def sample_draft(launcher: Launcher, logits: Tensor, shaping: Shaping, noise: Noise, step: int) -> Tensor:
+def sample_draft(launcher: Launcher, logits: Tensor, sampling: SamplingBatch, position: Integers) -> Tensor:
     """`reference.sample_draft` by kernels; -1 for rows without a distribution. logits [B, V] -> int64 [B]."""
     batch, size = logits.shape
     space = _workspace(batch, 1, size, logits.device)
-    settings = Settings.of(shaping, Noise(noise.seed, noise.position + step), size, logits.device)
-    verify_kernels.draw_drafts(launcher, _readable(logits), settings, space, 0)
+    there = SamplingTensors.of(sampling, position, size, logits.device)
+    verify_kernels.draw_drafts(launcher, _readable(logits), there, space, 0)
     return space.draft_tokens[:, 0].clone()
 
 

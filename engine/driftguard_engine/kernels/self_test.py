@@ -5,6 +5,7 @@ The answer is the references', token by token.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,10 +14,10 @@ from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Launcher
 from driftguard_engine.kernels.reference import verify as reference
-from driftguard_engine.kernels.reference.distribution import Shaping
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
-from driftguard_engine.kernels.reference.verify import Chain, Noise
-from driftguard_engine.kernels.verify import Settings, Workspace
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.reference.verify import Chain
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
 _BATCH, _DRAFTS, _SIZE = 6, 3, 5000  # two tiles, the second one short
 _SEED = 20
@@ -30,13 +31,13 @@ def check(launcher: Launcher, device: torch.device) -> None:
         asked = _question(dtype)
         given = _on(asked, device)
         space = Workspace.empty(_BATCH, _DRAFTS, _SIZE, device)
-        settings = Settings.of(asked.shaping, asked.noise, _SIZE, device)
+        sampling = SamplingTensors.of(asked.sampling, asked.position, _SIZE, device)
         for step in range(_DRAFTS):
             verify_kernels.draw_drafts(
-                launcher, given.draft_logits[:, step].contiguous(), settings, space, step
+                launcher, given.draft_logits[:, step].contiguous(), sampling, space, step
             )
         lengths = given.draft_lengths.int()
-        verify_kernels.verify(launcher, given.target_logits, given.draft_logits, lengths, settings, space)
+        verify_kernels.verify(launcher, given.target_logits, given.draft_logits, lengths, sampling, space)
         tokens, accepted = reference.verify_chain(asked, fused_exp2)
         _expect(f"drafts of {dtype} logits", space.draft_tokens, asked.draft_tokens)
         _expect(f"status of {dtype} logits", space.status, torch.zeros(_BATCH))
@@ -66,17 +67,19 @@ def _question(dtype: torch.dtype) -> Chain:
     random = torch.Generator().manual_seed(_SEED)
     target = (3 * torch.randn(_BATCH, _DRAFTS + 1, _SIZE, generator=random)).to(dtype)
     draft = (target[:, :-1] + 0.5 * torch.randn(_BATCH, _DRAFTS, _SIZE, generator=random)).to(dtype)
-    shaping = Shaping.of(
+    sampling = SamplingBatch.of(
         torch.tensor([1.0, 0.0, 0.7, 1.0, 1.0, 1.3]),
         torch.tensor([0, 0, 20, 0, 0, 0]),
         torch.tensor([1.0, 1.0, 0.9, 1.0, 0.5, 1.0]),
+        torch.arange(_BATCH) + _SEED,
     )
-    noise = Noise.of(torch.arange(_BATCH) + _SEED, torch.arange(_BATCH))
+    position = np.arange(_BATCH)
     steps = [
-        reference.sample_draft(draft[:, step], shaping, noise, step, fused_exp2) for step in range(_DRAFTS)
+        reference.sample_draft(draft[:, step], sampling, position + step, fused_exp2)
+        for step in range(_DRAFTS)
     ]
     lengths = torch.tensor([3, 3, 3, 0, 2, 3])
-    return Chain(target, draft, torch.stack(steps, 1), lengths, shaping, noise)
+    return Chain(target, draft, torch.stack(steps, 1), lengths, sampling, position)
 
 
 def _on(chain: Chain, device: torch.device) -> Chain:
@@ -85,6 +88,6 @@ def _on(chain: Chain, device: torch.device) -> Chain:
         chain.draft_logits.to(device),
         chain.draft_tokens.to(device),
         chain.draft_lengths.to(device),
-        chain.shaping,
-        chain.noise,
+        chain.sampling,
+        chain.position,
     )

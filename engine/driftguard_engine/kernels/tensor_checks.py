@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels.reference.distribution import Truths
 from driftguard_engine.kernels.reference.exp2 import Singles
+from driftguard_engine.kernels.reference.sampling import SamplingBatch, Truths
 
 
 class InvalidLogits(ValueError):
@@ -67,3 +67,16 @@ def expect_distributions(argument: str, logits: Singles, read: Truths | bool = T
     wrong = ~np.isfinite(logits.max(-1)) & read
     if wrong.any():
         raise InvalidLogits(argument, np.argwhere(wrong).tolist())
+
+
+def checked_sampling(
+    temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor, batch: int, device: torch.device
+) -> SamplingBatch:
+    """All [batch] and on this device; what they mean: `verify.verify_chain`. Raises ValueError."""
+    for name, value in (("temperature", temperature), ("top_p", top_p)):
+        expect(name, value, (batch,), floating=True, device=device)
+    for name, value in (("top_k", top_k), ("seed", seed)):
+        expect(name, value, (batch,), floating=False, device=device)
+    expect_range("temperature", temperature, 0, torch.finfo(temperature.dtype).max)
+    expect_range("top_p", top_p, 0, math.inf)
+    return SamplingBatch.of(temperature, top_k, top_p, seed)

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Argument, Launcher
-from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
 from driftguard_engine.kernels.reference.tiles import LANES, tiles_of
-from driftguard_engine.kernels.reference.verify import Noise
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 
@@ -26,8 +25,8 @@ _STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS, _DRAW_WARPS = 4, 512, 256, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Per request: what it asks for, and where its random numbers start. All [B]."""
+class SamplingTensors:
+    """A `SamplingBatch` on the device, and where the random numbers start. All [B]."""
 
     scale: Tensor  # float32, powers of two per unit of logit; 0 is greedy
     top_k: Tensor  # int32
@@ -37,17 +36,21 @@ class Settings:
     narrows: bool  # whether any of them may ask for top-k or top-p
 
     @classmethod
-    def of(cls, shaping: Shaping, noise: Noise, size: int, device: torch.device) -> Settings:
+    def of(
+        cls, sampling: SamplingBatch, position: Integers, size: int, device: torch.device
+    ) -> SamplingTensors:
+        """position [B]: index in the sequence of the first token drawn. size: V."""
+
         def there(values: NDArray[Any]) -> Tensor:
             return torch.from_numpy(values).to(device)
 
         return cls(
-            there(shaping.scale),
-            there(shaping.top_k.clip(0, 2**31 - 1).astype(np.int32)),
-            there(shaping.top_p.astype(np.float32)),
-            there(noise.seed),
-            there(noise.position),
-            bool(shaping.narrows(size).any()),
+            there(sampling.scale),
+            there(sampling.top_k.clip(0, 2**31 - 1).astype(np.int32)),
+            there(sampling.top_p.astype(np.float32)),
+            there(sampling.seed),
+            there(position),
+            bool(sampling.narrows(size).any()),
         )
 
 
@@ -123,14 +126,16 @@ class Workspace:
         )
 
 
-def draw_drafts(launcher: Launcher, logits: Tensor, settings: Settings, space: Workspace, step: int) -> None:
+def draw_drafts(
+    launcher: Launcher, logits: Tensor, sampling: SamplingTensors, space: Workspace, step: int
+) -> None:
     """Draws step `step` of each request's drafts into space.draft_tokens, and leaves its distribution.
 
     logits: [B, V] of the draft, each row contiguous.
     """
     suffix, drafts = SUFFIXES[logits.dtype], space.drafts
     find_distributions(
-        launcher, logits.unsqueeze(1), None, settings, space.draft, drafts, step, space.row_arrivals
+        launcher, logits.unsqueeze(1), None, sampling, space.draft, drafts, step, space.row_arrivals
     )
     launcher.launch(
         f"draw_drafts_{suffix}",
@@ -138,7 +143,7 @@ def draw_drafts(launcher: Launcher, logits: Tensor, settings: Settings, space: W
         _DRAW_THREADS,
         [
             *(logits, np.int64(logits.stride(0)), np.int32(space.size), np.int32(drafts), np.int32(step)),
-            *(settings.scale, settings.seed, settings.position, *space.draft.read()),
+            *(sampling.scale, sampling.seed, sampling.position, *space.draft.read()),
             *(space.tile_masses, space.draft_tokens),
         ],
     )
@@ -149,7 +154,7 @@ def verify(
     target_logits: Tensor,
     draft_logits: Tensor | None,
     lengths: Tensor,
-    settings: Settings,
+    sampling: SamplingTensors,
     space: Workspace,
     blocks_per_row: int = 4,
 ) -> None:
@@ -160,7 +165,7 @@ def verify(
     residual; it changes no result.
     """
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
-    find_distributions(launcher, target_logits, lengths, settings, space.target, steps, 0, space.row_arrivals)
+    find_distributions(launcher, target_logits, lengths, sampling, space.target, steps, 0, space.row_arrivals)
     blocks = min(blocks_per_row, -(-tiles_of(size) // _DRAW_WARPS))
     launcher.launch(
         f"verify_chain_{suffix}",
@@ -173,7 +178,7 @@ def verify(
                 space.draft_tokens,
                 lengths,
             ),
-            *(settings.scale, settings.seed, settings.position, np.int32(steps), np.int32(size)),
+            *(sampling.scale, sampling.seed, sampling.position, np.int32(steps), np.int32(size)),
             *(*space.target.read(), *space.draft.read()),
             *(space.tile_masses, space.arrivals, space.tokens, space.accepted, space.status),
         ],
@@ -184,7 +189,7 @@ def find_distributions(
     launcher: Launcher,
     logits: Tensor,  # [B, S, V]
     lengths: Tensor | None,
-    settings: Settings,
+    sampling: SamplingTensors,
     table: DistributionTable,
     table_stride: int,
     table_offset: int,
@@ -195,7 +200,7 @@ def find_distributions(
     lengths [B] int32: only rows s <= lengths[b] are read; None: all. arrivals [B * S] int32: left zero.
     """
     suffix, (batch, steps, size) = SUFFIXES[logits.dtype], logits.shape
-    row_stride, asked = _row_stride(logits), [settings.scale, settings.top_k, settings.top_p]
+    row_stride, asked = _row_stride(logits), [sampling.scale, sampling.top_k, sampling.top_p]
     where = [np.int32(table_stride), np.int32(table_offset)]
     launcher.launch(
         f"row_statistics_{suffix}",
@@ -207,7 +212,7 @@ def find_distributions(
             *(table.normaliser, table.cut, table.cut_token, arrivals),
         ],
     )
-    if settings.narrows:
+    if sampling.narrows:
         launcher.launch(
             f"row_cutoffs_{suffix}",
             (batch * steps, 1, 1),

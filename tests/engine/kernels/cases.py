@@ -12,10 +12,11 @@ import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference import verify as reference
-from driftguard_engine.kernels.reference.distribution import Shaping, TokenDistributions, token_distributions
+from driftguard_engine.kernels.reference.distribution import TokenDistributions, token_distributions
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
-from driftguard_engine.kernels.reference.verify import Chain, Noise
-from driftguard_engine.kernels.verify import DistributionTable, Settings, Workspace
+from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
+from driftguard_engine.kernels.reference.verify import Chain
+from driftguard_engine.kernels.verify import DistributionTable, SamplingTensors, Workspace
 from torch import Tensor
 
 # Cycled over the rows; greedy beside stochastic, filtered beside unfiltered.
@@ -31,8 +32,8 @@ class Case:
     target: Tensor  # [B, K + 1, V]
     draft: Tensor  # [B, K, V]
     lengths: Tensor  # [B]
-    shaping: Shaping
-    noise: Noise
+    sampling: SamplingBatch
+    position: Integers  # [B]: of the first token drawn
     tokens: Tensor | None = None  # [B, K] offered instead of the drawn ones
     certain: bool = False  # these tokens were certain, as n-grams are
     padding: int = 0  # elements between rows in memory
@@ -43,8 +44,8 @@ class Case:
             target=self.target[index],
             draft=self.draft[index],
             lengths=self.lengths[index],
-            shaping=self.shaping.rows(index.numpy()),
-            noise=self.noise.rows(index.numpy()),
+            sampling=self.sampling.rows(index.numpy()),
+            position=self.position[index.numpy()],
             tokens=None if self.tokens is None else self.tokens[index],
         )
 
@@ -71,19 +72,24 @@ def case(
     target[1::4] = target[1::4].round()  # many equal logits
     draft = target[:, :-1] + 0.5 * torch.randn(rows, drafts, size, generator=random)
     zero, one = torch.zeros(rows, dtype=torch.int64), torch.ones(rows)
-    shaping = Shaping.of(
+    sampling = SamplingBatch.of(
         cycle(TEMPERATURES, rows),
         cycle(TOP_KS, rows) if filtered else zero,
         cycle(TOP_PS, rows) if filtered else one,
+        seeds(rows),
     )
-    noise = Noise.of(torch.arange(rows) * 7919 - 5, zero + 9)
-    return Case(target.to(dtype), draft.to(dtype), torch.arange(rows) % (drafts + 1), shaping, noise)
+    lengths, position = torch.arange(rows) % (drafts + 1), np.full(rows, 9)
+    return Case(target.to(dtype), draft.to(dtype), lengths, sampling, position)
+
+
+def seeds(rows: int) -> Tensor:
+    return torch.arange(rows) * 7919 - 5
 
 
 def shaped(top_k: list[int], top_p: list[float], temperature: list[float]) -> Case:
     given = case(ROWS, DRAFTS, SIZE)
-    settings = (cycle(temperature, ROWS), cycle(top_k, ROWS), cycle(top_p, ROWS).double())
-    return replace(given, shaping=Shaping.of(*settings), lengths=torch.full((ROWS,), DRAFTS))
+    settings = (cycle(temperature, ROWS), cycle(top_k, ROWS), cycle(top_p, ROWS).double(), seeds(ROWS))
+    return replace(given, sampling=SamplingBatch.of(*settings), lengths=torch.full((ROWS,), DRAFTS))
 
 
 def with_tokens_ruled_out() -> Case:
@@ -139,7 +145,7 @@ def run(launcher: Launcher, given: Case, device: torch.device, blocks_per_row: i
     space = Workspace.empty(batch, drafts, size, device)
     spoil(space)
     target, draft = (apart(logits.to(device), given.padding) for logits in (given.target, given.draft))
-    settings = Settings.of(given.shaping, given.noise, size, device)
+    settings = SamplingTensors.of(given.sampling, given.position, size, device)
     if given.certain:
         assert given.tokens is not None
     else:
@@ -190,14 +196,14 @@ def answer(given: Case) -> Outcome:
         draft = torch.full_like(draft, -torch.inf)
         known = (drawn >= 0) & (drawn < draft.shape[-1])
         draft.scatter_(2, drawn.where(known, 0).unsqueeze(2), 0.0)
-    chain = Chain(given.target, draft, drawn, given.lengths, given.shaping, given.noise)
+    chain = Chain(given.target, draft, drawn, given.lengths, given.sampling, given.position)
     tokens, accepted = reference.verify_chain(chain, fused_exp2)
     return Outcome(drawn, tokens, accepted, torch.zeros(len(tokens), dtype=torch.int32))
 
 
 def drawn_by_reference(given: Case) -> Tensor:
     steps = [
-        reference.sample_draft(given.draft[:, step], given.shaping, given.noise, step, fused_exp2)
+        reference.sample_draft(given.draft[:, step], given.sampling, given.position + step, fused_exp2)
         for step in range(given.draft.shape[1])
     ]
     return torch.stack(steps, 1) if steps else torch.zeros(len(given.draft), 0, dtype=torch.int64)
@@ -207,10 +213,10 @@ def assert_equal_to_reference(given: Case, space: Workspace, context: str) -> No
     assert_same(outcome_of(space), answer(given), context)
     drafts = given.draft.shape[1]
     read = torch.arange(drafts + 1) <= given.lengths.unsqueeze(1)
-    assert_same_distributions(space.target, given.target, given.shaping, read, f"target, {context}")
+    assert_same_distributions(space.target, given.target, given.sampling, read, f"target, {context}")
     if drafts and not given.certain:
         drawn = torch.ones(given.draft.shape[:2], dtype=torch.bool)
-        assert_same_distributions(space.draft, given.draft, given.shaping, drawn, f"draft, {context}")
+        assert_same_distributions(space.draft, given.draft, given.sampling, drawn, f"draft, {context}")
 
 
 def assert_same(found: Outcome, expected: Outcome, context: str) -> None:
@@ -220,12 +226,12 @@ def assert_same(found: Outcome, expected: Outcome, context: str) -> None:
 
 
 def assert_same_distributions(
-    table: DistributionTable, logits: Tensor, shaping: Shaping, read: Tensor, context: str
+    table: DistributionTable, logits: Tensor, sampling: SamplingBatch, read: Tensor, context: str
 ) -> None:
     """Of the rows that are read (bool [B, S]) and not greedy."""
-    rows = torch.from_numpy(~shaping.greedy).nonzero().squeeze(1)
+    rows = torch.from_numpy(~sampling.greedy).nonzero().squeeze(1)
     steps = logits.shape[1]
-    singles, own = logits[rows].float().numpy(), shaping.rows(rows.numpy())
+    singles, own = logits[rows].float().numpy(), sampling.rows(rows.numpy())
     expected: TokenDistributions = token_distributions(singles, own, fused_exp2)
     # The kernels add the tiles up whether or not top-k cuts them, the reference only where it does not.
     uncut = replace(own, top_k=np.zeros_like(own.top_k), top_p=np.ones_like(own.top_p))

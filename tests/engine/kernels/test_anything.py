@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
 
 from tests.engine.kernels.cases import Case, assert_equal_to_reference, case, drawn_by_reference, run
 from tests.engine.kernels.emulated import Emulated
@@ -31,10 +31,11 @@ def random_case(chance: random.Random) -> tuple[Case, str]:
         target=(given.target * sharpness).to(dtype),
         draft=(given.draft * sharpness).to(dtype),
         lengths=some(list(range(drafts + 1))),
-        shaping=Shaping.of(
+        sampling=SamplingBatch.of(
             some([0.0, 0.3, 1.0, 1.0, 2.5]),
             some([0, 0, 1, 7, size // 2, size]),
             some([1.0, 1.0, 0.05, 0.5, 0.95]),
+            torch.from_numpy(given.sampling.seed),
         ),
         padding=chance.choice([0, 0, 1, 5]),
     )
@@ -45,7 +46,7 @@ def random_case(chance: random.Random) -> tuple[Case, str]:
                 if chance.random() < 0.3:
                     tokens[row, step] = chance.choice([-1, 0, size - 1, size, 2**40])
         given = replace(given, tokens=tokens, certain=chance.random() < 0.5)
-    return given, f"B={rows}, K={drafts}, V={size}, {dtype}, {given.shaping}, certain={given.certain}"
+    return given, f"B={rows}, K={drafts}, V={size}, {dtype}, {given.sampling}, certain={given.certain}"
 
 
 @pytest.mark.parametrize("seed", range(16))

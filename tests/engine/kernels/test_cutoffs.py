@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from driftguard_engine.kernels.reference.distribution import Shaping
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from torch import Tensor
 
-from tests.engine.kernels.cases import assert_equal_to_reference, case, run
+from tests.engine.kernels.cases import assert_equal_to_reference, case, run, seeds
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
 
@@ -46,9 +46,10 @@ FLAT, STEEP = 0.01, 3.0
 )
 def test_cutoffs(module: Module, size: int, spread: float, top_k: int, top_p: float, way: str) -> None:
     given = case(2, 0, size)
-    shaping = Shaping.of(torch.ones(2), torch.tensor([top_k] * 2), torch.tensor([top_p] * 2))
+    asked = (torch.ones(2), torch.tensor([top_k] * 2), torch.tensor([top_p] * 2))
+    sampling = SamplingBatch.of(*asked, seeds(2))
     target = (given.target[:1] * spread).expand(2, -1, -1).contiguous()
-    given = replace(given, target=target, shaping=shaping)
+    given = replace(given, target=target, sampling=sampling)
     if spread == 0:
         given.target[:, 0, 4000:4003] = 1.0  # and some above the tie
     row = given.target[0, 0]

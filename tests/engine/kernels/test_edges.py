@@ -9,8 +9,8 @@ import pytest
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
-from driftguard_engine.kernels.reference.distribution import Shaping
-from driftguard_engine.kernels.verify import Settings, Workspace
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
 from tests.engine.kernels import cases
@@ -24,19 +24,19 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.
 HUGE = 2**40
 
 
-def shaping_of(
+def sampling_of(
     rows: int, temperature: Sequence[float], top_k: Sequence[int] = (0,), top_p: Sequence[float] = (1.0,)
-) -> Shaping:
+) -> SamplingBatch:
     """Each cycled over the rows."""
-    of_rows = (cycle(list(values), rows) for values in (temperature, top_k, top_p))
-    return Shaping.of(*of_rows)
+    t, k, p = (cycle(list(values), rows) for values in (temperature, top_k, top_p))
+    return SamplingBatch.of(t, k, p, cases.seeds(rows))
 
 
-def case(rows: int, drafts: int, size: int, shaping: Shaping | None = None) -> Case:
+def case(rows: int, drafts: int, size: int, sampling: SamplingBatch | None = None) -> Case:
     """Logits in float32; every draft is offered."""
     given = cases.case(rows, drafts, size)
-    shaping = shaping or shaping_of(rows, [1.0])
-    return replace(given, shaping=shaping, lengths=torch.full((rows,), drafts))
+    sampling = sampling or sampling_of(rows, [1.0])
+    return replace(given, sampling=sampling, lengths=torch.full((rows,), drafts))
 
 
 def in_type(given: Case, dtype: torch.dtype) -> Case:
@@ -60,20 +60,21 @@ def test_rows_that_start_anywhere(module: Module, size: int, dtype: torch.dtype)
 @DTYPES
 def test_settings_at_their_limits(module: Module, dtype: torch.dtype) -> None:
     size, rows = 300, 25
-    shaping = shaping_of(
+    sampling = sampling_of(
         rows,
         [1.0, 1e30, 0.0, 1e-30, 1.0, 1e-45],
         [0, 1, size - 1, size, HUGE],
         [1.0, 0.0, 1e-12, 1 - 1e-7],
     )
-    check(module, in_type(case(rows, 1, size, shaping), dtype))
+    check(module, in_type(case(rows, 1, size, sampling), dtype))
 
 
 def test_a_top_p_that_float32_cannot_tell_from_1_is_off() -> None:
     asked = torch.tensor([1 - 1e-9, 0.9], dtype=torch.float64)
-    shaping = Shaping.of(torch.ones(2), torch.zeros(2, dtype=torch.int64), asked)
-    assert shaping.narrows(10).tolist() == [False, True]
-    assert shaping.top_p.tolist() == asked.float().tolist()
+    none = torch.zeros(2, dtype=torch.int64)
+    sampling = SamplingBatch.of(torch.ones(2), none, asked, none)
+    assert sampling.narrows(10).tolist() == [False, True]
+    assert sampling.top_p.tolist() == asked.float().tolist()
 
 
 def single_rows(logits: Tensor) -> Tensor:
@@ -85,15 +86,15 @@ def single_rows(logits: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("drafts", [0, 1])
 def test_single_rows_apart(module: Module, drafts: int) -> None:
-    shaping = shaping_of(5, [1.0, 0.0, 0.6], [0, 0, 0, 4], [1.0, 1.0, 1.0, 1.0, 0.5])
-    given = case(5, drafts, 501, shaping)
+    sampling = sampling_of(5, [1.0, 0.0, 0.6], [0, 0, 0, 4], [1.0, 1.0, 1.0, 1.0, 0.5])
+    given = case(5, drafts, 501, sampling)
     if drafts:
         given = replace(given, draft=single_rows(given.draft))
     else:
         given = replace(given, target=single_rows(given.target))
     space = Workspace.empty(5, drafts, 501, CPU)
     cases.spoil(space)
-    settings = Settings.of(shaping, given.noise, 501, CPU)
+    settings = SamplingTensors.of(sampling, given.position, 501, CPU)
     if drafts:
         verify_kernels.draw_drafts(Emulated(module), given.draft[:, 0], settings, space, 0)
     verify_kernels.verify(Emulated(module), given.target, given.draft, given.lengths.int(), settings, space)
@@ -101,7 +102,7 @@ def test_single_rows_apart(module: Module, drafts: int) -> None:
 
 
 def test_as_many_drafts_as_there_may_be(module: Module) -> None:
-    given = case(4, verify_kernels.MOST_DRAFTS, 40, shaping_of(4, [0.7, 0.0]))
+    given = case(4, verify_kernels.MOST_DRAFTS, 40, sampling_of(4, [0.7, 0.0]))
     given.target[:2, :-1] = given.draft[:2] = 60 * given.target[:2, :-1]  # nothing is rejected
     space = check(module, replace(given, lengths=torch.tensor([31, 31, 30, 1])))
     assert space.accepted[:2].tolist() == [31, 31]
@@ -111,7 +112,7 @@ def test_as_many_drafts_as_there_may_be(module: Module) -> None:
 
 def test_ids_that_the_vocabulary_lacks(module: Module) -> None:
     size = 77
-    given = case(12, 2, size, shaping_of(12, [1.0, 0.0], [0, 0, 5]))
+    given = case(12, 2, size, sampling_of(12, [1.0, 0.0], [0, 0, 5]))
     tokens = given.target[:, :2].argmax(-1)
     bad = [-1, size, HUGE, -(2**40), 2**32, 2**31]
     tokens[torch.arange(12), torch.arange(12) % 2] = torch.tensor(bad * 2)
@@ -125,8 +126,8 @@ def test_ids_that_the_vocabulary_lacks(module: Module) -> None:
 @DTYPES
 def test_certain_drafts(module: Module, dtype: torch.dtype) -> None:
     size, rows = 4100, 8
-    shaping = shaping_of(rows, [1.0, 0.0, 0.7, 1.0], [0, 0, 0, 3, 0], [1.0, 1.0, 0.8])
-    given = in_type(case(rows, 2, size, shaping), dtype)
+    sampling = sampling_of(rows, [1.0, 0.0, 0.7, 1.0], [0, 0, 0, 3, 0], [1.0, 1.0, 0.8])
+    given = in_type(case(rows, 2, size, sampling), dtype)
     tokens = given.target[:, :-1].argmax(-1)
     tokens[0] = torch.tensor([5, 4099])
     tokens[1, 1], tokens[2, 0], tokens[3, 1] = -1, 4098, size
@@ -140,8 +141,8 @@ def test_certain_drafts(module: Module, dtype: torch.dtype) -> None:
 def test_equal_logits_and_a_single_one(module: Module, size: int) -> None:
     """Ties across every cut; beyond 4,096 of them the row is searched whole."""
     rows = 6
-    shaping = shaping_of(rows, [1.0], [0, 1, size // 2, size - 1, 0, 0], [1.0, 1.0, 1.0, 0.3, 0.5, 1e-12])
-    given = case(rows, 1, size, shaping)
+    sampling = sampling_of(rows, [1.0], [0, 1, size // 2, size - 1, 0, 0], [1.0, 1.0, 1.0, 0.3, 0.5, 1e-12])
+    given = case(rows, 1, size, sampling)
     given.target[:, 0] = 3.5
     given.target[:, 1] = -INF
     given.target[:, 1, -1] = -2.0
@@ -150,7 +151,7 @@ def test_equal_logits_and_a_single_one(module: Module, size: int) -> None:
 
 
 def test_both_zeros_are_one_logit(module: Module) -> None:
-    given = case(4, 1, 40, shaping_of(4, [1.0, 0.0, 1.0], [3, 0], [1.0, 0.5]))
+    given = case(4, 1, 40, sampling_of(4, [1.0, 0.0, 1.0], [3, 0], [1.0, 0.5]))
     given.target[:] = -1.0
     given.target[..., 5:15:2], given.target[..., 4:15:2] = 0.0, -0.0
     given.draft[:] = given.target[:, :1]
@@ -159,7 +160,7 @@ def test_both_zeros_are_one_logit(module: Module) -> None:
 
 def test_an_empty_residual_leaves_the_target_s_law(module: Module) -> None:
     size = 9001
-    given = case(4, 1, size, shaping_of(4, [1.0, 0.7], [0, 0, 20, 0], [1.0, 1.0, 1.0, 0.9]))
+    given = case(4, 1, size, sampling_of(4, [1.0, 0.7], [0, 0, 20, 0], [1.0, 1.0, 1.0, 0.9]))
     given.target[:, 0, 17] = -INF
     given = replace(given, draft=given.target[:, :1].clone(), tokens=torch.full((4, 1), 17))
     for seed in (0, 1):
@@ -184,7 +185,7 @@ class Shared:
 
 @pytest.mark.parametrize("blocks", [1, 2, 4, 16])
 def test_blocks_that_share_a_row_change_nothing(module: Module, blocks: int) -> None:
-    given = case(5, 1, 4500, shaping_of(5, [1.0, 1.0, 0.0, 1.0], [0, 10, 0, 0]))
+    given = case(5, 1, 4500, sampling_of(5, [1.0, 1.0, 0.0, 1.0], [0, 10, 0, 0]))
     given.target[1:4, 0].neg_()  # the draft is wrong
     space = cases.run(Shared(Emulated(module, blocks), blocks), given, CPU)
     assert_equal_to_reference(given, space, f"{blocks} blocks")
@@ -203,7 +204,7 @@ def test_a_row_of_many_tiles(module: Module) -> None:
 
 def test_the_largest_vocabulary(module: Module) -> None:
     """More tiles than a warp has lanes; the greedy choice in the last one, the nucleus among 2,048 shares."""
-    given = case(2, 0, 262_144, shaping_of(2, [0.0, 0.5], [0], [1.0, 0.7]))
+    given = case(2, 0, 262_144, sampling_of(2, [0.0, 0.5], [0], [1.0, 0.7]))
     given.target[0, 0, -3:] = 50.0
     space = check(module, given)
     assert int(space.tokens[0, 0]) == 262_141
@@ -211,8 +212,8 @@ def test_the_largest_vocabulary(module: Module) -> None:
 
 def test_a_row_alone_is_a_row_in_a_batch(module: Module) -> None:
     rows = 7
-    shaping = shaping_of(rows, [1.0, 0.0, 0.7], [0, 0, 0, 0, 9], [1.0, 1.0, 1.0, 0.6])
-    given = replace(case(rows, 3, 4200, shaping), lengths=torch.arange(rows) % 4)
+    sampling = sampling_of(rows, [1.0, 0.0, 0.7], [0, 0, 0, 0, 9], [1.0, 1.0, 1.0, 0.6])
+    given = replace(case(rows, 3, 4200, sampling), lengths=torch.arange(rows) % 4)
     together = cases.run(Emulated(module), given, CPU)
     for row in (0, 3, 4, 6):
         alone = cases.run(Emulated(module, row), given.rows(torch.tensor([row])), CPU)
@@ -242,8 +243,8 @@ def with_distributions_missing(given: Case) -> tuple[Case, list[int]]:
 )
 def test_rows_without_a_law_harm_no_other_row(module: Module, size: int, dtype: torch.dtype) -> None:
     rows = 10
-    shaping = shaping_of(rows, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0], [0, 5, 3], [1.0, 0.9])
-    healthy = replace(case(rows, 2, size, shaping), lengths=torch.tensor([2, 2, 2, 2, 2, 1, 2, 2, 2, 2]))
+    sampling = sampling_of(rows, [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0], [0, 5, 3], [1.0, 0.9])
+    healthy = replace(case(rows, 2, size, sampling), lengths=torch.tensor([2, 2, 2, 2, 2, 1, 2, 2, 2, 2]))
     given, status = with_distributions_missing(in_type(healthy, dtype))
     space = cases.run(Emulated(module, 1), given, CPU)
     assert space.status.tolist() == status
@@ -256,9 +257,9 @@ def test_rows_without_a_law_harm_no_other_row(module: Module, size: int, dtype: 
 
 
 def test_a_draft_without_a_law_draws_nothing(module: Module) -> None:
-    given = case(4, 1, 50, shaping_of(4, [1.0, 0.0], [0, 0, 3]))
+    given = case(4, 1, 50, sampling_of(4, [1.0, 0.0], [0, 0, 3]))
     space, logits = Workspace.empty(4, 1, 50, CPU), given.draft
-    settings = Settings.of(given.shaping, given.noise, 50, CPU)
+    settings = SamplingTensors.of(given.sampling, given.position, 50, CPU)
     logits[0, 0, 7], logits[1, 0, 8], logits[2, 0] = torch.nan, torch.nan, -INF
     verify_kernels.draw_drafts(Emulated(module), logits[:, 0], settings, space, 0)
     assert space.draft_tokens[:3, 0].tolist() == [-1, -1, -1]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from driftguard_engine import speculation
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
-from driftguard_engine.kernels.reference.verify import Chain, Noise
-from driftguard_engine.sampling import Sampling
+from driftguard_engine.kernels.reference.verify import Chain
+from driftguard_engine.kernels.tensor_checks import checked_sampling
 from driftguard_engine.speculation import SpeculativeStep
 
 from tests.engine.kernels.emulated import Emulated
@@ -24,21 +25,20 @@ def test_a_step_by_kernels_is_that_of_the_reference(module: Module, monkeypatch:
     draft = target[:, :-1] + 0.3 * torch.randn(ROWS, DRAFTS, SIZE, generator=random)
     top_k, seed = torch.tensor([0, 0, 5, 0]), torch.arange(ROWS)
     asked = (torch.tensor([1.0, 0.0, 0.7, 1.3]), top_k, torch.tensor([1.0, 1.0, 1.0, 0.8]), seed)
-    sampling, lengths = Sampling.of(*asked, ROWS, draft.device), torch.tensor([2, 1, 2, 0])
+    sampling, lengths = checked_sampling(*asked, ROWS, draft.device), torch.tensor([2, 1, 2, 0])
 
     step = SpeculativeStep(sampling, [9] * ROWS, DRAFTS, SIZE, draft.device)
     for drawn in range(DRAFTS):
         rows = (lengths > drawn).nonzero()[:, 0]
         step.draw(draft[rows, drawn], rows.tolist())
 
-    noise = Noise.of(seed, torch.full((ROWS,), 9))
     steps = [
-        reference.sample_draft(draft[:, each], sampling.shaping, noise, each, fused_exp2)
+        reference.sample_draft(draft[:, each], sampling, np.full(ROWS, 9) + each, fused_exp2)
         for each in range(DRAFTS)
     ]
     tokens = torch.stack(steps, 1)
     assert step.proposals == [tokens[row, :count].tolist() for row, count in enumerate(lengths.tolist())]
-    chain = Chain(target, draft, tokens, lengths, sampling.shaping, noise)
+    chain = Chain(target, draft, tokens, lengths, sampling, np.full(ROWS, 9))
     emitted, accepted = reference.verify_chain(chain, fused_exp2)
     known = zip(emitted.tolist(), accepted.tolist(), strict=True)
     assert step.verify(target, range(ROWS)) == [row[: count + 1] for row, count in known]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from driftguard_engine.sampling import Sampling
+from driftguard_engine.kernels.tensor_checks import checked_sampling
 from driftguard_engine.speculation import SpeculativeStep
 from driftguard_engine.verify import VerifyResult, verify_chain
 from scipy import stats
@@ -104,7 +104,7 @@ def sample_draft(
 ) -> Tensor:
     """One draft token per row of [B, V], int64 [B], as the engine draws it; the rest as `verify_chain`."""
     (rows, size), device = draft_logits.shape, draft_logits.device
-    sampling = Sampling.of(temperature, top_k, top_p, seed, rows, device)
+    sampling = checked_sampling(temperature, top_k, top_p, seed, rows, device)
     step = SpeculativeStep(sampling, position.tolist(), 1, size, device)
     step.draw(draft_logits, range(rows))
     return torch.tensor(step.proposals)[:, 0]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from driftguard_engine.kernels.reference.distribution import Shaping, token_distributions
+from driftguard_engine.kernels.reference.distribution import token_distributions
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.verify import VerifyResult, verify_chain
 from torch import Tensor
 
@@ -80,9 +81,10 @@ def test_laws_have_the_same_bits_alone_and_together(size: int, dtype: torch.dtyp
     """Stronger than equal tokens: the numbers that decide them are equal to the last bit."""
     rows = 17
     logits = (2 * torch.randn(rows, 3, size, generator=torch.Generator().manual_seed(size))).to(dtype)
-    shaping = Shaping.of(cycle([1.0, 0.7, 2.5], rows), cycle(TOP_KS, rows), cycle(TOP_PS, rows))
+    asked = (cycle([1.0, 0.7, 2.5], rows), cycle(TOP_KS, rows), cycle(TOP_PS, rows), torch.arange(rows))
+    sampling = SamplingBatch.of(*asked)
     alone = [
-        token_distributions(logits[[row]].float().numpy(), shaping.rows(slice(row, row + 1)))
+        token_distributions(logits[[row]].float().numpy(), sampling.rows(slice(row, row + 1)))
         for row in range(rows)
     ]
     for count in (2, 3, 8, rows):
@@ -90,7 +92,7 @@ def test_laws_have_the_same_bits_alone_and_together(size: int, dtype: torch.dtyp
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
                 index = torch.arange(first, first + count)
-                together = token_distributions(logits[index].float().numpy(), shaping.rows(index.numpy()))
+                together = token_distributions(logits[index].float().numpy(), sampling.rows(index.numpy()))
                 for place, row in enumerate(index.tolist()):
                     context = f"V={size}, row {row} of {first}..{first + count}, {threads} threads"
                     for name in LAW:
@@ -127,9 +129,10 @@ def test_the_layout_of_the_memory_changes_nothing() -> None:
     padded = torch.nn.functional.pad(target, (0, 7, 0, 2))[:, :4, :9001]  # a view into something larger
     turned = draft.permute(2, 0, 1).contiguous().permute(1, 2, 0)  # vocabulary outermost in memory
     assert_same(Batch((padded, turned, *rest)).verify(), whole.verify(), "layouts")
-    shaping = Shaping.of(torch.ones(6), torch.zeros(6, dtype=torch.int64), torch.ones(6))
+    none = torch.zeros(6, dtype=torch.int64)
+    sampling = SamplingBatch.of(torch.ones(6), none, torch.ones(6), none)
     one, other = (
-        token_distributions(logits.float().numpy(), shaping).normaliser for logits in (turned, draft)
+        token_distributions(logits.float().numpy(), sampling).normaliser for logits in (turned, draft)
     )
     assert np.array_equal(one, other)
 
@@ -159,7 +162,11 @@ def test_a_row_without_a_law_leaves_the_law_of_another_alone() -> None:
     few = np.full((1, 1, 50), -np.inf, np.float32)  # fewer tokens than top-k lets stay
     few[..., [3, 20, 41]] = [0.5, 2.0, -1.0]
     beside = np.concatenate([few, np.full_like(few, np.nan)])
-    alone = token_distributions(few, Shaping(np.ones(1), np.array([5]), np.ones(1)))
-    both = token_distributions(beside, Shaping(np.ones(2), np.array([5, 5]), np.ones(2)))
+    alone = token_distributions(
+        few, SamplingBatch(np.ones(1), np.array([5]), np.ones(1), np.zeros(1, np.int64))
+    )
+    both = token_distributions(
+        beside, SamplingBatch(np.ones(2), np.array([5, 5]), np.ones(2), np.zeros(2, np.int64))
+    )
     for name in LAW:
         assert np.array_equal(getattr(both, name)[:1], getattr(alone, name)), name

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from driftguard_engine.kernels.tensor_checks import InvalidLogits
-from driftguard_engine.sampling import Sampling
+from driftguard_engine.kernels.tensor_checks import InvalidLogits, checked_sampling
 from driftguard_engine.speculation import SpeculativeStep
 from driftguard_engine.verify import verify_chain
 from torch import Tensor
@@ -23,7 +22,7 @@ SETTINGS = (TEMPERATURE, TOP_K, TOP_P, SEED)
 
 
 def new_step() -> SpeculativeStep:
-    return SpeculativeStep(Sampling.of(*SETTINGS, ROWS, CPU), POSITION.tolist(), DRAFTS, SIZE, CPU)
+    return SpeculativeStep(checked_sampling(*SETTINGS, ROWS, CPU), POSITION.tolist(), DRAFTS, SIZE, CPU)
 
 
 def new_logits() -> tuple[Tensor, Tensor]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
-from driftguard_engine.kernels.reference.distribution import Shaping
-from driftguard_engine.kernels.reference.verify import Noise
-from driftguard_engine.kernels.verify import Settings, Workspace
+from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
 VOCABULARY = 128_256
@@ -43,7 +43,7 @@ class Batch:
     target: Tensor  # [B, K + 1, V] bfloat16
     draft: Tensor  # [B, K, V] bfloat16
     lengths: Tensor
-    settings: Settings
+    settings: SamplingTensors
     space: Workspace
 
     @property
@@ -106,15 +106,14 @@ def _batch(
     target = 3 * torch.randn(batch, drafts + 1, VOCABULARY, generator=random, device=device)
     draft = target[:, :-1] + 0.5 * torch.randn(batch, drafts, VOCABULARY, generator=random, device=device)
     one = torch.ones(batch, dtype=torch.float64)
-    shaping = Shaping.of(
-        sampling.temperature * one, torch.full((batch,), sampling.top_k), sampling.top_p * one
-    )
     seeds = torch.randint(0, 2**62, (batch,), generator=random, device=device)
-    noise = Noise.of(seeds, torch.full((batch,), 100))
+    asked = SamplingBatch.of(
+        sampling.temperature * one, torch.full((batch,), sampling.top_k), sampling.top_p * one, seeds
+    )
     return Batch(
         target.bfloat16(),
         draft.bfloat16(),
         torch.full((batch,), drafts, dtype=torch.int32, device=device),
-        Settings.of(shaping, noise, VOCABULARY, device),
+        SamplingTensors.of(asked, np.full(batch, 100), VOCABULARY, device),
         Workspace.empty(batch, drafts, VOCABULARY, device),
     )

@@ -7,117 +7,22 @@ result is bitwise the same in any batch, at any place in it, whatever the other 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
+from functools import cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from driftguard_engine.kernels.reference import tiles
 from driftguard_engine.kernels.reference.exp2 import Singles, numpy_exp2
+from driftguard_engine.kernels.reference.sampling import Cuts, Doubles, Index, Integers, SamplingBatch
 
-Integers = NDArray[np.int64]
-Doubles = NDArray[np.float64]
-Truths = NDArray[np.bool_]
-Index = NDArray[Any] | slice
-EVERY = slice(None)  # row
 Exp2 = Callable[[Singles], Singles]  # of powers in [LEAST_POWER, 0], which it may overwrite
 
-GREEDY_BELOW = float(torch.finfo(torch.float32).tiny)  # temperatures that float32 cannot divide by are 0
 LEAST_POWER = np.float32(-125)  # of two: what is less likely weighs as much, so that no weight is subnormal
-LIKELIEST = 256  # tokens among which a cut is looked for first
 FIXED = np.float64(2**40)  # steps in a weight of 1, where top-p adds weights as integers
 _LOWEST = np.finfo(np.float32).min
-
-
-@dataclass(frozen=True)
-class Shaping:
-    """What turns logits into distributions, per row: all [B]. top_k <= 0 or >= V is off, top_p >= 1 is off.
-
-    What follows from it is found once: a batch stays the same for many steps.
-    """
-
-    temperature: Doubles
-    top_k: Integers
-    top_p: Doubles
-
-    @classmethod
-    def of(cls, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Shaping:
-        return cls(
-            np.array(temperature.tolist()),
-            np.array(top_k.tolist()),
-            np.array(top_p.tolist(), np.float32).astype(np.float64),  # as the kernels read it
-        )
-
-    @cached_property
-    def greedy(self) -> Truths:
-        return self.temperature < GREEDY_BELOW
-
-    @cached_property
-    def any_greedy(self) -> bool:
-        return bool(self.greedy.any())
-
-    @cached_property
-    def all_greedy(self) -> bool:
-        return bool(self.greedy.all())
-
-    @cached_property
-    def scale(self) -> Singles:
-        """Powers of two per unit of logit: [B], 0 where the row is greedy."""
-        powers = math.log2(math.e) / np.maximum(self.temperature, GREEDY_BELOW)
-        return np.where(self.greedy, 0, powers).astype(np.float32)
-
-    def limited(self, size: int) -> Truths:
-        """Which rows top-k takes tokens from: [B]."""
-        return (self.top_k > 0) & (self.top_k < size)
-
-    def narrows(self, size: int) -> Truths:
-        """Which rows top-k or top-p may take tokens from: [B]."""
-        return self.limited(size) | (self.top_p < 1)
-
-    def cuts(self, size: int) -> Cuts:
-        """What `token_distributions` over V = size tokens take away."""
-        if size not in self._cuts:
-            self._cuts[size] = Cuts.of(self, size)
-        return self._cuts[size]
-
-    @cached_property
-    def _cuts(self) -> dict[int, Cuts]:
-        return {}
-
-    def rows(self, index: Index) -> Shaping:
-        if isinstance(index, slice) and index == EVERY:
-            return self
-        return Shaping(self.temperature[index], self.top_k[index], self.top_p[index])
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """Of the rows of a `Shaping` over V tokens, the N that top-k or top-p may take tokens from."""
-
-    rows: Index  # [N], EVERY where N is B
-    shaping: Shaping  # theirs
-    limited: Truths  # [N, 1]: by top-k
-    all_limited: bool  # and every row of the shaping is among them
-    top_k: Integers  # [N, 1]; V where not limited
-    by_mass: Truths | None  # [N, 1]: by top-p; None where no row is
-    ordered: int  # tokens, the likeliest, among which a cut is looked for
-
-    @classmethod
-    def of(cls, shaping: Shaping, size: int, likeliest: int = LIKELIEST) -> Cuts:
-        narrows = shaping.narrows(size)
-        rows = EVERY if narrows.all() else narrows.nonzero()[0]
-        own = shaping.rows(rows)
-        limited, by_mass = own.limited(size)[:, np.newaxis], own.top_p[:, np.newaxis] < 1
-        top_k = np.where(limited, own.top_k[:, np.newaxis], size)
-        ordered = int(np.where(limited, top_k, min(size, likeliest)).max(initial=0))
-        all_limited = rows is EVERY and bool(limited.all())
-        return cls(rows, own, limited, all_limited, top_k, by_mass if by_mass.any() else None, ordered)
 
 
 @cache
@@ -174,21 +79,21 @@ class TokenDistributions:
         return weights
 
     @classmethod
-    def certain(cls, shaping: Shaping, steps: int, size: int) -> TokenDistributions:
-        """Of point masses, logit 0 at a token and -inf elsewhere, which every shaping leaves as they are.
+    def certain(cls, sampling: SamplingBatch, steps: int, size: int) -> TokenDistributions:
+        """Of point masses, logit 0 at a token and -inf elsewhere, which top-k and top-p leave as they are.
 
         The mass of their tiles is left out: nobody reads that of a draft that is not drawn.
         """
-        of_steps = np.empty((len(shaping.top_k), steps), _distribution_dtype(size))
+        of_steps = np.empty((len(sampling.top_k), steps), _distribution_dtype(size))
         of_steps[...] = (0, -np.inf, 1, -1, 0)
-        return cls(shaping.scale, of_steps)
+        return cls(sampling.scale, of_steps)
 
     def put(self, rows: Index, steps: slice, found: TokenDistributions) -> None:
-        """Distributions of the same shaping into the place of these rows and steps."""
+        """Distributions of the same batch into the place of these rows and steps."""
         self.of_steps[rows, steps] = found.of_steps
 
     def beside(self, others: TokenDistributions) -> TokenDistributions:
-        """These distributions, and behind them others of the same rows and shaping: [B, S + S']."""
+        """These distributions, and behind them others of the same rows: [B, S + S']."""
         (rows, own), further = self.of_steps.shape, others.of_steps.shape[1]
         of_steps = np.empty((rows, own + further), self.of_steps.dtype)  # faster than numpy's concatenate
         of_steps[:, :own], of_steps[:, own:] = self.of_steps, others.of_steps
@@ -202,24 +107,26 @@ class TokenDistributions:
         return TokenDistributions(self.scale, self.of_steps[np.arange(len(step))[:, np.newaxis], step])
 
 
-def token_distributions(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> TokenDistributions:
+def token_distributions(
+    logits: Singles, sampling: SamplingBatch, exp2: Exp2 = numpy_exp2
+) -> TokenDistributions:
     """Softmax of logits [B, S, V] after temperature, then top-k, then top-p, as vLLM and transformers do.
 
     Every temperature must be positive. A row without a finite maximum has no distribution: what it gives is
     meaningless, but harms no other row.
     """
     size = logits.shape[-1]
-    cuts, maxima = shaping.cuts(size), tiles.tile_maxima(logits)
+    cuts, maxima = sampling.cuts(size), tiles.tile_maxima(logits)
     peak = maxima.max(-1)
-    found = TokenDistributions(shaping.scale, np.empty(peak.shape, _distribution_dtype(size)))
+    found = TokenDistributions(sampling.scale, np.empty(peak.shape, _distribution_dtype(size)))
     found.peak[...], found.cut[...], found.cut_token[...] = peak, -np.inf, -1
     if cuts.all_limited:
         found.normaliser[...], found.tile_mass[...] = 0, 0  # `_cut` adds up the few weights that stay
     else:
-        mass = _tile_mass(logits, maxima, peak, shaping.scale, exp2)
+        mass = _tile_mass(logits, maxima, peak, sampling.scale, exp2)
         found.normaliser[...] = tiles.row_sum(mass)
         if cuts.ordered:  # a row's distribution is the same whatever the other rows ask for
-            mass[shaping.limited(size)] = 0
+            mass[sampling.limited(size)] = 0
         found.tile_mass[...] = mass
     if cuts.ordered:
         found.cut[cuts.rows], found.cut_token[cuts.rows], found.normaliser[cuts.rows] = _cut(
@@ -262,7 +169,7 @@ def _cut(logits: Singles, normaliser: Doubles, cuts: Cuts, exp2: Exp2) -> tuple[
     size, most = logits.shape[-1], cuts.ordered
     chosen = logits if most == size else np.partition(logits, size - most, axis=-1)[..., size - most :]
     ordered = np.sort(chosen, axis=-1)[..., ::-1]
-    weights = _weights(ordered, ordered[..., :1], cuts.shaping.scale, exp2)
+    weights = _weights(ordered, ordered[..., :1], cuts.sampling.scale, exp2)
     held = (weights * FIXED).astype(np.int64).cumsum(-1)
     count = np.repeat(cuts.top_k, logits.shape[1], axis=1)  # [N, S]
     if not (ordered[..., -1] > -np.inf).all():  # a row has fewer tokens
@@ -274,11 +181,11 @@ def _cut(logits: Singles, normaliser: Doubles, cuts: Cuts, exp2: Exp2) -> tuple[
     if cuts.by_mass is not None:
         of_limited = held[_last(np.minimum(count, most))]
         total = np.where(cuts.limited, of_limited, normaliser * FIXED)
-        nucleus = 1 + (held < (cuts.shaping.top_p[:, np.newaxis] * total)[..., np.newaxis]).sum(-1)
+        nucleus = 1 + (held < (cuts.sampling.top_p[:, np.newaxis] * total)[..., np.newaxis]).sum(-1)
         count = np.where(cuts.by_mass, np.minimum(count, nucleus), count)
     cut, token, kept = _cut_at(logits, ordered, held, np.minimum(count, most))
     if not cuts.all_limited and len(rows := np.flatnonzero((count > most).any(-1))):
-        among_all = Cuts.of(cuts.shaping.rows(rows), size, likeliest=size)
+        among_all = Cuts.of(cuts.sampling.rows(rows), size, likeliest=size)
         cut[rows], token[rows], kept[rows] = _cut(logits[rows], normaliser[rows], among_all, exp2)
     return cut, token, kept
 

@@ -16,37 +16,20 @@ import torch
 from torch import Tensor
 
 from driftguard_engine.kernels.reference import philox, tiles
-from driftguard_engine.kernels.reference.distribution import (
-    EVERY,
-    Doubles,
-    Exp2,
-    Index,
-    Integers,
-    Shaping,
-    TokenDistributions,
-    Truths,
-    token_distributions,
-)
+from driftguard_engine.kernels.reference.distribution import Exp2, TokenDistributions, token_distributions
 from driftguard_engine.kernels.reference.exp2 import Singles, numpy_exp2
 from driftguard_engine.kernels.reference.inverse_cdf import pick
 from driftguard_engine.kernels.reference.philox import RandomWords
+from driftguard_engine.kernels.reference.sampling import (
+    EVERY,
+    Doubles,
+    Index,
+    Integers,
+    SamplingBatch,
+    Truths,
+)
 
 _PURPOSES = np.array([philox.DRAFT, philox.ACCEPT, philox.RESIDUAL])
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Where the random numbers of B rows start: all [B]."""
-
-    seed: Integers
-    position: Integers  # index in the sequence of the first token drawn
-
-    @classmethod
-    def of(cls, seed: Tensor, position: Tensor) -> Noise:
-        return cls(np.array(seed.tolist()), np.array(position.tolist()))
-
-    def rows(self, index: Index) -> Noise:
-        return Noise(self.seed[index], self.position[index])
 
 
 class StepNoise:
@@ -56,13 +39,14 @@ class StepNoise:
     because greedy rows need none.
     """
 
-    def __init__(self, noise: Noise, steps: int) -> None:
-        self._start, self._steps = noise, steps
+    def __init__(self, seed: Integers, position: Integers, steps: int) -> None:
+        """position [B]: index in the sequence of the first token drawn."""
+        self._seed, self._position, self._steps = seed, position, steps
 
     @cached_property
     def _drawn(self) -> tuple[RandomWords, Doubles]:
         """Words [2, 3, B, S], and the uniforms of the first ones for acceptance [B, S]."""
-        seed, position = self._start.seed[:, np.newaxis], self._start.position[:, np.newaxis]
+        seed, position = self._seed[:, np.newaxis], self._position[:, np.newaxis]
         words = philox.words(seed, position + np.arange(self._steps), _PURPOSES[:, np.newaxis, np.newaxis])
         return words, philox.uniforms_of(words[0, 1])
 
@@ -90,8 +74,8 @@ class Chain:
     draft_logits: Tensor  # [B, K, V]
     draft_tokens: Tensor  # [B, K] int64
     draft_lengths: Tensor  # [B] int64, 0 .. K
-    shaping: Shaping
-    noise: Noise
+    sampling: SamplingBatch
+    position: Integers  # [B]: index in the sequence of the first token emitted
 
     @property
     def read(self) -> Tensor:
@@ -110,16 +94,16 @@ class Arrays:
     tokens: Integers
     lengths: Integers
     proposed: Truths  # [B, K]: draft tokens within the row's length that the vocabulary has
-    shaping: Shaping
+    sampling: SamplingBatch
 
     @classmethod
     def of(cls, chain: Chain, exp2: Exp2 = numpy_exp2) -> Arrays:
-        target, draft, shaping = singles(chain.target_logits), singles(chain.draft_logits), chain.shaping
-        found = draft_distributions(draft, shaping, exp2)
+        target, draft, sampling = singles(chain.target_logits), singles(chain.draft_logits), chain.sampling
+        found = draft_distributions(draft, sampling, exp2)
         tokens, lengths = chain.draft_tokens.cpu().numpy(), chain.draft_lengths.cpu().numpy()
         known = tokens.view(np.uint64) < target.shape[-1]  # without its sign an id below 0 is too large
         proposed = (np.arange(tokens.shape[1]) < lengths[:, np.newaxis]) & known
-        return cls(target, draft, found, tokens, lengths, proposed, shaping)
+        return cls(target, draft, found, tokens, lengths, proposed, sampling)
 
     def rows(self, index: Index) -> Arrays:
         return Arrays(
@@ -129,7 +113,7 @@ class Arrays:
             self.tokens[index],
             self.lengths[index],
             self.proposed[index],
-            self.shaping.rows(index),
+            self.sampling.rows(index),
         )
 
 
@@ -140,7 +124,7 @@ def singles(logits: Tensor) -> Singles:
 def verify_chain(chain: Chain, exp2: Exp2 = numpy_exp2) -> tuple[Tensor, Tensor]:
     """Tokens [B, K+1], int64 padded with -1, and how many drafts of each row were accepted, int64 [B]."""
     device = chain.target_logits.device
-    noise = StepNoise(chain.noise, chain.target_logits.shape[1])
+    noise = StepNoise(chain.sampling.seed, chain.position, chain.target_logits.shape[1])
     given = Arrays.of(chain, exp2)
     accepted, own, _ = verify(given, noise, exp2)
     tokens = emitted(given.tokens, accepted, own)
@@ -155,11 +139,11 @@ def verify(given: Arrays, noise: StepNoise, exp2: Exp2 = numpy_exp2) -> tuple[In
 
     What a row of logits without a distribution gives is meaningless, but harms no other request.
     """
-    if given.shaping.all_greedy:
+    if given.sampling.all_greedy:
         return _verify_greedy(given)
-    if not given.shaping.any_greedy:
+    if not given.sampling.any_greedy:
         return _verify_stochastic(given, noise.accept, noise.residual, exp2)
-    greedy = given.shaping.greedy
+    greedy = given.sampling.greedy
     accepted, own = np.empty((2, len(greedy)), np.int64)
     accepted[greedy], own[greedy], valid = _verify_greedy(given.rows(greedy))
     accept, residual = noise.accept[~greedy], noise.residual[:, ~greedy]
@@ -169,30 +153,32 @@ def verify(given: Arrays, noise: StepNoise, exp2: Exp2 = numpy_exp2) -> tuple[In
 
 
 @np.errstate(invalid="ignore", divide="ignore")
-def draft_distributions(logits: Singles, shaping: Shaping, exp2: Exp2 = numpy_exp2) -> TokenDistributions:
+def draft_distributions(
+    logits: Singles, sampling: SamplingBatch, exp2: Exp2 = numpy_exp2
+) -> TokenDistributions:
     """Of the draft's logits [B, S, V]; rows that are greedy need none and have that of a point mass."""
-    if not shaping.any_greedy:
-        return token_distributions(logits, shaping, exp2)
-    found, drawn = TokenDistributions.certain(shaping, *logits.shape[1:]), ~shaping.greedy
-    if not shaping.all_greedy:
-        found.put(drawn, slice(None), token_distributions(logits[drawn], shaping.rows(drawn), exp2))
+    if not sampling.any_greedy:
+        return token_distributions(logits, sampling, exp2)
+    found, drawn = TokenDistributions.certain(sampling, *logits.shape[1:]), ~sampling.greedy
+    if not sampling.all_greedy:
+        found.put(drawn, slice(None), token_distributions(logits[drawn], sampling.rows(drawn), exp2))
     return found
 
 
 def draw_drafts(
     logits: Singles,
     distributions: TokenDistributions,
-    shaping: Shaping,
+    sampling: SamplingBatch,
     words: RandomWords,
     exp2: Exp2 = numpy_exp2,
 ) -> Integers:
     """One token per row of logits [B, V] and their distributions, S = 1; argmax of greedy rows, else by words
     [2, B]."""
-    if shaping.any_greedy:
+    if sampling.any_greedy:
         tokens: Integers = logits.argmax(-1)
-        if not shaping.all_greedy:
-            drawn = ~shaping.greedy
-            others = logits[drawn], distributions.rows(drawn), shaping.rows(drawn), words[:, drawn]
+        if not sampling.all_greedy:
+            drawn = ~sampling.greedy
+            others = logits[drawn], distributions.rows(drawn), sampling.rows(drawn), words[:, drawn]
             tokens[drawn] = draw_drafts(*others, exp2)
         return tokens
     mass = distributions.weigh(logits[:, np.newaxis], np.arange(logits.shape[-1]), exp2)[:, 0]
@@ -200,15 +186,15 @@ def draw_drafts(
 
 
 def sample_draft(
-    logits: Tensor, shaping: Shaping, noise: Noise, step: int, exp2: Exp2 = numpy_exp2
+    logits: Tensor, sampling: SamplingBatch, position: Integers, exp2: Exp2 = numpy_exp2
 ) -> Tensor:
-    """One token per row of logits [B, V], int64 [B], `step` behind the position of the noise."""
-    rows, here = singles(logits), Noise(noise.seed, noise.position + step)
+    """One token per row of logits [B, V], int64 [B]. position [B]: its index in the sequence."""
+    rows = singles(logits)
     distributions, words = (
-        draft_distributions(rows[:, np.newaxis], shaping, exp2),
-        StepNoise(here, 1).draft[..., 0],
+        draft_distributions(rows[:, np.newaxis], sampling, exp2),
+        StepNoise(sampling.seed, position, 1).draft[..., 0],
     )
-    return torch.from_numpy(draw_drafts(rows, distributions, shaping, words, exp2)).to(logits.device)
+    return torch.from_numpy(draw_drafts(rows, distributions, sampling, words, exp2)).to(logits.device)
 
 
 def _verify_greedy(given: Arrays) -> tuple[Integers, Integers, bool]:
@@ -222,7 +208,7 @@ def _verify_stochastic(
     given: Arrays, accept: Doubles, residual: RandomWords, exp2: Exp2
 ) -> tuple[Integers, Integers, bool]:
     # Both models' distributions side by side, because few calls over all cost less than many: [B, K + K+1].
-    distributions = given.draft_distributions.beside(token_distributions(given.target, given.shaping, exp2))
+    distributions = given.draft_distributions.beside(token_distributions(given.target, given.sampling, exp2))
     drafts = given.tokens.shape[1]
     passed = _passes(given, distributions, accept[:, :drafts], exp2)
     accepted = _leading(passed & given.proposed)

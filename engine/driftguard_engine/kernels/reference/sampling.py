@@ -1,0 +1,111 @@
+"""What each request of a batch asks of its tokens: temperature, top-k, top-p and the seed of its noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from driftguard_engine.kernels.reference.exp2 import Singles
+
+Integers = NDArray[np.int64]
+Doubles = NDArray[np.float64]
+Truths = NDArray[np.bool_]
+Index = NDArray[Any] | slice
+EVERY = slice(None)  # row
+
+GREEDY_BELOW = float(torch.finfo(torch.float32).tiny)  # temperatures that float32 cannot divide by are 0
+LIKELIEST = 256  # tokens among which a cut is looked for first
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """How the requests of a batch sample: all [B]. top_k <= 0 or >= V is off, top_p >= 1 is off.
+
+    What follows from it is computed once: a batch stays the same for many steps.
+    """
+
+    temperature: Doubles
+    top_k: Integers
+    top_p: Doubles
+    seed: Integers
+
+    @classmethod
+    def of(cls, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor) -> SamplingBatch:
+        return cls(
+            np.array(temperature.tolist()),
+            np.array(top_k.tolist()),
+            np.array(top_p.tolist(), np.float32).astype(np.float64),  # as the kernels read it
+            np.array(seed.tolist()),
+        )
+
+    @cached_property
+    def greedy(self) -> Truths:
+        return self.temperature < GREEDY_BELOW
+
+    @cached_property
+    def any_greedy(self) -> bool:
+        return bool(self.greedy.any())
+
+    @cached_property
+    def all_greedy(self) -> bool:
+        return bool(self.greedy.all())
+
+    @cached_property
+    def scale(self) -> Singles:
+        """Powers of two per unit of logit: [B], 0 where the row is greedy."""
+        powers = math.log2(math.e) / np.maximum(self.temperature, GREEDY_BELOW)
+        return np.where(self.greedy, 0, powers).astype(np.float32)
+
+    def limited(self, size: int) -> Truths:
+        """Which rows top-k takes tokens from: [B]."""
+        return (self.top_k > 0) & (self.top_k < size)
+
+    def narrows(self, size: int) -> Truths:
+        """Which rows top-k or top-p may take tokens from: [B]."""
+        return self.limited(size) | (self.top_p < 1)
+
+    def cuts(self, size: int) -> Cuts:
+        """What `token_distributions` over V = size tokens take away."""
+        if size not in self._cuts:
+            self._cuts[size] = Cuts.of(self, size)
+        return self._cuts[size]
+
+    @cached_property
+    def _cuts(self) -> dict[int, Cuts]:
+        return {}
+
+    def rows(self, index: Index) -> SamplingBatch:
+        if isinstance(index, slice) and index == EVERY:
+            return self
+        return SamplingBatch(self.temperature[index], self.top_k[index], self.top_p[index], self.seed[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Of the rows of a `SamplingBatch` over V tokens, the N that top-k or top-p may take tokens from."""
+
+    rows: Index  # [N], EVERY where N is B
+    sampling: SamplingBatch  # theirs
+    limited: Truths  # [N, 1]: by top-k
+    all_limited: bool  # and every row of the batch is among them
+    top_k: Integers  # [N, 1]; V where not limited
+    by_mass: Truths | None  # [N, 1]: by top-p; None where no row is
+    ordered: int  # tokens, the likeliest, among which a cut is looked for
+
+    @classmethod
+    def of(cls, sampling: SamplingBatch, size: int, likeliest: int = LIKELIEST) -> Cuts:
+        narrows = sampling.narrows(size)
+        rows = EVERY if narrows.all() else narrows.nonzero()[0]
+        own = sampling.rows(rows)
+        limited, by_mass = own.limited(size)[:, np.newaxis], own.top_p[:, np.newaxis] < 1
+        top_k = np.where(limited, own.top_k[:, np.newaxis], size)
+        ordered = int(np.where(limited, top_k, min(size, likeliest)).max(initial=0))
+        all_limited = rows is EVERY and bool(limited.all())
+        return cls(rows, own, limited, all_limited, top_k, by_mass if by_mass.any() else None, ordered)
