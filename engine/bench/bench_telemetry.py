@@ -24,10 +24,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from driftguard_engine.__main__ import BUNDLED
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import Request, SamplingParams
 from driftguard_engine.engine import Engine
+from driftguard_engine.options import BUNDLED
 from driftguard_engine.telemetry.telemetry import Telemetry
 from scipy.stats import binom
 

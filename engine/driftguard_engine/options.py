@@ -1,0 +1,233 @@
+"""The options of the engine's command line, by subject; each subject is a panel of --help."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from driftguard_engine.config import EngineConfig
+
+BUNDLED = Path(__file__).parent / "bundled"
+MODELS, SERVER, LIMITS, SIDECAR = "Models", "Server", "Limits", "Sidecar"
+
+
+class DrafterName(StrEnum):
+    DRAFT_MODEL = "draft_model"
+    NGRAM = "ngram"
+    NONE = "none"
+
+
+class DtypeName(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class DeviceName(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class LoopName(StrEnum):
+    AUTO = "auto"
+    HOST = "host"
+    DEVICE = "device"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def _option(meaning: str, panel: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(help=meaning, rich_help_panel=panel)
+    return option
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which models serve, and how they decode."""
+
+    target: Annotated[
+        str | None,
+        _option("Target model: a directory or a hub name. Without it the bundled pair serves.", MODELS),
+    ] = None
+    draft: Annotated[
+        str | None, _option("Draft model with the same tokenizer: a directory or a hub name.", MODELS)
+    ] = None
+    drafter: Annotated[
+        DrafterName | None,
+        _option(
+            "Who drafts: a draft model, n-gram lookup in the prompt, or nobody. "
+            "Default: draft_model where there is a draft, else ngram.",
+            MODELS,
+        ),
+    ] = None
+    dtype: Annotated[DtypeName, _option("Number format of both models.", MODELS)] = DtypeName.FLOAT32
+    device: Annotated[DeviceName, _option("Where both models run.", MODELS)] = DeviceName.CPU
+    loop: Annotated[
+        LoopName,
+        _option(
+            "Where the state of decoding is kept: on the device, so that no step waits for the host, or on "
+            "the host. Default: the device's on CUDA where models and kernels allow it.",
+            MODELS,
+        ),
+    ] = LoopName.AUTO
+    threads: Annotated[int | None, _option("CPU threads of torch; without it torch chooses.", MODELS)] = None
+    speculation: Annotated[
+        bool, _option("Speculate at all. POST /admin/speculation changes it later.", MODELS)
+    ] = True
+    num_speculative_tokens: Annotated[
+        int, _option("Draft tokens per step (K) where a request does not say.", MODELS)
+    ] = 4
+    adaptive_k: Annotated[
+        bool,
+        _option(
+            "Choose K of each step by what it gives, up to the one asked for; 0 where it does not pay.",
+            MODELS,
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """How much the engine takes on."""
+
+    max_speculative_tokens: Annotated[int, _option("Largest K that a request may ask for.", LIMITS)] = 16
+    max_batch: Annotated[int, _option("Requests that run at once.", LIMITS)] = 8
+    max_length: Annotated[int, _option("Tokens per request, prompt and output together.", LIMITS)] = 2048
+    max_waiting: Annotated[int, _option("Requests that may wait; more are refused with 429.", LIMITS)] = 1024
+    prefix_reuse: Annotated[
+        bool,
+        _option(
+            "Do not read the beginning of a prompt again that a slot still holds from another request. "
+            "Whoever may send requests can learn from their times which beginnings others have sent.",
+            LIMITS,
+        ),
+    ] = True
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where the engine is reached, by whom, and how it starts and stops."""
+
+    host: Annotated[
+        str,
+        _option(
+            "Address to bind. Any other than loopback needs DRIFTGUARD_API_KEY or --api-key-hash.", SERVER
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[int, _option("Port to bind; 0 picks a free one.", SERVER)] = 8100
+    api_key_hash: Annotated[
+        str | None,
+        _option("SHA-256 (hex) of the key that /admin asks for, instead of DRIFTGUARD_API_KEY.", SERVER),
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        _option(
+            "A name under which requests may ask for this engine, beside its own; several times for several.",
+            SERVER,
+        ),
+    ] = None
+    server_name: Annotated[str, _option("This server's name in its records.", SERVER)] = "engine"
+    state_dir: Annotated[
+        Path | None, _option("Directory that remembers the promoted draft over restarts.", SERVER)
+    ] = None
+    shutdown_seconds: Annotated[
+        float, _option("On SIGTERM, seconds that running requests get to finish.", SERVER)
+    ] = 30.0
+    log_level: Annotated[LogLevel, _option("Least level that is logged.", SERVER)] = LogLevel.INFO
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarOptions:
+    """What is sent to the sidecar."""
+
+    sidecar: Annotated[
+        str | None,
+        _option(
+            "URL of the DriftGuard sidecar, for example http://127.0.0.1:8200. None: no records.", SIDECAR
+        ),
+    ] = None
+    spool_dir: Annotated[
+        Path | None,
+        _option(
+            "Where records wait while the sidecar is away; one directory per engine. "
+            "Default: ~/.local/share/driftguard/spool/SERVER_NAME.",
+            SIDECAR,
+        ),
+    ] = None
+    capture_fraction: Annotated[
+        float,
+        _option(
+            "Part (0 to 1) of the requests whose token ids are sent for retraining. 0 sends none.", SIDECAR
+        ),
+    ] = 0.0
+
+
+_SUBJECTS: tuple[type[Any], ...] = (ModelOptions, LimitOptions, ServerOptions, SidecarOptions)
+
+
+def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOptions) -> EngineConfig:
+    """What these options ask for; the bundled pair where no target is named. Raises InvalidConfig."""
+    target, draft, drafter = models.target, models.draft, models.drafter
+    if target is None:
+        target, draft = str(BUNDLED / "target"), draft or str(BUNDLED / "draft")
+    if drafter is None:
+        drafter = DrafterName.DRAFT_MODEL if draft else DrafterName.NGRAM
+    return EngineConfig(
+        target=target,
+        draft=draft,
+        drafter=drafter.value,
+        dtype=models.dtype.value,
+        device=models.device.value,
+        max_batch=limits.max_batch,
+        max_length=limits.max_length,
+        num_speculative_tokens=models.num_speculative_tokens,
+        max_speculative_tokens=limits.max_speculative_tokens,
+        adaptive_k=models.adaptive_k,
+        max_waiting=limits.max_waiting,
+        prefix_reuse=limits.prefix_reuse,
+        loop=models.loop.value,
+        threads=models.threads,
+        speculation=models.speculation,
+        state_dir=server.state_dir,
+        server_name=server.server_name,
+    )
+
+
+def one_parameter_per_option(
+    command: Callable[[ModelOptions, LimitOptions, ServerOptions, SidecarOptions], None],
+) -> Callable[..., None]:
+    """`command` as typer needs it: typer makes one option of each parameter, and knows no groups of them."""
+
+    @wraps(command)
+    def flat(**given: Any) -> None:
+        models, limits, server, sidecar = (
+            kind(**{field.name: given[field.name] for field in fields(kind)}) for kind in _SUBJECTS
+        )
+        command(models, limits, server, sidecar)
+
+    flat.__signature__ = inspect.Signature(list(_parameters()))  # type: ignore[attr-defined]
+    return flat
+
+
+def _parameters() -> Iterator[inspect.Parameter]:
+    for kind in _SUBJECTS:
+        hints = get_type_hints(kind, include_extras=True)
+        for field in fields(kind):
+            yield inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=hints[field.name],
+            )
