@@ -9,7 +9,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint check chaos bench bench-engine bench-detection gpu-check models dashboards dashboard-screenshots openapi metrics clean
+.PHONY: setup demo test lint check chaos bench bench-engine bench-detection gpu-check models dashboards dashboard-screenshots alerts openapi metrics clean
 
 setup: $(STAMP)
 
@@ -89,8 +89,9 @@ dashboard-screenshots: setup
 metrics: setup
 	$(BIN)/python -m docs.generate_metrics > docs/metrics.md
 
-kubernetes: setup
-	$(BIN)/python -m deploy.prometheus_rule
+alerts: setup
+	$(BIN)/driftguard alert-rules --output alerts/driftguard-rules.yaml
+	$(BIN)/driftguard alert-rules --format kubernetes --output deploy/kubernetes/monitoring/prometheusrule.yaml
 
 openapi: setup
 	$(BIN)/python -m driftguard.api.application > docs/openapi.json

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from driftguard.adapters import ReplayFormat
+from driftguard.alert_rules.command import alert_rules
 from driftguard.errors import BadInput, DriftGuardError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ probe_commands = typer.Typer(
     no_args_is_help=True, help="Canary probes: fixed prompts that tell the machine from the traffic."
 )
 app.add_typer(probe_commands, name="probe")
+app.command()(alert_rules)
 
 Config = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings.", envvar="DRIFTGUARD_CONFIG")

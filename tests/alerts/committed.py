@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from driftguard.metrics import Metrics
@@ -18,7 +21,13 @@ ALERTMANAGER = ALERTS / "alertmanager.yml"
 UNIT_TESTS = sorted((ALERTS / "tests").glob("*.yaml"))
 RUNBOOKS = {file.stem: file for file in (ALERTS / "runbooks").glob("*.md")}
 NAME = re.compile(r"(?:\w+:)?driftguard_\w+(?::\w+)?")  # of a metric, as a query names it
-ADDRESS = "http://driftguard:8200"  # that a user replaces by the sidecar's own
+ADDRESS = "http://driftguard:8200"  # of the sidecar, where nobody gives another one
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+def promtool(*arguments: str | Path) -> None:
+    found = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def load(file: Path) -> dict[str, Any]:

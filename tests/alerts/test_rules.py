@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,17 +17,13 @@ from tests.alerts.committed import (
     alerts,
     load,
     metric_names,
+    needs_promtool,
+    promtool,
     rules,
 )
 
 SEVERITIES = ("critical", "warning", "info")
 NAMES = {alert["alert"] for alert in alerts()}
-needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-
-
-def promtool(*arguments: str | Path) -> None:
-    found = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
 
 
 @needs_promtool
@@ -79,9 +72,3 @@ def test_rules_speak_only_of_metrics_that_there_are() -> None:
     named = set(NAME.findall(text))
     assert named <= metric_names()
     assert len(named) > 20
-
-
-def test_one_address_stands_for_the_sidecar() -> None:
-    """So that one substitution adapts the file."""
-    addresses = set(re.findall(r"https?://[^/\s,]+", RULES.read_text(encoding="utf-8")))
-    assert addresses == {ADDRESS, "https://driftguard.example.com"}

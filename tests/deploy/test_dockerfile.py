@@ -61,7 +61,7 @@ def test_what_is_copied_is_there_and_is_sent_to_the_builder() -> None:
 def test_all_that_the_wheel_is_made_of_is_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    needed = {*wheel["packages"], *wheel["force-include"], project["project"]["readme"], "pyproject.toml"}
+    needed = {*wheel["only-include"], *wheel["force-include"], project["project"]["readme"], "pyproject.toml"}
     needed |= set(project["project"]["license-files"])
     assert not {path for path in needed if not any(Path(path).is_relative_to(source) for source in sources())}
 

@@ -12,7 +12,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from deploy.prometheus_rule import PROMETHEUS_RULE, prometheus_rule
+from driftguard.alert_rules.generate import kubernetes_manifest
+from driftguard.alert_rules.parameters import RuleParameters
 from driftguard.settings import Settings
 from driftguard.settings.loading import load_settings
 from tests.alerts.committed import RULES, load
@@ -213,9 +214,10 @@ def test_prometheus_calls_the_job_as_the_rules_do() -> None:
 
 
 def test_the_prometheus_rule_is_made_from_the_rules() -> None:
-    """Differs? make kubernetes"""
-    assert PROMETHEUS_RULE.read_text(encoding="utf-8") == prometheus_rule(RULES.read_text(encoding="utf-8"))
-    (rule,) = documents(PROMETHEUS_RULE)
+    """Differs? make alerts"""
+    committed = KUBERNETES / "monitoring" / "prometheusrule.yaml"
+    assert committed.read_text(encoding="utf-8") == kubernetes_manifest(RuleParameters())
+    (rule,) = documents(committed)
     assert rule["spec"] == load(RULES)
 
 

@@ -92,6 +92,11 @@ def test_every_package_lies_where_it_is_imported_and_is_typed(installed: Path, p
     assert (installed / package / "py.typed").is_file()
 
 
+def test_the_wheel_generates_the_alert_rules(installed: Path, tmp_path: Path) -> None:
+    rules = subprocess.run(**driftguard(installed, "alert-rules"), check=True, cwd=tmp_path).stdout
+    assert rules == (ROOT / "alerts" / "driftguard-rules.yaml").read_text(encoding="utf-8")
+
+
 def test_the_command_is_the_wheels(installed: Path, tmp_path: Path) -> None:
     """Not the checkout's, beside which it would find what the wheel has to bring."""
     asked = driftguard(installed)

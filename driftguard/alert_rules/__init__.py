@@ -1,0 +1,1 @@
+"""Generates the alert rules for Prometheus."""
