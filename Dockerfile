@@ -19,14 +19,14 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
  && python -m venv /opt/driftguard
 
 FROM wheel AS sidecar-packages
-RUN /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard-*.whl)[proxy,otlp]"
+RUN /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard_llm-*.whl)[proxy,otlp]"
 
 FROM wheel AS engine-packages
 ARG TORCH_INDEX_URL=""
 RUN if [ -n "$TORCH_INDEX_URL" ]; then \
       /opt/driftguard/bin/pip install --no-cache-dir --index-url "$TORCH_INDEX_URL" 'torch>=2.11'; \
     fi \
- && /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard-*.whl)[proxy,otlp,engine,cuda]"
+ && /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard_llm-*.whl)[proxy,otlp,engine,cuda]"
 
 FROM python:3.12-slim-bookworm AS runtime
 # HOME: what the engine keeps while the sidecar is away, and what it takes from a hub, is on the volume too.

@@ -92,7 +92,7 @@ def encoder(format_: Format, row: type[msgspec.Struct]) -> Callable[[Iterator[Pa
         return lambda pages: csv_lines(pages, row)
     if find_spec("pyarrow") is None:
         raise MissingExtra(
-            "format: parquet needs pyarrow; install it beside the sidecar: pip install 'driftguard[parquet]'",
+            "format: parquet needs pyarrow; beside the sidecar: pip install 'driftguard-llm[parquet]'",
             field="format",
         )
     return lambda pages: parquet(pages, row)

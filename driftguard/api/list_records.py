@@ -67,7 +67,7 @@ def _answers(
         MEDIA_TYPES["csv"]: {"schema": {"type": "string"}, "example": csv},
         MEDIA_TYPES["parquet"]: {"schema": {"type": "string", "format": "binary"}},
     }
-    missing = problem(MissingExtra, "format: parquet needs pyarrow; pip install 'driftguard[parquet]'")
+    missing = problem(MissingExtra, "format: parquet needs pyarrow; pip install 'driftguard-llm[parquet]'")
     return {200: {"description": "A page, or the export.", "content": files}} | missing
 
 

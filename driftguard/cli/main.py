@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -21,7 +22,6 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Watches the acceptance of speculative decoding, pages when it drifts, and retrains the draft.",
 )
 database_commands = typer.Typer(no_args_is_help=True, help="Create or update the database's tables.")
 key_commands = typer.Typer(no_args_is_help=True, help="API keys, needed when binding to more than loopback.")
@@ -31,13 +31,28 @@ probe_commands = typer.Typer(
     no_args_is_help=True, help="Canary probes: fixed prompts that tell the machine from the traffic."
 )
 app.add_typer(probe_commands, name="probe")
-app.command()(alert_rules)
 
 Config = Annotated[
     Path | None, typer.Option("--config", help="TOML file with settings.", envvar="DRIFTGUARD_CONFIG")
 ]
 Server = Annotated[str, typer.Option(help="Address of the sidecar.")]
 DEFAULT_SIDECAR = "http://127.0.0.1:8200"
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"driftguard {version('driftguard-llm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Watches the acceptance of speculative decoding, pages when it drifts, and retrains the draft."""
 
 
 def load_settings(config: Path | None, **overrides: Any) -> Settings:
@@ -81,9 +96,9 @@ def _source(text: str) -> dict[str, str]:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def engine(context: typer.Context) -> None:
-    """Run the built-in speculative engine (needs the [engine] extra; --help lists its options)."""
+    """Run the built-in speculative engine (needs the extra `engine`; --help lists its options)."""
     if find_spec("torch") is None or find_spec("driftguard_engine") is None:
-        raise DriftGuardError("the engine is not installed; run: pip install 'driftguard[engine]'")
+        raise DriftGuardError("the engine is not installed; run: pip install 'driftguard-llm[engine]'")
     os.execv(sys.executable, [sys.executable, "-m", "driftguard_engine", *context.args])
 
 
@@ -111,7 +126,7 @@ def proxy(
 ) -> None:
     """Pass requests on to any serving engine, and record what their answers tell of speculation."""
     if find_spec("aiohttp") is None or find_spec("uvloop") is None:
-        raise DriftGuardError("the proxy is not installed; run: pip install 'driftguard[proxy]'")
+        raise DriftGuardError("the proxy is not installed; run: pip install 'driftguard-llm[proxy]'")
     from driftguard.logs import configure_logging
     from driftguard.proxy.app import run_proxy
     from driftguard.settings.secrets import secrets_of
@@ -389,6 +404,9 @@ def probe_run(
     if done is not None:
         rate = "nothing was drafted" if done.acceptance is None else f"acceptance {done.acceptance:.3f}"
         typer.echo(f"{done.prompts} probes replayed on {done.server}, draft {done.draft_version}: {rate}")
+
+
+app.command()(alert_rules)
 
 
 def main() -> NoReturn:

@@ -22,7 +22,7 @@ from driftguard.store import held_streams
 from driftguard.store.tables import HeldStream
 
 RETRY_AFTER_SECONDS: Final = (1.0, 4.0, 16.0, 64.0)  # after the first failure, the second, ...
-VERSION: Final = version("driftguard")
+VERSION: Final = version("driftguard-llm")
 MAX_REASON_LENGTH: Final = 300
 log = structlog.get_logger(__name__)
 

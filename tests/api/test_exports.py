@@ -152,7 +152,7 @@ def test_without_pyarrow_the_answer_names_the_extra(
     monkeypatch.setattr(exports, "find_spec", lambda name: None)
     answer = client.get("/api/v1/records?format=parquet")
     assert answer.status_code == 501
-    assert "pip install 'driftguard[parquet]'" in answer.json()["detail"]
+    assert "pip install 'driftguard-llm[parquet]'" in answer.json()["detail"]
 
 
 def test_filters_choose_by_stream_segment_kind_and_time(client: httpx.Client) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -51,6 +52,11 @@ def driftguard(*arguments: str, **variables: str) -> subprocess.CompletedProcess
         timeout=120,
         check=False,
     )
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    result = driftguard("--version")
+    assert (result.returncode, result.stdout) == (0, f"driftguard {version('driftguard-llm')}\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

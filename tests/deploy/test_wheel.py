@@ -25,7 +25,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(directory)]
     subprocess.run(build, check=True, capture_output=True, cwd=ROOT)
-    (wheel,) = directory.glob("driftguard-*.whl")
+    (wheel,) = directory.glob("driftguard_llm-*.whl")
     with ZipFile(wheel) as file:
         file.extractall(directory / "installed")
     return directory / "installed"

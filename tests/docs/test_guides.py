@@ -69,7 +69,7 @@ def test_commands_in_prose_have_these_options(page: Path) -> None:
         words = shlex.split(span)[1:]
         if words[0] == "engine":
             command, words = typer.main.get_command(engine_app), words[1:]
-        while words and hasattr(command, "get_command"):
+        while words and not words[0].startswith("--") and hasattr(command, "get_command"):
             found = command.get_command(typer.Context(command), words[0])
             assert found is not None, span
             command, words = found, words[1:]

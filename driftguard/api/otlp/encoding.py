@@ -80,7 +80,7 @@ class Signal(Generic[Item]):
             message, _ = self.classes()
         except ImportError:
             raise MissingExtra(
-                "protobuf needs opentelemetry-proto; pip install 'driftguard[otlp]' beside the sidecar, "
+                "protobuf needs opentelemetry-proto; pip install 'driftguard-llm[otlp]' beside the sidecar, "
                 f"or export JSON (OTEL_EXPORTER_OTLP_{self.variable}_PROTOCOL=http/json)"
             ) from None
         nested = nested_fields(message.DESCRIPTOR)

@@ -48,7 +48,7 @@ _EXAMPLES: Final[dict[type[DriftGuardError], str]] = {
     TooLarge: "the body is larger than 6000000 bytes; send smaller batches",
     UnsupportedContent: "Content-Type 'text/plain' is not understood; send application/x-protobuf",
     Busy: "50000 records wait for the database and 50000 is the limit; send the batch again later",
-    MissingExtra: "protobuf needs opentelemetry-proto; pip install 'driftguard[otlp]'",
+    MissingExtra: "protobuf needs opentelemetry-proto; pip install 'driftguard-llm[otlp]'",
     DatabaseUnavailable: "database 'driftguard' at db.internal:5432: connection refused",
 }
 _log = structlog.get_logger(__name__)

@@ -218,7 +218,7 @@ def test_without_the_extra_json_is_taken_and_protobuf_names_it(
     body = as_json(service, ATTRIBUTES)
     answer = client.post("/v1/traces", content=as_protobuf(body), headers={"Content-Type": PROTOBUF})
     assert answer.status_code == 501
-    assert "pip install 'driftguard[otlp]'" in answer.json()["message"]
+    assert "pip install 'driftguard-llm[otlp]'" in answer.json()["message"]
     assert send(client, body, JSON) == (0, "")
 
 

@@ -120,7 +120,7 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()  # the library is looked for at the first call
     except (ImportError, RuntimeError) as missing:
-        raise KernelsUnavailable(f"no NVRTC ({missing}): pip install 'driftguard[cuda]'") from missing
+        raise KernelsUnavailable(f"no NVRTC ({missing}): pip install 'driftguard-llm[cuda]'") from missing
     return nvrtc
 
 

@@ -150,7 +150,9 @@ def _driver() -> Any:
 
         _check(driver, driver.cuInit(0))
     except (ImportError, RuntimeError) as missing:
-        raise KernelsUnavailable(f"no CUDA driver ({missing}): pip install 'driftguard[cuda]'") from missing
+        raise KernelsUnavailable(
+            f"no CUDA driver ({missing}): pip install 'driftguard-llm[cuda]'"
+        ) from missing
     return driver
 
 
