@@ -6,13 +6,12 @@ resolved: over, for ever. A new drift of the same stream is a new incident.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from driftguard.errors import BadInput, Conflict
-from driftguard.records.positions import Positions, together
 
 State = Literal["open", "acknowledged", "mitigating", "resolved"]
 Severity = Literal["critical", "warning", "info"]
@@ -27,7 +26,6 @@ LEGAL: Final[Mapping[str, tuple[State, ...]]] = {
 }
 CRITICAL_SLOWDOWN: Final = 0.20  # one fifth fewer tokens per second
 PAGE_SLOWDOWN: Final = 0.02
-RAISED: Final = "raised_because"  # in an incident's evidence: why it became graver
 GRAVITY: Final = ("info", "warning", "critical")
 
 
@@ -93,16 +91,3 @@ def formula_slowdown(before: float, after: float, drafted_per_step: float) -> fl
     A step emits its accepted tokens and one of the target's own: 1 + rate x drafted tokens per step.
     """
     return 1.0 - (1.0 + after * drafted_per_step) / (1.0 + before * drafted_per_step)
-
-
-def positions_of(segments: Sequence[Mapping[str, Any]]) -> Positions:
-    """What the acceptances of an incident with these segments are of; older incidents do not say: of all."""
-    return together(segment["after"].get("positions", "all") for segment in segments)
-
-
-def known_slowdown(evidence: Mapping[str, Any]) -> float | None:
-    """Part of the tokens per second lost: measured where that is sure, else by formula."""
-    for name in ("slowdown_measured", "slowdown_formula"):
-        if evidence.get(name) is not None:
-            return float(evidence[name])
-    return None

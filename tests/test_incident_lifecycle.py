@@ -8,12 +8,12 @@ from typing import get_args
 
 import pytest
 
+from driftguard.documents.incident import IncidentEvidence
 from driftguard.errors import BadInput
 from driftguard.incident_lifecycle import (
     IllegalTransition,
     State,
     formula_slowdown,
-    known_slowdown,
     severity,
     transition,
 )
@@ -79,6 +79,6 @@ def test_slowdowns() -> None:
 
 
 def test_the_slowdown_is_the_measured_one_where_there_is_one() -> None:
-    assert known_slowdown({"slowdown_measured": 0.05, "slowdown_formula": 0.3}) == 0.05
-    assert known_slowdown({"slowdown_measured": None, "slowdown_formula": 0.3}) == 0.3
-    assert known_slowdown({}) is None
+    assert IncidentEvidence(slowdown_measured=0.05, slowdown_formula=0.3).slowdown == 0.05
+    assert IncidentEvidence(slowdown_formula=0.3).slowdown == 0.3
+    assert IncidentEvidence().slowdown is None

@@ -23,6 +23,7 @@ import structlog
 from driftguard.alerting.destination import identity, shown
 from driftguard.alerting.posting import NotAnswered, post
 from driftguard.alerting.retries import Failure, failure_of, wait_seconds
+from driftguard.documents.incident import names_of
 from driftguard.incidents.message import permalink, summary
 from driftguard.metrics import Metrics
 from driftguard.store import incidents, notifications
@@ -82,7 +83,7 @@ def _body(
         "annotations": {
             "summary": summary(incident, stream),
             "since": incident.change_point_at.isoformat(),
-            "segments": ", ".join(segment["segment"] for segment in incident.segments),
+            "segments": ", ".join(names_of(incident.segments)),
             "runbook_url": f"{external_url.rstrip('/')}/runbooks/{ALERTNAME}",
         },
         "startsAt": since.isoformat(),

@@ -7,14 +7,15 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+import msgspec
 from pydantic import Field
 
 from driftguard.alerting.destination import shown
 from driftguard.api.status_models import POSITIONS, FrozenModel, StreamInfo
 from driftguard.cost import Cost
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
-from driftguard.incident_lifecycle import positions_of
-from driftguard.incidents.message import cost_of, cost_percent, summary
+from driftguard.documents.incident import ChangedSegment, IncidentEvidence, positions_of
+from driftguard.incidents.message import cost_percent, summary
 from driftguard.records.positions import Positions
 from driftguard.store.tables import Incident, IncidentTransition, Notification, Stream
 
@@ -50,8 +51,8 @@ class DiagnosisModel(FrozenModel):
     def of(cls, incident: Incident, examples: Sequence[ExampleModel] = ()) -> DiagnosisModel | None:
         if incident.diagnosis is None:
             return None
-        known = {**incident.diagnosis, "examples": examples}
-        means = CONFIDENCE_MEANS[known["confidence"]]
+        known = {**msgspec.to_builtins(incident.diagnosis), "examples": examples}
+        means = CONFIDENCE_MEANS[incident.diagnosis.confidence]
         return cls.model_validate({**known, "confidence_means": means})
 
 
@@ -74,8 +75,8 @@ class IncidentModel(FrozenModel):
     tokens_per_second_after: float | None
     cost_percent: float | None
     cost: Cost | None = Field(description="In tokens per second, and the best K, as the incident opened.")
-    segments: list[dict[str, Any]] = Field(description="Changed segments, strongest evidence first.")
-    evidence: dict[str, Any]
+    segments: tuple[ChangedSegment, ...] = Field(description="Changed segments, strongest evidence first.")
+    evidence: IncidentEvidence
     diagnosis: DiagnosisModel | None = Field(
         description="Why; null until the incident has been examined, which is tried until it works."
     )
@@ -156,6 +157,6 @@ def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
         "change_point_record": incident.change_point_seq,
         "opened_record": incident.opened_seq,
         "cost_percent": cost_percent(incident),
-        "cost": cost_of(incident),
+        "cost": incident.evidence.cost,
         "diagnosis": DiagnosisModel.of(incident),
     }

@@ -115,7 +115,7 @@ def detail(session: Session, incident_id: UUID) -> IncidentDetail:
 
 def _examples(session: Session, incident: Incident) -> list[ExampleModel]:
     """Token ids of the diagnosis's examples that are still kept: captures have a retention of their own."""
-    named = [UUID(record_id) for record_id in (incident.diagnosis or {}).get("examples", ())]
+    named = [UUID(record_id) for record_id in (incident.diagnosis.examples if incident.diagnosis else ())]
     return [
         ExampleModel(record_id=row.record_id, prompt_token_ids=row.prompt_token_ids)
         for row in captures.token_ids(session, named)

@@ -15,6 +15,7 @@ from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import RunQuery, refuse_repeated, wanted
 from driftguard.api.openapi import example, problem
+from driftguard.documents.retraining_run import RunNumbers
 from driftguard.errors import Conflict, NotFound
 from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.promotion.rollback import roll_back
@@ -89,7 +90,7 @@ class RunModel(BaseModel):
     parent_version: str | None
     candidate_version: str | None
     progress: dict[str, Any] | None = Field(description="step, steps, loss and acceptance while it trains.")
-    numbers: dict[str, Any] | None = Field(
+    numbers: RunNumbers | None = Field(
         description="The gate's decision and the watch, with their numbers; `rollout`: the restart that was "
         "asked for, and the end of what the command printed or the webhook answered."
     )

@@ -9,8 +9,8 @@ directly (`loss.py`).
 """
 
 from driftguard.cost.assessment import assess
-from driftguard.cost.results import Choice, Cost, Interval, SeenK, Speed, StepTime
 from driftguard.cost.sample import TimedRequest
 from driftguard.cost.words import advice
+from driftguard.documents.cost import Choice, Cost, Interval, SeenK, Speed, StepTime
 
 __all__ = ["Choice", "Cost", "Interval", "SeenK", "Speed", "StepTime", "TimedRequest", "advice", "assess"]

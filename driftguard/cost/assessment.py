@@ -11,7 +11,6 @@ import numpy as np
 from driftguard.cost.best_k import Model, best, implausible
 from driftguard.cost.loss import lost, matched, standardised
 from driftguard.cost.measured import measured
-from driftguard.cost.results import Cost, Speed
 from driftguard.cost.sample import (
     LEAST_REQUESTS,
     UNKNOWN_BAND,
@@ -25,6 +24,7 @@ from driftguard.cost.sample import (
 from driftguard.cost.step_time import fit, seen_ks, step_time
 from driftguard.cost.tokens_per_step import chain_of
 from driftguard.cost.words import ALIKE, IMPLAUSIBLE, UNMEASURED, limits
+from driftguard.documents.cost import Cost, Speed
 
 _IN_USE: Final = 100  # newest requests with drafts: of most of their steps is the K in use
 _SAME_HOURS: Final = 86_400.0  # seconds

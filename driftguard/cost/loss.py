@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 
-from driftguard.cost.results import Interval
 from driftguard.cost.sample import (
     BLOCKS,
     LEAST_REQUESTS,
@@ -32,6 +31,7 @@ from driftguard.cost.sample import (
     student,
     variance,
 )
+from driftguard.documents.cost import Interval
 
 LEAST_IN_STRATUM: Final = 5
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from driftguard.cost.results import SeenK, StepTime
 from driftguard.cost.sample import LEAST_REQUESTS, Floats, Ints, Sample, runs, variance
+from driftguard.documents.cost import SeenK, StepTime
 
 
 @dataclass(frozen=True, slots=True, eq=False)

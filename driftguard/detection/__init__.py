@@ -8,7 +8,6 @@ One state per stream; a new draft version is a new stream, so it begins with a n
 
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import (
-    Acceptance,
     AlarmWithheld,
     BaselineReady,
     BaselineSettled,
@@ -34,6 +33,7 @@ from driftguard.detection.operator import accept_new_normal
 from driftguard.detection.state.codec import OtherVersion, UnreadableState
 from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.summary import describe
+from driftguard.documents.acceptance import Acceptance
 
 __all__ = [
     "Acceptance",

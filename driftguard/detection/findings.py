@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from driftguard.records.positions import Positions
+from driftguard.documents.acceptance import Acceptance
 
 Direction = Literal["down", "up"]
 Scope = Literal["segments", "stream"]
@@ -14,20 +14,6 @@ Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafti
 SegmentVerdict = Literal["insufficient_data", "steady", "degraded", "improved"]
 SessionsGiven = Literal["given", "in part", "not given", "no requests"]  # counter windows have none
 CloseReason = Literal["recovered", "no_traffic"]
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """Acceptance rate (sum of accepted / sum of drafted) of some requests, with a 95% interval.
-
-    `positions`: the sums are over all draft positions, or over the first, see driftguard.records.positions.
-    """
-
-    rate: float
-    low: float
-    high: float
-    requests: int
-    positions: Positions = "all"
 
 
 @dataclass(frozen=True, slots=True)

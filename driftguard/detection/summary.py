@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.expected_delay import expected_delays
 from driftguard.detection.findings import (
-    Acceptance,
     SegmentSummary,
     SegmentVerdict,
     SessionsGiven,
@@ -22,6 +21,7 @@ from driftguard.detection.state.stream_state import OpenIncident, StreamState
 from driftguard.detection.statistics.baseline import FIRST_CHECK, Baselines, baselines, length_of_acceptance
 from driftguard.detection.statistics.strata import unpack, why_new
 from driftguard.detection.steps.at_baseline import acceptance_over, at_baseline, baseline_of
+from driftguard.documents.acceptance import Acceptance
 
 RECENT_REQUESTS = 200
 PRESENT_REQUESTS = 50  # newest requests of a segment that say which of its strata is in use

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from driftguard.diagnosis import rank_test
 from driftguard.diagnosis.evidence import Observed
 from driftguard.diagnosis.mix import decompose, rates_by
-from driftguard.diagnosis.rates import Difference, difference, rate_of
-from driftguard.diagnosis.verdict import LEVEL
+from driftguard.diagnosis.rates import LEVEL, Difference, difference, rate_of
 
 Field = Literal["num_speculative_tokens", "drafted_per_step", "acceptance_rule", "temperature", "concurrency"]
 NAMES: Final[dict[Field, str]] = {

@@ -17,10 +17,12 @@ from driftguard.diagnosis import configuration
 from driftguard.diagnosis.configuration import FieldChange
 from driftguard.diagnosis.evidence import Evidence
 from driftguard.diagnosis.examination import Examination, examine, facts, missing
-from driftguard.diagnosis.verdict import LEVEL, RETRAINABLE, Cause, Confidence, Diagnosis
+from driftguard.diagnosis.rates import LEVEL
+from driftguard.documents.diagnosis import Cause, Confidence, Diagnosis
 from driftguard.records.positions import ACCEPTANCE
 
 COMPARABLE: Final = 0.2  # of the traffic has values on both sides, so that like was compared with like
+RETRAINABLE: Final[tuple[Cause, ...]] = ("query_drift", "target_replaced")
 MAIN_SHARE: Final = 0.5  # of the traffic's move, seen in the probes: the machine explains most of it
 
 

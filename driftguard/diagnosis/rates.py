@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from scipy.special import stdtr, stdtrit
 
+LEVEL = 0.01  # of every deciding test
 LARGEST_ERROR = 0.5  # of a rate: what lies between 0 and 1 has no larger standard deviation
 
 

@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost, TimedRequest, assess
+from driftguard.documents.incident import names_of
 from driftguard.incidents import cost_update
 from driftguard.incidents.cost_update import Measurement
 from driftguard.incidents.severity import Paging
@@ -76,7 +77,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
             incident = _unresolved(session, stream_id)
             found = _now(session, stream, incident)
         with database.session(CHORE) as session:  # short: the fold waits for an incident that is locked
-            stream_costs.store(session, stream_id, msgspec.to_builtins(found.cost), now)
+            stream_costs.store(session, stream_id, found.cost, now)
             present = incidents.lock(session, incident.id) if incident else None
             if present is not None and present.state != "resolved":
                 cost_update.update(session, present, found, paging, now)
@@ -85,8 +86,9 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
 def known(session: Session, stream_ids: Sequence[int]) -> dict[int, Measured]:
     """stream id -> as it was last measured."""
     return {
-        row.stream_id: Measured(row.measured_at, msgspec.convert(row.cost, Cost))
+        row.stream_id: Measured(row.measured_at, row.cost)
         for row in stream_costs.measured(session, stream_ids)
+        if row.cost is not None
     }
 
 
@@ -109,7 +111,7 @@ def _unresolved(session: Session, stream_id: int) -> Incident | None:
 def _now(session: Session, stream: Stream, incident: Incident | None) -> Measurement:
     """Against the time before the change of an incident, if there is one."""
     if incident:
-        segments = tuple(str(segment["segment"]) for segment in incident.segments)
+        segments = names_of(incident.segments)
         change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments)
         return _measured(session, stream, change, stream.last_seen_at)
     newest = request_timings.between(session, stream.id, 0, _NEWEST, stream.last_seen_at)

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost, TimedRequest
 from driftguard.diagnosis.mix import decompose
 from driftguard.diagnosis.rates import Rate, rate_of
+from driftguard.documents.incident import IncidentEvidence, names_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.severity import Paging, raise_to, severity_of
 from driftguard.store.tables import Incident
@@ -41,12 +41,14 @@ class Measurement:
 class _Slowdown:
     part: float  # of the tokens per second, lost
     told: str
-    evidence: dict[str, Any] = field(default_factory=dict)  # what the incident says of it from then on
+    # What the incident says of it from then on: the cost that it was measured with, or the part by formula.
+    cost: Cost | None = None
+    by_formula: float | None = None
 
 
-def evidence_of(cost: Cost | None) -> dict[str, Any]:
+def with_cost(evidence: IncidentEvidence, cost: Cost | None) -> IncidentEvidence:
     """What an incident keeps of its cost; the slowdown only where it is sure that there is one, or a gain."""
-    return {"slowdown_measured": _sure(cost), "cost": msgspec.to_builtins(cost)}
+    return replace(evidence, slowdown_measured=_sure(cost), cost=cost)
 
 
 def _sure(cost: Cost | None) -> float | None:
@@ -63,42 +65,48 @@ def update(
 ) -> None:
     """Completes the cost of an incident, and raises its severity where a fall costs enough by now."""
     if measured.cost is not None and _completes(incident, measured.cost):
-        _state(incident, evidence_of(measured.cost), measured.cost)
+        _keep_cost(incident, measured.cost)
     if incident.direction == "down":
         worst = max(_slowdowns(incident, measured), key=lambda item: item.part, default=None)
         if worst is not None:
             graver = severity_of(incident, worst.part, paging)
             if raise_to(session, incident, graver, worst.told, paging, now):
-                _state(incident, worst.evidence, measured.cost)
+                _keep(incident, worst)
 
 
 def _completes(incident: Incident, cost: Cost) -> bool:
     """A large fall is found before its cost can be told: once there are enough requests, it is."""
-    if incident.evidence["slowdown_measured"] is not None:
+    if incident.evidence.slowdown_measured is not None:
         return False
     # An incident of a replaced target opens without a cost.
-    return incident.evidence.get("cost") is None or _sure(cost) is not None
+    return incident.evidence.cost is None or _sure(cost) is not None
 
 
-def _state(incident: Incident, evidence: dict[str, Any], cost: Cost | None) -> None:
-    incident.evidence = {**incident.evidence, **evidence}
-    if "cost" in evidence and cost is not None:
-        incident.tokens_per_second_before = cost.before.tokens_per_second if cost.before else None
-        incident.tokens_per_second_after = cost.now.tokens_per_second
+def _keep(incident: Incident, slowdown: _Slowdown) -> None:
+    if slowdown.cost is not None:
+        _keep_cost(incident, slowdown.cost)
+    elif slowdown.by_formula is not None:
+        incident.evidence = replace(incident.evidence, slowdown_formula=slowdown.by_formula)
+
+
+def _keep_cost(incident: Incident, cost: Cost) -> None:
+    incident.evidence = with_cost(incident.evidence, cost)
+    incident.tokens_per_second_before = cost.before.tokens_per_second if cost.before else None
+    incident.tokens_per_second_after = cost.now.tokens_per_second
 
 
 def _slowdowns(incident: Incident, measured: Measurement) -> Iterator[_Slowdown]:
     """Of the changed segments, measured where it is sure that there is one; of the others by formula."""
-    changed = {str(segment["segment"]) for segment in incident.segments}
+    changed = set(names_of(incident.segments))
     if measured.cost is not None and measured.cost.lost is not None and _sure(measured.cost) is not None:
         lost = measured.cost.lost
         told = f"the changed segments have become about {lost.value:.0%} slower (measured)"
         # The interval reaches about two standard errors down.
         least = lost.value - SURELY / 2.0 * (lost.value - lost.low)
-        yield _Slowdown(least, told, evidence_of(measured.cost))
+        yield _Slowdown(least, told, cost=measured.cost)
     elif (part := _of_segments(measured, changed, among=True)) is not None:
         told = f"the changed segments have become at least {part:.0%} slower (by formula)"
-        yield _Slowdown(part, told, {"slowdown_formula": part})
+        yield _Slowdown(part, told, by_formula=part)
     if (part := _of_segments(measured, changed, among=False)) is not None:
         told = f"other segments have become at least {part:.0%} slower as well (by formula)"
         yield _Slowdown(part, told)

@@ -7,16 +7,16 @@ probes replayed since the change, captured requests, or the end of the wait for 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
-import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Evidence, diagnose
+from driftguard.documents.incident import IncidentDiagnosis, SeenEvidence, names_of
 from driftguard.errors import DatabaseUnavailable
-from driftguard.incident_lifecycle import is_graver, known_slowdown
+from driftguard.incident_lifecycle import is_graver
 from driftguard.incidents.severity import Paging, raise_to, severity_of
 from driftguard.store import incidents
 from driftguard.store.database import Database
@@ -35,15 +35,12 @@ from driftguard.store.work import CHORE
 AWAIT_PROBES: Final = timedelta(minutes=30)  # after the incident opened; then it goes without them
 _CAPTURE_STEPS: Final = (10, 50)  # captured requests since the change that make the queries comparable
 _INCIDENTS: Final = 1_000
-PREDECESSOR: Final = (
-    "predecessor_stream_id"  # in an incident's evidence, see driftguard.incidents.target_replaced
-)
 log = structlog.get_logger(__name__)
 
 
 def gather(session: Session, incident: Incident, stream: Stream, now: datetime) -> Evidence:
     """Everything stored that bears on this incident."""
-    changed = [str(segment["segment"]) for segment in incident.segments]
+    changed = names_of(incident.segments)
     moment = Moment(incident.change_point_seq, incident.change_point_at, incident.opened_seq)
     before, after = records_around(session, stream.id, moment)
     replaced = _predecessor(session, incident)
@@ -55,7 +52,7 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
     captures_before, captures_after = captures_around(session, stream, changed, incident.change_point_at)
     return Evidence(
         direction="down" if incident.direction == "down" else "up",
-        changed=tuple(changed),
+        changed=changed,
         before=before,
         after=after,
         probes_before=probes_before,
@@ -69,12 +66,12 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
 
 def _predecessor(session: Session, incident: Incident) -> Stream | None:
     """The stream of the target before, where the incident is about a replaced one."""
-    stream_id = incident.evidence.get(PREDECESSOR)
-    return None if stream_id is None else get_stream(session, int(stream_id))
+    stream_id = incident.evidence.predecessor_stream_id
+    return None if stream_id is None else get_stream(session, stream_id)
 
 
-def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetime) -> dict[str, Any]:
-    """The document that is kept with the incident: the diagnosis, when it was made, and on how much."""
+def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetime) -> IncidentDiagnosis:
+    """What is kept with the incident: the diagnosis, when it was made, and on how much."""
     diagnosis = diagnose(gather(session, incident, stream, now))
     log.info(
         "incident diagnosed",
@@ -83,11 +80,7 @@ def diagnosed(session: Session, incident: Incident, stream: Stream, now: datetim
         confidence=diagnosis.confidence,
         reason=diagnosis.reason,
     )
-    return {
-        **msgspec.to_builtins(diagnosis),
-        "diagnosed_at": now.isoformat(),
-        "seen": _seen(session, incident, stream),
-    }
+    return IncidentDiagnosis.of(diagnosis, now, _seen(session, incident, stream))
 
 
 def refresh(database: Database, paging: Paging, now: datetime) -> None:
@@ -115,12 +108,12 @@ def _diagnose_again(session: Session, incident_id: UUID, paging: Paging, now: da
     incident, stream = incidents.find(session, incident_id)
     if incident.state == "resolved" or not _is_outdated(session, incident, stream, now):
         return
-    slowdown = known_slowdown(incident.evidence)
+    slowdown = incident.evidence.slowdown
     by_old_cause = severity_of(incident, slowdown, paging)
     incident.diagnosis = diagnosed(session, incident, stream, now)
     by_new_cause = severity_of(incident, slowdown, paging)
     if is_graver(by_new_cause, by_old_cause):  # by its cost alone it is raised where that is measured
-        reason = f"diagnosed again: {incident.diagnosis['summary']}"
+        reason = f"diagnosed again: {incident.diagnosis.summary}"
         raise_to(session, incident, by_new_cause, reason, paging, now)
 
 
@@ -128,13 +121,13 @@ def _is_outdated(session: Session, incident: Incident, stream: Stream, now: date
     known = incident.diagnosis
     if known is None:
         return False  # it has never been examined: driftguard.incidents.examination is at it
-    if known["awaits_probes"] and now - incident.opened_at >= AWAIT_PROBES:
+    if known.awaits_probes and now - incident.opened_at >= AWAIT_PROBES:
         return True
-    return bool(known["seen"] != _seen(session, incident, stream))
+    return known.seen != _seen(session, incident, stream)
 
 
-def _seen(session: Session, incident: Incident, stream: Stream) -> dict[str, int]:
+def _seen(session: Session, incident: Incident, stream: Stream) -> SeenEvidence:
     """Changes when there is enough that is new for another diagnosis."""
-    changed = [str(segment["segment"]) for segment in incident.segments]
+    changed = names_of(incident.segments)
     probes, captured = seen_since(session, stream, changed, incident.change_point_at, max(_CAPTURE_STEPS))
-    return {"probes": probes, "captures": sum(captured >= step for step in _CAPTURE_STEPS)}
+    return SeenEvidence(probes, sum(captured >= step for step in _CAPTURE_STEPS))

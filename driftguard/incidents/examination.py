@@ -8,7 +8,7 @@ longer than PATIENCE delays no page: the incident is told without its cause, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -17,7 +17,8 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost
-from driftguard.incident_lifecycle import formula_slowdown, known_slowdown, positions_of
+from driftguard.documents.incident import names_of, positions_of
+from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import cost_measurement, cost_update, diagnosing, severity
 from driftguard.incidents.severity import Paging
 from driftguard.store import incidents, request_timings
@@ -26,7 +27,6 @@ from driftguard.store.tables import Incident, Stream
 from driftguard.store.work import CHORE, EXAMINATION
 
 PATIENCE: Final = timedelta(seconds=15)  # from the opening of an incident to its page without a cause
-INTERVAL: Final = "interval"  # in an incident's evidence: seqs, where the detector found its change point
 log = structlog.get_logger(__name__)
 
 
@@ -54,7 +54,7 @@ def examine(
     """
     with database.session(EXAMINATION) as session:
         incident, stream = incidents.find(session, incident_id)
-        change = None if diagnosing.PREDECESSOR in incident.evidence else _read(session, incident, stream)
+        change = _read(session, incident, stream) if incident.evidence.is_of_alarm else None
         diagnosis = diagnosing.diagnosed(session, incident, stream, now)
     with database.session(CHORE) as session:
         examined = incidents.lock(session, incident_id)
@@ -80,9 +80,9 @@ def _tell(session: Session, incident: Incident, paging: Paging, now: datetime) -
     if incident.awaits_examination:
         severity.tell(session, incident, paging, now)
     else:
-        reason = f"examined late: {(incident.diagnosis or {}).get('summary')}"
-        known = severity.severity_of(incident, known_slowdown(incident.evidence), paging)
-        severity.raise_to(session, incident, known, reason, paging, now)
+        why = incident.diagnosis.summary if incident.diagnosis else None
+        known = severity.severity_of(incident, incident.evidence.slowdown, paging)
+        severity.raise_to(session, incident, known, f"examined late: {why}", paging, now)
     log.warning(
         "incident examined", incident=str(incident.id), stream=incident.stream_id, severity=incident.severity
     )
@@ -90,13 +90,12 @@ def _tell(session: Session, incident: Incident, paging: Paging, now: datetime) -
 
 def _read(session: Session, incident: Incident, stream: Stream) -> _Change | None:
     """None of an incident that tells its cost already, or is of a version that did not keep the interval."""
-    ends = incident.evidence.get(INTERVAL)
-    if ends is None or incident.evidence.get("cost") is not None:
+    ends = incident.evidence.interval
+    if ends is None or incident.evidence.cost is not None:
         return None
     times = request_timings.ended_at(session, stream.id, {*ends, incident.opened_seq})
-    segments = tuple(str(segment["segment"]) for segment in incident.segments)
     change = cost_measurement.Change(
-        incident.change_point_seq, incident.change_point_at, incident.opened_seq, segments
+        incident.change_point_seq, incident.change_point_at, incident.opened_seq, names_of(incident.segments)
     )
     newest = times.get(incident.opened_seq, incident.opened_at)
     cost, drafted = cost_measurement.at_change(session, stream, change, newest)
@@ -109,12 +108,10 @@ def _complete(incident: Incident, change: _Change) -> None:
     incident.interval_start_at, incident.interval_end_at = change.interval
     incident.tokens_per_second_before = cost.before.tokens_per_second if cost and cost.before else None
     incident.tokens_per_second_after = cost.now.tokens_per_second if cost else None
-    incident.evidence = {
-        **incident.evidence,
-        "slowdown_formula": _by_formula(incident, drafted),
-        "num_speculative_tokens": drafted,
-        **cost_update.evidence_of(cost),
-    }
+    found = replace(
+        incident.evidence, slowdown_formula=_by_formula(incident, drafted), num_speculative_tokens=drafted
+    )
+    incident.evidence = cost_update.with_cost(found, cost)
 
 
 def _by_formula(incident: Incident, drafted_per_step: float | None) -> float | None:

@@ -8,8 +8,8 @@ from uuid import UUID
 
 import msgspec
 
-from driftguard.cost import Cost, advice
-from driftguard.incident_lifecycle import RAISED, known_slowdown, positions_of
+from driftguard.cost import advice
+from driftguard.documents.incident import IncidentDiagnosis, names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.store.tables import Incident, Stream
 
@@ -26,14 +26,14 @@ def clock(at: datetime) -> str:
 
 def cost_percent(incident: Incident) -> float | None:
     """Tokens per second lost, in percent: measured where it could be, else by formula; negative is a gain."""
-    slowdown = known_slowdown(incident.evidence)
+    slowdown = incident.evidence.slowdown
     return None if slowdown is None else round(100.0 * slowdown, 1)
 
 
 def summary(incident: Incident, stream: Stream) -> str:
     """Since when, where, how bad and what it costs, in one sentence; and why, in another."""
     verb = "fell" if incident.direction == "down" else "rose"
-    names = ", ".join(segment["segment"] for segment in incident.segments[:3])
+    names = ", ".join(names_of(incident.segments[:3]))
     more = len(incident.segments) - 3
     where = names + (f" and {more} more" if more > 0 else "")
     acceptance = ACCEPTANCE[positions_of(incident.segments)]
@@ -54,7 +54,7 @@ def _draft(stream: Stream) -> str:
 
 def _raised(incident: Incident) -> str:
     """For example: Now critical: the changed segments have become about 24% slower (measured)."""
-    because = incident.evidence.get(RAISED)
+    because = incident.evidence.raised_because
     return f" Now {incident.severity}: {because}." if because else ""
 
 
@@ -63,28 +63,22 @@ def _why(incident: Incident) -> str:
     if incident.diagnosis is None:
         return " Its cause has not been examined yet."
     known = incident.diagnosis
-    training = known["retrain"] and incident.state == "mitigating"
-    action = "a new draft is being trained" if training else known["recommended_action"]
-    return f" Likely cause: {known['summary']} ({known['confidence']} confidence); {action}."
+    training = known.retrain and incident.state == "mitigating"
+    action = "a new draft is being trained" if training else known.recommended_action
+    return f" Likely cause: {known.summary} ({known.confidence} confidence); {action}."
 
 
 def _cost(incident: Incident) -> str:
     percent = cost_percent(incident)
     if percent is None:
         return ""
-    measured = incident.evidence.get("slowdown_measured") is not None
+    measured = incident.evidence.slowdown_measured is not None
     change = "slower" if percent >= 0 else "faster"
     return f"; about {abs(percent):.0f}% {change} ({'measured' if measured else 'by formula'})"
 
 
-def cost_of(incident: Incident) -> Cost | None:
-    """What the change cost and which K would be best, as it was measured when the incident opened."""
-    stored = incident.evidence.get("cost")
-    return None if stored is None else msgspec.convert(stored, Cost)
-
-
 def _advice(incident: Incident) -> str:
-    cost = cost_of(incident)
+    cost = incident.evidence.cost
     told = advice(cost) if cost else None
     return f"; {told}" if told else ""
 
@@ -117,10 +111,16 @@ def document(incident: Incident, stream: Stream, event: str, external_url: str) 
             "tokens_per_second_before": incident.tokens_per_second_before,
             "tokens_per_second_after": incident.tokens_per_second_after,
             "cost_percent": cost_percent(incident),
-            "segments": incident.segments,
-            "evidence": incident.evidence,
-            "diagnosis": incident.diagnosis,
+            "segments": msgspec.to_builtins(incident.segments),
+            "evidence": msgspec.to_builtins(incident.evidence),
+            "diagnosis": _diagnosis(incident.diagnosis),
             "resolved_at": incident.resolved_at.isoformat() if incident.resolved_at else None,
             "resolution": incident.resolution,
         },
     }
+
+
+def _diagnosis(diagnosis: IncidentDiagnosis | None) -> dict[str, Any] | None:
+    if diagnosis is None:
+        return None
+    return {**msgspec.to_builtins(diagnosis), "diagnosed_at": diagnosis.diagnosed_at.isoformat()}

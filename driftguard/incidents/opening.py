@@ -7,22 +7,20 @@ grave it is says its examination (`examination.py`), right after the commit: nob
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID, uuid5
 
-import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.detection import DriftClosed, DriftOpened
-from driftguard.incidents.examination import INTERVAL
+from driftguard.documents.incident import ChangedSegment, IncidentEvidence, names_of
 from driftguard.records.positions import ACCEPTANCE, Positions, together
 from driftguard.store import incidents
 from driftguard.store.tables import Incident, Stream
 
 # Makes an incident's id from what it is about: the same fold gives the same id.
 _NAMESPACE: Final = UUID("5f2c1f1c-6f0e-4d0c-9a4b-6f5d3c1e7a90")
-FACTOR: Final = "false_alarm_factor"  # in an incident's evidence: what the stream's own A was multiplied by
 log = structlog.get_logger(__name__)
 
 
@@ -41,7 +39,7 @@ def open_incident(session: Session, incident: Incident, reason: str) -> None:
         incident=str(incident.id),
         stream=incident.stream_id,
         since=incident.change_point_at.isoformat(),
-        segments=[segment["segment"] for segment in incident.segments],
+        segments=list(names_of(incident.segments)),
         reason=reason,
     )
 
@@ -86,25 +84,21 @@ def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime
         interval_end_at=changed_at,
         acceptance_before=before,
         acceptance_after=after,
-        segments=[msgspec.to_builtins(change) for change in finding.segments],
-        evidence={**_evidence(finding), FACTOR: factor},
+        segments=tuple(
+            ChangedSegment(change.segment, change.before, change.after, change.evidence)
+            for change in finding.segments
+        ),
+        evidence=IncidentEvidence(
+            evidence=finding.evidence,
+            false_alarm_every=finding.false_alarm_every,
+            false_alarm_factor=factor,
+            requests_to_alarm=finding.requests_to_alarm,
+            interval=finding.interval,
+            interval_level=finding.interval_level,
+            stream_before=finding.before,
+            stream_after=finding.after,
+        ),
     )
-
-
-def _evidence(finding: DriftOpened) -> dict[str, Any]:
-    """What the statement rests on, so that a reader can check it; the examination adds what it costs."""
-    return {
-        "evidence": finding.evidence,
-        "false_alarm_every": finding.false_alarm_every,
-        "requests_to_alarm": finding.requests_to_alarm,
-        INTERVAL: list(finding.interval),
-        "interval_level": finding.interval_level,
-        "stream_before": msgspec.to_builtins(finding.before),
-        "stream_after": msgspec.to_builtins(finding.after),
-        "slowdown_formula": None,
-        "slowdown_measured": None,
-        "num_speculative_tokens": None,
-    }
 
 
 def _positions(finding: DriftOpened) -> Positions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import structlog
@@ -10,10 +10,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.incident_lifecycle import (
     PAGE_SLOWDOWN,
-    RAISED,
     Direction,
     Severity,
-    known_slowdown,
     severity,
 )
 from driftguard.store import incidents, notifications
@@ -38,10 +36,10 @@ def severity_of(incident: Incident, slowdown: float | None, paging: Paging = NOB
     """By its cause and by what it costs. Suspicious answers are a page although nothing got slower; what is
     surely no fault is none. `slowdown`: part of the tokens per second lost; None: not known."""
     direction: Direction = "down" if incident.direction == "down" else "up"
-    known = incident.diagnosis or {"cause": None}
-    if known["cause"] == "quality":
+    known = incident.diagnosis
+    if known is not None and known.cause == "quality":
         return "warning"
-    if known["cause"] in ("mix_shift", "configuration") and known["confidence"] == "high":
+    if known is not None and known.cause in ("mix_shift", "configuration") and known.confidence == "high":
         return "info"
     return severity(direction, slowdown, paging.slowdown)
 
@@ -56,7 +54,7 @@ def tell(session: Session, incident: Incident, paging: Paging, now: datetime) ->
     """Ends the wait for the examination of an incident, locked by the caller: it gets its first severity, by
     what is known of it, and is told. What is over by then is told too, with its end, as if it had been told
     at once."""
-    incidents.end_wait(session, incident, severity_of(incident, known_slowdown(incident.evidence), paging))
+    incidents.end_wait(session, incident, severity_of(incident, incident.evidence.slowdown, paging))
     announce(session, incident, paging, now)
     if incident.state == "resolved":
         incidents.announce_resolution(session, incident, now)
@@ -69,7 +67,7 @@ def raise_to(
     told = f"{graver} instead of {incident.severity}: {reason}"
     if not incidents.raise_severity(session, incident, graver, told, now):
         return False
-    incident.evidence = {**incident.evidence, RAISED: reason}
+    incident.evidence = replace(incident.evidence, raised_because=reason)
     notifications.drop_undelivered(session, incident.id)
     announce(session, incident, paging, now)
     log.warning("incident became graver", incident=str(incident.id), severity=graver, reason=reason)

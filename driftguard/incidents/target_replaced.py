@@ -10,18 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 from uuid import UUID, uuid5
 
-import msgspec
 from sqlalchemy.orm import Session
 
 from driftguard.detection import Acceptance, BaselineReady
 from driftguard.diagnosis import rates
-from driftguard.diagnosis.rates import Rate
-from driftguard.diagnosis.verdict import LEVEL
+from driftguard.diagnosis.rates import LEVEL, Rate
+from driftguard.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.incident_lifecycle import formula_slowdown
-from driftguard.incidents import diagnosing
 from driftguard.incidents.opening import open_incident
 from driftguard.store import acceptance_levels, awaited_comparisons, detector_states, diagnosis_evidence
 from driftguard.store.acceptance_levels import AcceptanceLevel
@@ -142,22 +140,15 @@ def _incident(
         interval_end_at=first.at,
         acceptance_before=before,
         acceptance_after=after,
-        segments=[_segment(*one) for one in found],
-        evidence={
-            diagnosing.PREDECESSOR: past.id,
-            "slowdown_measured": None,
-            "slowdown_formula": formula_slowdown(before, after, k) if k else None,
-            "num_speculative_tokens": k,
-        },
+        segments=tuple(
+            ChangedSegment(segment, _acceptance(old), _acceptance(new)) for segment, old, new in found
+        ),
+        evidence=IncidentEvidence(
+            predecessor_stream_id=past.id,
+            slowdown_formula=formula_slowdown(before, after, k) if k else None,
+            num_speculative_tokens=k,
+        ),
     )
-
-
-def _segment(segment: str, old: Rate, new: Rate) -> dict[str, Any]:
-    sides = {"before": old, "after": new}
-    return {
-        "segment": segment,
-        **{name: msgspec.to_builtins(_acceptance(rate)) for name, rate in sides.items()},
-    }
 
 
 def _acceptance(rate: Rate) -> Acceptance:

@@ -99,6 +99,6 @@ class ProbeLoop:
             awaiting = [
                 incident.change_point_at
                 for incident, of in incidents.list_page(session, limit=_INCIDENTS, state="unresolved")
-                if stream and of.id == stream.id and (incident.diagnosis or {}).get("awaits_probes")
+                if stream and of.id == stream.id and incident.diagnosis and incident.diagnosis.awaits_probes
             ]
         return Past(replayed_at, self._failed_at.get(server), max(awaiting, default=None))

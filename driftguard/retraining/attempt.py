@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from driftguard.documents.retraining_run import Decision, GateRules, RequestCounts, RunNumbers
 from driftguard.errors import DriftGuardError
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineRefused
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
@@ -20,7 +19,7 @@ from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import settle_locked
 from driftguard.retraining.training import checksums, workspace
 from driftguard.retraining.training.evaluation import read_measurements
-from driftguard.retraining.training.gate import Decision, GateRules, decide
+from driftguard.retraining.training.gate import decide
 from driftguard.retraining.training.plan import Plan
 from driftguard.retraining.training.process import (
     Distillation,
@@ -36,7 +35,6 @@ from driftguard.store import acceptance_levels, drafts, retrain_runs
 from driftguard.store.retrain_runs import RunLock
 
 _LOOK_BACK = timedelta(days=7)  # records that tell how the traffic is sampled
-_CHECKSUMS = "checksums_sha256"  # among the numbers of a run: the digest of its candidate's list
 log = structlog.get_logger(__name__)
 
 
@@ -53,7 +51,7 @@ def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan
             return end(job, run_id, call.incident_id, "rejected", decision.reason, numbers)
         lock.check()
         directory = workspace.draft_directory(job.settings.data_directory, version)
-        checksums.verify(directory, numbers[_CHECKSUMS])
+        checksums.verify(directory, numbers.checksums_sha256)
         if isinstance(job.engine, EngineAdmin):
             _load(job, job.engine, run_id, version)
     except (DriftGuardError, SQLAlchemyError, OSError) as error:
@@ -67,42 +65,42 @@ def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan
 
 def _make_and_judge(
     job: Job, run_id: UUID, files: Workspace, traffic: Traffic, planned: Plan
-) -> tuple[str, Decision, dict[str, Any]]:
+) -> tuple[str, Decision, RunNumbers]:
     """The candidate's version, the gate's decision, and everything that it was made on."""
     counts = _collect(job, files, traffic, planned)
-    version = _distil(job, run_id, files, has_replay=counts["replay"] > 0)
+    version = _distil(job, run_id, files, has_replay=counts.replay > 0)
     directory = workspace.draft_directory(job.settings.data_directory, version)
     _store_candidate(job, run_id, version, directory)
     workspace.keep_candidate(files, directory)
     made = checksums.digest_of_list(directory)
-    advance(job, run_id, "evaluating", f"scoring on {counts['held_out']} held-out requests")
+    advance(job, run_id, "evaluating", f"scoring on {counts.held_out} held-out requests")
     checksums.verify(directory, made)  # so that what is scored is what was made, and what will serve
     measured = evaluate(_evaluation(job, files, directory), files.log, job.should_stop)
     groups, costs = read_measurements(measured)
     rules = job.settings.retraining
     decision = decide(groups, costs, GateRules(rules.minimum_gain, rules.maximum_regression))
-    numbers = {
-        _CHECKSUMS: made,
-        "requests": counts,
-        "temperature": measured["temperature"],
-        "costs": asdict(costs),
-        "measured_seconds_per_draft_token": [
+    numbers = RunNumbers(
+        checksums_sha256=made,
+        requests=counts,
+        temperature=measured["temperature"],
+        costs=costs,
+        measured_seconds_per_draft_token=tuple(
             draft["seconds_per_draft_token"] for draft in measured["drafts"]
-        ],
-        "gate": msgspec.to_builtins(decision),
-    }
+        ),
+        gate=decision,
+    )
     _store_decision(job, run_id, version, decision, numbers)
     return version, decision, numbers
 
 
-def _collect(job: Job, files: Workspace, traffic: Traffic, planned: Plan) -> dict[str, int]:
+def _collect(job: Job, files: Workspace, traffic: Traffic, planned: Plan) -> RequestCounts:
     job.on_progress(Progress("collecting", f"{len(planned.train)} requests to learn from"))
     parts = (
-        ("train", files.train, planned.train),
-        ("replay", files.replay, planned.replay),
-        ("held_out", files.held_out, planned.held_out),
+        (files.train, planned.train),
+        (files.replay, planned.replay),
+        (files.held_out, planned.held_out),
     )
-    return {name: write_requests(path, traffic.read(keys), planned.groups) for name, path, keys in parts}
+    return RequestCounts(*(write_requests(path, traffic.read(keys), planned.groups) for path, keys in parts))
 
 
 def _distil(job: Job, run_id: UUID, files: Workspace, *, has_replay: bool) -> str:
@@ -163,9 +161,7 @@ def _temperature(job: Job) -> float:
     return temperature
 
 
-def _store_decision(
-    job: Job, run_id: UUID, version: str, decision: Decision, numbers: dict[str, Any]
-) -> None:
+def _store_decision(job: Job, run_id: UUID, version: str, decision: Decision, numbers: RunNumbers) -> None:
     """Before the engine hears of the candidate: whoever settles a killed run knows what it was about."""
     with job.database.session() as session:
         retrain_runs.advance(session, run_id, "evaluating", candidate_version=version, numbers=numbers)
@@ -188,7 +184,7 @@ def _activate(
     call: Call,
     version: str,
     decision: Decision,
-    numbers: dict[str, Any],
+    numbers: RunNumbers,
 ) -> RetrainOutcome:
     try:
         serving = admin.activate(version)

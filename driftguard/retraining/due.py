@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
-from driftguard.diagnosis import CONFIDENCES, Confidence
+from driftguard.diagnosis import CONFIDENCES, Confidence, Diagnosis
 
 MAXIMUM_FAILURES = 3  # of one incident; then a person is asked
 RECHECK_PART = 60  # a wait for traffic is looked at this many times
@@ -25,7 +24,7 @@ class PastRun:
     lives: bool
 
 
-def why_not(diagnosis: Mapping[str, Any] | None, least: Confidence) -> str | None:
+def why_not(diagnosis: Diagnosis | None, least: Confidence) -> str | None:
     """Why this diagnosis does not call for a retraining; None if it does.
 
     Only moved queries and a replaced target do, and only when the diagnosis is sure enough: where the
@@ -33,10 +32,10 @@ def why_not(diagnosis: Mapping[str, Any] | None, least: Confidence) -> str | Non
     """
     if diagnosis is None:
         return "its cause has not been examined yet"
-    told = f"{diagnosis['summary']} ({diagnosis['confidence']} confidence: {diagnosis['reason']})"
-    if not diagnosis["retrain"]:
-        return f"{told}; {diagnosis['recommended_action']}"
-    if CONFIDENCES.index(diagnosis["confidence"]) < CONFIDENCES.index(least):
+    told = f"{diagnosis.summary} ({diagnosis.confidence} confidence: {diagnosis.reason})"
+    if not diagnosis.retrain:
+        return f"{told}; {diagnosis.recommended_action}"
+    if CONFIDENCES.index(diagnosis.confidence) < CONFIDENCES.index(least):
         return f"{told}; a retraining by itself asks for {least} confidence (diagnosis.least_confidence)"
     return None
 

@@ -21,7 +21,6 @@ from driftguard.retraining.due import PastRun, is_due, why_not
 from driftguard.retraining.engines.engine_admin import engine_of
 from driftguard.retraining.ledger.outcome import Trigger
 from driftguard.retraining.promotion import restart
-from driftguard.retraining.promotion.draft_rows import from_numbers
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.run import retrain
 from driftguard.settings import Settings
@@ -116,7 +115,7 @@ class RetrainingJobs:
         now = datetime.now(UTC)
         for run in retrain_runs.unended(session):
             if run.state == "watching":
-                if from_numbers(run.numbers).verdict == "worse":
+                if retrain_runs.watch_of(run).verdict == "worse":
                     yield run.server
             elif run.state in retrain_runs.ROLLING_STATES and not restart.is_due(session, run, now):
                 continue

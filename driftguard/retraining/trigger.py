@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Confidence
+from driftguard.documents.incident import names_of
 from driftguard.retraining.due import why_not
 from driftguard.retraining.engines.engine_admin import EngineInfo
 from driftguard.retraining.training.plan import Change, NothingToDo
@@ -80,5 +81,5 @@ def _named(session: Session, info: EngineInfo, incident_id: UUID) -> Incident | 
 
 
 def _call(incident: Incident) -> Call:
-    segments = frozenset(str(segment["segment"]) for segment in incident.segments)
+    segments = frozenset(names_of(incident.segments))
     return Call(incident.id, Change(segments, incident.change_point_at, incident.opened_at))

@@ -10,6 +10,7 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from driftguard.detection import Acceptance, StreamSummary
+from driftguard.documents.incident import names_of
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.message import cost_percent
 from driftguard.records.positions import together
@@ -140,7 +141,7 @@ def _speeds(
         return _rate([item.recent for item in speeds.values()]), _rate(
             [item.earlier for item in speeds.values()]
         )
-    named = {segment["segment"] for segment in incident.segments}
+    named = set(names_of(incident.segments))
     now = _rate([item.recent for segment, item in speeds.items() if segment in named])
     return now or incident.tokens_per_second_after, incident.tokens_per_second_before
 

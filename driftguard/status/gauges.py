@@ -11,7 +11,6 @@ from prometheus_client import Gauge
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost
-from driftguard.incident_lifecycle import known_slowdown, positions_of
 from driftguard.incidents import cost_measurement
 from driftguard.metrics import VERDICTS, Metrics
 from driftguard.status import retraining_gauges
@@ -151,12 +150,12 @@ def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, St
             labels = (*labels_of(streams[stream_id]), incident.direction, incident.severity)
             info[*labels, *_identity(incident)] = 1.0
             changed[labels] = incident.change_point_at.timestamp()
-            if (lost := known_slowdown(incident.evidence)) is not None:
+            if (lost := incident.evidence.slowdown) is not None:
                 slowdown[labels] = lost
             for segment in incident.segments:
-                of_segment = (*labels, segment["segment"], positions_of([segment]))
-                before[of_segment] = segment["before"]["rate"]
-                after[of_segment] = segment["after"]["rate"]
+                of_segment = (*labels, segment.segment, segment.after.positions)
+                before[of_segment] = segment.before.rate
+                after[of_segment] = segment.after.rate
     # The alert is made of the last: what its text is made of is there when it appears.
     metrics.replace(metrics.incident_info, info)
     metrics.replace(metrics.incident_change_point, changed)
@@ -169,7 +168,7 @@ def _identity(incident: Incident) -> tuple[str, str, str]:
     """Its id, likely cause, and the confidence in that."""
     if incident.diagnosis is None:
         return str(incident.id), "unknown", "low"
-    return str(incident.id), str(incident.diagnosis["cause"]), str(incident.diagnosis["confidence"])
+    return str(incident.id), incident.diagnosis.cause, incident.diagnosis.confidence
 
 
 def labels_of(stream: StreamRow) -> Labels:

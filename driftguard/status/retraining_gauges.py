@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
@@ -58,29 +57,23 @@ def _show_runs(session: Session, metrics: Metrics, places: set[tuple[str, str]])
 
 def _show_gate(metrics: Metrics, runs: Sequence[RetrainRun]) -> None:
     """`runs`: the last one of each place that the gate decided on."""
-    decided = {(run.server, run.target): _decision(run) for run in runs}
+    decided = {(run.server, run.target): run.numbers.gate for run in runs if run.numbers and run.numbers.gate}
     both: dict[tuple[str, ...], float] = {}
     for place, decision in decided.items():
-        both[*place, "in_service"] = decision["gain"]["parent"]
-        both[*place, "candidate"] = decision["gain"]["candidate"]
+        both[*place, "in_service"] = decision.gain.parent
+        both[*place, "candidate"] = decision.gain.candidate
     metrics.replace(metrics.gate_acceptance, both)
     metrics.replace(
-        metrics.gate_gain_lower, {place: decision["gain"]["lower"] for place, decision in decided.items()}
+        metrics.gate_gain_lower, {place: decision.gain.lower for place, decision in decided.items()}
     )
     metrics.replace(
         metrics.gate_loss_upper,
         {
-            place: max(-group["lower"] for group in decision["groups"])
+            place: max(-group.lower for group in decision.groups)
             for place, decision in decided.items()
-            if decision["groups"]
+            if decision.groups
         },
     )
     metrics.replace(
-        metrics.gate_passed, {place: float(decision["promote"]) for place, decision in decided.items()}
+        metrics.gate_passed, {place: float(decision.promote) for place, decision in decided.items()}
     )
-
-
-def _decision(run: RetrainRun) -> Mapping[str, Any]:
-    """A driftguard.retraining.training.gate.Decision as JSON."""
-    decision: Mapping[str, Any] = (run.numbers or {})["gate"]
-    return decision

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from driftguard.cost import advice
-from driftguard.incident_lifecycle import positions_of
+from driftguard.documents.incident import names_of, positions_of
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.message import clock, cost_percent
 from driftguard.records.positions import ACCEPTANCE
@@ -94,7 +94,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _incident_sentence(incident: Incident) -> str:
-    names = _some([segment["segment"] for segment in incident.segments])
+    names = _some(names_of(incident.segments))
     word, verb = ("Degraded", "fell") if incident.direction == "down" else ("Improved", "rose")
     acceptance = ACCEPTANCE[positions_of(incident.segments)]
     percent = cost_percent(incident)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from driftguard.detection import Fleet
-from driftguard.incidents.opening import FACTOR
 from driftguard.status.staleness import SURELY_STALE
 from driftguard.status.verdict import in_service
 from driftguard.store import incidents, status_queries
@@ -25,5 +24,5 @@ def gather(session: Session, known: Sequence[StreamRow]) -> Fleet:
     named: dict[int, float] = {}
     for stream_id, evidence in incidents.opened_by_detector(session):
         if stream_id in serving:
-            named[stream_id] = max(named.get(stream_id, 0.0), float(evidence.get(FACTOR, 1.0)))
+            named[stream_id] = max(named.get(stream_id, 0.0), evidence.false_alarm_factor)
     return Fleet(len(serving), named)

@@ -69,6 +69,10 @@ class FiniteDocument(TypeDecorator[Any]):
         refuse_not_finite(value, self.where)
         return value
 
+    def named(self, where: str) -> FiniteDocument:
+        """The same, of a column that is known by then."""
+        return FiniteDocument(where, none_as_null=self.none_as_null)
+
     def coerce_compared_value(self, op: OperatorType | None, value: Any) -> TypeEngine[Any]:
         """A key of the document is no document."""
         return self.impl_instance.coerce_compared_value(op, value)
@@ -81,7 +85,7 @@ def name_columns(table: Table) -> None:
         if isinstance(column.type, FiniteDouble):
             column.type = FiniteDouble(where)
         elif isinstance(column.type, FiniteDocument):
-            column.type = FiniteDocument(where, none_as_null=column.type.none_as_null)
+            column.type = column.type.named(where)
 
 
 def tell_refusals_as_they_are(engine: Engine) -> None:

@@ -12,6 +12,7 @@ from uuid import UUID
 from sqlalchemy import JSON, func, or_, select, text, tuple_, update
 from sqlalchemy.orm import Session
 
+from driftguard.documents.incident import IncidentEvidence
 from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.incident_lifecycle import Severity, State, Transition, is_graver, transition
 from driftguard.records import Instant
@@ -86,7 +87,7 @@ def accept_level(session: Session, incident_id: UUID, reason: str, at: datetime)
         raise BadInput("reason: is empty; say why the new level is normal", field="reason")
     told = f"the operator accepted the new level as normal: {reason.strip()}"
     incident = move(session, incident_id, "resolved", told, at)
-    if "false_alarm_every" not in incident.evidence:
+    if not incident.evidence.is_of_alarm:
         raise Conflict(
             f"incident {incident_id} was not opened by the detector, whose baseline is of the new level "
             "already: there is nothing to learn anew; resolve it"
@@ -237,7 +238,7 @@ def unresolved_counts(session: Session) -> list[tuple[str, str, int]]:
     return [(severity, direction, count) for severity, direction, count in rows]
 
 
-def opened_by_detector(session: Session) -> list[tuple[int, dict[str, Any]]]:
+def opened_by_detector(session: Session) -> list[tuple[int, IncidentEvidence]]:
     """(stream id, evidence) of the unresolved incidents that an alarm of the detector opened."""
     query = select(Incident.stream_id, Incident.evidence).where(
         Incident.state != "resolved", Incident.evidence.has_key("false_alarm_every")

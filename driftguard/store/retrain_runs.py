@@ -19,6 +19,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from driftguard.documents.retraining_run import Rollout, RunNumbers, Watch
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import Instant
 from driftguard.store.database import Database
@@ -51,6 +52,25 @@ class Cursor(NamedTuple):
 
     started_at: Instant
     id: UUID
+
+
+def numbers_of(run: RetrainRun) -> RunNumbers:
+    """What is known of it so far, which may be nothing."""
+    return run.numbers or RunNumbers()
+
+
+def rollout_of(run: RetrainRun) -> Rollout:
+    """Of a run in one of ROLLING_STATES. Raises ValueError for one that was never rolled out."""
+    if (rollout := numbers_of(run).rollout) is None:
+        raise ValueError(f"run {run.id} is {run.state} and awaits no restart")
+    return rollout
+
+
+def watch_of(run: RetrainRun) -> Watch:
+    """Of a run that was promoted. Raises ValueError for another."""
+    if (watch := numbers_of(run).watch) is None:
+        raise ValueError(f"run {run.id} is {run.state} and is not watched")
+    return watch
 
 
 class RunLock:

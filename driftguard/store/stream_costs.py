@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from sqlalchemy import ARRAY, BigInteger, any_, exists, literal, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from driftguard.documents.cost import Cost
 from driftguard.store.tables import Incident, Stream, StreamCost
 
 
@@ -54,7 +54,7 @@ def awaited(session: Session, opened_since: datetime, before: datetime, *, limit
     return list(session.scalars(query))
 
 
-def store(session: Session, stream_id: int, cost: dict[str, Any] | None, measured_at: datetime) -> None:
+def store(session: Session, stream_id: int, cost: Cost | None, measured_at: datetime) -> None:
     """None where the records do not tell."""
     values = {"cost": cost, "measured_at": measured_at}
     statement = insert(StreamCost).values(stream_id=stream_id, **values)

@@ -24,6 +24,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from driftguard.documents.cost import Cost
+from driftguard.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence
+from driftguard.documents.retraining_run import RunNumbers
+from driftguard.store.document_column import Document
 from driftguard.store.finite import FiniteDocument, FiniteDouble, name_columns
 
 ACCEPTANCE_BUCKETS = 20  # histogram of per-request acceptance rate in rollups, width 1/20
@@ -38,7 +42,6 @@ class Base(DeclarativeBase):
         UUID: Uuid,
         bytes: LargeBinary,
         dict[str, Any]: FiniteDocument,
-        list[dict[str, Any]]: FiniteDocument,
         list[int]: ARRAY(BigInteger),
     }
 
@@ -235,7 +238,7 @@ class StreamCost(Base):
 
     stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True)
     measured_at: Mapped[datetime]
-    cost: Mapped[dict[str, Any] | None] = mapped_column(FiniteDocument(none_as_null=True))
+    cost: Mapped[Cost | None] = mapped_column(Document(Cost, none_as_null=True))
 
 
 class Source(Base):
@@ -295,9 +298,10 @@ class Incident(Base):
     acceptance_after: Mapped[float]
     tokens_per_second_before: Mapped[float | None]  # per request: 1 / time per output token
     tokens_per_second_after: Mapped[float | None]
-    segments: Mapped[list[dict[str, Any]]]
-    evidence: Mapped[dict[str, Any]]
-    diagnosis: Mapped[dict[str, Any] | None]  # see driftguard.incidents.diagnosing; None until it is examined
+    segments: Mapped[tuple[ChangedSegment, ...]] = mapped_column(Document(tuple[ChangedSegment, ...]))
+    evidence: Mapped[IncidentEvidence] = mapped_column(Document(IncidentEvidence))
+    # None until it has been examined.
+    diagnosis: Mapped[IncidentDiagnosis | None] = mapped_column(Document(IncidentDiagnosis))
     resolved_at: Mapped[datetime | None]
     resolution: Mapped[str | None]
     # An operator accepted the new level: the fold has its segments' baselines learned anew.
@@ -414,8 +418,7 @@ class RetrainRun(Base):
     parent_version: Mapped[str | None]
     candidate_version: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]  # {"step", "steps", "loss", "acceptance"} while training
-    # The gate's decision with what it was made on; the watch's numbers; the rollout.
-    numbers: Mapped[dict[str, Any] | None]
+    numbers: Mapped[RunNumbers | None] = mapped_column(Document(RunNumbers))
 
 
 class ProbePrompt(Base):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
+from driftguard.detection import Acceptance
+from driftguard.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.incident_lifecycle import Severity
 from driftguard.incidents import severity as incident_severity
 from driftguard.incidents.severity import Paging
@@ -42,7 +44,7 @@ def add_incident(
 ) -> UUID:
     stream_id = stream_id or add_stream(database)
     now = opened_at or datetime.now(UTC)
-    side = {"rate": 0.74, "low": 0.72, "high": 0.76, "requests": 400}
+    before, after = Acceptance(0.74, 0.72, 0.76, 400), Acceptance(0.58, 0.56, 0.6, 400)
     incident = Incident(
         id=uuid4(),
         stream_id=stream_id,
@@ -58,13 +60,13 @@ def add_incident(
         acceptance_after=0.58,
         tokens_per_second_before=52.0,
         tokens_per_second_after=40.0,
-        segments=[
-            {"segment": "german", "before": side, "after": {**side, "rate": 0.58}, "evidence": 1e6},
-        ],
-        evidence={"slowdown_measured": 0.23, "slowdown_formula": 0.21},
+        segments=(ChangedSegment("german", before, after, evidence=1e6),),
+        evidence=IncidentEvidence(
+            slowdown_measured=0.23,
+            slowdown_formula=0.21,
+            false_alarm_every=100_000.0 if by_detector else None,
+        ),
     )
-    if by_detector:
-        incident.evidence["false_alarm_every"] = 100_000.0
     with database.session() as session:
         incidents.open_incident(session, incident, "acceptance fell from 0.74 to 0.58")
         notifications.announce(session, incident.id, destinations, "firing", severity, now)

@@ -16,12 +16,13 @@ from driftguard_engine.server.metrics import Metrics as EngineMetrics
 from driftguard_engine.telemetry.telemetry import Telemetry
 
 from driftguard.cost import Cost
-from driftguard.cost.results import Choice, Interval, Speed
 from driftguard.detection import DetectorConfig
+from driftguard.documents.cost import Choice, Interval, Speed
+from driftguard.documents.retraining_run import Costs, GateRules, RunNumbers
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
-from driftguard.retraining.training.gate import Costs, GateRules, GroupScores, decide
+from driftguard.retraining.training.gate import GroupScores, decide
 from driftguard.store import drafts, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
@@ -108,7 +109,7 @@ class MendedSidecar:
         decision = decide(groups, Costs(4, 0.01, 0.001, 0.001), GateRules(0.02, 0.02))
         assert decision.promote, decision.reason
         self._add_run("training")
-        self._add_run("promoted", candidate_version="v1", numbers={"gate": msgspec.to_builtins(decision)})
+        self._add_run("promoted", candidate_version="v1", numbers=RunNumbers(gate=decision))
         with self._database.session() as session:
             for version in ("v0", "v1"):
                 drafts.put_in_service(

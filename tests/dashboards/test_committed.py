@@ -9,7 +9,7 @@ import pytest
 
 from dashboards import frame, generate, words
 from driftguard.adapters.condition import CONDITIONS
-from driftguard.diagnosis.verdict import Cause
+from driftguard.documents.diagnosis import Cause
 from driftguard.incident_lifecycle import Severity
 from driftguard.metrics import RUN_OUTCOMES, VERDICTS
 from driftguard.status.verdict import WORST_FIRST

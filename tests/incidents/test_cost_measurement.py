@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from driftguard.cost import Cost, Speed, TimedRequest, assess
 from driftguard.cost.words import UNMEASURED
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
-from driftguard.incidents.message import cost_of, document, summary
+from driftguard.incidents.message import document, summary
 from driftguard.incidents.severity import NOBODY
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
@@ -97,14 +98,14 @@ def test_an_incident_tells_its_cost_and_that_no_speculation_would_be_faster(
     database: Database, tmp_path: Path
 ) -> None:
     incident, stream = fallen(database, USELESS, 1, {0: 100, 4: 1200})
-    cost = cost_of(incident)
+    cost = incident.evidence.cost
     assert cost is not None
     assert cost.lost is not None
     lost = 1 - USELESS.tokens_per_second(4) / GOOD.tokens_per_second(4)
     assert cost.lost.low <= lost <= cost.lost.high
-    assert incident.evidence["slowdown_measured"] == cost.lost.value
+    assert incident.evidence.slowdown_measured == cost.lost.value
     tokens = [1 + 4 * rate for rate in (incident.acceptance_before, incident.acceptance_after)]
-    assert incident.evidence["slowdown_formula"] == pytest.approx(1 - tokens[1] / tokens[0])
+    assert incident.evidence.slowdown_formula == pytest.approx(1 - tokens[1] / tokens[0])
     assert incident.tokens_per_second_after == cost.now.tokens_per_second
     assert incident.severity == "critical"
     assert (cost.best, cost.sure) == (0, True)
@@ -133,18 +134,19 @@ def test_a_new_incident_is_told_its_cost_within_a_minute(database: Database) -> 
     found = only_incident(database)[0].evidence
     cost_measurement.refresh(database, NOBODY, now)
     with database.session() as session:
-        session.execute(update(Incident).values(evidence={**found, "slowdown_measured": None, "cost": None}))
+        unknown = replace(found, slowdown_measured=None, cost=None)
+        session.execute(update(Incident).values(evidence=unknown))
         session.execute(update(Stream).values(last_seen_at=now + timedelta(minutes=1)))
     send(database, rng, BAD, 45, {4: 300})
     cost_measurement.refresh(database, NOBODY, now + timedelta(seconds=59))
-    assert cost_of(only_incident(database)[0]) is None
+    assert only_incident(database)[0].evidence.cost is None
     cost_measurement.refresh(database, NOBODY, now + timedelta(seconds=61))
-    assert cost_of(only_incident(database)[0]) is not None
+    assert only_incident(database)[0].evidence.cost is not None
 
 
 def test_with_one_k_an_incident_tells_the_loss_and_how_to_learn_the_rest(database: Database) -> None:
     incident, stream = fallen(database, BAD, 2, {4: 1200})
-    cost = cost_of(incident)
+    cost = incident.evidence.cost
     assert cost is not None
     assert cost.lost is not None
     assert cost.best is None
@@ -160,7 +162,7 @@ def test_a_loss_that_times_do_not_show_is_told_by_formula(database: Database) ->
     send(database, rng, noisy[1], 40, {4: 200})
     fold_all(database)
     incident, stream = only_incident(database)
-    assert incident.evidence["slowdown_measured"] is None
+    assert incident.evidence.slowdown_measured is None
     assert "% slower (by formula)" in summary(incident, stream)
 
 
@@ -176,7 +178,7 @@ def test_a_time_that_the_source_fills_in_does_not_make_a_fall_harmless(database:
     incident, stream = only_incident(database)
     assert incident.severity == "critical"
     assert "slower (by formula)" in summary(incident, stream)
-    cost = cost_of(incident)
+    cost = incident.evidence.cost
     assert cost is not None
     assert UNMEASURED in cost.notes
 
@@ -252,7 +254,7 @@ def test_no_time_however_absurd_and_no_failure_of_the_cost_keeps_an_incident_fro
         cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
     with database.session() as session:
         found = {stream.server: incident for incident, stream in incidents.list_page(session, limit=10)}
-        costs = {server: cost_of(incident) for server, incident in found.items()}
+        costs = {server: incident.evidence.cost for server, incident in found.items()}
         known = cost_measurement.known(session, stream_ids(session))
         assert list(known) == [found["as it is"].stream_id]
         assert detector_states.unfolded(session) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -11,7 +12,8 @@ import msgspec
 import numpy as np
 from sqlalchemy import func, select
 
-from driftguard.detection import DetectorConfig
+from driftguard.detection import Acceptance, DetectorConfig
+from driftguard.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence, SeenEvidence
 from driftguard.incidents import diagnosing, examination
 from driftguard.incidents.message import document, summary
 from driftguard.incidents.severity import NOBODY, Paging
@@ -40,6 +42,10 @@ def newest_seq(database: Database) -> int:
         return session.scalar(select(func.max(Record.seq))) or 0
 
 
+def acceptance(rate: float) -> Acceptance:
+    return Acceptance(rate, rate - 0.02, rate + 0.02, 100)
+
+
 def open_incident(database: Database, changed_at: datetime, first: int, **more: object) -> UUID:
     """An incident about german, as the detector's finding makes one, with its diagnosis."""
     values: dict[str, Any] = {
@@ -55,8 +61,8 @@ def open_incident(database: Database, changed_at: datetime, first: int, **more: 
         "interval_end_at": changed_at + timedelta(seconds=20),
         "acceptance_before": 0.7,
         "acceptance_after": 0.4,
-        "segments": [{"segment": "german", "before": {"rate": 0.7}, "after": {"rate": 0.4}}],
-        "evidence": {"slowdown_formula": 0.3},
+        "segments": (ChangedSegment("german", acceptance(0.7), acceptance(0.4), evidence=1e6),),
+        "evidence": IncidentEvidence(slowdown_formula=0.3),
     }
     with database.session() as session:
         (stream,) = all_streams(session)
@@ -122,7 +128,7 @@ def refresh(database: Database, now: datetime) -> None:
     diagnosing.refresh(database, PAGER, now)
 
 
-def known(database: Database, incident_id: UUID) -> dict[str, Any]:
+def known(database: Database, incident_id: UUID) -> IncidentDiagnosis:
     with database.session() as session:
         diagnosis = incidents.find(session, incident_id)[0].diagnosis
     assert diagnosis is not None
@@ -131,11 +137,11 @@ def known(database: Database, incident_id: UUID) -> dict[str, Any]:
 
 def verdict(database: Database, incident_id: UUID) -> tuple[str, str]:
     diagnosis = known(database, incident_id)
-    return diagnosis["cause"], diagnosis["confidence"]
+    return diagnosis.cause, diagnosis.confidence
 
 
-def missing(diagnosis: dict[str, Any]) -> str:
-    return " | ".join(diagnosis["missing"])
+def missing(diagnosis: IncidentDiagnosis) -> str:
+    return " | ".join(diagnosis.missing)
 
 
 def test_a_fall_without_probes_or_captures_retrains_and_says_what_is_missing(database: Database) -> None:
@@ -153,7 +159,8 @@ def test_a_fall_without_probes_or_captures_retrains_and_says_what_is_missing(dat
         )
         incident.state = "mitigating"
         assert summary(incident, stream).endswith("; a new draft is being trained.")
-        assert document(incident, stream, "firing", "http://x")["incident"]["diagnosis"] == diagnosis
+        told = document(incident, stream, "firing", "http://x")["incident"]["diagnosis"]
+        assert msgspec.convert(told, IncidentDiagnosis) == diagnosis
 
 
 def test_a_faulty_machine_waits_for_its_probes_and_then_never_retrains(database: Database) -> None:
@@ -191,7 +198,7 @@ def test_captures_that_arrive_later_sharpen_the_diagnosis_and_name_examples(data
     new = capture(database, NOW, (500, 800), 12, seed=2)
     refresh(database, NOW)
     assert verdict(database, incident_id) == ("query_drift", "high")
-    assert {UUID(example) for example in known(database, incident_id)["examples"]} <= set(new)
+    assert {UUID(example) for example in known(database, incident_id).examples} <= set(new)
 
 
 def test_another_k_is_told_as_configuration_and_pages_nobody(database: Database) -> None:
@@ -215,7 +222,7 @@ def test_another_k_is_told_as_configuration_and_pages_nobody(database: Database)
     incident_id = open_incident(database, NOW - timedelta(hours=1), first)
     assert verdict(database, incident_id) == ("configuration", "high")
     diagnosis = known(database, incident_id)
-    assert diagnosis["summary"] == "the configuration: K (num_speculative_tokens) went from 4 to 8"
+    assert diagnosis.summary == "the configuration: K (num_speculative_tokens) went from 4 to 8"
     assert why_not(diagnosis, "low") is not None
     with database.session() as session:
         assert incidents.find(session, incident_id)[0].severity == "info"
@@ -226,8 +233,9 @@ def test_what_was_no_page_becomes_one_when_the_diagnosis_changes(database: Datab
     with database.session() as session:
         incident = incidents.find(session, incident_id)[0]
         incident.severity = "info"
-        harmless = {"cause": "configuration", "confidence": "high"}
-        incident.diagnosis = {**known(database, incident_id), **harmless, "seen": {}}
+        incident.diagnosis = replace(
+            known(database, incident_id), cause="configuration", confidence="high", seen=SeenEvidence(0, -1)
+        )
     refresh(database, NOW)
     with database.session() as session:
         assert incidents.find(session, incident_id)[0].severity == "critical"
@@ -242,7 +250,7 @@ def test_the_same_cause_found_again_pages_nobody(database: Database) -> None:
     with database.session() as session:
         incident = incidents.find(session, incident_id)[0]
         incident.severity = "info"
-        incident.diagnosis = {**known(database, incident_id), "seen": {}}
+        incident.diagnosis = replace(known(database, incident_id), seen=SeenEvidence(0, -1))
     refresh(database, NOW)
     with database.session() as session:
         assert incidents.find(session, incident_id)[0].severity == "info"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from sqlalchemy import select, text
 
 from driftguard.detection import DetectorConfig
+from driftguard.documents.incident import IncidentDiagnosis
 from driftguard.incidents import diagnosing, examination
 from driftguard.incidents.examiner import LOOP, Examiner
 from driftguard.incidents.message import summary
@@ -101,8 +103,8 @@ def test_a_harmless_cause_is_never_told_as_anything_else(
     world = World(database).fallen()
     made = diagnosing.diagnosed
 
-    def harmless(*arguments: Any) -> dict[str, Any]:
-        return {**made(*arguments), "cause": "configuration", "confidence": "high"}
+    def harmless(*arguments: Any) -> IncidentDiagnosis:
+        return replace(made(*arguments), cause="configuration", confidence="high")
 
     monkeypatch.setattr(diagnosing, "diagnosed", harmless)
     world.examiner.examine(datetime.now(UTC))

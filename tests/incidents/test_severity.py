@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -13,6 +12,8 @@ from sqlalchemy import select
 
 from driftguard.cost import assess
 from driftguard.detection import DetectorConfig
+from driftguard.diagnosis import Cause, Confidence, Diagnosis
+from driftguard.documents.incident import IncidentDiagnosis, IncidentEvidence, SeenEvidence, names_of
 from driftguard.incidents import cost_measurement, cost_update
 from driftguard.incidents import severity as incident_severity
 from driftguard.incidents.cost_update import Measurement
@@ -102,7 +103,7 @@ def test_a_fall_that_costs_next_to_nothing_pages_nobody_until_it_grows(database:
     world.measure()
     incident, stream = world.incident()
     assert incident.severity == "warning"
-    lost = incident.evidence["slowdown_measured"]
+    lost = incident.evidence.slowdown_measured or 0.0
     assert lost == pytest.approx(1 - 1.62 / 1.7, abs=0.01)
     assert incident.tokens_per_second_after is not None
     assert incident.tokens_per_second_before is not None
@@ -126,7 +127,7 @@ def test_what_other_segments_lose_while_a_fall_is_open_is_told(database: Databas
     world = World(database)
     world.send(chat=(GOOD, 1_200), code=(GOOD, 1_200))
     world.send(chat=(SLIGHT, 800), code=(GOOD, 800))
-    assert [segment["segment"] for segment in world.incident()[0].segments] == ["chat"]
+    assert names_of(world.incident()[0].segments) == ("chat",)
     world.measure()
     assert world.incident()[0].severity == "info"
     world.send(chat=(SLIGHT, 1_000), code=(WORSE, 1_000))
@@ -179,8 +180,9 @@ def test_an_incident_that_is_over_becomes_no_graver(database: Database) -> None:
         assert session.scalars(select(Notification)).all() == []
 
 
-def diagnosed(direction: str, cause: str, confidence: str) -> Incident:
-    known: dict[str, Any] = {"cause": cause, "confidence": confidence}
+def diagnosed(direction: str, cause: Cause, confidence: Confidence) -> Incident:
+    made = Diagnosis(cause, confidence, "", "", (), (), "", retrain=False, awaits_probes=False)
+    known = IncidentDiagnosis.of(made, datetime(2026, 1, 1, tzinfo=UTC), SeenEvidence(0, 0))
     return Incident(direction=direction, diagnosis=known)
 
 
@@ -195,7 +197,9 @@ def diagnosed(direction: str, cause: str, confidence: str) -> Incident:
         ("mix_shift", "high", "info"),
     ],
 )
-def test_only_a_sure_harmless_cause_keeps_a_page_back(cause: str, confidence: str, severity: str) -> None:
+def test_only_a_sure_harmless_cause_keeps_a_page_back(
+    cause: Cause, confidence: Confidence, severity: str
+) -> None:
     assert severity_of(diagnosed("down", cause, confidence), 0.3) == severity
 
 
@@ -215,8 +219,8 @@ def test_a_first_measurement_that_is_hardly_sure_is_told_and_pages_nobody(databa
     incident_id = add_incident(database, [], severity="info")
     with database.session() as session:
         incident = incidents.find(session, incident_id)[0]
-        incident.evidence = {"slowdown_measured": None, "slowdown_formula": 0.009}
+        incident.evidence = IncidentEvidence(slowdown_formula=0.009)
         cost_update.update(session, incident, measured, PAGER, datetime.now(UTC))
-        assert incident.evidence["slowdown_measured"] > 0.03
+        assert (incident.evidence.slowdown_measured or 0.0) > 0.03
         assert incident.severity == "info"
         assert session.scalars(select(Notification)).all() == []

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import select
 
 from driftguard.detection import DetectorConfig
+from driftguard.documents.incident import names_of
 from driftguard.incidents import cost_measurement
-from driftguard.incidents.message import cost_of
 from driftguard.incidents.severity import NOBODY
 from driftguard.incidents.target_replaced import fallen_segments
 from driftguard.metrics import Metrics
@@ -51,12 +51,12 @@ def test_a_draft_that_fits_the_new_target_less_is_retrained_against_it(database:
     (incident,) = all_incidents(database)
     assert (incident.direction, incident.state) == ("down", "open")
     assert abs((incident.change_point_at - replaced_at).total_seconds()) < 5
-    assert [segment["segment"] for segment in incident.segments] == ["german"]
+    assert names_of(incident.segments) == ("german",)
     assert incident.acceptance_before == pytest.approx(0.7, abs=0.03)
     assert incident.acceptance_after == pytest.approx(0.45, abs=0.03)
     assert incident.diagnosis is not None
-    assert (incident.diagnosis["cause"], incident.diagnosis["confidence"]) == ("target_replaced", "high")
-    assert incident.diagnosis["summary"] == "the target was replaced (target before)"
+    assert (incident.diagnosis.cause, incident.diagnosis.confidence) == ("target_replaced", "high")
+    assert incident.diagnosis.summary == "the target was replaced (target before)"
     assert why_not(incident.diagnosis, "high") is None
     with database.session() as session:
         assert incidents.find(session, incident.id)[1].target == "target-2"
@@ -97,10 +97,10 @@ def test_its_cost_is_told_once_it_is_measured(database: Database) -> None:
     store(database, of_target(traffic.draw(900, WORSE), "target-2"))
     fold_all(database)
     (opened,) = all_incidents(database)
-    assert cost_of(opened) is None
+    assert opened.evidence.cost is None
     cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
     (incident,) = all_incidents(database)
-    cost = cost_of(incident)
+    cost = incident.evidence.cost
     assert cost is not None
     assert cost.lost is None
     assert incident.tokens_per_second_after == cost.now.tokens_per_second

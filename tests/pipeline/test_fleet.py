@@ -10,7 +10,6 @@ from sqlalchemy import select, update
 
 from driftguard.app import Sidecar, create_app
 from driftguard.detection import DetectorConfig
-from driftguard.incidents.opening import FACTOR
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.settings import FalseAlarmScope, Settings
@@ -55,9 +54,9 @@ def test_each_stream_alone_needs_a_and_all_together_need_n_times_as_much(databas
     send(database, traffic, 80, bad=("beta",))
     fold_all(database, "fleet")
     (incident,) = opened(database)
-    assert incident.evidence[FACTOR] == 4.0
-    assert incident.evidence["false_alarm_every"] == 4 * CONFIG.false_alarm_every
-    assert incident.evidence["evidence"] >= 4 * CONFIG.false_alarm_every
+    assert incident.evidence.false_alarm_factor == 4.0
+    assert incident.evidence.false_alarm_every == 4 * CONFIG.false_alarm_every
+    assert (incident.evidence.evidence or 0.0) >= 4 * CONFIG.false_alarm_every
     with database.session() as session:
         assert streams_in_service.gather(session, all_streams(session)).named == {incident.stream_id: 4.0}
         factors = {
@@ -71,7 +70,7 @@ def test_each_stream_alone_needs_a_and_all_together_need_n_times_as_much(databas
 
     send(database, traffic, 80, bad=("beta", "gamma"))
     fold_all(database, "fleet")
-    assert [item.evidence[FACTOR] for item in opened(database)] == [4.0, 2.0]
+    assert [item.evidence.false_alarm_factor for item in opened(database)] == [4.0, 2.0]
     with database.session() as session:
         incidents.move(session, incident.id, "resolved", "expected", datetime.now(UTC))
         assert list(streams_in_service.gather(session, all_streams(session)).named.values()) == [2.0]
@@ -86,8 +85,8 @@ def test_by_default_each_stream_has_its_own_a(database: Database) -> None:
     send(database, traffic, 80, bad=("beta",))
     fold_all(database, "stream")
     (incident,) = opened(database)
-    assert incident.evidence[FACTOR] == 1.0
-    assert incident.evidence["false_alarm_every"] == CONFIG.false_alarm_every
+    assert incident.evidence.false_alarm_factor == 1.0
+    assert incident.evidence.false_alarm_every == CONFIG.false_alarm_every
 
 
 def test_a_server_that_is_gone_for_a_week_no_longer_makes_the_others_need_more(database: Database) -> None:

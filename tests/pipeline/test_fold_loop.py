@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
 from driftguard.detection import DetectorConfig, Finding
+from driftguard.documents.incident import names_of
 from driftguard.incident_lifecycle import State
 from driftguard.incidents.examiner import Examiner
 from driftguard.metrics import Metrics
@@ -56,7 +57,7 @@ def test_a_fall_in_one_segment_opens_one_incident_that_says_where_since_when_and
 
     (incident,) = all_incidents(database)
     assert (incident.state, incident.direction) == ("open", "down")
-    assert [segment["segment"] for segment in incident.segments] == ["german"]
+    assert names_of(incident.segments) == ("german",)
     assert abs((incident.change_point_at - changed_at).total_seconds()) < 60
     assert incident.interval_start_at <= incident.change_point_at <= incident.interval_end_at
     assert incident.acceptance_before == pytest.approx(0.7, abs=0.03)

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from driftguard import detection
 from driftguard.detection import Finding
 from driftguard.detection.state import parts
+from driftguard.documents.incident import IncidentEvidence
 from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents import opening
 from driftguard.metrics import Metrics
@@ -348,20 +349,17 @@ def test_streams_in_which_nothing_is_found_are_folded_and_stored_together(databa
 def test_a_number_that_is_not_finite_holds_its_stream_and_says_where_it_was(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drift_opened = opening._evidence
-
-    def poisoned(*arguments: Any) -> dict[str, Any]:
-        evidence = drift_opened(*arguments)
-        return {**evidence, "cost": {"before": [1.0, math.inf]}}
+    def poisoned(**known: Any) -> IncidentEvidence:
+        return IncidentEvidence(**known, slowdown_formula=math.inf)
 
     traffic = Traffic(seed=73)
     store(database, traffic.draw(900, {"chat": 0.75}, server=POISONED))
     store(database, traffic.draw(300, {"chat": 0.75}))
     fold_all(Pipeline(database, CONFIG, Metrics()))
-    monkeypatch.setattr(opening, "_evidence", poisoned)
+    monkeypatch.setattr(opening, "IncidentEvidence", poisoned)
     store(database, traffic.draw(200, {"chat": 0.4}, server=POISONED) + traffic.draw(50, {"chat": 0.75}))
     fold_all(Pipeline(database, CONFIG, Metrics()))
     with database.session() as session:
         (row,) = session.scalars(select(HeldStream))
-        assert row.reason == "NotFinite: incidents.evidence.cost.before[1]: inf is not a finite number"
+        assert row.reason == "NotFinite: incidents.evidence.slowdown_formula: inf is not a finite number"
         assert {each["requests"] for each in all_summaries(session).values()} == {900, 350}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import procrastinate
 import pytest
 from sqlalchemy import text
 
-from driftguard.diagnosis import CONFIDENCES, Confidence
+from driftguard.diagnosis import CONFIDENCES, Cause, Confidence
+from driftguard.documents.incident import IncidentDiagnosis, SeenEvidence
 from driftguard.retraining.due import why_not
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
@@ -20,15 +21,20 @@ from tests.retraining.engine_stub import EngineStub
 from tests.retraining.world import make_settings
 
 
-def diagnosis(cause: str, confidence: str, *, calls_for_it: bool) -> dict[str, Any]:
-    return {
-        "cause": cause,
-        "confidence": confidence,
-        "summary": f"it was {cause}",
-        "reason": "the evidence",
-        "recommended_action": "do something",
-        "retrain": calls_for_it,
-    }
+def diagnosis(cause: Cause, confidence: Confidence, *, calls_for_it: bool) -> IncidentDiagnosis:
+    return IncidentDiagnosis(
+        cause=cause,
+        confidence=confidence,
+        summary=f"it was {cause}",
+        reason="the evidence",
+        facts=(),
+        missing=(),
+        recommended_action="do something",
+        retrain=calls_for_it,
+        awaits_probes=False,
+        diagnosed_at=datetime(2026, 1, 1, tzinfo=UTC),
+        seen=SeenEvidence(0, 0),
+    )
 
 
 DRIFT = {level: diagnosis("query_drift", level, calls_for_it=True) for level in CONFIDENCES}
@@ -48,14 +54,14 @@ MACHINE = diagnosis("machine", "high", calls_for_it=False)
     ],
 )
 def test_cause_and_confidence_both_count(
-    found: dict[str, Any] | None, least: Confidence, retrains: bool
+    found: IncidentDiagnosis | None, least: Confidence, retrains: bool
 ) -> None:
     assert (why_not(found, least) is None) is retrains
 
 
 @pytest.mark.parametrize(("found", "queued"), [(MACHINE, 0), (DRIFT["low"], 0), (DRIFT["medium"], 1)])
 def test_only_a_diagnosis_that_calls_for_it_queues_a_retraining(
-    drifted: Drifted, engine: EngineStub, tmp_path: Path, found: dict[str, Any], queued: int
+    drifted: Drifted, engine: EngineStub, tmp_path: Path, found: IncidentDiagnosis, queued: int
 ) -> None:
     with drifted.database.session() as session:
         incidents.find(session, drifted.incident_id)[0].diagnosis = found

@@ -148,8 +148,9 @@ def test_killed_between_activate_and_commit(drifted: Drifted, engine: EngineStub
     assert run is not None
     assert run.state == "watching"
     assert run.numbers is not None
-    assert run.numbers["gate"]["promote"]
-    assert run.numbers["watch"]["segments"][1]["old"]["segment"] == "german"
+    assert run.numbers.gate is not None
+    assert run.numbers.gate.promote
+    assert retrain_runs.watch_of(run).segments[1].old.segment == "german"
     assert state_of_draft(drifted, drifted.parent) == "retired"
     assert state_of_draft(drifted, killed.candidate_version or "") == "in_service"
     assert Path(engine.serving["directory"]).is_dir()

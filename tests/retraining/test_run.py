@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from driftguard.documents.retraining_run import Decision
 from driftguard.retraining import attempt
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.run import retrain
 from driftguard.retraining.training import checksums
-from driftguard.retraining.training.gate import Decision, decide
+from driftguard.retraining.training.gate import decide
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.tables import RetrainRun
 from tests.retraining.conftest import Drifted
@@ -45,7 +46,8 @@ def test_a_rejected_candidate_changes_nothing_and_the_same_weights_can_be_promot
     run = run_of(drifted, outcome)
     assert (run.state, run.trigger, run.parent_version) == ("rejected", "manual", drifted.parent)
     assert run.numbers is not None
-    assert run.numbers["gate"]["gain"]["difference"] > 0.05
+    assert run.numbers.gate is not None
+    assert run.numbers.gate.gain.difference > 0.05
     assert state_of_draft(drifted, run.candidate_version) == "rejected"
     assert engine.serving["version"] == drifted.parent
     assert engine.calls == []
@@ -109,7 +111,8 @@ def test_a_candidate_that_is_changed_after_it_was_judged_never_reaches_the_engin
     monkeypatch.setattr(attempt, "decide", judge)
     again = retrain(drifted.database, drifted.settings)
     assert again.state == "promoted"
-    checksums.verify(flipped[0].parent, (again.numbers or {})["checksums_sha256"])
+    assert again.numbers is not None
+    checksums.verify(flipped[0].parent, again.numbers.checksums_sha256 or "")
 
 
 def test_what_the_training_refuses_is_told_by_its_own_words(

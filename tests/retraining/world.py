@@ -9,6 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
+from driftguard.detection import Acceptance
+from driftguard.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence, SeenEvidence
+from driftguard.documents.retraining_run import Comparison, Decision, GateRules, RunNumbers
 from driftguard.records import AcceptanceRecord
 from driftguard.retraining.ledger.incident_notes import begin_mitigation
 from driftguard.settings import CaptureSettings, EngineSettings, RetrainingSettings, Settings
@@ -21,20 +24,28 @@ from driftguard.store.streams import StreamRegistry, all_streams
 from driftguard.store.tables import Incident, RetrainRun
 
 NEW, OLD = "german", "code"
-MOVED = {  # what the examination of the incident found
-    "cause": "query_drift",
-    "confidence": "medium",
-    "summary": "the traffic moved",
-    "reason": "acceptance fell inside segments",
-    "recommended_action": "retrain the draft on the new traffic",
-    "retrain": True,
-    "facts": [],
-    "missing": [],
-    "awaits_probes": False,
-    "examples": [],
-    "diagnosed_at": "2026-01-01T00:00:00+00:00",
-    "seen": {"probes": 0, "captures": 0},
-}
+MOVED = IncidentDiagnosis(  # what the examination of the incident found
+    cause="query_drift",
+    confidence="medium",
+    summary="the traffic moved",
+    reason="acceptance fell inside segments",
+    facts=(),
+    missing=(),
+    recommended_action="retrain the draft on the new traffic",
+    retrain=True,
+    awaits_probes=False,
+    diagnosed_at=datetime(2026, 1, 1, tzinfo=UTC),
+    seen=SeenEvidence(probes=0, captures=0),
+)
+BETTER = Decision(  # what the gate says of a candidate that it lets pass
+    promote=True,
+    reason="better",
+    gain=Comparison("changed traffic", True, 40, 0.4, 0.7, 0.3, 0.2, 0.4),
+    groups=(),
+    untested=(),
+    seconds_per_token={},
+    rules=GateRules(0.02, 0.05),
+)
 BEFORE, AFTER = 0.77, 0.41
 
 
@@ -128,6 +139,10 @@ def rates(level: float, count: int) -> list[float]:
     return [level + (0.1 if number % 2 else -0.1) for number in range(count)]
 
 
+def acceptance(rate: float) -> Acceptance:
+    return Acceptance(rate, rate - 0.02, rate + 0.02, 60)
+
+
 def drift(database: Database, version: str, changed_at: datetime) -> UUID:
     """Records before and after a fall of the new segment, and its incident; returns the incident's id."""
     before = [record(version, OLD, rate, changed_at - timedelta(minutes=1)) for rate in rates(BEFORE, 60)]
@@ -150,8 +165,8 @@ def drift(database: Database, version: str, changed_at: datetime) -> UUID:
             interval_end_at=changed_at,
             acceptance_before=BEFORE,
             acceptance_after=AFTER,
-            segments=[{"segment": NEW, "before": {"rate": BEFORE}, "after": {"rate": AFTER}}],
-            evidence={},
+            segments=(ChangedSegment(NEW, acceptance(BEFORE), acceptance(AFTER), evidence=1e6),),
+            evidence=IncidentEvidence(),
             diagnosis=MOVED,
         )
         open_incident(session, incident, "acceptance fell")
@@ -173,7 +188,7 @@ def trained(
         started_at=now,
         parent_version=parent,
         candidate_version=candidate,
-        numbers={"gate": {"reason": "better"}},
+        numbers=RunNumbers(gate=BETTER),
     )
     with database.session() as session:
         retrain_runs.begin(session, run)

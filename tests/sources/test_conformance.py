@@ -23,6 +23,7 @@ from sqlalchemy import select
 from driftguard.api.application import http_application
 from driftguard.api.context import Context
 from driftguard.detection import DetectorConfig
+from driftguard.documents.incident import names_of
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
@@ -145,7 +146,7 @@ def test_a_drift_ends_in_the_same_incident(
     assert incident.acceptance_before == pytest.approx(acceptance(windows[:BEFORE]), abs=0.02)
     assert incident.acceptance_after == pytest.approx(acceptance(windows[BEFORE:]), abs=0.03)
     assert incident.interval_start_at <= changed_at <= incident.interval_end_at
-    assert [segment["segment"] for segment in incident.segments] == ["default"]
+    assert names_of(incident.segments) == ("default",)
     assert stream.target == "t"
 
 

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.samples import Sample
 from sqlalchemy import select, update
 
+from driftguard.documents.incident import IncidentEvidence
 from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.pipeline.look_around import LookAround
 from driftguard.status import gauges
@@ -101,7 +102,9 @@ def test_notifications_are_owed_until_taken_and_only_to_places_still_in_the_sett
 def test_an_incident_of_unknown_cost_shows_none(database: Database, looking: LookAround) -> None:
     incident_id = add_incident(database, [])
     with database.session() as session:
-        session.execute(update(Incident).where(Incident.id == incident_id).values(evidence={}))
+        session.execute(
+            update(Incident).where(Incident.id == incident_id).values(evidence=IncidentEvidence())
+        )
     assert shown(looking, "incident_slowdown_ratio", **FALL) is None
     assert (
         shown(looking, "incident_acceptance_after_ratio", **FALL, segment="german", positions="all") == 0.58

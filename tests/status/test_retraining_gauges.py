@@ -9,12 +9,13 @@ import msgspec
 import pytest
 
 from driftguard.cost import Cost
-from driftguard.cost.results import Choice, Interval, Speed
 from driftguard.detection import DetectorConfig
+from driftguard.documents.cost import Choice, Interval, Speed
+from driftguard.documents.retraining_run import Costs, Decision, GateRules, RunNumbers
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
-from driftguard.retraining.training.gate import Costs, Decision, GateRules, GroupScores, decide
+from driftguard.retraining.training.gate import GroupScores, decide
 from driftguard.store import drafts, retrain_runs, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.tables import RetrainRun
@@ -46,7 +47,7 @@ def add_run(database: Database, state: str, minutes_ago: float, decision: Decisi
             state=state,
             started_at=at,
             ended_at=at if state in retrain_runs.ENDED_STATES else None,
-            numbers={"gate": msgspec.to_builtins(decision)} if decision else None,
+            numbers=RunNumbers(gate=decision) if decision else None,
         )
         retrain_runs.begin(session, run)
 

@@ -14,6 +14,11 @@ from hypothesis import strategies as st
 from sqlalchemy import Double, insert, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB
 
+from driftguard.cost import Cost
+from driftguard.detection import Acceptance
+from driftguard.documents.cost import Speed
+from driftguard.documents.incident import IncidentEvidence
+from driftguard.documents.retraining_run import RunNumbers
 from driftguard.store.database import Database
 from driftguard.store.finite import FiniteDocument, FiniteDouble, NotFinite, refuse_not_finite
 from driftguard.store.tables import Base, Incident, Record, RetrainRun, StreamCost
@@ -67,8 +72,8 @@ def test_every_column_of_numbers_or_documents_checks_what_is_bound_to_it() -> No
 
 def test_a_refusal_names_table_column_and_place_whichever_way_it_is_stored(database: Database) -> None:
     incident_id = add_incident(database, [])
-    told = r"^incidents\.evidence\.cost\[1\]\.before: inf is not a finite number$"
-    evidence = {"cost": [{"before": 1.0}, {"before": math.inf}]}
+    told = r"^incidents\.evidence\.stream_before\.low: inf is not a finite number$"
+    evidence = IncidentEvidence(stream_before=Acceptance(0.5, math.inf, 0.6, 10))
     with pytest.raises(NotFinite, match=told), database.session() as session:
         session.get_one(Incident, incident_id).evidence = evidence
     changed = update(Incident).where(Incident.id == incident_id)
@@ -79,8 +84,9 @@ def test_a_refusal_names_table_column_and_place_whichever_way_it_is_stored(datab
         database.session() as session,
     ):
         session.execute(changed.values(acceptance_after=math.nan))
-    cost = {"stream_id": 1, "measured_at": NOW, "cost": {"now": -math.inf}}
-    with pytest.raises(NotFinite, match=r"^stream_costs\.cost\.now: -inf is"), database.session() as session:
+    cost = {"stream_id": 1, "measured_at": NOW, "cost": Cost(Speed(-math.inf, 0.1, 3.0, 0.3, 10))}
+    where = r"^stream_costs\.cost\.now\.tokens_per_second: -inf is"
+    with pytest.raises(NotFinite, match=where), database.session() as session:
         session.execute(insert(StreamCost), [cost])
 
 
@@ -89,12 +95,13 @@ def test_documents_are_what_they_were(database: Database) -> None:
     incident_id = add_incident(database, [])
     run = {"server": "chat", "target": "target", "trigger": "manual", "state": "training", "started_at": NOW}
     with database.session() as session:
-        session.execute(update(Incident).values(evidence={"share": 0.25, "deep": {"inside": [1, 2]}}))
-        assert session.scalar(select(Incident.evidence["share"].as_float())) == 0.25
-        assert session.scalar(select(Incident.evidence["deep"]["inside"])) == [1, 2]
-        found = select(Incident.id).where(Incident.evidence.contains({"share": 0.25}))
+        evidence = IncidentEvidence(slowdown_formula=0.25, interval=(1, 2))
+        session.execute(update(Incident).values(evidence=evidence))
+        assert session.scalar(select(Incident.evidence["slowdown_formula"].as_float())) == 0.25
+        assert session.scalar(text("SELECT evidence->'interval' FROM incidents")) == [1, 2]
+        found = select(Incident.id).where(Incident.evidence.contains({"slowdown_formula": 0.25}))
         assert session.scalar(found) == incident_id
-        session.add(RetrainRun(id=uuid4(), **run, progress=None, numbers={"gate": 1}))
+        session.add(RetrainRun(id=uuid4(), **run, progress=None, numbers=RunNumbers(temperature=1.0)))
         session.add(StreamCost(stream_id=1, measured_at=NOW, cost=None))
         session.flush()
         assert session.scalar(text("SELECT progress::text FROM retrain_runs")) == "null"

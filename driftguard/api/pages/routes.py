@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
@@ -32,7 +33,6 @@ from driftguard.api.status_models import Rate
 from driftguard.api.streams import decode, matching
 from driftguard.cost import advice
 from driftguard.errors import NotFound
-from driftguard.incident_lifecycle import positions_of
 from driftguard.metrics import StreamVerdict
 from driftguard.status import stream_list
 from driftguard.status.stream_list import Choice, Order
@@ -170,7 +170,7 @@ def incident_page(incident_id: UUID, context: AnyContext) -> HTMLResponse:
             "incident.html",
             incident=incident,
             baselines={
-                segment["segment"]: segment["before"] if positions_of([segment]) == "all" else None
+                segment.segment: asdict(segment.before) if segment.after.positions == "all" else None
                 for segment in incident.segments
             },
             runs=[RunModel.model_validate(run) for run in retrain_runs.of_incident(session, incident_id)],

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from driftguard.detection.findings import Acceptance
 from driftguard.detection.state.columns import Columns
 from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.statistics.acceptance import acceptance_of
 from driftguard.detection.statistics.baseline import reference_acceptance
+from driftguard.documents.acceptance import Acceptance
 from driftguard.records.positions import together
 
 

@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 from driftguard.retraining.engines import command, webhook
 from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.engines.order import Order, Reply
-from driftguard.retraining.engines.rollout import rollout_of
 from driftguard.settings import EngineSettings, RetrainingSettings
 from driftguard.store import drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
@@ -48,7 +47,7 @@ class RestartedEngine:
             for run in retrain_runs.in_states(
                 session, stream.server, stream.target, retrain_runs.ROLLING_STATES
             ):
-                asked = rollout_of(run)
+                asked = retrain_runs.rollout_of(run)
                 came = source_activity.stream_since(
                     session, run.server, run.target, asked.version, asked.asked_at
                 )

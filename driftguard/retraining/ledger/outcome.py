@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
+
+from driftguard.documents.retraining_run import RunNumbers
 
 Ending = Literal["promoted", "rolling_out", "nothing_to_do", "rejected", "failed"]
 Trigger = Literal["incident", "nightly", "manual"]
@@ -30,7 +32,7 @@ class RetrainOutcome:
 
     state: Ending
     reason: str
-    numbers: Mapping[str, Any] | None = None
+    numbers: RunNumbers | None = None
     run_id: UUID | None = None
     waits_for_traffic: bool = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
+from driftguard.documents.retraining_run import RunNumbers
 from driftguard.retraining.engines.connect import Engine
 from driftguard.retraining.engines.engine_admin import EngineInfo
 from driftguard.retraining.ledger import incident_notes
@@ -80,7 +81,7 @@ def end(
     incident_id: UUID | None,
     state: retrain_runs.Failure,
     reason: str,
-    numbers: Mapping[str, Any] | None = None,
+    numbers: RunNumbers | None = None,
 ) -> RetrainOutcome:
     """The run is over without a promotion: its incident is what it was before."""
     now = datetime.now(UTC)

@@ -6,19 +6,17 @@ The engine acts first and the database follows (see settle.py), so nothing here 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
-import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
+from driftguard.documents.incident import names_of
+from driftguard.documents.retraining_run import OldLevel
 from driftguard.retraining.engines.engine_admin import EngineDraft
-from driftguard.retraining.engines.rollout import rollout_of
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
-from driftguard.retraining.promotion.watch import OldLevel, Watch
 from driftguard.store import acceptance_levels, drafts, incidents, retrain_runs
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.tables import RetrainRun
@@ -42,15 +40,15 @@ def finish_promotion(
 
     Of servers that are only scraped there are no requests to watch: then the promotion stands.
     """
-    levels = _old_levels(session, run, at)
+    levels, numbers = _old_levels(session, run, at), retrain_runs.numbers_of(run)
     follow_engine(session, run.server, run.target, draft, at)
-    reason = (run.numbers or {}).get("gate", {}).get("reason", "passed the gate")
+    reason = gate.reason if (gate := numbers.gate) else "passed the gate"
     if run.state == "rolling_out" and not levels:
         reason = f"{reason}; not watched: there are no records of single requests to compare with"
         retrain_runs.end(session, run.id, "promoted", reason, at)
         incident_notes.end_mitigation(session, run.incident_id, reason, at)
         return
-    numbers = {**(run.numbers or {}), "watch": to_numbers(watch.start(levels, tolerance))}
+    numbers = replace(numbers, watch=watch.start(levels, tolerance))
     retrain_runs.advance(session, run.id, "watching", numbers=numbers, reason=reason)
 
 
@@ -65,25 +63,14 @@ def finish_rollback(session: Session, run: RetrainRun, parent: EngineDraft, at: 
 
 def _why_rolled_back(run: RetrainRun) -> str:
     if run.state == "rolling_back":
-        return rollout_of(run).reason
+        return retrain_runs.rollout_of(run).reason
     return why_worse(run)
 
 
 def why_worse(run: RetrainRun) -> str:
     """Of a watched run whose draft is to be taken back."""
-    told = watch.describe(from_numbers(run.numbers), changed_only=False)
+    told = watch.describe(retrain_runs.watch_of(run), changed_only=False)
     return f"draft {run.candidate_version} accepted less than the one before it: {told}"
-
-
-def to_numbers(state: Watch) -> dict[str, Any]:
-    """As plain JSON, for the run's row."""
-    numbers: dict[str, Any] = msgspec.to_builtins(state)
-    return numbers
-
-
-def from_numbers(numbers: Mapping[str, Any] | None) -> Watch:
-    """The watch of a run that has been promoted."""
-    return msgspec.convert((numbers or {})["watch"], Watch)
 
 
 def put_in_service(
@@ -114,7 +101,7 @@ def _old_levels(session: Session, run: RetrainRun, at: datetime) -> list[OldLeve
     since = at - _LOOK_BACK
     if run.incident_id is not None:
         incident, _ = incidents.find(session, run.incident_id)
-        changed = {str(segment["segment"]) for segment in incident.segments}
+        changed = set(names_of(incident.segments))
         since = incident.change_point_at
     rows = acceptance_levels.levels(
         session,

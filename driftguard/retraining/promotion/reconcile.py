@@ -28,14 +28,12 @@ from sqlalchemy.orm import Session
 from driftguard.errors import Conflict
 from driftguard.retraining.engines.connect import Engine, connect
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineDraft, EngineInfo
-from driftguard.retraining.engines.rollout import rollout_of
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.draft_rows import (
     finish_promotion,
     finish_rollback,
     follow_engine,
-    from_numbers,
 )
 from driftguard.retraining.training import workspace
 from driftguard.settings import Settings
@@ -89,7 +87,7 @@ def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo
     """The parent, if the engine was told to serve it again. It is loaded first where it is not."""
     with database.session() as session:
         run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
-        if run is None or from_numbers(run.numbers).verdict != "worse" or run.parent_version is None:
+        if run is None or retrain_runs.watch_of(run).verdict != "worse" or run.parent_version is None:
             return None
         parent = drafts.find(session, info.server, info.target, run.parent_version)
         directory = parent.directory if parent else None
@@ -120,7 +118,7 @@ def _settle_run(
 
 
 def _fail_if_late(session: Session, run: RetrainRun, serving: EngineDraft, now: datetime) -> None:
-    asked = rollout_of(run)
+    asked = retrain_runs.rollout_of(run)
     if now < asked.until:
         return
     waited = round((asked.until - asked.asked_at).total_seconds())
@@ -134,4 +132,4 @@ def _fail_if_late(session: Session, run: RetrainRun, serving: EngineDraft, now: 
 
 
 def _is_taken_back(run: RetrainRun) -> bool:
-    return run.state == "rolling_back" or from_numbers(run.numbers).verdict == "worse"
+    return run.state == "rolling_back" or retrain_runs.watch_of(run).verdict == "worse"

@@ -11,22 +11,22 @@ in service is known to be worse. The lock is held while an order is given, not w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, cast
 from uuid import UUID
 
-import msgspec
 import structlog
 from sqlalchemy.orm import Session
 
+from driftguard.documents.retraining_run import Rollout
 from driftguard.errors import Conflict
 from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.engines.order import Order, PromotionStopped, Reply
 from driftguard.retraining.engines.restarted_engine import RestartedEngine
-from driftguard.retraining.engines.rollout import Rollout, rollout_of, with_rollout
 from driftguard.retraining.ledger.outcome import RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, advance, end
-from driftguard.retraining.promotion.draft_rows import from_numbers, why_worse
+from driftguard.retraining.promotion.draft_rows import why_worse
 from driftguard.retraining.training import workspace
 from driftguard.store import drafts, retrain_runs, source_activity
 from driftguard.store.database import Database
@@ -104,7 +104,7 @@ def roll_back_by_hand(
 def under_way(session: Session, info: EngineInfo) -> str | None:
     """Which restart is asked for and not seen done yet, in words; None: none."""
     for run in retrain_runs.in_states(session, info.server, info.target, retrain_runs.ROLLING_STATES):
-        asked = rollout_of(run)
+        asked = retrain_runs.rollout_of(run)
         return (
             f"a restart with draft {asked.version} is under way since {asked.asked_at:%Y-%m-%d %H:%M:%S} UTC"
         )
@@ -113,7 +113,7 @@ def under_way(session: Session, info: EngineInfo) -> str | None:
 
 def is_due(session: Session, run: RetrainRun, now: datetime) -> bool:
     """Whether there is something to settle: what the run waits for has come, or has not in time."""
-    asked = rollout_of(run)
+    asked = retrain_runs.rollout_of(run)
     came = source_activity.stream_since(session, run.server, run.target, asked.version, asked.asked_at)
     return came is not None or now >= asked.until
 
@@ -122,14 +122,14 @@ def _due_rollback(session: Session, info: EngineInfo, now: datetime) -> tuple[Re
     """The run whose draft is to be taken back now, and why."""
     run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
     if run is not None:
-        seen = from_numbers(run.numbers)
+        seen = retrain_runs.watch_of(run)
         if seen.verdict != "worse" or run.parent_version is None:
             return None
         return run, why_worse(run)
     for rolling in retrain_runs.in_states(session, info.server, info.target, ("rolling_back",)):
-        if rolling.candidate_version == info.draft.version and now >= rollout_of(rolling).until:
+        if rolling.candidate_version == info.draft.version and now >= retrain_runs.rollout_of(rolling).until:
             log.error("rollback not done in time; it is asked for again", run=str(rolling.id))
-            return rolling, rollout_of(rolling).reason
+            return rolling, retrain_runs.rollout_of(rolling).reason
     return None
 
 
@@ -162,7 +162,7 @@ def _give(
     _store(database, order.run_id, state, asked)
     reply = engine.tell(order)
     after = wait if reply.refusal is None else ASK_AGAIN_AFTER
-    asked = msgspec.structs.replace(asked, until=datetime.now(UTC) + after, output=reply.output)
+    asked = replace(asked, until=datetime.now(UTC) + after, output=reply.output)
     _store(database, order.run_id, state, asked)
     return reply
 
@@ -171,4 +171,5 @@ def _store(database: Database, run_id: UUID, state: retrain_runs.RunState, rollo
     with database.session() as session:
         run = retrain_runs.find(session, run_id)
         if run is not None:
-            retrain_runs.advance(session, run_id, state, numbers=with_rollout(run, rollout), ended_at=None)
+            numbers = replace(retrain_runs.numbers_of(run), rollout=rollout)
+            retrain_runs.advance(session, run_id, state, numbers=numbers, ended_at=None)

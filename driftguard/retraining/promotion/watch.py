@@ -26,61 +26,17 @@ new draft. Segments in which the old draft had fewer than MINIMUM_OLD_REQUESTS a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
 from driftguard.detection.statistics.bets import BETS, Floats, factors, mean_over_bets
+from driftguard.documents.retraining_run import OldLevel, SegmentWatch, Watch
 
 ALPHA = 0.001
 WATCHED_REQUESTS = 2_000  # then the promotion stands
 MINIMUM_OLD_REQUESTS = 30
 _LARGEST_WEALTH = 1e300  # a stored number must be finite
-
-Verdict = Literal["watching", "worse", "stands"]
-
-
-@dataclass(frozen=True, slots=True)
-class OldLevel:
-    """What the old draft did in one segment: of x = accepted / drafted per request."""
-
-    segment: str
-    changed: bool  # named by the incident
-    requests: int
-    mean: float
-    variance: float  # between requests
-    standard_error: float
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentWatch:
-    """One segment of the promoted draft since the promotion. Wealth: one per bet, [BETS]."""
-
-    old: OldLevel
-    requests: int
-    drafted: int
-    accepted: int
-    better: tuple[float, ...]
-    worse: tuple[float, ...]
-    shown_better: bool  # stays true
-
-    @property
-    def acceptance(self) -> float | None:
-        return self.accepted / self.drafted if self.drafted else None
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """State of one watch; plain numbers, stored with the fold's position."""
-
-    segments: tuple[SegmentWatch, ...]
-    pooled_worse: tuple[float, ...]
-    tolerance: float
-    requests: int  # judged
-    unjudged_requests: int
-    recovered: bool  # every changed segment is shown better
-    verdict: Verdict
 
 
 def start(old: Sequence[OldLevel], tolerance: float) -> Watch:

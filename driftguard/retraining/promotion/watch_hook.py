@@ -6,17 +6,15 @@ Nothing here waits for the engine: a rollback is only written down, and done by 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.incident_lifecycle import positions_of
+from driftguard.documents.retraining_run import Watch
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
-from driftguard.retraining.promotion.draft_rows import from_numbers, to_numbers
-from driftguard.retraining.promotion.watch import Watch
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.records import StoredRecord
 from driftguard.store.tables import RetrainRun, Stream
@@ -39,14 +37,13 @@ def watch_promoted(
     run = retrain_runs.watching(session, stream.server, stream.target, stream.draft_version)
     if run is None:
         return
-    before = from_numbers(run.numbers)
+    before = retrain_runs.watch_of(run)
     requests = [(row.segment, row.drafted, row.accepted) for row in records if row.kind == "request"]
     now = watch.fold(before, requests)
     if now == before:
         return
-    retrain_runs.advance(
-        session, run.id, "watching", numbers={**(run.numbers or {}), "watch": to_numbers(now)}
-    )
+    numbers = replace(retrain_runs.numbers_of(run), watch=now)
+    retrain_runs.advance(session, run.id, "watching", numbers=numbers)
     at = datetime.now(UTC)
     if now.recovered and not before.recovered:
         incident_notes.resolve(session, run.incident_id, _recovery(session, run, now), at)
@@ -84,11 +81,10 @@ def _baselines(session: Session, run: RetrainRun) -> dict[str, float]:
     if run.incident_id is None:
         return {}
     incident, _ = incidents.find(session, run.incident_id)
-    segments: list[dict[str, Any]] = incident.segments
     return {
-        str(segment["segment"]): float(segment["before"]["rate"])
-        for segment in segments
-        if positions_of([segment]) == "all"
+        segment.segment: segment.before.rate
+        for segment in incident.segments
+        if segment.after.positions == "all"
     }
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from driftguard.retraining.training.gate import Costs, GroupScores
+from driftguard.documents.retraining_run import Costs
+from driftguard.retraining.training.gate import GroupScores
 from driftguard.retraining.training.process import TrainingFailed
 
 _NOT_ARCHITECTURE = frozenset({"_name_or_path", "transformers_version"})

@@ -34,18 +34,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
+from driftguard.documents.retraining_run import Comparison, Costs, Decision, GateRules
+
 TIMING_NOISE = 0.05  # relative; medians of repeated forward passes differ by this much between runs
 SMALL_GROUPS = "small groups together"
-
-
-@dataclass(frozen=True, slots=True)
-class GateRules:
-    """What the gate asks for. Acceptance differences are absolute (0.02 is two points)."""
-
-    minimum_gain: float
-    maximum_regression: float
-    alpha: float = 0.05
-    minimum_group: int = 20  # held-out requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,43 +58,6 @@ class GroupScores:
                 f"{self.group}: {len(self.parent)} scores of the draft in service and "
                 f"{len(self.candidate)} of the candidate; pairs are needed"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Measured seconds. K is the number of draft tokens per step."""
-
-    num_speculative_tokens: int
-    seconds_per_target_step: float
-    parent_seconds_per_draft_token: float
-    candidate_seconds_per_draft_token: float
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Paired comparison of one group: means over requests, and one-sided bounds of the mean difference."""
-
-    group: str
-    changed: bool
-    requests: int
-    parent: float
-    candidate: float
-    difference: float
-    lower: float
-    upper: float
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Promote or reject, why, and everything that it was made on."""
-
-    promote: bool
-    reason: str
-    gain: Comparison
-    groups: tuple[Comparison, ...]
-    untested: tuple[str, ...]  # groups with too few held-out requests for the no-regression test
-    seconds_per_token: Mapping[str, float]
-    rules: GateRules
 
 
 def decide(groups: Sequence[GroupScores], costs: Costs, rules: GateRules) -> Decision:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,14 @@ import numpy as np
 from sqlalchemy import delete
 
 from driftguard.app import Sidecar, create_app
+from driftguard.documents.retraining_run import Costs, GateRules, OldLevel, RequestCounts, RunNumbers
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.severity import NOBODY
 from driftguard.records import AcceptanceRecord
 from driftguard.records.probe_session import session_of
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
-from driftguard.retraining.promotion.draft_rows import to_numbers
-from driftguard.retraining.promotion.watch import OldLevel
-from driftguard.retraining.training.gate import Costs, GateRules, GroupScores, decide
+from driftguard.retraining.training.gate import GroupScores, decide
 from driftguard.settings import Settings
 from driftguard.store import drafts, retrain_runs, sources
 from driftguard.store.database import Database
@@ -200,7 +199,7 @@ def _promotion(database: Database, now: datetime) -> UUID:
         reason="",
         numbers=_numbers(rng),
     )
-    run.reason = run.numbers["gate"]["reason"] if run.numbers else None
+    run.reason = run.numbers.gate.reason if run.numbers and run.numbers.gate else None
     directory, place = "/drafts", {"server": "batch-1", "target": TARGET}
     first, promoted_at = now - timedelta(hours=20), now - timedelta(minutes=20)
     in_service = {**place, "method": "draft_model", "directory": directory}
@@ -220,7 +219,7 @@ def _promotion(database: Database, now: datetime) -> UUID:
     return run.id
 
 
-def _numbers(rng: np.random.Generator) -> dict[str, Any]:
+def _numbers(rng: np.random.Generator) -> RunNumbers:
     """What the gate and the watch store, decided by them."""
     groups = [
         _scores(rng, "summaries", changed=True, before=0.30, after=0.62),
@@ -229,12 +228,12 @@ def _numbers(rng: np.random.Generator) -> dict[str, Any]:
     decision = decide(groups, Costs(4, 0.020, 0.003, 0.003), GateRules(0.02, 0.05))
     levels = [OldLevel("summaries", changed=True, requests=400, mean=0.3, variance=0.02, standard_error=0.01)]
     watched = watch.fold(watch.start(levels, 0.05), [("summaries", 100, 55 + n % 9) for n in range(60)])
-    return {
-        "requests": {"train": 512, "replay": 171, "held_out": 128},
-        "costs": asdict(Costs(4, 0.020, 0.003, 0.003)),
-        "gate": msgspec.to_builtins(decision),
-        "watch": to_numbers(watched),
-    }
+    return RunNumbers(
+        requests=RequestCounts(512, 171, 128),
+        costs=Costs(4, 0.020, 0.003, 0.003),
+        gate=decision,
+        watch=watched,
+    )
 
 
 def _scores(

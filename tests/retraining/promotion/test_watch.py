@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from driftguard.documents.retraining_run import OldLevel, Watch
 from driftguard.retraining.promotion import watch
-from driftguard.retraining.promotion.watch import OldLevel, Watch
 
 GERMAN = OldLevel("german", True, 120, 0.41, 0.0225, 0.15 / 120**0.5)
 CODE = OldLevel("code", False, 400, 0.77, 0.0144, 0.12 / 400**0.5)

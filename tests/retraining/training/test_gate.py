@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from driftguard.retraining.training.gate import Costs, Decision, GateRules, GroupScores, decide
+from driftguard.documents.retraining_run import Costs, Decision, GateRules
+from driftguard.retraining.training.gate import GroupScores, decide
 
 RULES = GateRules(minimum_gain=0.02, maximum_regression=0.02)
 SAME_COST = Costs(4, 0.010, 0.001, 0.001)

@@ -1,4 +1,4 @@
-"""What a diagnosis says."""
+"""What a diagnosis says; kept with its incident."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ Confidence = Literal["high", "medium", "low"]
 Number = float | int | str | None
 
 CONFIDENCES: Final[tuple[Confidence, ...]] = ("low", "medium", "high")  # rising
-LEVEL: Final = 0.01  # of every deciding test
-RETRAINABLE: Final[tuple[Cause, ...]] = ("query_drift", "target_replaced")
 
 CONFIDENCE_MEANS: Final[dict[Confidence, str]] = {
     "high": "the deciding test rejects at 1% and the other causes are excluded",

@@ -1,0 +1,88 @@
+"""The documents of an incident: what changed, what that rests on, and why it came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+from driftguard.documents.acceptance import Acceptance
+from driftguard.documents.cost import Cost
+from driftguard.documents.diagnosis import Diagnosis
+from driftguard.records.positions import Positions, together
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedSegment:
+    """One segment's acceptance before and after the change. `evidence`: its own sum of bets, to be compared
+    with A; None where the target was replaced, which no bet has found."""
+
+    segment: str
+    before: Acceptance
+    after: Acceptance
+    evidence: float | None = None
+
+
+def positions_of(segments: Sequence[ChangedSegment]) -> Positions:
+    """What the acceptances of an incident with these segments are of: all draft positions, or the first."""
+    return together(segment.after.positions for segment in segments)
+
+
+def names_of(segments: Sequence[ChangedSegment]) -> tuple[str, ...]:
+    """In their order."""
+    return tuple(segment.segment for segment in segments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentEvidence:
+    """What an incident rests on, so that a reader can check it. The fold writes what the detector found, the
+    examination what it costs; the cost is completed while the incident is open."""
+
+    # Of an alarm; all None where the target was replaced. See driftguard.detection.DriftOpened.
+    evidence: float | None = None
+    false_alarm_every: float | None = None  # A in use, requests
+    false_alarm_factor: float = 1.0  # what the stream's own A was multiplied by: driftguard.detection.fleet
+    requests_to_alarm: int | None = None
+    interval: tuple[int, int] | None = None  # of the change point: seqs, both ends included
+    interval_level: float | None = None
+    stream_before: Acceptance | None = None
+    stream_after: Acceptance | None = None
+    # Of a replaced target: the stream of the target before.
+    predecessor_stream_id: int | None = None
+    # Of either: parts of the tokens per second, lost; negative where gained.
+    slowdown_measured: float | None = None  # only where it is sure that there is one
+    slowdown_formula: float | None = None
+    num_speculative_tokens: float | None = None  # draft tokens per step in the changed segments
+    cost: Cost | None = None
+    raised_because: str | None = None  # why it became graver
+
+    @property
+    def is_of_alarm(self) -> bool:
+        """The detector opened the incident, and its baseline is of the level before."""
+        return self.false_alarm_every is not None
+
+    @property
+    def slowdown(self) -> float | None:
+        """Part of the tokens per second lost: measured where that is sure, else by formula."""
+        return self.slowdown_formula if self.slowdown_measured is None else self.slowdown_measured
+
+
+@dataclass(frozen=True, slots=True)
+class SeenEvidence:
+    """How much a diagnosis was made on: replayed probes, and steps in the number of captured requests."""
+
+    probes: int
+    captures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentDiagnosis(Diagnosis):
+    """A diagnosis as it is kept."""
+
+    diagnosed_at: datetime
+    seen: SeenEvidence
+
+    @classmethod
+    def of(cls, diagnosis: Diagnosis, diagnosed_at: datetime, seen: SeenEvidence) -> IncidentDiagnosis:
+        known = {field.name: getattr(diagnosis, field.name) for field in fields(diagnosis)}
+        return cls(**known, diagnosed_at=diagnosed_at, seen=seen)
