@@ -36,7 +36,6 @@ from driftguard.ingest.watch import IngestWatch
 from driftguard.logs import configure_logging
 from driftguard.metrics import CHORES, Metrics
 from driftguard.pipeline.fold_loop import Pipeline
-from driftguard.pipeline.fold_watch import FoldWatch
 from driftguard.pipeline.look_around import LookAround
 from driftguard.probes.loop import ProbeLoop
 from driftguard.retraining.promotion.watch_hook import watch_promoted
@@ -47,6 +46,7 @@ from driftguard.settings.secrets import secrets_of
 from driftguard.sources.otlp_push import PushedSources
 from driftguard.sources.scrape_loop import ScrapeLoop
 from driftguard.sources.source import sources_of
+from driftguard.status.fold_watch import FoldWatch
 from driftguard.status.usual_silence import UsualSilences
 from driftguard.store import job_queue, keys, retention
 from driftguard.store.database import Database, DatabaseTimeout

@@ -13,9 +13,9 @@ from driftguard.api.exports import ExportSlots
 from driftguard.api.request_body import Bodies
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
-from driftguard.pipeline.fold_watch import FoldWatch
 from driftguard.settings import HttpSettings, Settings
 from driftguard.sources.otlp_push import PushedSources
+from driftguard.status.fold_watch import FoldWatch
 from driftguard.status.usual_silence import UsualSilences
 from driftguard.store.database import Database
 

@@ -17,7 +17,7 @@ from driftguard.api.openapi import example, problem
 from driftguard.errors import DatabaseUnavailable, DriftGuardError
 from driftguard.ingest.watch import LONGEST_WAIT_SECONDS
 from driftguard.metrics import CONTENT_TYPE
-from driftguard.pipeline.fold_watch import STALLED_AFTER_SECONDS
+from driftguard.status.fold_watch import STALLED_AFTER_SECONDS
 from driftguard.store import detector_states
 from driftguard.store.detector_states import Lag
 from driftguard.store.work import CHECK

@@ -29,10 +29,10 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.pipeline import batch_fold, held
 from driftguard.pipeline.batch_fold import AfterFold, Outcome, Rules
-from driftguard.pipeline.fold_watch import FoldWatch
 from driftguard.pipeline.state_cache import StateCache
 from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
+from driftguard.status.fold_watch import FoldWatch
 from driftguard.store import detector_states, held_streams, streams
 from driftguard.store.database import Database, DatabaseTimeout
 from driftguard.store.detector_states import Progress

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
-from driftguard.pipeline.fold_watch import FoldWatch
 from driftguard.status import gather, gauges
+from driftguard.status.fold_watch import FoldWatch
 from driftguard.status.usual_silence import UsualSilences
 from driftguard.status.verdict import Standing, standings
 from driftguard.store import detector_states, incidents, status_queries

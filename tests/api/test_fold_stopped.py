@@ -13,8 +13,8 @@ from driftguard.app import Sidecar, create_app
 from driftguard.metrics import Metrics
 from driftguard.pipeline import batch_fold
 from driftguard.pipeline.fold_loop import Pipeline
-from driftguard.pipeline.fold_watch import FoldWatch
 from driftguard.settings import Settings
+from driftguard.status.fold_watch import FoldWatch
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving

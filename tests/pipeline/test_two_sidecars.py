@@ -18,8 +18,8 @@ from driftguard.detection.state.parts import StoredState
 from driftguard.metrics import Metrics
 from driftguard.pipeline import batch_fold, held, state_cache
 from driftguard.pipeline.fold_loop import TAKE_OVER_SECONDS, Pipeline
-from driftguard.pipeline.fold_watch import FoldWatch
 from driftguard.records import AcceptanceRecord
+from driftguard.status.fold_watch import FoldWatch
 from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.detector_states import Progress
