@@ -10,9 +10,9 @@ from typing import Final, Protocol
 import structlog
 
 from driftguard.alerting.destination import shown
-from driftguard.alerting.posting import DEADLINE_SECONDS
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
+from driftguard.outgoing.posting import DEADLINE_SECONDS
 
 LOOK_SECONDS: Final = 1.0
 STOP_SECONDS: Final = DEADLINE_SECONDS + 2.0  # for posts under way and their outcome

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from driftguard.alerting.posting import Answer
+from driftguard.outgoing.posting import Answer
 
 Kind = Literal["away", "misplaced", "refused"]
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 import structlog
 
 from driftguard.alerting.destination import identity, shown
-from driftguard.alerting.posting import DEADLINE_SECONDS, NotAnswered, post
 from driftguard.alerting.retries import Failure, failure_of, wait_seconds
 from driftguard.incidents.message import document
 from driftguard.metrics import Metrics
+from driftguard.outgoing.posting import DEADLINE_SECONDS, NotAnswered, post
 from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 

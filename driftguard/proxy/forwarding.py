@@ -14,7 +14,7 @@ from aiohttp import web
 from multidict import istr
 from yarl import URL
 
-from driftguard.connection_errors import why_not_connected
+from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.proxy import headers
 from driftguard.proxy.ambiguity import ambiguity_of
 from driftguard.proxy.backlog import Backlog

@@ -22,8 +22,8 @@ from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import detect
 from driftguard.adapters.reading import Reading, Unreadable
 from driftguard.adapters.window import Incomplete
-from driftguard.connection_errors import why_not_connected
 from driftguard.errors import DriftGuardError
+from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.records import AcceptanceRecord, RecordError
 from driftguard.settings import ScrapingSettings
 from driftguard.sources.condition import judge

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftguard.alerting.posting import Answer
 from driftguard.alerting.retries import Failure, failure_of, wait_seconds
+from driftguard.outgoing.posting import Answer
 
 
 def waits(status: int, attempts: int, draw: float = 0.0, retry_after: float | None = None) -> list[float]:

@@ -13,16 +13,16 @@ from sqlalchemy import func, select, text, update
 from driftguard.alerting import webhook
 from driftguard.alerting.destination import webhooks
 from driftguard.alerting.loop import AlertLoop
-from driftguard.alerting.posting import post
 from driftguard.alerting.webhook import Webhook
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
+from driftguard.outgoing.posting import post
 from driftguard.store import notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Notification
 from tests.alerting.http_receiver import Receiver, http_receiver, wait_until
 from tests.alerting.incident_rows import add_incident, add_stream, raise_to, resolve
-from tests.alerting.raw_receiver import dripping, raw_receiver, silent
+from tests.outgoing.raw_receiver import dripping, raw_receiver, silent
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from driftguard.alerting.posting import NotAnswered
-from driftguard.alerting.posting import post as post_to
 from driftguard.masking import address
+from driftguard.outgoing.posting import NotAnswered
+from driftguard.outgoing.posting import post as post_to
 from driftguard.retraining.engines.order import Order, PromotionStopped, Reply
 
 _ANSWER_SECONDS: Final = 30.0  # of one attempt

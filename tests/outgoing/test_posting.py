@@ -9,8 +9,8 @@ from email.utils import format_datetime
 
 import pytest
 
-from driftguard.alerting.posting import MAX_ANSWER_BYTES, Answer, NotAnswered, post
-from tests.alerting.raw_receiver import RawReceiver, dripping, raw_receiver, saying, silent
+from driftguard.outgoing.posting import MAX_ANSWER_BYTES, Answer, NotAnswered, post
+from tests.outgoing.raw_receiver import RawReceiver, dripping, raw_receiver, saying, silent
 
 SHORT = 0.5  # a deadline that a test can wait for
 OK = b"HTTP/1.1 200 OK\r\n"
