@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from driftguard.adapters import ReplayFormat
-from driftguard.alert_rules.command import alert_rules
+from driftguard.cli.alert_rules import alert_rules
 from driftguard.errors import BadInput, DriftGuardError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from driftguard.alert_rules.generate import rules_file
-from driftguard.alert_rules.parameters import RULE_LABELS, RuleParameters, thresholds
+from driftguard.alerting.rules.generate import rules_file
+from driftguard.alerting.rules.parameters import RULE_LABELS, RuleParameters, thresholds
 from driftguard.cli.main import app
 from driftguard.errors import BadInput
 from tests.alerts.committed import RULES, RUNBOOKS, UNIT_TESTS, load, needs_promtool, promtool, rules

@@ -12,8 +12,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from driftguard.alert_rules.generate import kubernetes_manifest
-from driftguard.alert_rules.parameters import RuleParameters
+from driftguard.alerting.rules.generate import kubernetes_manifest
+from driftguard.alerting.rules.parameters import RuleParameters
 from driftguard.settings import Settings
 from driftguard.settings.loading import load_settings
 from tests.alerts.committed import RULES, load

@@ -14,7 +14,7 @@ from typing import Final
 
 from jinja2 import Environment, StrictUndefined
 
-from driftguard.alert_rules.parameters import RuleParameters
+from driftguard.alerting.rules.parameters import RuleParameters
 
 TEMPLATE: Final = Path(__file__).with_name("driftguard-rules.yaml.jinja")
 

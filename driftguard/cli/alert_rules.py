@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from driftguard.alert_rules.parameters import RuleParameters, thresholds
+from driftguard.alerting.rules.parameters import RuleParameters, thresholds
 from driftguard.errors import BadInput
 
 _DEFAULT = RuleParameters()
@@ -51,7 +51,7 @@ def alert_rules(
     ] = None,
 ) -> None:
     """Write the alert rules for Prometheus, with your names, addresses and thresholds."""
-    from driftguard.alert_rules.generate import kubernetes_manifest, rules_file
+    from driftguard.alerting.rules.generate import kubernetes_manifest, rules_file
 
     parameters = RuleParameters(
         job_name=job_name,
