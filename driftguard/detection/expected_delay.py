@@ -101,7 +101,7 @@ def expected_requests(
 
 
 def _begin(state: StreamState, code: int) -> float:
-    """What is put on the bets that begin at a request of the stratum, on average (`beginnings.py`)."""
+    """What is put on the bets that begin at a request of the stratum, on average (`bet_shares.py`)."""
     own = state.segment_of_stratum == state.segment_of_stratum[code]
     share = float(state.drafted_requests[own].sum() / state.drafted_requests.sum())
     return 1.0 / (float(watched_segments(state).sum()) * share)
@@ -111,7 +111,7 @@ def _fresh(state: StreamState, base: Baselines, code: int) -> float:
     """Part of a drop that a typical request of a session shows.
 
     Formula: the part f that has the mean information f_n^2 / (within + f_n between) of the requests
-    n = 0, 1, .. of a session of mean size, f_n = within / (within + n between) (predictive.py).
+    n = 0, 1, .. of a session of mean size, f_n = within / (within + n between) (expectation.py).
     """
     within, between = float(base.within[code]), float(base.between[code])
     if between <= 0.0 or within <= 0.0:

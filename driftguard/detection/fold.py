@@ -1,9 +1,9 @@
 """The detector: folds observations of one stream into its state, and says what it found.
 
-Per stratum: a reference period (`reference.py`), then evidence of a fall and of a rise (`evidence.py`).
-An alarm opens an incident of its direction (`opening.py`) and stops that direction's evidence; the
-incident ends when its segments have come back (`recovery.py`), and the evidence starts anew against
-the same baseline. The two directions are independent: an open rise never hides a fall.
+Per stratum: a reference period (`reference_period.py`), then evidence of a fall and of a rise
+(`evidence.py`). An alarm opens an incident of its direction (`open_incident.py`) and stops that direction's
+evidence; the incident ends when its segments have come back (`recovery.py`), and the evidence starts anew
+against the same baseline. The two directions are independent: an open rise never hides a fall.
 
 Each direction may have one open incident. Segments that change while one is open are found after it
 has ended.

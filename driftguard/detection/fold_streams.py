@@ -2,9 +2,9 @@
 
 Nearly all traffic is quiet: every stratum has its baseline, no incident is open, no day ends, no block of
 requests joins a baseline, no alarm is raised. Streams whose whole batch is quiet are folded side by side
-(`side_by_side.py`): what is a formula of one request runs once over the requests of all of them, and what
-must run through requests one after the other takes one request of every stream at a time (`rounds.py`).
-Every other stream is folded by itself.
+(`stacked.py`): what is a formula of one request runs once over the requests of all of them, and what
+must run through requests one after the other takes one request of every stream at a time
+(`running_sums.py`). Every other stream is folded by itself.
 """
 
 from __future__ import annotations

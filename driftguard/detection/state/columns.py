@@ -34,8 +34,8 @@ class Columns:
     x: Floats  # [T] accepted / drafted
     log_length: Floats  # [T] log of output_tokens; 0 where not given
     session: Keys  # [T] see sessions.py
-    rhythm: Floats  # [T] effect of the hour of day, see rhythm.py; 0 where none is used
-    expected: Floats  # [T] see predictive.py; 0 where the stratum has no baseline yet
+    rhythm: Floats  # [T] effect of the hour of day, see hourly_profile.py; 0 where none is used
+    expected: Floats  # [T] see expectation.py; 0 where the stratum has no baseline yet
     margin: Floats  # [T]
     fresh: Floats  # [T]
     open_for: Floats  # [T] how many drafted requests of the stream ago the session began

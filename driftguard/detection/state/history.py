@@ -84,7 +84,7 @@ def row_of(widths: tuple[int, ...], all_fresh: bool) -> np.dtype[np.void]:
 class History:
     """The newest observations with drafted tokens, oldest first.
 
-    `expected` and `margin` are what the bets were made against (`predictive.py`); 0 for requests of a
+    `expected` and `margin` are what the bets were made against (`expectation.py`); 0 for requests of a
     reference period. In half precision: `expected` is off by .00025 at most, the others by a part in a
     thousand, which is far below what the search for a change point can tell.
 

@@ -86,15 +86,16 @@ class StreamState:
     reference_size: Ints = field(default_factory=lambda: _ints(0))  # [C] requests at the next check
     reference_since: Floats = field(default_factory=lambda: np.zeros(0))  # [C] seconds since 1970
     ready_ordinal: Ints = field(default_factory=lambda: _ints(0))  # [C] or NOT_READY
-    # [C, 2, GROWN] requests after it that may still join the reference period: see reference.py
+    # [C, 2, GROWN] requests after it that may still join the reference period: see reference_period.py
     joining: Floats = field(default_factory=lambda: np.zeros((0, 2, GROWN)))
     growing: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))  # [C]
     stratum_evidence: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] R_cj
-    stratum_mean_start: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] see ages.py
+    # [C, LANES] see bet_ages.py
+    stratum_mean_start: Floats = field(default_factory=lambda: np.zeros((0, LANES)))
     cut_off: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] b_j, see bets.py
     stream_evidence: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES] G_j
     stream_mean_start: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES]
-    begun: Ints = field(default_factory=lambda: _ints(0))  # [S] see beginnings.py
+    begun: Ints = field(default_factory=lambda: _ints(0))  # [S] see bet_shares.py
     evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
     incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
     # [C] an operator accepted a new normal: the baseline is (being) relearned
@@ -102,7 +103,7 @@ class StreamState:
     windows: Floats = field(default_factory=lambda: np.zeros((0, LEARNED)))  # [C, LEARNED] see windows.py
     last_window_ended_at: float = math.nan  # seconds since 1970
     windows_after_gap: int = 0  # counted, never evidence
-    # [C, SCALES, PAIRED] over reference periods, [C, BLOCK] what they demand: see dependence.py
+    # [C, SCALES, PAIRED] over reference periods, [C, BLOCK] what they demand: see autocorrelation.py
     neighbours: Floats = field(default_factory=lambda: np.zeros((0, SCALES, PAIRED)))
     blocks: Floats = field(default_factory=lambda: np.zeros((0, BLOCK)))
     open_block: Floats = field(default_factory=lambda: np.zeros((0, OPEN_BLOCK)))  # [C, OPEN_BLOCK]

@@ -189,7 +189,7 @@ def baselines(sums: Floats, blocks: Floats) -> Baselines:
     sqrt(v / sum (l - middle)^2) of the slope. v is the variance between requests, not binomial, which is
     wrong by a factor of 2 to 40. Where sessions differ, the two standard errors of the margin become the
     Student quantile of as many sessions at the same level. Where there are blocks, v' is W_B and the
-    quantile that of the pairs it is from (`dependence.py`).
+    quantile that of the pairs it is from (`autocorrelation.py`).
     Assumptions: sessions (requests, where none are given) of the reference period are independent, or alike
     over a distance that blocks make good, and in control; acceptance is linear in log length.
     Against four buckets of length as strata (tests/benchmarks/bench_length.py: sd .12, correlation -.5

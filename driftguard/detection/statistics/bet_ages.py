@@ -2,7 +2,7 @@
 
 After a lasting change a request shows all of it against what the earlier requests of its session made it
 expect, if those all came before the change; of the part that they pull the expectation along, w = 1 - fresh
-(`predictive.py`), nothing is left to see where all came after. A bet that began at t is a bet on a change
+(`expectation.py`), nothing is left to see where all came after. A bet that began at t is a bet on a change
 at t. Of a session, whose requests are taken to be spread evenly over the time that it has been open, it
 therefore sees
 

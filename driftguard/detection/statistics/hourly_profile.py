@@ -17,7 +17,7 @@ hours differ by more than days disagree about them, and the hours lie further ap
 ignored; from then on every day's end brings it up to date.
 Hours are shrunken to their mean by empirical Bayes, g_h = g + t / (t + s / N_h) (c_h - g), with s the mean
 square of the disagreement, N_h the weight of the hour and t the variance between hours by moments. The
-variance that is left, t s / (t N_h + s), goes into the margin of every request (`predictive.py`); an hour
+variance that is left, t s / (t N_h + s), goes into the margin of every request (`expectation.py`); an hour
 never seen is expected at the mean of the hours, with variance t.
 A day counts when it has LEAST_REQUESTS requests in LEAST_HOURS hours. One with fewer than LEAST_SHARED
 requests in hours known before cannot be compared with the days before: what was learned is given up.

@@ -1,4 +1,4 @@
-"""Blocks of requests as observations, in strata where neighbours are alike (`dependence.py`).
+"""Blocks of requests as observations, in strata where neighbours are alike (`autocorrelation.py`).
 
 The last request of a block carries its evidence: the mean x of the block against the mean of what its
 requests should accept, less the mean of their margins. The others hold no evidence (fresh is 0, so the

@@ -1,7 +1,7 @@
 """Days in the fold: where one ends, which requests it counts, and what changes when it is over.
 
-The effects of the hours (`rhythm.py`) are what they are during a whole day. A step of the fold therefore
-ends where a day ends that counts; a day with too few requests is forgotten without a halt.
+The effects of the hours (`hourly_profile.py`) are what they are during a whole day. A step of the fold
+therefore ends where a day ends that counts; a day with too few requests is forgotten without a halt.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ Per request of a watched stratum c, for every bet j and either direction (`bets.
     an alarm when 3/4 S_down >= A (a fall) or 1/4 S_up >= A (a rise, which pages nobody and may take longer)
 
 w is what is put on the bets that begin at the request: 1 where there is one segment, else what the
-segment was given since its last request (`beginnings.py`). m_c may differ from request to request as long
-as it is known before x is (`predictive.py`). The evidence of a segment is the sum over its strata. Where a
-session's earlier requests pull the expectation along, stakes follow the age of the bets (`ages.py`). Where
-neighbouring requests are alike and no session says which, x is the mean of a block and e is 1 for all
+segment was given since its last request (`bet_shares.py`). m_c may differ from request to request as long
+as it is known before x is (`expectation.py`). The evidence of a segment is the sum over its strata. Where a
+session's earlier requests pull the expectation along, stakes follow the age of the bets (`bet_ages.py`).
+Where neighbouring requests are alike and no session says which, x is the mean of a block and e is 1 for all
 requests but its last (`blocks.py`).
 
 Assumptions: E[x | past] >= m_c in every stratum (for a rise: <= its mirror image) and, where `bets.py` cuts

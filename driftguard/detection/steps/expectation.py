@@ -22,7 +22,7 @@ def predicted(
 
     Formula: the line expects b = mean + slope (l - middle) + the effect of the hour of day, and safe is
     m = b - k, k = max(2 se, ignore), se^2 = mean_error^2 + (slope_error (l - middle))^2 + the variance of
-    that effect (`rhythm.py`; both 0 until a rhythm is used). After n earlier requests of the session, whose x
+    that effect (`hourly_profile.py`; 0 until one is used). After n earlier requests of the session, whose x
     lay d above the line on average, the request is expected to accept expected = b + w d and at least
     m + w (b + d - m) = expected - fresh k (= `margin`), with w = n / (n + kappa), kappa = within /
     between, fresh = 1 - w: the best linear prediction from a session's own mean. Upward mirrored.

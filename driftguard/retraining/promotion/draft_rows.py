@@ -1,6 +1,6 @@
 """A promoted draft in the database: put into service, watched, and taken back.
 
-The engine acts first and the database follows (see settle.py), so nothing here calls the engine.
+The engine acts first and the database follows (see reconcile.py), so nothing here calls the engine.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
     watching, promoted -> rolling_back -> rolled_back          a record of the draft before arrived
 
 Whoever finds a killed run in one of the middle states knows what was asked for, and waits for the same
-records (see settle.py). A promotion is asked for once; a rollback again until it is done, because the draft
-in service is known to be worse. The lock is held while an order is given, not while records are awaited.
+records (see reconcile.py). A promotion is asked for once; a rollback again until it is done, because the
+draft in service is known to be worse. The lock is held while an order is given, not while records are
+awaited.
 """
 
 from __future__ import annotations

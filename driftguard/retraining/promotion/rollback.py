@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 def roll_back(
     database: Database, settings: Settings, *, server: str, draft_version: str, reason: str
 ) -> EngineDraft:
-    """The draft that serves now. The engine acts first, and the database follows (see settle.py).
+    """The draft that serves now. The engine acts first, and the database follows (see reconcile.py).
 
     Of an engine that restarts, the draft that it was told to restart with; its records are awaited.
 

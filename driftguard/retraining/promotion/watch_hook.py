@@ -1,6 +1,6 @@
 """The watch in the detector's fold: the promoted draft's records, in the transaction that folds them.
 
-Nothing here waits for the engine: a rollback is only written down, and done by the job that jobs.py defers.
+Nothing here waits for the engine: a rollback is only written down, and done by the job that tasks.py defers.
 """
 
 from __future__ import annotations
