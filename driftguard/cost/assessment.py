@@ -10,7 +10,6 @@ import numpy as np
 
 from driftguard.cost.best_k import Model, best, implausible
 from driftguard.cost.loss import lost, matched, standardised
-from driftguard.cost.measured import measured
 from driftguard.cost.sample import (
     LEAST_REQUESTS,
     UNKNOWN_BAND,
@@ -18,6 +17,7 @@ from driftguard.cost.sample import (
     Ints,
     Sample,
     TimedRequest,
+    measured,
     one_label,
     sample_of,
 )
@@ -44,7 +44,7 @@ def assess(
     whole stream, so the best K is of all of `now`. K in use is that of the newest requests, so that a
     K set anew is known at once. Seconds per step change with the machine and its load, so the best K is
     told from the requests, before and now, of the last day only. Times that were not measured
-    (`measured.py`) say how fast the requests are said to be, and nothing else; `notes` then tells it.
+    (`sample.measured`) say how fast the requests are said to be, and nothing else; `notes` then tells it.
     """
     newest = sample_of(now)
     clocked = [measured(side) for side in (before, now, without)]

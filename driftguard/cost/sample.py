@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+_Group = tuple[str, int] | None  # segment and K; None: all the small ones
 
 BLOCKS: Final = 20
 UNKNOWN_BAND: Final = -1
@@ -89,6 +91,26 @@ def sample_of(requests: Sequence[TimedRequest]) -> Sample:
         band=np.array([_band(item.concurrency) for item in items], dtype=np.int64),
         segment=np.array([item.segment for item in items], dtype=np.str_),
     )
+
+
+def measured(requests: Sequence[TimedRequest]) -> list[TimedRequest]:
+    """Those of the segments and K whose times vary, in their order; groups of fewer than LEAST_REQUESTS are
+    judged together. One side of a change at a time: a constant may be set anew.
+
+    A time that never varies was filled in, by a configuration or an estimate, and says of every change that
+    it cost nothing. A clock that is read for each request never gives the same time ten times in a row,
+    unless it is rounded so coarsely that it tells nothing about a loss either.
+    """
+    sizes = Counter((item.segment, k_of(item)) for item in requests)
+
+    def group_of(item: TimedRequest) -> _Group:
+        own = item.segment, k_of(item)
+        return own if sizes[own] >= LEAST_REQUESTS else None
+
+    times: dict[_Group, set[float | None]] = defaultdict(set)
+    for item in requests:
+        times[group_of(item)].add(item.time_per_output_token_seconds)
+    return [item for item in requests if len(times[group_of(item)] - {None}) > 1]
 
 
 def _timed(request: TimedRequest) -> tuple[float, float]:
