@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.stream_state import StreamState
-from driftguard.detection.statistics.bet_ages import Running
 from driftguard.detection.statistics.hourly_profile import Rhythms
+from driftguard.detection.statistics.running_sums import Running
 from driftguard.detection.steps.bet_shares import watched_among
 from driftguard.detection.steps.evidence import of_streams
 

@@ -90,7 +90,7 @@ class StreamState:
     joining: Floats = field(default_factory=lambda: np.zeros((0, 2, GROWN)))
     growing: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))  # [C]
     stratum_evidence: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] R_cj
-    # [C, LANES] see bet_ages.py
+    # [C, LANES] see running_sums.py
     stratum_mean_start: Floats = field(default_factory=lambda: np.zeros((0, LANES)))
     cut_off: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] b_j, see bets.py
     stream_evidence: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES] G_j

@@ -9,7 +9,7 @@ Per request of a watched stratum c, for every bet j and either direction (`bets.
 w is what is put on the bets that begin at the request: 1 where there is one segment, else what the
 segment was given since its last request (`bet_shares.py`). m_c may differ from request to request as long
 as it is known before x is (`expectation.py`). The evidence of a segment is the sum over its strata. Where a
-session's earlier requests pull the expectation along, stakes follow the age of the bets (`bet_ages.py`).
+session's earlier requests pull the expectation along, stakes follow the age of the bets (`running_sums.py`).
 Where neighbouring requests are alike and no session says which, x is the mean of a block and e is 1 for all
 requests but its last (`blocks.py`).
 
@@ -36,9 +36,14 @@ from numpy.typing import NDArray
 from driftguard.detection.state.columns import Columns
 from driftguard.detection.state.stream_state import Ints, StreamState
 from driftguard.detection.statistics.baseline import Baselines
-from driftguard.detection.statistics.bet_ages import InSessions, Running, aging_sums
 from driftguard.detection.statistics.bets import DOWN, LANES, UP, Floats, mean_over_bets
-from driftguard.detection.statistics.running_sums import last_per_group, running_sums
+from driftguard.detection.statistics.running_sums import (
+    InSessions,
+    Running,
+    aging_sums,
+    last_per_group,
+    running_sums,
+)
 from driftguard.detection.statistics.windows import window_factors
 from driftguard.detection.steps.bet_shares import put_on_bets, watched_segments
 from driftguard.detection.steps.blocks import bets_against, offers_against
