@@ -12,6 +12,7 @@ so what happens once in a process (imports, caches) is not counted.
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import threading
@@ -68,7 +69,8 @@ def _file(frame: FrameType) -> str | None:
 def walked() -> Iterator[Walk]:
     """What is called in the block, on threads that begin in it too."""
     walk = Walk()
-    before = sys.getprofile()
+    before, collecting = sys.getprofile(), gc.isenabled()
+    gc.disable()  # what it ends in the middle is no part of the walk
     threading.setprofile(walk.profile)
     sys.setprofile(walk.profile)
     try:
@@ -76,6 +78,8 @@ def walked() -> Iterator[Walk]:
     finally:
         sys.setprofile(before)
         threading.setprofile(None)
+        if collecting:
+            gc.enable()
 
 
 def incident_opens(database: Database) -> Walk:
