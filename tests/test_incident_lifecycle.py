@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 
-from driftguard.documents.incident import IncidentEvidence
 from driftguard.errors import BadInput
 from driftguard.incident_lifecycle import (
     IllegalTransition,
@@ -17,6 +16,7 @@ from driftguard.incident_lifecycle import (
     severity,
     transition,
 )
+from driftguard.records.documents.incident import IncidentEvidence
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 STATES: tuple[State, ...] = get_args(State)

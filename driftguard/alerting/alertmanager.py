@@ -22,10 +22,10 @@ import structlog
 
 from driftguard.alerting.destination import identity, shown
 from driftguard.alerting.retries import Failure, failure_of, wait_seconds
-from driftguard.documents.incident import names_of
 from driftguard.incidents.message import permalink, summary
 from driftguard.metrics import Metrics
 from driftguard.outgoing.posting import NotAnswered, post
+from driftguard.records.documents.incident import names_of
 from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream

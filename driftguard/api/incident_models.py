@@ -14,8 +14,8 @@ from driftguard.alerting.destination import shown
 from driftguard.api.status_models import POSITIONS, FrozenModel, StreamInfo
 from driftguard.cost import Cost
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
-from driftguard.documents.incident import ChangedSegment, IncidentEvidence, positions_of
 from driftguard.incidents.message import cost_percent, summary
+from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, positions_of
 from driftguard.records.positions import Positions
 from driftguard.store.tables import Incident, IncidentTransition, Notification, Stream
 

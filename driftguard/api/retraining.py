@@ -15,8 +15,8 @@ from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import RunQuery, refuse_repeated, wanted
 from driftguard.api.openapi import example, problem
-from driftguard.documents.retraining_run import RunNumbers
 from driftguard.errors import Conflict, NotFound
+from driftguard.records.documents.retraining_run import RunNumbers
 from driftguard.retraining.engines.engine_admin import EngineRefused
 from driftguard.retraining.promotion.rollback import roll_back
 from driftguard.store import retrain_runs

@@ -11,6 +11,6 @@ directly (`loss.py`).
 from driftguard.cost.assessment import assess
 from driftguard.cost.sample import TimedRequest
 from driftguard.cost.words import advice
-from driftguard.documents.cost import Choice, Cost, Interval, SeenK, Speed, StepTime
+from driftguard.records.documents.cost import Choice, Cost, Interval, SeenK, Speed, StepTime
 
 __all__ = ["Choice", "Cost", "Interval", "SeenK", "Speed", "StepTime", "TimedRequest", "advice", "assess"]

@@ -24,7 +24,7 @@ from driftguard.cost.sample import (
 from driftguard.cost.step_time import fit, seen_ks, step_time
 from driftguard.cost.tokens_per_step import chain_of
 from driftguard.cost.words import ALIKE, IMPLAUSIBLE, UNMEASURED, limits
-from driftguard.documents.cost import Cost, Speed
+from driftguard.records.documents.cost import Cost, Speed
 
 _IN_USE: Final = 100  # newest requests with drafts: of most of their steps is the K in use
 _SAME_HOURS: Final = 86_400.0  # seconds

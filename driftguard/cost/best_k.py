@@ -12,7 +12,7 @@ import numpy as np
 from driftguard.cost.sample import BLOCKS, LEVEL, Floats, Sample, one_label, runs, student, variance
 from driftguard.cost.step_time import Line
 from driftguard.cost.tokens_per_step import Chain
-from driftguard.documents.cost import Choice, Interval
+from driftguard.records.documents.cost import Choice, Interval
 
 BEYOND: Final = 2  # how far above the largest measured K the best is looked for
 _DOUBT: Final = 2.0  # standard errors below 0 at which a time is called implausible

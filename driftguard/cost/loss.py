@@ -31,7 +31,7 @@ from driftguard.cost.sample import (
     student,
     variance,
 )
-from driftguard.documents.cost import Interval
+from driftguard.records.documents.cost import Interval
 
 LEAST_IN_STRATUM: Final = 5
 

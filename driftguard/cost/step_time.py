@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from driftguard.cost.sample import LEAST_REQUESTS, Floats, Ints, Sample, runs, variance
-from driftguard.documents.cost import SeenK, StepTime
+from driftguard.records.documents.cost import SeenK, StepTime
 
 
 @dataclass(frozen=True, slots=True, eq=False)

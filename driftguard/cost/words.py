@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from driftguard.cost.sample import UNKNOWN_BAND
-from driftguard.documents.cost import Cost
+from driftguard.records.documents.cost import Cost
 
 ENOUGH: Final = "one in a hundred and at least ten a day, under the usual load"
 LEAST_GAIN: Final = 0.02  # of the tokens per second: what is worth telling

@@ -33,7 +33,7 @@ from driftguard.detection.operator import accept_new_normal
 from driftguard.detection.state.codec import OtherVersion, UnreadableState
 from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.summary import describe
-from driftguard.documents.acceptance import Acceptance
+from driftguard.records.documents.acceptance import Acceptance
 
 __all__ = [
     "Acceptance",

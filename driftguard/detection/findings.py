@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from driftguard.documents.acceptance import Acceptance
+from driftguard.records.documents.acceptance import Acceptance
 
 Direction = Literal["down", "up"]
 Scope = Literal["segments", "stream"]

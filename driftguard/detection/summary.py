@@ -21,7 +21,7 @@ from driftguard.detection.state.stream_state import OpenIncident, StreamState
 from driftguard.detection.statistics.baseline import FIRST_CHECK, Baselines, baselines, length_of_acceptance
 from driftguard.detection.statistics.strata import unpack, why_new
 from driftguard.detection.steps.at_baseline import acceptance_over, at_baseline, baseline_of
-from driftguard.documents.acceptance import Acceptance
+from driftguard.records.documents.acceptance import Acceptance
 
 RECENT_REQUESTS = 200
 PRESENT_REQUESTS = 50  # newest requests of a segment that say which of its strata is in use

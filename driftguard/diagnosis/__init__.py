@@ -7,7 +7,7 @@ One file per kind of evidence; decision.py weighs them.
 
 from driftguard.diagnosis.decision import diagnose
 from driftguard.diagnosis.evidence import Captured, Evidence, Observed, ProbeResult
-from driftguard.documents.diagnosis import (
+from driftguard.records.documents.diagnosis import (
     CONFIDENCE_MEANS,
     CONFIDENCES,
     Cause,

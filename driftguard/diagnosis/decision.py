@@ -18,7 +18,7 @@ from driftguard.diagnosis.configuration import FieldChange
 from driftguard.diagnosis.evidence import Evidence
 from driftguard.diagnosis.examination import Examination, examine, facts, missing
 from driftguard.diagnosis.rates import LEVEL
-from driftguard.documents.diagnosis import Cause, Confidence, Diagnosis
+from driftguard.records.documents.diagnosis import Cause, Confidence, Diagnosis
 from driftguard.records.positions import ACCEPTANCE
 
 COMPARABLE: Final = 0.2  # of the traffic has values on both sides, so that like was compared with like

@@ -14,7 +14,7 @@ from driftguard.diagnosis.probes import Behaviour, ProbeChange
 from driftguard.diagnosis.quality import Repetition
 from driftguard.diagnosis.query_drift import QueryChange
 from driftguard.diagnosis.rates import LEVEL
-from driftguard.documents.diagnosis import Fact
+from driftguard.records.documents.diagnosis import Fact
 from driftguard.records.positions import ACCEPTANCE, Positions, together
 
 ENOUGH_QUERIES: Final = 50  # captured requests a side; fewer cannot show that prompts stayed as they were

@@ -17,10 +17,10 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost, TimedRequest, assess
-from driftguard.documents.incident import names_of
 from driftguard.incidents import cost_update
 from driftguard.incidents.cost_update import Measurement
 from driftguard.incidents.severity import Paging
+from driftguard.records.documents.incident import names_of
 from driftguard.store import incidents, request_timings, stream_costs, streams
 from driftguard.store.database import Database
 from driftguard.store.finite import refuse_not_finite

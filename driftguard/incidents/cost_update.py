@@ -19,9 +19,9 @@ from sqlalchemy.orm import Session
 from driftguard.cost import Cost, TimedRequest
 from driftguard.diagnosis.mix import decompose
 from driftguard.diagnosis.rates import Rate, rate_of
-from driftguard.documents.incident import IncidentEvidence, names_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.severity import Paging, raise_to, severity_of
+from driftguard.records.documents.incident import IncidentEvidence, names_of
 from driftguard.store.tables import Incident
 
 SURELY: Final = 3.0

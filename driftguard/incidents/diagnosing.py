@@ -14,10 +14,10 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Evidence, diagnose
-from driftguard.documents.incident import IncidentDiagnosis, SeenEvidence, names_of
 from driftguard.errors import DatabaseUnavailable
 from driftguard.incident_lifecycle import is_graver
 from driftguard.incidents.severity import Paging, raise_to, severity_of
+from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence, names_of
 from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.diagnosis_evidence import (

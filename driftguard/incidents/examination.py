@@ -17,10 +17,10 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost
-from driftguard.documents.incident import names_of, positions_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import cost_measurement, cost_update, diagnosing, severity
 from driftguard.incidents.severity import Paging
+from driftguard.records.documents.incident import names_of, positions_of
 from driftguard.store import incidents, request_timings
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream

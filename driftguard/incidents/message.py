@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from driftguard.cost import advice
-from driftguard.documents.incident import IncidentDiagnosis, names_of, positions_of
+from driftguard.records.documents.incident import IncidentDiagnosis, names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.store.tables import Incident, Stream
 

@@ -14,7 +14,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.detection import DriftClosed, DriftOpened
-from driftguard.documents.incident import ChangedSegment, IncidentEvidence, names_of
+from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, names_of
 from driftguard.records.positions import ACCEPTANCE, Positions, together
 from driftguard.store import incidents
 from driftguard.store.tables import Incident, Stream

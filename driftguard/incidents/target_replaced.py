@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session
 from driftguard.detection import Acceptance, BaselineReady
 from driftguard.diagnosis import rates
 from driftguard.diagnosis.rates import LEVEL, Rate
-from driftguard.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.opening import open_incident
+from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import acceptance_levels, awaited_comparisons, detector_states, diagnosis_evidence
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.database import Database

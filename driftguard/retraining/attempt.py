@@ -10,8 +10,8 @@ import msgspec
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from driftguard.documents.retraining_run import Decision, GateRules, RequestCounts, RunNumbers
 from driftguard.errors import DriftGuardError
+from driftguard.records.documents.retraining_run import Decision, GateRules, RequestCounts, RunNumbers
 from driftguard.retraining.engines.engine_admin import EngineAdmin, EngineRefused
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.ledger.run_row import Job, ProgressWriter, advance, begin, end

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Confidence
-from driftguard.documents.incident import names_of
+from driftguard.records.documents.incident import names_of
 from driftguard.retraining.due import why_not
 from driftguard.retraining.engines.engine_admin import EngineInfo
 from driftguard.retraining.training.plan import Change, NothingToDo

@@ -10,9 +10,9 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from driftguard.detection import Acceptance, StreamSummary
-from driftguard.documents.incident import names_of
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.message import cost_percent
+from driftguard.records.documents.incident import names_of
 from driftguard.records.positions import together
 from driftguard.status.sentences import set_aside_sentence, stale, with_clock, with_text
 from driftguard.status.stream_status import StreamStatus

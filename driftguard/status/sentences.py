@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from driftguard.cost import advice
-from driftguard.documents.incident import names_of, positions_of
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.message import clock, cost_percent
+from driftguard.records.documents.incident import names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.status.staleness import Newest, clock_difference
 from driftguard.status.stream_status import StreamStatus

@@ -12,10 +12,10 @@ from uuid import UUID
 from sqlalchemy import JSON, func, or_, select, text, tuple_, update
 from sqlalchemy.orm import Session
 
-from driftguard.documents.incident import IncidentEvidence
 from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.incident_lifecycle import Severity, State, Transition, is_graver, transition
 from driftguard.records import Instant
+from driftguard.records.documents.incident import IncidentEvidence
 from driftguard.store.row_filter import EVERYTHING, RowFilter
 from driftguard.store.tables import Incident, IncidentTransition, Stream
 

@@ -10,7 +10,6 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-import driftguard
 from driftguard.errors import DatabaseUnavailable
 
 _UPGRADE_LOCK = 0x6472696674_01  # "drift" + 1: one upgrade at a time
@@ -18,7 +17,7 @@ _UPGRADE_LOCK = 0x6472696674_01  # "drift" + 1: one upgrade at a time
 
 def migrations_directory() -> Path:
     """`driftguard/_migrations` in a wheel, `migrations` beside the package in a source checkout."""
-    package = Path(driftguard.__file__).parent
+    package = Path(__file__).parents[1]
     packaged = package / "_migrations"
     return packaged if packaged.is_dir() else package.parent / "migrations"
 

@@ -19,9 +19,9 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from driftguard.documents.retraining_run import Rollout, RunNumbers, Watch
 from driftguard.errors import DatabaseUnavailable
 from driftguard.records import Instant
+from driftguard.records.documents.retraining_run import Rollout, RunNumbers, Watch
 from driftguard.store.database import Database
 from driftguard.store.row_filter import EVERYTHING, RowFilter
 from driftguard.store.tables import RetrainRun

@@ -9,7 +9,7 @@ from sqlalchemy import ARRAY, BigInteger, any_, exists, literal, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from driftguard.documents.cost import Cost
+from driftguard.records.documents.cost import Cost
 from driftguard.store.tables import Incident, Stream, StreamCost
 
 

@@ -24,9 +24,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from driftguard.documents.cost import Cost
-from driftguard.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence
-from driftguard.documents.retraining_run import RunNumbers
+from driftguard.records.documents.cost import Cost
+from driftguard.records.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence
+from driftguard.records.documents.retraining_run import RunNumbers
 from driftguard.store.document_column import Document
 from driftguard.store.finite import FiniteDocument, FiniteDouble, name_columns
 

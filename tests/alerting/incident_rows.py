@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 from driftguard.detection import Acceptance
-from driftguard.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.incident_lifecycle import Severity
 from driftguard.incidents import severity as incident_severity
 from driftguard.incidents.severity import Paging
+from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream

@@ -17,11 +17,11 @@ from driftguard_engine.telemetry.telemetry import Telemetry
 
 from driftguard.cost import Cost
 from driftguard.detection import DetectorConfig
-from driftguard.documents.cost import Choice, Interval, Speed
-from driftguard.documents.retraining_run import Costs, GateRules, RunNumbers
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
+from driftguard.records.documents.cost import Choice, Interval, Speed
+from driftguard.records.documents.retraining_run import Costs, GateRules, RunNumbers
 from driftguard.retraining.training.gate import GroupScores, decide
 from driftguard.store import drafts, stream_costs, streams
 from driftguard.store.database import Database

@@ -9,9 +9,9 @@ import pytest
 
 from dashboards import frame, generate, words
 from driftguard.adapters.condition import CONDITIONS
-from driftguard.documents.diagnosis import Cause
 from driftguard.incident_lifecycle import Severity
 from driftguard.metrics import RUN_OUTCOMES, VERDICTS
+from driftguard.records.documents.diagnosis import Cause
 from driftguard.status.verdict import WORST_FIRST
 from driftguard.store.drafts import DraftState
 from driftguard.store.retrain_runs import RUNNING_STATES

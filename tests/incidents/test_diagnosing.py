@@ -13,13 +13,18 @@ import numpy as np
 from sqlalchemy import func, select
 
 from driftguard.detection import Acceptance, DetectorConfig
-from driftguard.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence, SeenEvidence
 from driftguard.incidents import diagnosing, examination
 from driftguard.incidents.message import document, summary
 from driftguard.incidents.severity import NOBODY, Paging
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
+from driftguard.records.documents.incident import (
+    ChangedSegment,
+    IncidentDiagnosis,
+    IncidentEvidence,
+    SeenEvidence,
+)
 from driftguard.records.probe_session import session_of
 from driftguard.retraining.due import why_not
 from driftguard.store import incidents

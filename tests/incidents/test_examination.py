@@ -11,12 +11,12 @@ import pytest
 from sqlalchemy import select, text
 
 from driftguard.detection import DetectorConfig
-from driftguard.documents.incident import IncidentDiagnosis
 from driftguard.incidents import diagnosing, examination
 from driftguard.incidents.examiner import LOOP, Examiner
 from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.records.documents.incident import IncidentDiagnosis
 from driftguard.retraining.due import why_not
 from driftguard.status.gauges import refresh
 from driftguard.store import detector_states, incidents

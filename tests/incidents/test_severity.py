@@ -13,7 +13,6 @@ from sqlalchemy import select
 from driftguard.cost import assess
 from driftguard.detection import DetectorConfig
 from driftguard.diagnosis import Cause, Confidence, Diagnosis
-from driftguard.documents.incident import IncidentDiagnosis, IncidentEvidence, SeenEvidence, names_of
 from driftguard.incidents import cost_measurement, cost_update
 from driftguard.incidents import severity as incident_severity
 from driftguard.incidents.cost_update import Measurement
@@ -21,6 +20,7 @@ from driftguard.incidents.message import summary
 from driftguard.incidents.severity import Paging, severity_of
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.records.documents.incident import IncidentDiagnosis, IncidentEvidence, SeenEvidence, names_of
 from driftguard.retraining.ledger.incident_notes import begin_mitigation, end_mitigation
 from driftguard.store import incidents
 from driftguard.store.database import Database

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import select
 
 from driftguard.detection import DetectorConfig
-from driftguard.documents.incident import names_of
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.severity import NOBODY
 from driftguard.incidents.target_replaced import fallen_segments
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
+from driftguard.records.documents.incident import names_of
 from driftguard.retraining.due import why_not
 from driftguard.store import incidents
 from driftguard.store.acceptance_levels import AcceptanceLevel

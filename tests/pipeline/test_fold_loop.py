@@ -12,13 +12,13 @@ from sqlalchemy.orm import Session
 from structlog.testing import capture_logs
 
 from driftguard.detection import DetectorConfig, Finding
-from driftguard.documents.incident import names_of
 from driftguard.incident_lifecycle import State
 from driftguard.incidents.examiner import Examiner
 from driftguard.metrics import Metrics
 from driftguard.pipeline import held, look_around
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
+from driftguard.records.documents.incident import names_of
 from driftguard.store import detector_states, incidents
 from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord, read_after

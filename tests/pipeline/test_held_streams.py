@@ -16,12 +16,12 @@ from structlog.testing import capture_logs
 from driftguard import detection
 from driftguard.detection import Finding
 from driftguard.detection.state import parts
-from driftguard.documents.incident import IncidentEvidence
 from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents import opening
 from driftguard.metrics import Metrics
 from driftguard.pipeline import batch_fold, held, state_cache
 from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.records.documents.incident import IncidentEvidence
 from driftguard.store import detector_states
 from driftguard.store.database import Database
 from driftguard.store.records import StoredRecord

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from driftguard.diagnosis import CONFIDENCES, Cause, Confidence
-from driftguard.documents.incident import IncidentDiagnosis, SeenEvidence
+from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence
 from driftguard.retraining.due import why_not
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs

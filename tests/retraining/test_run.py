@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from driftguard.documents.retraining_run import Decision
+from driftguard.records.documents.retraining_run import Decision
 from driftguard.retraining import attempt
 from driftguard.retraining.ledger.outcome import Progress, RetrainOutcome
 from driftguard.retraining.run import retrain

@@ -10,9 +10,14 @@ from pathlib import Path
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from driftguard.detection import Acceptance
-from driftguard.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence, SeenEvidence
-from driftguard.documents.retraining_run import Comparison, Decision, GateRules, RunNumbers
 from driftguard.records import AcceptanceRecord
+from driftguard.records.documents.incident import (
+    ChangedSegment,
+    IncidentDiagnosis,
+    IncidentEvidence,
+    SeenEvidence,
+)
+from driftguard.records.documents.retraining_run import Comparison, Decision, GateRules, RunNumbers
 from driftguard.retraining.ledger.incident_notes import begin_mitigation
 from driftguard.settings import CaptureSettings, EngineSettings, RetrainingSettings, Settings
 from driftguard.store import drafts, retrain_runs

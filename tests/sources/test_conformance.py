@@ -23,10 +23,10 @@ from sqlalchemy import select
 from driftguard.api.application import http_application
 from driftguard.api.context import Context
 from driftguard.detection import DetectorConfig
-from driftguard.documents.incident import names_of
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.records.documents.incident import names_of
 from driftguard.settings import ScrapingSettings, Settings, SourceSettings
 from driftguard.sources.otlp_push import PushedSources
 from driftguard.sources.scrape import open_client, scrape

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.samples import Sample
 from sqlalchemy import select, update
 
-from driftguard.documents.incident import IncidentEvidence
 from driftguard.metrics import RUN_OUTCOMES, Metrics
 from driftguard.pipeline.look_around import LookAround
+from driftguard.records.documents.incident import IncidentEvidence
 from driftguard.status import gauges
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database

@@ -10,11 +10,11 @@ import pytest
 
 from driftguard.cost import Cost
 from driftguard.detection import DetectorConfig
-from driftguard.documents.cost import Choice, Interval, Speed
-from driftguard.documents.retraining_run import Costs, Decision, GateRules, RunNumbers
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
+from driftguard.records.documents.cost import Choice, Interval, Speed
+from driftguard.records.documents.retraining_run import Costs, Decision, GateRules, RunNumbers
 from driftguard.retraining.training.gate import GroupScores, decide
 from driftguard.store import drafts, retrain_runs, stream_costs, streams
 from driftguard.store.database import Database

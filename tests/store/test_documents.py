@@ -15,8 +15,8 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import text
 
-from driftguard.documents.incident import names_of, positions_of
 from driftguard.incidents import message
+from driftguard.records.documents.incident import names_of, positions_of
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.document_column import UnreadableDocument

@@ -16,9 +16,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from driftguard.cost import Cost
 from driftguard.detection import Acceptance
-from driftguard.documents.cost import Speed
-from driftguard.documents.incident import IncidentEvidence
-from driftguard.documents.retraining_run import RunNumbers
+from driftguard.records.documents.cost import Speed
+from driftguard.records.documents.incident import IncidentEvidence
+from driftguard.records.documents.retraining_run import RunNumbers
 from driftguard.store.database import Database
 from driftguard.store.finite import FiniteDocument, FiniteDouble, NotFinite, refuse_not_finite
 from driftguard.store.tables import Base, Incident, Record, RetrainRun, StreamCost

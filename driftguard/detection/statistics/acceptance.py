@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from driftguard.documents.acceptance import Acceptance
+from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import Positions
 
 LEVEL = 0.95

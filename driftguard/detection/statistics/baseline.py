@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 from driftguard.detection.statistics.acceptance import acceptance_from_sums
 from driftguard.detection.statistics.autocorrelation import BLOCK, blocks_needed
 from driftguard.detection.statistics.sessions import cluster_terms
-from driftguard.documents.acceptance import Acceptance
+from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import Positions
 
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from driftguard.detection.state.columns import Columns
 from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.statistics.acceptance import acceptance_of
 from driftguard.detection.statistics.baseline import reference_acceptance
-from driftguard.documents.acceptance import Acceptance
+from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import together
 
 

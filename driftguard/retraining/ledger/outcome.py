@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from driftguard.documents.retraining_run import RunNumbers
+from driftguard.records.documents.retraining_run import RunNumbers
 
 Ending = Literal["promoted", "rolling_out", "nothing_to_do", "rejected", "failed"]
 Trigger = Literal["incident", "nightly", "manual"]

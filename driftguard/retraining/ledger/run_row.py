@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import structlog
 
-from driftguard.documents.retraining_run import RunNumbers
+from driftguard.records.documents.retraining_run import RunNumbers
 from driftguard.retraining.engines.connect import Engine
 from driftguard.retraining.engines.engine_admin import EngineInfo
 from driftguard.retraining.ledger import incident_notes

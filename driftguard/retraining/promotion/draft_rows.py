@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.documents.incident import names_of
-from driftguard.documents.retraining_run import OldLevel
+from driftguard.records.documents.incident import names_of
+from driftguard.records.documents.retraining_run import OldLevel
 from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch

@@ -20,8 +20,8 @@ from uuid import UUID
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.documents.retraining_run import Rollout
 from driftguard.errors import Conflict
+from driftguard.records.documents.retraining_run import Rollout
 from driftguard.retraining.engines.engine_admin import EngineDraft, EngineInfo, EngineRefused
 from driftguard.retraining.engines.order import Order, PromotionStopped, Reply
 from driftguard.retraining.engines.restarted_engine import RestartedEngine

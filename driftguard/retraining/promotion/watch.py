@@ -31,7 +31,7 @@ from dataclasses import replace
 import numpy as np
 
 from driftguard.detection.statistics.bets import BETS, Floats, factors, mean_over_bets
-from driftguard.documents.retraining_run import OldLevel, SegmentWatch, Watch
+from driftguard.records.documents.retraining_run import OldLevel, SegmentWatch, Watch
 
 ALPHA = 0.001
 WATCHED_REQUESTS = 2_000  # then the promotion stands

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.documents.retraining_run import Watch
+from driftguard.records.documents.retraining_run import Watch
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
 from driftguard.store import incidents, retrain_runs

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from driftguard.documents.retraining_run import Costs
+from driftguard.records.documents.retraining_run import Costs
 from driftguard.retraining.training.gate import GroupScores
 from driftguard.retraining.training.process import TrainingFailed
 

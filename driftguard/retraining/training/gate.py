@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from driftguard.documents.retraining_run import Comparison, Costs, Decision, GateRules
+from driftguard.records.documents.retraining_run import Comparison, Costs, Decision, GateRules
 
 TIMING_NOISE = 0.05  # relative; medians of repeated forward passes differ by this much between runs
 SMALL_GROUPS = "small groups together"

@@ -19,10 +19,10 @@ import numpy as np
 from sqlalchemy import delete
 
 from driftguard.app import Sidecar, create_app
-from driftguard.documents.retraining_run import Costs, GateRules, OldLevel, RequestCounts, RunNumbers
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.severity import NOBODY
 from driftguard.records import AcceptanceRecord
+from driftguard.records.documents.retraining_run import Costs, GateRules, OldLevel, RequestCounts, RunNumbers
 from driftguard.records.probe_session import session_of
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from driftguard.documents.retraining_run import OldLevel, Watch
+from driftguard.records.documents.retraining_run import OldLevel, Watch
 from driftguard.retraining.promotion import watch
 
 GERMAN = OldLevel("german", True, 120, 0.41, 0.0225, 0.15 / 120**0.5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from driftguard.documents.retraining_run import Costs, Decision, GateRules
+from driftguard.records.documents.retraining_run import Costs, Decision, GateRules
 from driftguard.retraining.training.gate import GroupScores, decide
 
 RULES = GateRules(minimum_gain=0.02, maximum_regression=0.02)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
-from driftguard.documents.acceptance import Acceptance
-from driftguard.documents.cost import Cost
-from driftguard.documents.diagnosis import Diagnosis
+from driftguard.records.documents.acceptance import Acceptance
+from driftguard.records.documents.cost import Cost
+from driftguard.records.documents.diagnosis import Diagnosis
 from driftguard.records.positions import Positions, together
 
 
