@@ -34,7 +34,8 @@ from driftguard.incidents.severity import Paging
 from driftguard.ingest.queue import IngestQueue
 from driftguard.ingest.watch import IngestWatch
 from driftguard.logs import configure_logging
-from driftguard.metrics import CHORES, Metrics
+from driftguard.metrics import Metrics
+from driftguard.metrics.labels import CHORES
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
 from driftguard.probes.loop import ProbeLoop
@@ -80,7 +81,7 @@ class Sidecar:
         self.database = database
         self.metrics = Metrics(settings.metrics.max_streams)
         database.on_timeout(self._count_timeout)
-        database.on_restart.append(self.metrics.embedded_restarts.inc)
+        database.on_restart.append(self.metrics.database.embedded_restarts.inc)
         self._stopping = threading.Event()
         self._stop_lock = threading.Lock()
         self._answering = threading.Timer(ANSWER_SECONDS, self._answer_all)
@@ -177,7 +178,7 @@ class Sidecar:
             try:
                 await self._run_workers()
             except Exception:
-                self.metrics.loop_failures.labels("jobs").inc()
+                self.metrics.loops.failures.labels("jobs").inc()
                 log.exception("the job workers failed and start again", seconds=WORKER_PAUSE_SECONDS)
             await asyncio.sleep(WORKER_PAUSE_SECONDS)
 
@@ -211,12 +212,12 @@ class Sidecar:
         return self._retraining.request(self._deferring, server, force=force)
 
     def _count_timeout(self, timeout: DatabaseTimeout) -> None:
-        self.metrics.database_timeouts.labels(timeout.work.name, timeout.reason).inc()
+        self.metrics.database.timeouts.labels(timeout.work.name, timeout.reason).inc()
 
     def _do_chores(self) -> None:
         """Small things that recur: partitions and retention every hour, the rest every few seconds."""
         for chore in CHORES:
-            self.metrics.chore_last_success.labels(chore).set_to_current_time()
+            self.metrics.loops.chore_last_success.labels(chore).set_to_current_time()
         since_maintenance = MAINTENANCE_SECONDS  # at once: the last may have been cut short
         while not self._stopping.wait(DUE_SECONDS):
             self._attempt("diagnose", self._diagnose)
@@ -245,10 +246,10 @@ class Sidecar:
         except DatabaseUnavailable as error:
             log.warning("chore waits for the database", chore=name, error=str(error))
         except Exception:
-            self.metrics.chore_failures.labels(name).inc()
+            self.metrics.loops.chore_failures.labels(name).inc()
             log.exception("chore failed and will be tried again", chore=name)
         else:
-            self.metrics.chore_last_success.labels(name).set_to_current_time()
+            self.metrics.loops.chore_last_success.labels(name).set_to_current_time()
 
     def _maintain(self) -> None:
         done = retention.maintain(self.database, datetime.now(UTC), self.settings.retention)

@@ -28,12 +28,12 @@ class Counts:
 
 def filled() -> Metrics:
     metrics = Metrics()
-    metrics.count_traffic(STREAM, "german", "request", Counts())
-    metrics.set_open_incidents([("critical", "down", 1)])
-    metrics.ingest_records.labels("accepted").inc()
-    metrics.notifications.labels("webhook", "firing", "delivered").inc()
-    metrics.retrain_runs.labels("chat", "target", "promoted").inc()
-    metrics.set_source("chat", "vllm", "reporting", datetime(2026, 11, 1, tzinfo=UTC))
+    metrics.traffic.count(STREAM, "german", "request", Counts())
+    metrics.incidents.set_open([("critical", "down", 1)])
+    metrics.ingest.records.labels("accepted").inc()
+    metrics.notifications.attempts.labels("webhook", "firing", "delivered").inc()
+    metrics.retraining.runs.labels("chat", "target", "promoted").inc()
+    metrics.sources.observe("chat", "vllm", "reporting", datetime(2026, 11, 1, tzinfo=UTC))
     return metrics
 
 
@@ -51,7 +51,7 @@ def test_streams_beyond_the_limit_are_counted_together_and_the_first_keep_their_
     metrics = Metrics(max_streams=2)
     for _ in range(2):
         for server in ("a", "b", "c", "d"):
-            metrics.count_traffic(StreamKey(server, "target", "v1", "none"), "german", "request", Counts())
+            metrics.traffic.count(StreamKey(server, "target", "v1", "none"), "german", "request", Counts())
     counted = {
         sample.labels["server"]: sample.value
         for metric in metrics.registry.collect()
@@ -67,7 +67,7 @@ def test_streams_beyond_the_limit_are_counted_together_and_the_first_keep_their_
 
 def test_an_incident_that_ended_is_no_longer_counted() -> None:
     metrics = filled()
-    metrics.set_open_incidents([])
+    metrics.incidents.set_open([])
     labels = {"severity": "critical", "direction": "down"}
     assert metrics.registry.get_sample_value("driftguard_incidents_open", labels) == 0
 
@@ -75,14 +75,14 @@ def test_an_incident_that_ended_is_no_longer_counted() -> None:
 def test_ended_runs_are_counted_once_however_often_they_are_read() -> None:
     metrics = Metrics()
     for total in (2, 2, 3):
-        metrics.set_ended_runs([("chat", "target", "promoted", total)])
+        metrics.retraining.set_ended_runs([("chat", "target", "promoted", total)])
     labels = {"server": "chat", "target": "target", "outcome": "promoted"}
     assert metrics.registry.get_sample_value("driftguard_retrain_runs_total", labels) == 3
 
 
 def test_a_server_that_is_away_keeps_the_time_of_its_last_success() -> None:
     metrics = filled()
-    metrics.set_source("chat", "vllm", "unreachable", datetime(2026, 11, 2, tzinfo=UTC))
+    metrics.sources.observe("chat", "vllm", "unreachable", datetime(2026, 11, 2, tzinfo=UTC))
     labels = {"source": "chat", "kind": "vllm"}
     value = metrics.registry.get_sample_value
     assert value("driftguard_source_up", labels) == 0
@@ -94,8 +94,8 @@ def test_a_server_that_is_away_keeps_the_time_of_its_last_success() -> None:
 
 def test_a_server_that_turns_out_to_be_of_another_kind_is_shown_once() -> None:
     metrics = Metrics()
-    metrics.set_source("chat", "unknown", "unreachable", datetime(2026, 11, 1, tzinfo=UTC))
-    metrics.set_source("chat", "vllm", "reporting", datetime(2026, 11, 1, tzinfo=UTC))
+    metrics.sources.observe("chat", "unknown", "unreachable", datetime(2026, 11, 1, tzinfo=UTC))
+    metrics.sources.observe("chat", "vllm", "reporting", datetime(2026, 11, 1, tzinfo=UTC))
     shown = [line for line in metrics.exposition().decode().splitlines() if 'kind="unknown"' in line]
     assert [line.partition("{")[0] for line in shown] == ["driftguard_source_scrapes_total"]
     assert metrics.registry.get_sample_value("driftguard_source_up", {"source": "chat", "kind": "vllm"}) == 1

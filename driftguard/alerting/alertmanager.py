@@ -157,7 +157,7 @@ class Alertmanager:
             )
         outcome = "delivered" if failure is None else "refused" if failure.kind == "refused" else "failed"
         for item in sent:
-            self._metrics.notifications.labels("alertmanager", item.event, outcome).inc()
+            self._metrics.notifications.attempts.labels("alertmanager", item.event, outcome).inc()
         own = [(item.incident_id, item.event, item.severity) for item in sent if item.event != "raised"]
         with self._database.session() as session:
             for incident_id, event, severity in own:

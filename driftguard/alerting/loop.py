@@ -64,7 +64,7 @@ class AlertLoop:
         except DatabaseUnavailable as error:
             log.warning("alerts wait for the database", destination=shown(destination.name), error=str(error))
         except Exception:
-            self._metrics.loop_failures.labels("alerts").inc()
+            self._metrics.loops.failures.labels("alerts").inc()
             log.exception(
                 "sending alerts failed and will be tried again", destination=shown(destination.name)
             )

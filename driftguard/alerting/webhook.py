@@ -83,7 +83,7 @@ class Webhook:
         else:
             failure = failure_of(answer)
         outcome = "delivered" if failure is None else "refused" if failure.kind == "refused" else "failed"
-        self._metrics.notifications.labels("webhook", claimed.event, outcome).inc()
+        self._metrics.notifications.attempts.labels("webhook", claimed.event, outcome).inc()
         return failure
 
     def _settle(self, claimed: Claimed, failure: Failure | None) -> None:

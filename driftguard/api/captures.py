@@ -81,7 +81,7 @@ async def post_captures(request: Request, context: Annotated[Context, Depends(ge
         ("duplicate", counts["duplicates"]),
         ("refused", len(errors)),
     ):
-        context.metrics.captures.labels(outcome).inc(count)
+        context.metrics.ingest.captures.labels(outcome).inc(count)
     if errors:
         raise BadInput(
             f"{len(errors)} of {len(errors) + len(good)} captures are refused; first: {errors[0]}",

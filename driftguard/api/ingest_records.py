@@ -73,11 +73,11 @@ async def post_records(request: Request, context: Annotated[Context, Depends(get
     """
     content_type, most = request.headers.get("content-type", ""), context.settings.ingest.max_batch_bytes
     metrics = context.metrics
-    counted = metrics.ingest_records.labels
+    counted = metrics.ingest.records.labels
     async with context.bodies.read(request, max_bytes=most, growth=GROWTH) as body:
         batch = await run_in_threadpool(parse_batch, body, content_type, context.settings, datetime.now(UTC))
         counted("refused").inc(len(batch.errors))
-        with metrics.ingest_commit_seconds.time():
+        with metrics.ingest.commit_seconds.time():
             result = await asyncio.wrap_future(context.ingest.submit(batch.records))
     counted("accepted").inc(result.accepted)
     counted("duplicate").inc(result.duplicates)

@@ -14,7 +14,7 @@ from driftguard.cost import Cost
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
 from driftguard.detection.findings import SessionsGiven, duration
 from driftguard.detection.state.counts import SECONDS_PER_DAY
-from driftguard.metrics import StreamVerdict
+from driftguard.metrics.labels import StreamVerdict
 from driftguard.records import Fidelity
 from driftguard.records.positions import Positions
 from driftguard.settings import DetectionSettings, FalseAlarmScope

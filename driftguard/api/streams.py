@@ -17,7 +17,7 @@ from driftguard.api.openapi import example, problem
 from driftguard.api.status import models_of
 from driftguard.api.status_models import FrozenModel, StreamStatusModel
 from driftguard.errors import BadInput, NotFound
-from driftguard.metrics import StreamVerdict
+from driftguard.metrics.labels import StreamVerdict
 from driftguard.status import stream_list
 from driftguard.status.stream_list import Choice, Key, Order
 from driftguard.status.verdict import Standing, standings

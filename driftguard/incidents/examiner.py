@@ -82,7 +82,7 @@ class Examiner:
                 log.warning("the examination waits for the database", error=str(error))
                 self._stopping.wait(UNAVAILABLE_SECONDS)
             except Exception:
-                self._metrics.loop_failures.labels(LOOP).inc()
+                self._metrics.loops.failures.labels(LOOP).inc()
                 log.exception("the examination failed and will be tried again")
                 self._stopping.wait(UNAVAILABLE_SECONDS)
 
@@ -127,7 +127,7 @@ class Examiner:
                 raise
             pause = min(2.0 * pause, LONGEST_PAUSE_SECONDS)
             self._pauses[what] = (pause, time.monotonic() + pause)
-            self._metrics.loop_failures.labels(LOOP).inc()
+            self._metrics.loops.failures.labels(LOOP).inc()
             log.exception("an examination failed and will be tried again", what=str(what), seconds=pause)
         else:
             self._pauses.pop(what, None)

@@ -76,8 +76,8 @@ class IngestQueue:
         self._max_streams = max_streams
         self._registry = StreamRegistry(max_streams)
         self._told_full_at: float | None = None
-        metrics.ingest_queued_records.set_function(lambda: self._unacknowledged)
-        metrics.ingest_oldest_unacknowledged.set_function(self.oldest_unacknowledged_seconds)
+        metrics.ingest.queued_records.set_function(lambda: self._unacknowledged)
+        metrics.ingest.oldest_unacknowledged.set_function(self.oldest_unacknowledged_seconds)
         self._thread = threading.Thread(target=self._write_until_stopped, name="ingest-writer", daemon=True)
 
     def start(self) -> None:
@@ -127,7 +127,7 @@ class IngestQueue:
                 raise DatabaseUnavailable("the sidecar is stopping; send the batch again later")
             # An empty queue takes any batch: otherwise one larger than the limit could never pass.
             if self._unacknowledged and self._unacknowledged + len(records) > self._max_queued_records:
-                self._metrics.ingest_records.labels("rejected_queue_full").inc(len(records))
+                self._metrics.ingest.records.labels("rejected_queue_full").inc(len(records))
                 raise Busy(
                     f"{self._unacknowledged} records wait for the database and "
                     f"{self._max_queued_records} is the limit; send the batch again later",
@@ -190,7 +190,7 @@ class IngestQueue:
         self._backoff_seconds = 0.0
         more = self._records_per_transaction + LEAST_RECORDS_PER_TRANSACTION
         self._records_per_transaction = min(more, MAX_RECORDS_PER_TRANSACTION)
-        self._metrics.database_up.set(1)
+        self._metrics.database.up.set(1)
         self._make_room(group)
         self._count_refused(group, results)
         with self._changed:
@@ -208,7 +208,7 @@ class IngestQueue:
         ]
         if not refused:
             return
-        self._metrics.stream_limit_refused_records.inc(len(refused))
+        self._metrics.ingest.stream_limit_refused_records.inc(len(refused))
         now = time.monotonic()
         if self._told_full_at is None or now - self._told_full_at >= STREAMS_FULL_LOG_SECONDS:
             self._told_full_at = now
@@ -225,7 +225,7 @@ class IngestQueue:
         elif isinstance(error, DatabaseUnavailable):
             doubled = max(FIRST_BACKOFF_SECONDS, 2 * self._backoff_seconds)
             self._backoff_seconds = min(doubled, MAX_BACKOFF_SECONDS)
-            self._metrics.database_up.set(0)
+            self._metrics.database.up.set(0)
             _log.warning("ingest_database_unavailable", detail=error.detail, wait=self._backoff_seconds)
             if isinstance(error, DatabaseTimeout) and error.reason == "statement":
                 self._write_less()

@@ -127,7 +127,7 @@ class Pipeline:
                 self._stopping.wait(min(0.5 * 2.0 ** min(failures, 6), MAX_BACKOFF_SECONDS))
                 continue
             failures = 0
-            self._metrics.database_up.set(1)
+            self._metrics.database.up.set(1)
             if folded < limit:
                 self._stopping.wait(PAUSE_SECONDS)
                 self._wake.wait(IDLE_SECONDS)
@@ -143,12 +143,12 @@ class Pipeline:
             log.info("another sidecar will have to take the fold over", error=str(error))
 
     def _report(self, error: Exception) -> None:
-        self._metrics.fold_failures.inc()
+        self._metrics.fold.failures.inc()
         if isinstance(error, DatabaseTimeout):
             self._take_less()
         if isinstance(error, DatabaseUnavailable):
             self._states.rolled_back()
-            self._metrics.database_up.set(0)
+            self._metrics.database.up.set(0)
             log.warning("the fold waits for the database", error=str(error))
         else:
             self._states.clear()
@@ -165,7 +165,7 @@ class Pipeline:
         count, due = self._fold_next()
         for stream_id in due[:TRIED_AT_ONCE]:
             count += self._try_again(stream_id)
-        self._metrics.detector_last_round.set_to_current_time()
+        self._metrics.fold.last_round.set_to_current_time()
         return count
 
     def _fold_next(self) -> tuple[int, list[int]]:
@@ -306,7 +306,7 @@ class Pipeline:
             counts.accepted += record.accepted
             counts.emitted += record.emitted
         for (stream_id, segment, kind), counts in totals.items():
-            self._metrics.count_traffic(stream_key(known[stream_id]), segment, kind, counts)
+            self._metrics.traffic.count(stream_key(known[stream_id]), segment, kind, counts)
 
 
 def _by_stream(records: Sequence[StoredRecord], without: set[int]) -> dict[int, list[StoredRecord]]:

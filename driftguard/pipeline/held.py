@@ -56,7 +56,7 @@ def _failed(
     metrics: Metrics,
 ) -> dict[str, Any]:
     """What is kept of the failure; `before`: how many there were."""
-    metrics.stream_failures.inc()
+    metrics.fold.stream_failures.inc()
     failures, reason = before + 1, reason_of(error)
     of_stream = log.bind(stream=stream_id, failures=failures, reason=reason)
     next_try_at = None

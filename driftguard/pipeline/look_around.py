@@ -80,10 +80,10 @@ class LookAround:
         try:
             self.look(datetime.now(UTC))
         except DatabaseUnavailable as error:
-            self._metrics.database_up.set(0)
+            self._metrics.database.up.set(0)
             log.warning("the gauges wait for the database", error=str(error))
         except Exception:
-            self._metrics.loop_failures.labels(LOOP).inc()
+            self._metrics.loops.failures.labels(LOOP).inc()
             log.exception("looking around failed and will be tried again")
 
     def look(self, now: datetime) -> None:
@@ -106,9 +106,9 @@ class LookAround:
             with self._database.session(CHECK) as session:
                 lag = detector_states.lag(session)
         except Exception:
-            self._metrics.fold_lag_records.set(math.nan)
+            self._metrics.fold.lag_records.set(math.nan)
             raise
-        self._metrics.fold_lag_records.set(lag.records)
+        self._metrics.fold.lag_records.set(lag.records)
         self._watch.seconds_without_fold(lag.position, lag.unread)
 
 

@@ -22,10 +22,10 @@ def begin_anew(session: Session, stream_id: int, error: UnreadableState, metrics
     reason = RELEARNING[because]
     if because == "other_version":  # what an upgrade brings about: nothing is broken
         log.warning(reason, stream=stream_id, error=str(error))
-        metrics.detector_states_of_other_version.inc()
+        metrics.fold.states_of_other_version.inc()
     else:
         log.error(reason, stream=stream_id, error=str(error))
-        metrics.detector_states_lost.inc()
+        metrics.fold.states_lost.inc()
     streams.begin_anew(session, stream_id, now, because=because)
     for incident in incidents.unresolved_of(session, stream_id):
         incidents.move(session, incident.id, "resolved", f"{reason} ({error})", now)

@@ -66,7 +66,7 @@ class ProbeLoop:
                 log.warning("canary probes were not replayed", server=server, reason=error.detail)
             self._told[server] = error.detail
         except Exception:
-            self._metrics.loop_failures.labels("probes").inc()
+            self._metrics.loops.failures.labels("probes").inc()
             self._failed_at[server] = datetime.now(UTC)
             log.exception("canary probes failed and will be tried again", server=server)
 

@@ -94,7 +94,7 @@ class PushedSources:
             room = max(0, MAX_SERIES - remembered)
             outcome = await source.take(export.points, now, oldest, self._submit, room)
         server = source.identity.server
-        self._metrics.set_source(server, source.adapter.kind, outcome.condition, now)
+        self._metrics.sources.observe(server, source.adapter.kind, outcome.condition, now)
         told = tuple(f"{server}: {reason}" for reason in outcome.reasons)
         return Receipt(outcome.ignored, outcome.rejected, told), _state(source, outcome)
 
@@ -147,10 +147,10 @@ class PushedSources:
             rows = sources.look_at_pushed(session, PUSHED, now)
         for row in rows:
             condition = cast("Condition", row.condition)
-            self._metrics.show_source(row.server, row.kind, condition, row.answered_at)
+            self._metrics.sources.show(row.server, row.kind, condition, row.answered_at)
         present = {row.server for row in rows}
         for server in self._shown - present:
-            self._metrics.forget_source(server)
+            self._metrics.sources.forget(server)
         self._shown = present
         limit = now - sources.FORGOTTEN_AFTER
         for name in [name for name, source in list(self._known.items()) if source.heard_at < limit]:

@@ -106,11 +106,11 @@ class ScrapeLoop:
         try:
             await self._leases.look()
         except Exception:
-            self._metrics.loop_failures.labels("scraping").inc()
+            self._metrics.loops.failures.labels("scraping").inc()
             log.exception("taking turns with other sidecars failed and will be tried again")
         servers = [source.identity.server for source in self._sources]
         here = {server for server in servers if self._leases.of(server) is not None}
-        self._metrics.set_scraping(servers, here, self._leases.waiting)
+        self._metrics.sources.set_scraping(servers, here, self._leases.waiting)
 
     async def _watch(self, client: aiohttp.ClientSession, source: Source, delay_seconds: float) -> None:
         """Scrapes one server at fixed moments; one that takes longer than the interval misses some."""
@@ -125,7 +125,7 @@ class ScrapeLoop:
                         source.before, last_lease = None, lease.id
                     self._note(source, await scrape(client, source, lease.submit))
             except Exception:
-                self._metrics.loop_failures.labels("scraping").inc()
+                self._metrics.loops.failures.labels("scraping").inc()
                 log.exception("a scrape failed and will be tried again", source=source.identity.server)
             due += interval * max(1, -(-(clock.time() - due) // interval))
 
@@ -133,7 +133,7 @@ class ScrapeLoop:
         server = source.identity.server
         before = self._found.get(server)
         state = _state(before, source, scraped, self._settings.interval_seconds)
-        self._metrics.set_source(server, source.kind, scraped.condition, scraped.at)
+        self._metrics.sources.observe(server, source.kind, scraped.condition, scraped.at)
         if before is None or (before.condition, before.detail) != (state.condition, state.detail):
             tell = log.info if scraped.condition in ("waiting", "reporting", "idle") else log.warning
             tell(

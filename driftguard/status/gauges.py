@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost
 from driftguard.incidents import cost_measurement
-from driftguard.metrics import VERDICTS, Metrics
+from driftguard.metrics import Metrics
+from driftguard.metrics.labels import VERDICTS
 from driftguard.status import retraining_gauges
 from driftguard.status.stream_status import StreamStatus
 from driftguard.status.verdict import Standing
@@ -35,16 +36,16 @@ def refresh(
 ) -> None:
     """`every`: all streams at the moment `now`; `found`: those that have gauges of their own.
     `destinations`: to which notifications are sent."""
-    metrics.notifications_undelivered.set(notifications.count_undelivered(session, destinations))
+    metrics.notifications.undelivered.set(notifications.count_undelivered(session, destinations))
     _count_streams(metrics, every)
-    metrics.streams_left_out.labels("gauges").set(len(every) - len(found))
+    metrics.streams.left_out.labels("gauges").set(len(every) - len(found))
     _show_streams(metrics, found)
     _show_set_aside(metrics, every)
     _show_incidents(session, metrics, {item.stream.id: item.stream for item in every})
     places = {(item.stream.server, item.stream.target) for item in found}
     _show_costs(metrics, found)
     retraining_gauges.refresh(session, metrics, places)
-    metrics.gauges_last_refresh.set(now.timestamp())
+    metrics.loops.gauges_last_refresh.set(now.timestamp())
 
 
 def chosen(every: Sequence[Standing], most: int) -> list[Standing]:
@@ -61,13 +62,13 @@ def chosen(every: Sequence[Standing], most: int) -> list[Standing]:
 
 def _count_streams(metrics: Metrics, every: Sequence[Standing]) -> None:
     counts = Counter(item.verdict for item in every if item.stream.method != "none")
-    metrics.replace(metrics.streams, {(verdict,): counts[verdict] for verdict in VERDICTS})
+    metrics.replace(metrics.streams.by_verdict, {(verdict,): counts[verdict] for verdict in VERDICTS})
 
 
 def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
-    metrics.replace(metrics.stream_verdict, {(*labels_of(item.stream), item.verdict): 1.0 for item in found})
+    metrics.replace(metrics.streams.verdict, {(*labels_of(item.stream), item.verdict): 1.0 for item in found})
     metrics.replace(
-        metrics.baseline_ratio,
+        metrics.streams.baseline,
         {
             (*labels_of(item.stream), part.segment): part.baseline.rate
             for item in found
@@ -76,7 +77,7 @@ def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
         },
     )
     metrics.replace(
-        metrics.stream_last_arrival,
+        metrics.streams.last_arrival,
         {
             labels_of(item.stream): item.stream.traffic_arrived_at.timestamp()
             for item in found
@@ -84,7 +85,7 @@ def _show_streams(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
         },
     )
     metrics.replace(
-        metrics.verdict_since,
+        metrics.streams.verdict_since,
         {labels_of(item.stream): item.since.timestamp() for item in found if item.since is not None},
     )
 
@@ -98,16 +99,16 @@ def _show_costs(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
         and not cost_measurement.is_outdated(item.stream.last_seen_at, item.cost_measured_at)
     ]
     gauges: dict[Gauge, dict[Labels, float | None]] = {
-        metrics.stream_speed: {
+        metrics.streams.tokens_per_second: {
             **{(*labels_of(item.stream), "now"): item.tokens_per_second_now for item in found},
             **{(*labels_of(item.stream), "before"): item.tokens_per_second_baseline for item in found},
         },
-        metrics.speculation_speedup: {
+        metrics.streams.speedup: {
             (*labels, bound): value for labels, cost in costs for bound, value in _speedup(cost).items()
         },
-        metrics.stream_k: {labels: cost.num_speculative_tokens for labels, cost in costs},
-        metrics.stream_best_k: {labels: cost.best for labels, cost in costs},
-        metrics.stream_break_even: {
+        metrics.streams.k: {labels: cost.num_speculative_tokens for labels, cost in costs},
+        metrics.streams.best_k: {labels: cost.best for labels, cost in costs},
+        metrics.streams.break_even: {
             labels: cost.break_even_acceptance.value if cost.break_even_acceptance else None
             for labels, cost in costs
         },
@@ -130,12 +131,12 @@ def _show_set_aside(metrics: Metrics, every: Sequence[Standing]) -> None:
     """One that another draft replaced is of no concern any more."""
     since = {labels_of(item.stream): item.set_aside.since.timestamp() for item in every if item.set_aside}
     longest = sorted(since, key=lambda labels: since[labels])[:MAX_SET_ASIDE_SHOWN]
-    metrics.streams_set_aside.set(len(since))
-    metrics.replace(metrics.stream_set_aside_since, {labels: since[labels] for labels in longest})
+    metrics.streams.set_aside.set(len(since))
+    metrics.replace(metrics.streams.set_aside_since, {labels: since[labels] for labels in longest})
 
 
 def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, StreamRow]) -> None:
-    metrics.set_open_incidents(incidents.unresolved_counts(session))
+    metrics.incidents.set_open(incidents.unresolved_counts(session))
     info: dict[Labels, float] = {}
     changed: dict[Labels, float] = {}
     slowdown: dict[Labels, float] = {}
@@ -157,11 +158,11 @@ def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, St
                 before[of_segment] = segment.before.rate
                 after[of_segment] = segment.after.rate
     # The alert is made of the last: what its text is made of is there when it appears.
-    metrics.replace(metrics.incident_info, info)
-    metrics.replace(metrics.incident_change_point, changed)
-    metrics.replace(metrics.incident_slowdown, slowdown)
-    metrics.replace(metrics.incident_before, before)
-    metrics.replace(metrics.incident_after, after)
+    metrics.replace(metrics.incidents.info, info)
+    metrics.replace(metrics.incidents.change_point, changed)
+    metrics.replace(metrics.incidents.slowdown, slowdown)
+    metrics.replace(metrics.incidents.acceptance_before, before)
+    metrics.replace(metrics.incidents.acceptance_after, after)
 
 
 def _identity(incident: Incident) -> tuple[str, str, str]:

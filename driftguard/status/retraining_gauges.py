@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from driftguard.metrics import RUN_OUTCOMES, Metrics
+from driftguard.metrics import Metrics
+from driftguard.metrics.labels import RUN_OUTCOMES
 from driftguard.store import drafts, retrain_runs, status_queries
 from driftguard.store.tables import RetrainRun
 
@@ -15,15 +16,15 @@ def refresh(session: Session, metrics: Metrics, places: set[tuple[str, str]]) ->
     """`places`: (server, target) of the streams with gauges of their own."""
     _show_runs(session, metrics, places)
     metrics.replace(
-        metrics.retrain_stage,
+        metrics.retraining.stage,
         {(run.server, run.target, run.state): 1.0 for run in retrain_runs.unended(session)},
     )
     metrics.replace(
-        metrics.drafts,
+        metrics.retraining.drafts,
         {(server, target, state): count for server, target, state, count in drafts.counts(session)},
     )
     metrics.replace(
-        metrics.draft_in_service_since,
+        metrics.retraining.draft_in_service_since,
         {
             (server, target, version): at.timestamp()
             for server, target, version, at in drafts.in_service_since(session)
@@ -33,24 +34,24 @@ def refresh(session: Session, metrics: Metrics, places: set[tuple[str, str]]) ->
 
 
 def _show_runs(session: Session, metrics: Metrics, places: set[tuple[str, str]]) -> None:
-    metrics.set_ended_runs(
+    metrics.retraining.set_ended_runs(
         [
             *((*place, outcome, 0) for place in places for outcome in RUN_OUTCOMES),
             *status_queries.ended_runs(session),
         ]
     )
-    metrics.set_last_successes(retrain_runs.last_success_at(session))
+    metrics.retraining.set_last_successes(retrain_runs.last_success_at(session))
     outcomes, rejected = status_queries.last_outcomes(session), status_queries.rejected_in_a_row(session)
     metrics.replace(
-        metrics.retrain_last_outcome,
+        metrics.retraining.last_outcome,
         {(*place, last): 1.0 for place, last in outcomes.items() if last in RUN_OUTCOMES},
     )
     metrics.replace(
-        metrics.retrain_rejected_in_a_row,
+        metrics.retraining.rejected_in_a_row,
         {place: float(rejected.get(place, 0)) for place in outcomes},
     )
     metrics.replace(
-        metrics.retrain_last_run,
+        metrics.retraining.last_run,
         {key: at.timestamp() for key, at in status_queries.last_ends(session).items()},
     )
 
@@ -62,12 +63,13 @@ def _show_gate(metrics: Metrics, runs: Sequence[RetrainRun]) -> None:
     for place, decision in decided.items():
         both[*place, "in_service"] = decision.gain.parent
         both[*place, "candidate"] = decision.gain.candidate
-    metrics.replace(metrics.gate_acceptance, both)
+    metrics.replace(metrics.retraining.gate_acceptance, both)
     metrics.replace(
-        metrics.gate_gain_lower, {place: decision.gain.lower for place, decision in decided.items()}
+        metrics.retraining.gate_gain_lower,
+        {place: decision.gain.lower for place, decision in decided.items()},
     )
     metrics.replace(
-        metrics.gate_loss_upper,
+        metrics.retraining.gate_loss_upper,
         {
             place: max(-group.lower for group in decision.groups)
             for place, decision in decided.items()
@@ -75,5 +77,6 @@ def _show_gate(metrics: Metrics, runs: Sequence[RetrainRun]) -> None:
         },
     )
     metrics.replace(
-        metrics.gate_passed, {place: float(decision.promote) for place, decision in decided.items()}
+        metrics.retraining.gate_passed,
+        {place: float(decision.promote) for place, decision in decided.items()},
     )

@@ -27,13 +27,14 @@ from structlog.testing import capture_logs
 
 import driftguard
 from driftguard.detection import DetectorConfig
+from driftguard.incidents.examiner import Examiner
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.store.database import Database
 from driftguard.store.embedded import start_embedded
 from tests.conftest import create_template, fresh_database, server_directory, stop_syncing
-from tests.pipeline.examining import examine
+from tests.pipeline.examining import PAGER
 from tests.pipeline.traffic import Traffic, store
 
 SIDECAR: Final = Path(str(driftguard.__file__)).parent
@@ -87,9 +88,10 @@ def incident_opens(database: Database) -> Walk:
     store(database, traffic.draw(1500, GOOD))
     fold_all(pipeline)
     store(database, traffic.draw(300, BAD))
+    examiner = Examiner(database, Metrics(), minimum_drop=0.1, paging=PAGER)
     with walked() as walk:
         pipeline.fold_batch()
-        examine(database)
+        examiner.examine(datetime.now(UTC))
     return walk
 
 

@@ -80,9 +80,9 @@ class MendedSidecar:
         """One more run ends, and everything else goes on."""
         self._add_run("nothing_to_do")
         store(self._database, self._random.draw(20, GOOD))
-        self.metrics.set_source("chat", "vllm", "reporting", datetime.now(UTC))
-        self.metrics.notifications.labels("webhook", "firing", "delivered").inc()
-        self.metrics.captures.labels("accepted").inc()
+        self.metrics.sources.observe("chat", "vllm", "reporting", datetime.now(UTC))
+        self.metrics.notifications.attempts.labels("webhook", "firing", "delivered").inc()
+        self.metrics.ingest.captures.labels("accepted").inc()
         self._pipeline.fold_batch()
         self._looking.look(datetime.now(UTC))
 

@@ -10,7 +10,7 @@ import pytest
 from dashboards import frame, generate, words
 from driftguard.adapters.condition import CONDITIONS
 from driftguard.incident_lifecycle import Severity
-from driftguard.metrics import RUN_OUTCOMES, VERDICTS
+from driftguard.metrics.labels import RUN_OUTCOMES, VERDICTS
 from driftguard.records.documents.diagnosis import Cause
 from driftguard.status.verdict import WORST_FIRST
 from driftguard.store.drafts import DraftState

@@ -162,7 +162,7 @@ def test_one_that_waits_is_alive(database: Database) -> None:
     of_another_process(database, Clock()).fold_batch()
     before = time.time()
     assert of_another_process(database, Clock(), metrics=metrics).fold_batch() == 0
-    assert metrics.detector_last_round._value.get() >= before
+    assert metrics.fold.last_round._value.get() >= before
 
 
 def test_a_stream_that_is_held_is_tried_again_by_whoever_takes_over(

@@ -10,7 +10,8 @@ import pytest
 from prometheus_client.samples import Sample
 from sqlalchemy import select, update
 
-from driftguard.metrics import RUN_OUTCOMES, Metrics
+from driftguard.metrics import Metrics
+from driftguard.metrics.labels import RUN_OUTCOMES
 from driftguard.pipeline.look_around import LookAround
 from driftguard.records.documents.incident import IncidentEvidence
 from driftguard.status import gauges

@@ -59,10 +59,10 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
     Answers after the commit. A span that makes no record is rejected in a partial success, and the others are
     stored; exporting one again is harmless.
     """
-    counted = context.metrics.ingest_records.labels
+    counted = context.metrics.ingest.records.labels
     async with _read(request, context) as (kind, body):
         batch, ignored = await run_in_threadpool(_parse, kind, body, context.settings, datetime.now(UTC))
-        context.metrics.otlp_ignored_spans.inc(ignored)
+        context.metrics.ingest.otlp_ignored_spans.inc(ignored)
         counted("refused").inc(len(batch.errors))
         result = await asyncio.wrap_future(context.ingest.submit(batch.records))
     counted("accepted").inc(result.accepted)
@@ -94,8 +94,8 @@ async def export_metrics(request: Request, context: Annotated[Context, Depends(g
         now = datetime.now(UTC)
         receipt = await context.pushed.take(exports, now, oldest_kept(now, context.settings.retention))
         del exports
-    context.metrics.otlp_ignored_points.inc(receipt.ignored)
-    context.metrics.otlp_rejected_points.inc(receipt.rejected)
+    context.metrics.ingest.otlp_ignored_points.inc(receipt.ignored)
+    context.metrics.ingest.otlp_rejected_points.inc(receipt.rejected)
     told = "; ".join(receipt.reasons[:REASONS])
     return Response(METRICS.answer(kind, receipt.rejected, told), media_type=kind)
 

@@ -33,7 +33,7 @@ from driftguard.api.status_models import Rate
 from driftguard.api.streams import decode, matching
 from driftguard.cost import advice
 from driftguard.errors import NotFound
-from driftguard.metrics import StreamVerdict
+from driftguard.metrics.labels import StreamVerdict
 from driftguard.status import stream_list
 from driftguard.status.stream_list import Choice, Order
 from driftguard.status.verdict import WORST_FIRST, Standing, standings

@@ -1,0 +1,31 @@
+"""Names of labels, and the values of those that have few."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+StreamVerdict = Literal[
+    "insufficient_data",
+    "relearning",
+    "steady",
+    "degraded",
+    "improved",
+    "drafting_stopped",
+    "cannot_be_judged",
+    "stale",
+    "replaced",
+]
+VERDICTS: Final[tuple[StreamVerdict, ...]] = get_args(StreamVerdict)
+
+CHORES: Final = ("diagnose", "measure_costs", "defer_retraining", "look_at_exports", "maintain")
+LOOPS: Final = ("scraping", "probes", "alerts", "jobs", "look_around", "examination")
+SEVERITIES: Final = ("critical", "warning", "info")
+DIRECTIONS: Final = ("down", "up")
+RUN_OUTCOMES: Final = ("promoted", "nothing_to_do", "rejected", "failed", "rolled_back")
+
+PLACE = ("server", "target")
+STREAM = (*PLACE, "draft_version", "method")
+INCIDENT = (*STREAM, "direction", "severity")
+TRAFFIC = (*STREAM, "segment", "kind")
+SOURCE = ("source", "kind")
+OTHER: Final = "OTHER"  # for each name, where streams beyond metrics.max_streams are counted together

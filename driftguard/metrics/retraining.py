@@ -1,0 +1,88 @@
+"""Retraining runs, the gate and drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from driftguard.metrics.labels import PLACE
+from driftguard.metrics.series import Series
+
+
+class RetrainingMetrics:
+    def __init__(self, series: Series) -> None:
+        self._series = series
+        self._ended_runs: dict[tuple[str, str, str], int] = {}
+        self.runs = series.counter(
+            "driftguard_retrain_runs", "Ended retraining runs by outcome.", *PLACE, "outcome"
+        )
+        self.last_outcome = series.gauge(
+            "driftguard_retrain_last_run_outcome",
+            "1 for the outcome of the newest retraining run; no series for the others, and none at all while "
+            "its draft is still watched on live traffic.",
+            *PLACE,
+            "outcome",
+        )
+        self.last_run = series.gauge(
+            "driftguard_retrain_last_run_timestamp_seconds",
+            "When a retraining run last ended, however it did, by what had started it.",
+            *PLACE,
+            "trigger",  # incident | nightly | manual
+        )
+        self.rejected_in_a_row = series.gauge(
+            "driftguard_retrain_rejected_in_a_row",
+            "Candidates that the gate rejected since a draft was last put into service.",
+            *PLACE,
+        )
+        self.last_success = series.gauge(
+            "driftguard_retrain_last_success_timestamp_seconds",
+            "When a retraining last ended as it should: promoted, or nothing to do.",
+            *PLACE,
+        )
+        self.drafts = series.gauge("driftguard_drafts", "Known drafts by state.", *PLACE, "state")
+        self.draft_in_service_since = series.gauge(
+            "driftguard_draft_in_service_since_timestamp_seconds",
+            "When the draft that is in service was put into service.",
+            *PLACE,
+            "draft_version",
+        )
+        self.stage = series.gauge(
+            "driftguard_retrain_stage",
+            "1 for the stage that a retraining is in; no series for the others.",
+            *PLACE,
+            "stage",
+        )
+        self.gate_acceptance = series.gauge(
+            "driftguard_gate_acceptance_ratio",
+            "Acceptance on held-out requests of the changed traffic, when the gate last decided.",
+            *PLACE,
+            "draft",  # in_service | candidate
+        )
+        self.gate_gain_lower = series.gauge(
+            "driftguard_gate_gain_lower_ratio",
+            "Lower 95% bound of the candidate's gain on the changed traffic.",
+            *PLACE,
+        )
+        self.gate_loss_upper = series.gauge(
+            "driftguard_gate_loss_upper_ratio",
+            "Upper 95% bound of the candidate's loss in the tested group of the traffic where it is largest.",
+            *PLACE,
+        )
+        self.gate_passed = series.gauge(
+            "driftguard_gate_passed", "1 if the gate let the last candidate through.", *PLACE
+        )
+
+    def set_ended_runs(self, totals: Iterable[tuple[str, str, str, int]]) -> None:
+        """`totals`: (server, target, outcome, how many ever). Runs end in other processes too (the nightly
+        job), so the counter follows what the database counts; it never goes down."""
+        for server, target, outcome, total in totals:
+            key = (server, target, outcome)
+            counted = self._ended_runs.get(key)
+            if counted is None or total > counted:
+                self.runs.labels(*key).inc(total - (counted or 0))
+                self._ended_runs[key] = total
+
+    def set_last_successes(self, successes: Iterable[tuple[str, str, datetime]]) -> None:
+        self._series.set(
+            self.last_success, {(server, target): at.timestamp() for server, target, at in successes}
+        )

@@ -1,0 +1,83 @@
+"""Each stream as it is now, and how many there are."""
+
+from __future__ import annotations
+
+from driftguard.metrics.labels import OTHER, STREAM
+from driftguard.metrics.series import Series
+
+
+class StreamMetrics:
+    def __init__(self, series: Series) -> None:
+        self.set_aside = series.gauge(
+            "driftguard_streams_set_aside",
+            "Streams in service whose fold failed so often that it is not tried again by itself.",
+        )
+        self.set_aside_since = series.gauge(
+            "driftguard_stream_set_aside_since_timestamp_seconds",
+            "From when on no drift of a stream that is set aside is found; of 100 streams at the most, the "
+            "longest first.",
+            *STREAM,
+        )
+        self.last_arrival = series.gauge(
+            "driftguard_stream_last_arrival_timestamp_seconds",
+            "When the stream's newest record arrived that was no canary probe.",
+            *STREAM,
+        )
+        self.speedup = series.gauge(
+            "driftguard_speculation_speedup_ratio",
+            "Tokens per second with the stream's present speculation, as a multiple of those without; with a "
+            "95% interval. Only where requests without speculation were timed.",
+            *STREAM,
+            "bound",  # estimate | low | high
+        )
+        self.verdict = series.gauge(
+            "driftguard_stream_verdict",
+            "1 for the stream's present verdict; no series for every other.",
+            *STREAM,
+            "verdict",
+        )
+        self.verdict_since = series.gauge(
+            "driftguard_stream_verdict_since_timestamp_seconds",
+            "Since when the stream's present verdict holds, where that is known: the change point of an "
+            "incident, the last arrival of a stale source.",
+            *STREAM,
+        )
+        self.baseline = series.gauge(
+            "driftguard_acceptance_baseline_ratio",
+            "Acceptance rate of the segment while it was in control. Only of segments judged by all draft "
+            "positions, so that it compares with the counters.",
+            *STREAM,
+            "segment",
+        )
+        self.tokens_per_second = series.gauge(
+            "driftguard_stream_tokens_per_second",
+            "Decoding speed of one request, 1 / mean time per output token: in the last five minutes (now), "
+            "and in the two hours before them or before the open incident (before).",
+            *STREAM,
+            "period",  # now | before
+        )
+        self.k = series.gauge(
+            "driftguard_stream_num_speculative_tokens",
+            "K of most steps in the newest measured requests.",
+            *STREAM,
+        )
+        self.best_k = series.gauge(
+            "driftguard_stream_best_num_speculative_tokens",
+            "K that would be fastest now; 0 is without speculation.",
+            *STREAM,
+        )
+        self.break_even = series.gauge(
+            "driftguard_stream_break_even_acceptance_ratio",
+            "Acceptance rate at which the K in use is as fast as no speculation; above 1: none would do.",
+            *STREAM,
+        )
+        self.by_verdict = series.gauge(
+            "driftguard_streams", "Streams with speculation by their present verdict.", "verdict"
+        )
+        self.left_out = series.gauge(
+            "driftguard_metrics_streams_left_out",
+            "Streams without series of their own, see metrics.max_streams: without gauges, and without "
+            f"counters, whose traffic is counted together as {OTHER}.",
+            "series",  # gauges | counters
+        )
+        self.left_out.labels("counters").set(0)
