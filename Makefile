@@ -9,7 +9,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test lint check chaos bench bench-engine bench-detection gpu-check models dashboards dashboard-screenshots alerts openapi metrics clean
+.PHONY: setup demo test test-slow lint check chaos bench bench-engine bench-detection gpu-check models dashboards dashboard-screenshots alerts openapi metrics clean
 
 setup: $(STAMP)
 
@@ -26,8 +26,13 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 demo: setup
 	@$(BIN)/driftguard demo $(ARGS)
 
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+
 test: setup
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+	$(PYTEST) -m 'not slow' $(ARGS)
+
+test-slow: setup # statistical tests, and those that start, kill or attack many processes
+	$(PYTEST) -m slow $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -35,7 +40,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test
+check: lint test test-slow
 
 # A sidecar as its users start it, attacked: killed, cut off, flooded. A quarter of an hour; ends with one table.
 # ARGS='--only NAME' for one case, ARGS='--rounds 0.3' for fewer rounds; a full disk needs root.

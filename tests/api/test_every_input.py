@@ -27,6 +27,8 @@ from tests.api.ingest_server import serving
 from tests.pipeline.sidecar import post
 from tests.pipeline.traffic import Traffic
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 10  # of each operation
 schema = schemathesis.openapi.from_dict(http_application().openapi())
 

@@ -27,6 +27,8 @@ from tests.api.ingest_server import serving
 from tests.chaos.hostile import taken_foreign_writes
 from tests.store.samples import make_records
 
+pytestmark = pytest.mark.slow
+
 TWO_GIGABYTES = 2_000_000_000
 
 

@@ -11,6 +11,8 @@ from tests.chaos.outages import postmaster_is_killed, sidecar_is_killed
 from tests.chaos.poison import one_stream_raises
 from tests.chaos.row import cells
 
+pytestmark = pytest.mark.slow
+
 SEED = 5
 
 

@@ -23,6 +23,8 @@ from tests.dashboards.committed import (
 )
 from tests.dashboards.conftest import Fleet
 
+pytestmark = pytest.mark.slow
+
 RANGE_SECONDS = 600  # all that there is, however slow the machine
 EVERYTHING = {
     "__rate_interval": "5m",

@@ -18,6 +18,8 @@ from driftguard.demo.processes import free_port
 from tests.cli.test_main import wait_until_ready
 from tests.deploy.committed import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:

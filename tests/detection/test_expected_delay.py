@@ -23,6 +23,8 @@ from driftguard.detection.statistics.baseline import baselines
 from tests.detection.statistics.test_windows import windows
 from tests.detection.traffic import START, normal
 
+pytestmark = pytest.mark.slow
+
 QUIET = DetectorConfig(false_alarm_every=1e12)
 SEEDS = range(30)
 DROPS = (0.05, 0.10, 0.20)

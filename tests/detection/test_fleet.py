@@ -24,6 +24,8 @@ from driftguard.detection.state.codec import encode_state
 from driftguard.detection.steps.evidence import without_evidence
 from tests.detection.traffic import requests
 
+pytestmark = pytest.mark.slow
+
 STREAMS = 50
 LEARNING = 2_500  # requests of each stream, the last of which are watched
 ROUND = 50  # requests of each stream in one batch

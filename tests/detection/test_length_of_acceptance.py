@@ -12,6 +12,8 @@ from driftguard.detection.state.codec import encode_state
 from tests.detection.statistics.test_strata import by_length, opened
 from tests.detection.traffic import BETWEEN_REQUESTS, START, fold_all
 
+pytestmark = pytest.mark.slow
+
 CONFIG = DetectorConfig()
 K = 4
 STEPS = {"constant": (40, 41), "nearly constant": (36, 45)}

@@ -31,6 +31,8 @@ from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import running_sidecar
 from tests.store.samples import make_records
 
+pytestmark = pytest.mark.slow
+
 BATCH = 20
 KILLS = 2
 

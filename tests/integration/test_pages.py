@@ -23,6 +23,8 @@ from tests.integration.servers import (
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic
 
+pytestmark = pytest.mark.slow
+
 TIMES = 60.0  # a minute that a rule or a route waits is a second of the test
 GOOD = {"code": 0.75, "english": 0.7, "german": 0.7}
 BAD = {"code": 0.4, "english": 0.35, "german": 0.35}

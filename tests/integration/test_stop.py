@@ -22,6 +22,8 @@ from tests.alerting.http_receiver import wait_until
 from tests.store.black_hole import BlackHole, black_hole
 from tests.store.samples import make_records
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_SECONDS = 120.0  # of the test, with a machine that is busy
 
 

@@ -30,6 +30,8 @@ from driftguard.store.tables import (
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.traffic import Traffic, store
 
+pytestmark = pytest.mark.slow
+
 GOOD = {"code": 0.75, "german": 0.7}
 BAD = {"code": 0.75, "german": 0.35}
 KILLS = 4

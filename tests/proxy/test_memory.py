@@ -17,6 +17,8 @@ from tests.conftest import PATIENCE_SECONDS
 from tests.proxy.serving import proxied, served
 from tests.proxy.test_command import proxy
 
+pytestmark = pytest.mark.slow
+
 PATH = "/v1/chat/completions"
 LARGE = 200_000_000
 PIECE = b"a" * 100_000

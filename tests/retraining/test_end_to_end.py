@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from driftguard_training.model_directories import model_version
 
 from driftguard.retraining.run import retrain
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from tests.retraining.world import NEW, OLD, Models, capture, drift, make_settings, requests_of
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from tests.retraining.conftest import Drifted
 from tests.retraining.engine_relay import Moment, RelayedEngine, relaying
 from tests.retraining.world import Models, incident_states, make_settings
 
-pytestmark = pytest.mark.usefixtures("training_here")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("training_here")]
 
 
 @pytest.fixture

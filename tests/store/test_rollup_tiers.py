@@ -22,6 +22,8 @@ from driftguard.store.streams import StreamRegistry, all_streams
 from driftguard.store.tables import ACCEPTANCE_BUCKETS
 from tests.store.samples import make_records
 
+pytestmark = pytest.mark.slow
+
 NOW = datetime(2026, 3, 1, 0, 30, tzinfo=UTC)  # in the first hour of a day and of a month
 RETENTION = RetentionSettings(records_days=30, minute_rollups_days=32, rollups_days=400)
 SUMS = ("steps", "drafted", "accepted", "emitted", "output_tokens")

@@ -24,6 +24,8 @@ from tests.api.ingest_server import serving
 from tests.api.pages.conftest import Opener
 from tests.api.pages.scene import Scene, settings
 
+pytestmark = pytest.mark.slow
+
 LOOKS = Path(__file__).with_name("looks.js").read_text(encoding="utf-8")
 SCREENS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "light": ("light", 1280),

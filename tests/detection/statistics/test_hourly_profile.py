@@ -24,6 +24,8 @@ from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.statistics.hourly_profile import HOURS, Rhythms, day_over, days_begun, tallied
 from tests.detection.traffic import fold_all, requests
 
+pytestmark = pytest.mark.slow
+
 Floats = NDArray[np.float64]
 
 MIDNIGHT = 1_700_006_400.0  # UTC

@@ -22,6 +22,8 @@ from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.statistics.sessions import OPEN_SESSIONS
 from tests.detection.traffic import START, fold_all, requests, time_to_alarm
 
+pytestmark = pytest.mark.slow
+
 BETWEEN, WITHIN = 0.10, 0.08  # standard deviations of sessions' means, and of requests of one session
 LENGTH = 15  # requests of a session
 CONFIG = DetectorConfig(false_alarm_every=2_000.0, minimum_drop=0.1)

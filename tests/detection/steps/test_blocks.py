@@ -31,6 +31,8 @@ from driftguard.detection.steps.blocks import in_blocks, in_past_blocks
 from driftguard.detection.steps.expectation import predicted
 from tests.detection.traffic import fold_all, normal, requests, time_to_alarm
 
+pytestmark = pytest.mark.slow
+
 DEVIATION = np.sqrt(0.0144 / 2.0)  # between conversations, and between the requests of one
 CONFIG = DetectorConfig(false_alarm_every=2_000.0)
 

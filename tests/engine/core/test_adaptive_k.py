@@ -13,6 +13,8 @@ from driftguard_engine.telemetry.telemetry import Telemetry, record_of
 
 from tests.engine.core.tiny import request, serve
 
+pytestmark = pytest.mark.slow
+
 
 def requests() -> list[Request]:
     return [request(f"r{index}", [index + 1, 7, 9], max_tokens=60 + 7 * index) for index in range(6)]

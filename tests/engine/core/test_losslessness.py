@@ -19,6 +19,8 @@ from scipy import stats
 
 from tests.engine.core.tiny import letter_tokenizer, new_module, request, save, serve
 
+pytestmark = pytest.mark.slow
+
 LETTERS = 6
 PROMPT = (1, 2, 3, 1, 2)
 

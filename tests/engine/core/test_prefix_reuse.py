@@ -15,6 +15,8 @@ from driftguard_engine.kv_cache import Span
 
 from tests.engine.core.tiny import drain, finished, request, save, serve
 
+pytestmark = pytest.mark.slow
+
 SEED = 20282
 CHUNK = 8  # of new_engine
 SYSTEM = tuple(range(40, 82))  # five chunks and two tokens more

@@ -14,6 +14,8 @@ from tests.engine.kernels.cases import Case, assert_equal_to_reference, case, dr
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

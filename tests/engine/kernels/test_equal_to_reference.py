@@ -9,6 +9,8 @@ from tests.engine.kernels.cases import SPECIAL, assert_equal_to_reference, case,
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -16,6 +16,8 @@ from driftguard_engine.server.auth import hash_of
 from tests.engine.server.processes import engine_options, engine_process, environment
 from tests.engine.server.serving import Receiver, unserved_port, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def command(models: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "driftguard_engine", *engine_options(models, *options)]

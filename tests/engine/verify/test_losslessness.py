@@ -22,6 +22,8 @@ from tests.engine.verify.distributions import (
     scenario,
 )
 
+pytestmark = pytest.mark.slow
+
 ROWS = 200_000
 
 CASES = {

@@ -23,6 +23,8 @@ from tests.engine.verify.distributions import (
 )
 from tests.engine.verify.engine_distributions import probabilities
 
+pytestmark = pytest.mark.slow
+
 ROWS = 200_000
 SEED = 20270
 MISTAKES = [mistake for mistake in get_args(Mistake) if mistake != "none"]

@@ -40,6 +40,8 @@ from tests.retraining.restarted import (
 )
 from tests.retraining.world import Models, incident_states
 
+pytestmark = pytest.mark.slow
+
 
 class Restarts:
     """A database, and a command that writes down what it is told, once per call."""

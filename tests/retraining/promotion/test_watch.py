@@ -9,6 +9,8 @@ import pytest
 from driftguard.records.documents.retraining_run import OldLevel, Watch
 from driftguard.retraining.promotion import watch
 
+pytestmark = pytest.mark.slow
+
 GERMAN = OldLevel("german", True, 120, 0.41, 0.0225, 0.15 / 120**0.5)
 CODE = OldLevel("code", False, 400, 0.77, 0.0144, 0.12 / 400**0.5)
 Requests = list[tuple[str, int, int]]

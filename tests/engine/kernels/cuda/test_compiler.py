@@ -19,6 +19,8 @@ from driftguard_engine.kernels.cuda.compiler import (
 
 from tests.gpu.check.resources import resources
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent / "sources"
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100")
 KERNEL_FILES = sorted(SOURCES.glob("*.cu"))
