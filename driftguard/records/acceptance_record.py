@@ -44,7 +44,7 @@ class RecordError(ValueError):
 
 
 class AcceptanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Speculative decoding counts of one request (or window, or probe); docs/record.md has its fields.
+    """Speculative decoding counts of one request (or window, or probe). Fields: docs/record.md.
 
     `acceptance rate` = accepted / drafted; `acceptance length` = emitted / steps (with the bonus token).
     """
@@ -190,7 +190,7 @@ def check_clock(record: AcceptanceRecord, now: datetime, *, line: int | None = N
 def readable_error(message: str, line: int | None) -> RecordError:
     """msgspec's message as a RecordError that names the field."""
     if found := _UNKNOWN.search(message):
-        return RecordError("unknown field; see docs/record.md", field=found[1], line=line)
+        return RecordError("unknown field; docs/record.md lists all of them", field=found[1], line=line)
     if found := _MISSING.search(message):
         return RecordError("missing; this field is required", field=found[1], line=line)
     if found := _PATH.fullmatch(message):
