@@ -1,4 +1,4 @@
-"""The README is short, and what the page about records says to type does what it says, on a real sidecar."""
+"""The README is short and leads to every guide; what docs/record.md says to type works on a real sidecar."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import httpx
 import pytest
@@ -13,8 +14,10 @@ import pytest
 from driftguard.store.database import Database
 from tests.pipeline.sidecar import running_sidecar
 
-ROOT = Path(__file__).parents[2]
-RECORD = (ROOT / "docs" / "record.md").read_text(encoding="utf-8")
+ROOT: Final = Path(__file__).parents[2]
+README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
+RECORD: Final = (ROOT / "docs" / "record.md").read_text(encoding="utf-8")
+MOST_LINES, LONGEST_LINE = 150, 160  # two screens
 
 
 @pytest.fixture
@@ -49,3 +52,18 @@ def test_the_python_lines_send_a_record(client: httpx.Client) -> None:
     exec(compile(example("python", "driftguard.client", client), "record.md", "exec"), {})
     (record,) = client.get("/api/v1/records").json()["records"]
     assert (record["segment"], record["drafted"], record["accepted"]) == ("support-de", 200, 148)
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= MOST_LINES
+    assert [line for line in lines if len(line) > LONGEST_LINE] == []
+
+
+def test_every_guide_is_at_most_two_links_from_the_readme() -> None:
+    """Linked by the README itself, or by the index docs/README.md, which the README links."""
+    direct = set(re.findall(r"\]\(docs/([\w-]+\.md)[#)]", README))
+    assert "README.md" in direct
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    reached = direct | set(re.findall(r"\]\(([\w-]+\.md)[#)]", index))
+    assert {guide.name for guide in (ROOT / "docs").glob("*.md")} - reached == set()
