@@ -34,10 +34,6 @@ def example(language: str, holding: str, client: httpx.Client) -> str:
     return block.replace("http://127.0.0.1:8200", str(client.base_url).rstrip("/"))
 
 
-def test_the_readme_is_two_screens() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
-
-
 def test_the_curl_lines_send_a_record_and_export_it(client: httpx.Client, tmp_path: Path) -> None:
     send = example("sh", "curl -X POST", client)
     answer = subprocess.run(["bash", "-euc", send], capture_output=True, check=True, text=True, timeout=60)
