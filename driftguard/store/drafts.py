@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, func, select, tuple_, update
+from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.records import Instant
-from driftguard.store.row_filter import EVERYTHING, RowFilter, RowId
+from driftguard.store.row_filter import EVERYTHING, RowFilter, RowId, newest_first
 from driftguard.store.tables import Draft
 
 DraftState = Literal["candidate", "rejected", "in_service", "retired", "rolled_back"]
@@ -167,11 +167,9 @@ def list_page(
 ) -> Sequence[Draft]:
     """Newest first, at most `limit`, after the cursor, by the time at which they became known."""
     query = select(Draft).where(*wanted.at(Draft.created_at), *wanted.of(Draft.server, Draft.target))
-    if cursor is not None:
-        query = query.where(tuple_(Draft.created_at, Draft.id) < cursor)
     if state is not None:
         query = query.where(Draft.state == state)
-    return session.scalars(query.order_by(Draft.created_at.desc(), Draft.id.desc()).limit(limit)).all()
+    return session.scalars(newest_first(query, Draft.created_at, Draft.id, limit=limit, cursor=cursor)).all()
 
 
 def _is(server: str, target: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:

@@ -9,14 +9,14 @@ from datetime import datetime
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-from sqlalchemy import JSON, func, or_, select, text, tuple_, update
+from sqlalchemy import JSON, func, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.incident_lifecycle import Severity, State, Transition, is_graver, transition
 from driftguard.records import Instant
 from driftguard.records.documents.incident import IncidentEvidence
-from driftguard.store.row_filter import EVERYTHING, RowFilter
+from driftguard.store.row_filter import EVERYTHING, RowFilter, newest_first
 from driftguard.store.tables import Incident, IncidentTransition, Stream
 
 # A resolution is announced where the incident itself was announced, and nowhere else. This holds whoever
@@ -193,8 +193,6 @@ def list_page(
     """
     query = select(Incident, Stream).join(Stream, Stream.id == Incident.stream_id)
     query = query.where(*wanted.at(Incident.opened_at), *wanted.of(Stream.server, Stream.target))
-    if cursor is not None:
-        query = query.where(tuple_(Incident.opened_at, Incident.id) < cursor)
     if state == "unresolved":
         query = query.where(Incident.state != "resolved")
     elif state is not None:
@@ -203,7 +201,7 @@ def list_page(
         query = query.where(Incident.stream_id.in_(wanted.streams))
     if wanted.segments:
         query = query.where(or_(*(Incident.segments.contains([{"segment": s}]) for s in wanted.segments)))
-    query = query.order_by(Incident.opened_at.desc(), Incident.id.desc()).limit(limit)
+    query = newest_first(query, Incident.opened_at, Incident.id, limit=limit, cursor=cursor)
     return [(incident, stream) for incident, stream in session.execute(query)]
 
 

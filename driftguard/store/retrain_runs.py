@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection, func, select, text, tuple_, update
+from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -23,7 +23,7 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.records import Instant
 from driftguard.records.documents.retraining_run import Rollout, RunNumbers, Watch
 from driftguard.store.database import Database
-from driftguard.store.row_filter import EVERYTHING, RowFilter
+from driftguard.store.row_filter import EVERYTHING, RowFilter, newest_first
 from driftguard.store.tables import RetrainRun
 
 RunState = Literal[
@@ -301,12 +301,10 @@ def list_page(
     """
     query = select(RetrainRun)
     query = query.where(*wanted.at(RetrainRun.started_at), *wanted.of(RetrainRun.server, RetrainRun.target))
-    if cursor is not None:
-        query = query.where(tuple_(RetrainRun.started_at, RetrainRun.id) < cursor)
     if state == "running":
         query = query.where(RetrainRun.state.not_in(ENDED_STATES))
     elif state is not None:
         query = query.where(RetrainRun.state == state)
     return session.scalars(
-        query.order_by(RetrainRun.started_at.desc(), RetrainRun.id.desc()).limit(limit)
+        newest_first(query, RetrainRun.started_at, RetrainRun.id, limit=limit, cursor=cursor)
     ).all()

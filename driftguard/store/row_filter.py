@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVarTuple
 
 import msgspec
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute
 
 from driftguard.records import Text
 
+Row = TypeVarTuple("Row")
 Column = InstrumentedAttribute[Any]
 RowId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 StoredText = Annotated[Text, msgspec.Meta(pattern=r"^[^\x00]*$")]  # parts of a cursor come from outside
@@ -46,3 +47,13 @@ class RowFilter:
 
 
 EVERYTHING = RowFilter()
+
+
+def newest_first(
+    query: Select[*Row], at: Column, row_id: Column, *, limit: int, cursor: tuple[Any, Any] | None
+) -> Select[*Row]:
+    """One page of a list: at most `limit` rows after the cursor, which is (at, row_id) of the last row of the
+    page before."""
+    if cursor is not None:
+        query = query.where(tuple_(at, row_id) < cursor)
+    return query.order_by(at.desc(), row_id.desc()).limit(limit)
