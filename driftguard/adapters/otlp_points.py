@@ -40,7 +40,7 @@ class Point:
         return (((self.name + suffix, self.labels), value) for suffix, value in self.parts)
 
 
-def wanted(point: Point, names: Collection[str]) -> Point | None:
+def selected(point: Point, names: Collection[str]) -> Point | None:
     """The point under the name that an adapter knows it by; None: it asks for no such metric."""
     for name in (point.name, f"{point.name}_total" if point.is_monotonic else point.name):
         if name == START_TIME or any(name + suffix in names for suffix, _ in point.parts):

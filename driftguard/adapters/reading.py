@@ -143,7 +143,7 @@ class Increase:
     @classmethod
     def between(cls, before: Reading, after: Reading, counters: Collection[str]) -> Increase:
         restart = _restarted_at(before, after)
-        groups = {} if restart else _begun_anew(before, after, counters)
+        groups = {} if restart else _restarted_groups(before, after, counters)
         gained = {
             name: {
                 labels: value
@@ -213,7 +213,9 @@ def _group(labels: Labels) -> Labels:
     return frozenset(item for item in labels if item[0] not in POSITION_LABELS)
 
 
-def _begun_anew(before: Reading, after: Reading, counters: Collection[str]) -> dict[Labels, float | None]:
+def _restarted_groups(
+    before: Reading, after: Reading, counters: Collection[str]
+) -> dict[Labels, float | None]:
     """Groups of counters that restarted, and since when they count; None: not told."""
     same_process = before.started_at is not None and after.started_at is not None
     groups: dict[Labels, float | None] = {}

@@ -56,9 +56,9 @@ class AlertLoop:
     def _run(self, destination: Destination) -> None:
         pause = 0.0
         while not self._stopping.wait(pause):
-            pause = self._turn(destination)
+            pause = self._deliver_due(destination)
 
-    def _turn(self, destination: Destination) -> float:
+    def _deliver_due(self, destination: Destination) -> float:
         try:
             return destination.deliver()
         except DatabaseUnavailable as error:

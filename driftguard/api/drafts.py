@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
-from driftguard.api.filters import DraftQuery, refuse_repeated, wanted
+from driftguard.api.filters import DraftQuery, refuse_repeated, row_filter
 from driftguard.api.openapi import example
 from driftguard.store import drafts
 from driftguard.store.drafts import Cursor, DraftState
@@ -49,7 +49,7 @@ def list_drafts(
     after = decode_cursor(query.cursor, Cursor) if query.cursor else None
     with context.database.session() as session:
         rows = drafts.list_page(
-            session, limit=query.limit + 1, cursor=after, state=query.state, wanted=wanted(query)
+            session, limit=query.limit + 1, cursor=after, state=query.state, wanted=row_filter(query)
         )
     shown = rows[: query.limit]
     more = encode_cursor((shown[-1].created_at, shown[-1].id)) if len(rows) > query.limit else None

@@ -160,7 +160,7 @@ class RollupQuery(TrafficQuery):
 _WANTED = {"stream": "streams", "segment": "segments", "kind": "kinds"}
 
 
-def wanted(query: TimeRange) -> RowFilter:
+def row_filter(query: TimeRange) -> RowFilter:
     """What the query chooses rows by; limit, cursor, state, format and resolution are another matter."""
     names = ("stream", "segment", "kind", "server", "target", "since", "until")
     return RowFilter(

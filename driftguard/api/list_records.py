@@ -15,7 +15,7 @@ from driftguard.api import openapi_examples
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.exports import MEDIA_TYPES, Format, encoder, exporting, json_lines
-from driftguard.api.filters import RollupQuery, TrafficQuery, refuse_repeated, wanted
+from driftguard.api.filters import RollupQuery, TrafficQuery, refuse_repeated, row_filter
 from driftguard.api.openapi import Responses, problem, reference, shown
 from driftguard.api.problems import MissingExtra
 from driftguard.errors import BadInput
@@ -83,7 +83,7 @@ def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Re
     As `jsonl` they are the interchange format: `driftguard replay` reads it, and `POST /api/v1/records` takes
     it. `draft` is the name under which the stream was seen first; segments beyond the limit are `other`.
     """
-    chosen = wanted(query)
+    chosen = row_filter(query)
     with context.database.session() as session:
         newest = export_rows.newest_seq(session)  # an export ends, however much arrives meanwhile
 
@@ -108,7 +108,7 @@ def list_rollups(
     `retention.hourly_rollups_days` (400), per day for `retention.rollups_days` (1,830). Each resolution has
     every record that ended within its days: ask for a coarser one to look back further.
     """
-    chosen, tier = wanted(query), TIERS[query.resolution]
+    chosen, tier = row_filter(query), TIERS[query.resolution]
     kept_since = tier.kept_since(datetime.now(UTC), context.settings.retention)
 
     def read(session: Session, after: RollupKey | None, limit: int) -> Rows:

@@ -13,7 +13,7 @@ from driftguard.api import openapi_examples
 from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
-from driftguard.api.filters import RunQuery, refuse_repeated, wanted
+from driftguard.api.filters import RunQuery, refuse_repeated, row_filter
 from driftguard.api.openapi import example, problem
 from driftguard.errors import Conflict, NotFound
 from driftguard.records.documents.retraining_run import RunNumbers
@@ -107,7 +107,7 @@ def list_retrain_runs(query: Annotated[RunQuery, Query()], context: AnyContext) 
     after = decode_cursor(query.cursor, Cursor) if query.cursor else None
     with context.database.session() as session:
         rows = retrain_runs.list_page(
-            session, limit=query.limit + 1, cursor=after, state=query.state, wanted=wanted(query)
+            session, limit=query.limit + 1, cursor=after, state=query.state, wanted=row_filter(query)
         )
     shown = rows[: query.limit]
     more = encode_cursor((shown[-1].started_at, shown[-1].id)) if len(rows) > query.limit else None

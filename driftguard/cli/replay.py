@@ -42,7 +42,7 @@ from driftguard.detection import (
 )
 from driftguard.detection.findings import SessionsGiven, StratumBaseline
 from driftguard.records import AcceptanceRecord, StreamKey
-from driftguard.records.positions import ACCEPTANCE, together
+from driftguard.records.positions import ACCEPTANCE, combined
 
 CHUNK_RECORDS = 5_000
 _SESSIONS_MEAN: dict[SessionsGiven, str] = {
@@ -288,7 +288,7 @@ def _baseline_text(finding: StratumBaseline) -> str:
 
 
 def _acceptance_of(segments: Iterable[SegmentChange]) -> str:
-    return ACCEPTANCE[together(change.after.positions for change in segments)]
+    return ACCEPTANCE[combined(change.after.positions for change in segments)]
 
 
 def _change_text(change: SegmentChange) -> str:

@@ -51,7 +51,7 @@ def assess(
     found = _speeds(*(_of(sample_of(side), changed) for side in clocked[:2]))
     told = _of(newest, changed)
     if found is None and len(told) >= LEAST_REQUESTS:
-        found = Cost(_as_told(told))
+        found = Cost(_speed_of(told))
     if found is not None and len(sample_of(clocked[1])) < len(newest):
         found = replace(found, notes=(UNMEASURED,))
     speculating = newest[newest.k >= 1][-_IN_USE:]
@@ -101,7 +101,7 @@ def _speeds(before: Sample, now: Sample) -> Cost | None:
         return None
     pair = matched(before, now)
     if pair is None:
-        return Cost(_as_told(now))
+        return Cost(_speed_of(now))
     return Cost(
         _speed(pair.after, pair.after_stratum, pair.weight),
         _speed(pair.before, pair.before_stratum, pair.weight),
@@ -109,7 +109,7 @@ def _speeds(before: Sample, now: Sample) -> Cost | None:
     )
 
 
-def _as_told(sample: Sample) -> Speed:
+def _speed_of(sample: Sample) -> Speed:
     return _speed(sample, one_label(len(sample)), np.ones(1))
 
 

@@ -14,7 +14,7 @@ from driftguard.detection.statistics.baseline import FIRST_CHECK
 from driftguard.detection.statistics.sessions import KNOWN, OpenSessions
 from driftguard.detection.statistics.strata import unpack
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE
-from driftguard.detection.steps.bet_shares import begun_anew
+from driftguard.detection.steps.bet_shares import restart_bets
 from driftguard.detection.steps.reference_period import with_reference
 
 
@@ -52,7 +52,7 @@ def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:
         rhythms=state.rhythms.without(anew),
         sessions=OpenSessions.empty(),
     )
-    state = begun_anew(state)
+    state = restart_bets(state)
     known = [code for code in np.flatnonzero(anew) if _history_suffices(state, int(code))]
     rows = rows[np.flatnonzero(np.isin(rows.stratum, known))]
     return with_reference(state, rows, np.zeros((len(rows), KNOWN)))

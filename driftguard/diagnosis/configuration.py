@@ -79,7 +79,7 @@ def compare(before: Sequence[Observed], after: Sequence[Observed]) -> Configurat
     """
     if min(len(before), len(after)) < LEAST_REQUESTS:
         return Configuration((), (), tuple(_CLASS_OF))
-    compared = tuple(name for name in _CLASS_OF if _is_told(name, before) and _is_told(name, after))
+    compared = tuple(name for name in _CLASS_OF if _is_known(name, before) and _is_known(name, after))
     untold = tuple(name for name in _CLASS_OF if name not in compared)
     found = {
         name: change
@@ -156,7 +156,7 @@ def _first_position(before: Sequence[Observed], after: Sequence[Observed]) -> Di
     return difference(first[0], first[1]) if first[0] and first[1] else None
 
 
-def _is_told(name: Field, requests: Sequence[Observed]) -> bool:
+def _is_known(name: Field, requests: Sequence[Observed]) -> bool:
     told = sum(_CLASS_OF[name](one) is not None for one in requests)
     return told >= LEAST_KNOWN * len(requests)
 

@@ -15,7 +15,7 @@ from driftguard.diagnosis.quality import Repetition
 from driftguard.diagnosis.query_drift import QueryChange
 from driftguard.diagnosis.rates import LEVEL
 from driftguard.records.documents.diagnosis import Fact
-from driftguard.records.positions import ACCEPTANCE, Positions, together
+from driftguard.records.positions import ACCEPTANCE, Positions, combined
 
 ENOUGH_QUERIES: Final = 50  # captured requests a side; fewer cannot show that prompts stayed as they were
 _OF_K: Final = ("num_speculative_tokens", "drafted_per_step")
@@ -80,7 +80,7 @@ def examine(evidence: Evidence) -> Examination:
 
 
 def _positions(requests: Iterable[Observed]) -> Positions:
-    return together("first" if one.by_first else "all" for one in requests)
+    return combined("first" if one.by_first else "all" for one in requests)
 
 
 def _moved(queries: QueryChange | None) -> bool | None:

@@ -63,22 +63,22 @@ def examine(
         if change is not None:
             _complete(examined, change)
         examined.diagnosis = diagnosis
-        _tell(session, examined, paging, now)
+        _announce(session, examined, paging, now)
 
 
-def tell_overdue(database: Database, paging: Paging, now: datetime) -> int:
+def announce_overdue(database: Database, paging: Paging, now: datetime) -> int:
     """Tells the incidents that have waited for PATIENCE, by what the detector found; how many."""
     with database.session(CHORE) as session:
         waiting = incidents.awaiting_since(session, now - PATIENCE)
         for incident in waiting:
-            severity.tell(session, incident, paging, now)
+            severity.announce_examined(session, incident, paging, now)
             log.error("incident told unexamined", incident=str(incident.id), severity=incident.severity)
     return len(waiting)
 
 
-def _tell(session: Session, incident: Incident, paging: Paging, now: datetime) -> None:
+def _announce(session: Session, incident: Incident, paging: Paging, now: datetime) -> None:
     if incident.awaits_examination:
-        severity.tell(session, incident, paging, now)
+        severity.announce_examined(session, incident, paging, now)
     else:
         why = incident.diagnosis.summary if incident.diagnosis else None
         known = severity.severity_of(incident, incident.evidence.slowdown, paging)

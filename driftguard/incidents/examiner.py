@@ -55,7 +55,10 @@ class Examiner:
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
-            for name, work in (("examiner", self._examine_now), ("overdue incidents", self._tell_overdue_now))
+            for name, work in (
+                ("examiner", self._examine_now),
+                ("overdue incidents", self._announce_overdue_now),
+            )
         ]
 
     def start(self) -> None:
@@ -91,8 +94,8 @@ class Examiner:
         self.examine(datetime.now(UTC))
         self._wake.wait(POLL_SECONDS)
 
-    def _tell_overdue_now(self) -> None:
-        self.tell_overdue(datetime.now(UTC))
+    def _announce_overdue_now(self) -> None:
+        self.announce_overdue(datetime.now(UTC))
         self._stopping.wait(POLL_SECONDS)
 
     def examine(self, now: datetime) -> None:
@@ -107,9 +110,9 @@ class Examiner:
         for incident_id in waiting:
             self._attempt(incident_id, partial(self._examine, incident_id, now))
 
-    def tell_overdue(self, now: datetime) -> None:
+    def announce_overdue(self, now: datetime) -> None:
         """Tells incidents that have waited for too long. Raises DatabaseUnavailable."""
-        if examination.tell_overdue(self._database, self._paging, now):
+        if examination.announce_overdue(self._database, self._paging, now):
             self._on_told()
 
     def _examine(self, incident_id: UUID, now: datetime) -> None:

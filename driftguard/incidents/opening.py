@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.detection import DriftClosed, DriftOpened
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, names_of
-from driftguard.records.positions import ACCEPTANCE, Positions, together
+from driftguard.records.positions import ACCEPTANCE, Positions, combined
 from driftguard.store import incidents
 from driftguard.store.tables import Incident, Stream
 
@@ -56,7 +56,7 @@ def closing_reason(finding: DriftClosed) -> str:
     if finding.reason == "no_traffic":
         return f"the changed segments ({names}) send no traffic any more"
     now = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
-    acceptance = ACCEPTANCE[together(change.after.positions for change in finding.segments)]
+    acceptance = ACCEPTANCE[combined(change.after.positions for change in finding.segments)]
     return f"{acceptance} is back at its baseline: {now}"
 
 
@@ -102,7 +102,7 @@ def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime
 
 
 def _positions(finding: DriftOpened) -> Positions:
-    return together(change.after.positions for change in finding.segments)
+    return combined(change.after.positions for change in finding.segments)
 
 
 def _changed_acceptance(finding: DriftOpened) -> tuple[float, float]:

@@ -50,7 +50,7 @@ def announce(session: Session, incident: Incident, paging: Paging, now: datetime
         notifications.announce(session, incident.id, paging.destinations, "firing", incident.severity, now)
 
 
-def tell(session: Session, incident: Incident, paging: Paging, now: datetime) -> None:
+def announce_examined(session: Session, incident: Incident, paging: Paging, now: datetime) -> None:
     """Ends the wait for the examination of an incident, locked by the caller: it gets its first severity, by
     what is known of it, and is told. What is over by then is told too, with its end, as if it had been told
     at once."""

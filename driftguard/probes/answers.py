@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from driftguard.adapters.answers.counts import AnswerCounts, AnswerUnreadable, SettingNeeded
 from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine
-from driftguard.adapters.answers.reading import parts_of, told_by
-from driftguard.adapters.answers.told import AnswerCounts, AnswerUnreadable, SettingNeeded
+from driftguard.adapters.answers.reading import counts_of, parts_of
 from driftguard.errors import DriftGuardError
 from driftguard.records.probe_session import digest
 
@@ -46,7 +46,7 @@ def parse_answer(content: bytes, url: str, engine: Engine) -> Answer:
     """Raises ProbeFailed: not an answer of an OpenAI-compatible server, or one without the numbers."""
     try:
         choice = msgspec.json.decode(content, type=_Answer).choices[0]
-        told = told_by(parts_of(content), num_speculative_tokens=None)
+        told = counts_of(parts_of(content), num_speculative_tokens=None)
     except (msgspec.DecodeError, UnicodeDecodeError, IndexError, AnswerUnreadable, SettingNeeded) as error:
         raise ProbeFailed(f"{url}: not the answer of an OpenAI-compatible server ({error})") from None
     if told is None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from driftguard.adapters.answers import sglang, triton
+from driftguard.adapters.answers.counts import AnswerUnreadable
 from driftguard.adapters.answers.openai import common, has_output
-from driftguard.adapters.answers.reading import telling_members
-from driftguard.adapters.answers.told import AnswerUnreadable
+from driftguard.adapters.answers.reading import members_with_counts
 from driftguard.proxy.asking import NOTHING, Excess
 from driftguard.proxy.json_members import NotAnObject, members, within, without
 
@@ -23,7 +23,7 @@ _DONE: Final = b"[DONE]"
 class StreamedAnswer:
     """What an answer told. Times as perf_counter() gives them, and only of a streamed one."""
 
-    parts: dict[bytes, bytes] = field(default_factory=dict)  # see adapters.answers.reading.told_by
+    parts: dict[bytes, bytes] = field(default_factory=dict)  # see adapters.answers.reading.counts_of
     model_part: bytes = b""
     first_output_at: float | None = None
     last_output_at: float | None = None
@@ -68,7 +68,7 @@ class EventStream:
             self.is_done = self.is_done or _DONE in found
             return event
         payload = found[0]
-        telling = telling_members(payload)
+        telling = members_with_counts(payload)
         for name in telling:
             self.heard.parts[name] = payload
         self.heard.model_part = self.heard.model_part or payload

@@ -12,9 +12,9 @@ import msgspec
 import structlog
 from msgspec import structs
 
+from driftguard.adapters.answers.counts import AnswerCounts, AnswerUnreadable, SettingNeeded
 from driftguard.adapters.answers.openai import common
-from driftguard.adapters.answers.reading import parts_of, token_counts, told_by
-from driftguard.adapters.answers.told import AnswerCounts, AnswerUnreadable, SettingNeeded
+from driftguard.adapters.answers.reading import counts_of, parts_of, token_counts
 from driftguard.proxy.asking import Asked, Unreadable
 from driftguard.proxy.events import StreamedAnswer
 from driftguard.proxy.labels import BadLabel, label
@@ -85,7 +85,7 @@ class Recorder:
             found = common(heard.model_part)
             if found.choices is not None and len(found.choices) > 1:
                 raise NotRecorded("several_answers")
-            told = told_by(heard.parts, self._settings.num_speculative_tokens)
+            told = counts_of(heard.parts, self._settings.num_speculative_tokens)
             record = self._record(passage, heard, self._counts(told, heard), found.model, ended)
             check_record(record)
         except AnswerUnreadable as error:

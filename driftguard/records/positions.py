@@ -37,7 +37,7 @@ def first_position(
     return drafted, accepted
 
 
-def together(parts: Iterable[Positions]) -> Positions:
+def combined(parts: Iterable[Positions]) -> Positions:
     """Of several at once; "all" of none."""
     found = set(parts)
     return found.pop() if len(found) == 1 else "both" if found else "all"

@@ -95,7 +95,7 @@ def retrain(
                 settings.retraining.keep_candidates,
             )
     except EngineRefused as error:
-        return _failed(job(_as_remembered(database, name, target)), incident_id, error.detail)
+        return _failed(job(_last_known(database, name, target)), incident_id, error.detail)
     if outcome.state == "rolling_out" and awaits_restart:
         return _await_restart(database, settings, name, outcome, should_stop)
     return outcome
@@ -196,7 +196,7 @@ def _failed(job: Job, incident_id: UUID | None, reason: str) -> RetrainOutcome:
     return RetrainOutcome("failed", reason, None, run.id)
 
 
-def _as_remembered(database: Database, server: str, target: str | None) -> EngineInfo:
+def _last_known(database: Database, server: str, target: str | None) -> EngineInfo:
     """What an engine that does not answer was serving, for the row that says that it does not."""
     with database.session() as session:
         known = drafts.in_service_of_server(session, server)

@@ -14,7 +14,7 @@ import msgspec
 from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import Condition
 from driftguard.adapters.opentelemetry import OPENTELEMETRY
-from driftguard.adapters.otlp_points import Point, refusal, wanted
+from driftguard.adapters.otlp_points import Point, refusal, selected
 from driftguard.adapters.otlp_readings import Readings, Taken, TooManySeries
 from driftguard.adapters.window import Identity, Incomplete, Window
 from driftguard.errors import DriftGuardError
@@ -98,7 +98,7 @@ class PushedSource:
         reasons: list[str] = []
         ignored = 0
         for point in points:
-            known = wanted(point, self.adapter.names)
+            known = selected(point, self.adapter.names)
             if known is None and point.name.startswith(OPENTELEMETRY.prefix):
                 reasons.append(f"{point.name}: no such metric")
             elif known is None:

@@ -13,7 +13,7 @@ from driftguard.detection import Acceptance, StreamSummary
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.message import cost_percent
 from driftguard.records.documents.incident import names_of
-from driftguard.records.positions import together
+from driftguard.records.positions import combined
 from driftguard.status.sentences import set_aside_sentence, stale, with_clock, with_text
 from driftguard.status.stream_status import StreamStatus
 from driftguard.status.usual_silence import Place, UsualSilences
@@ -129,7 +129,7 @@ def _mixed(parts: Sequence[Acceptance], weights: Sequence[float]) -> Acceptance:
         max(0.0, rate - half),
         min(1.0, rate + half),
         sum(part.requests for part in parts),
-        together(part.positions for part in parts),
+        combined(part.positions for part in parts),
     )
 
 

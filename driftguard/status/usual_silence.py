@@ -15,7 +15,7 @@ Place = tuple[str, str]  # server, target
 
 
 @dataclass(frozen=True, slots=True)
-class HeardSource:
+class ActiveSource:
     """A source's newest record that was no canary probe, and all its streams."""
 
     newest: Newest
@@ -27,9 +27,9 @@ class UsualSilences:
     """One per process, for all threads: what is known stays true until the source's next record. As large as
     the number of sources that were ever asked for."""
 
-    _known: dict[Place, tuple[HeardSource, timedelta]] = field(default_factory=dict)
+    _known: dict[Place, tuple[ActiveSource, timedelta]] = field(default_factory=dict)
 
-    def of(self, session: Session, heard: Mapping[Place, HeardSource]) -> dict[Place, timedelta]:
+    def of(self, session: Session, heard: Mapping[Place, ActiveSource]) -> dict[Place, timedelta]:
         """In one statement, and none where all are known."""
         known = dict(self._known)  # other threads may add to it
         unknown = [place for place, each in heard.items() if place not in known or known[place][0] != each]

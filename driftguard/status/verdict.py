@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from driftguard.status.staleness import Newest, depends_on_usual_silence, is_stale
-from driftguard.status.usual_silence import HeardSource, Place, UsualSilences
+from driftguard.status.usual_silence import ActiveSource, Place, UsualSilences
 from driftguard.store import detector_states, held_streams, sources, status_queries, streams
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import HeldStream, Incident, Source
@@ -64,7 +64,7 @@ def standings(
     looks."""
     known = streams.all_streams(session) if known is None else known
     scraped = sources.all_sources(session) if scraped is None else scraped
-    heard = _heard(known)
+    heard = _newest_by_source(known)
     audible = _audible(known, heard, sources.quiet_servers(scraped, now))
     drafts = status_queries.drafts_in_service(session)
     facts = _Facts(
@@ -116,7 +116,7 @@ class _Facts:
     silent: set[Place]
 
 
-def _heard(known: Sequence[StreamRow]) -> dict[Place, Newest]:
+def _newest_by_source(known: Sequence[StreamRow]) -> dict[Place, Newest]:
     """(server, target) -> its newest record that was no canary probe; sources without one are left out."""
     heard: dict[Place, Newest] = {}
     for stream in known:
@@ -131,20 +131,20 @@ def _heard(known: Sequence[StreamRow]) -> dict[Place, Newest]:
 
 def _audible(
     known: Sequence[StreamRow], heard: Mapping[Place, Newest], quiet: set[str]
-) -> dict[Place, HeardSource]:
+) -> dict[Place, ActiveSource]:
     """The sources that may have stopped sending. `quiet`: servers that have nothing to tell."""
     streams_of: dict[Place, list[int]] = defaultdict(list)
     for stream in known:
         streams_of[stream.server, stream.target].append(stream.id)
     return {
-        place: HeardSource(newest, tuple(sorted(streams_of[place])))
+        place: ActiveSource(newest, tuple(sorted(streams_of[place])))
         for place, newest in heard.items()
         if place[0] not in quiet
     }
 
 
 def _silent(
-    session: Session, audible: Mapping[Place, HeardSource], now: datetime, usual: UsualSilences
+    session: Session, audible: Mapping[Place, ActiveSource], now: datetime, usual: UsualSilences
 ) -> set[Place]:
     """Those that stopped sending (staleness.py)."""
     asked = {place: each for place, each in audible.items() if depends_on_usual_silence(each.newest, now)}

@@ -152,7 +152,7 @@ class Database:
             yield
         except (*_UNREACHABLE, DBAPIError, psycopg.Error) as error:
             if (timeout := self._timeout(error, work)) is not None:
-                self._tell(timeout)
+                self._report(timeout)
                 raise timeout from error
             if not isinstance(error, _UNREACHABLE):
                 raise
@@ -175,7 +175,7 @@ class Database:
                 return None
         return DatabaseTimeout(f"{self.place}: {work.name}: {waited}", work, reason)
 
-    def _tell(self, timeout: DatabaseTimeout) -> None:
+    def _report(self, timeout: DatabaseTimeout) -> None:
         _log.warning("database_timeout", work=timeout.work.name, reason=timeout.reason, detail=timeout.detail)
         for tell in self._on_timeout:
             tell(timeout)

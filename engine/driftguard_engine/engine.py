@@ -17,13 +17,13 @@ from driftguard_engine.adaptive_k.plan import DraftingRow, FixedK, Given
 from driftguard_engine.adaptive_k.policy import AdaptiveK
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import DraftInfo, EngineBusy, InvalidRequest, Request, RequestOutput
-from driftguard_engine.decode.decoder import DeviceDecoder, lean
+from driftguard_engine.decode.decoder import DeviceDecoder, llama_of
 from driftguard_engine.decode.placement import open_decoder, placement_of
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.factory import configured_draft, first_draft, open_draft
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
-from driftguard_engine.drafters.state_file import RememberedDraft, remember
+from driftguard_engine.drafters.state_file import SavedDraft, save_draft
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.loading import LoadedModel, load
@@ -89,7 +89,7 @@ class Engine:
         """Loads a draft, not yet in service. Raises InvalidModel."""
         draft = open_draft(directory, version, self._target, self._placement)
         if self.loop == "device" and isinstance(draft.drafter, DraftModelDrafter):
-            lean(draft.drafter)
+            llama_of(draft.drafter)
         return self._drafts.add(draft)
 
     def swap_draft(self, version: str) -> DraftInfo:
@@ -101,7 +101,7 @@ class Engine:
             info = self._drafts.find(version)
             if self.config.state_dir is not None:
                 configured = configured_draft(self.config)
-                remember(self.config.state_dir, RememberedDraft(configured, info.directory, version))
+                save_draft(self.config.state_dir, SavedDraft(configured, info.directory, version))
             return self._drafts.swap(version)
 
     def set_speculation(self, enabled: bool) -> None:

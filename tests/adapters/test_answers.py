@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from driftguard.adapters.answers import llamacpp, sglang, triton, vllm
+from driftguard.adapters.answers.counts import AnswerCounts, AnswerUnreadable, SettingNeeded
 from driftguard.adapters.answers.openai import has_output
-from driftguard.adapters.answers.reading import parts_of, told_by
-from driftguard.adapters.answers.told import AnswerCounts, AnswerUnreadable, SettingNeeded
+from driftguard.adapters.answers.reading import counts_of, parts_of
 from tests.proxy.engines import (
     LLAMACPP_TIMINGS,
     SGLANG_DETAILS,
@@ -25,7 +25,7 @@ def _json(value: Any) -> bytes:
 
 
 def _whole(**members: Any) -> AnswerCounts | None:
-    return told_by(parts_of(_json({"choices": [], **members})), num_speculative_tokens=None)
+    return counts_of(parts_of(_json({"choices": [], **members})), num_speculative_tokens=None)
 
 
 def test_vllm_by_its_own_example() -> None:
@@ -47,7 +47,7 @@ def test_vllm_tells_nothing_of_several_sequences_or_without_its_option(metrics: 
 
 def test_an_answer_cut_short_emits_no_more_than_it_has_tokens() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 50}
-    told = vllm.told(_json({"usage": usage, "metrics": {"speculative_decoding": VLLM_SPECULATION}}))
+    told = vllm.counts_in(_json({"usage": usage, "metrics": {"speculative_decoding": VLLM_SPECULATION}}))
     assert told is not None
     assert told.emitted == 50
 
@@ -69,7 +69,7 @@ def test_sglang_by_its_older_names() -> None:
         "spec_draft_token_num": 200,
         "spec_accept_histogram": [0, 0, 5, 15, 5],
     }
-    told = sglang.told(_json({"text": "", "meta_info": older}))
+    told = sglang.counts_in(_json({"text": "", "meta_info": older}))
     assert told is not None
     assert (told.steps, told.drafted, told.accepted, told.emitted) == (25, 200, 75, 100)
     assert told.accepted_per_position == [25, 25, 20, 5]
@@ -81,7 +81,7 @@ def test_sglang_without_a_verification_tells_nothing(details: object) -> None:
 
 
 def test_tensorrt_llm_by_its_own_example() -> None:
-    told = told_by(
+    told = counts_of(
         parts_of(_json({"choices": [{"index": 0, "speculative_decoding": TRTLLM_STATISTICS}]})),
         num_speculative_tokens=None,
     )
@@ -100,13 +100,13 @@ def test_llamacpp_by_its_own_example() -> None:
 
 
 def test_llamacpp_that_drafted_nothing() -> None:
-    told = llamacpp.told(_json({"timings": {"predicted_n": 20, "predicted_ms": 1.0}}))
+    told = llamacpp.counts_in(_json({"timings": {"predicted_n": 20, "predicted_ms": 1.0}}))
     assert told is not None
     assert (told.steps, told.drafted, told.accepted, told.emitted) == (19, 0, 0, 19)
 
 
 def test_llamacpp_stopped_inside_an_accepted_run() -> None:
-    told = llamacpp.told(_json({"timings": {"predicted_n": 3, "draft_n": 8, "draft_n_accepted": 7}}))
+    told = llamacpp.counts_in(_json({"timings": {"predicted_n": 3, "draft_n": 8, "draft_n_accepted": 7}}))
     assert told is not None
     assert (told.steps, told.accepted, told.emitted) == (1, 7, 2)
 
@@ -116,15 +116,15 @@ def test_triton_counts_its_steps_with_k(write: type) -> None:
     answer = {
         name: write(TRITON_METRICS[name]) for name in ("total_draft_tokens", "total_accepted_draft_tokens")
     }
-    told = triton.told(_json(answer), 3)
+    told = triton.counts_in(_json(answer), 3)
     assert told is not None
     assert (told.steps, told.drafted, told.accepted, told.emitted) == (14, 40, 20, 34)
     with pytest.raises(SettingNeeded, match="num_speculative_tokens"):
-        triton.told(_json(answer), None)
+        triton.counts_in(_json(answer), None)
 
 
 def test_triton_tells_when_the_first_token_came() -> None:
-    told = triton.told(_json(TRITON_METRICS), 4)
+    told = triton.counts_in(_json(TRITON_METRICS), 4)
     assert told is not None
     assert told.time_to_first_token_seconds == pytest.approx(0.126554)
 

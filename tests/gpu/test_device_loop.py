@@ -13,7 +13,7 @@ from driftguard_engine.decode.graphs import Runners
 from driftguard_engine.decode.step import Step
 from driftguard_engine.engine import Engine, lost_device
 from driftguard_engine.kernels.backend import backend_of
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 from torch import Tensor
 
 from tests.engine.core.test_device_loop import told, traffic
@@ -135,7 +135,7 @@ class _Decoded:
 
     def __init__(self, module: Any, text: Tensor, slots: int) -> None:
         launcher = backend_of(text.device).launcher
-        self._model = LeanModel(module, slots, text.shape[1], 31, launcher)
+        self._model = LlamaModel(module, slots, text.shape[1], 31, launcher)
         self._text = text
         assert launcher is None or self._model.kernels_obstacle is None
 

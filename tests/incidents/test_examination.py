@@ -93,7 +93,7 @@ def test_what_the_fold_found_is_told_once_and_only_with_its_cause(database: Data
     assert world.shown("critical") == 1
 
     examine(database)
-    world.examiner.tell_overdue(datetime.now(UTC) + timedelta(hours=1))
+    world.examiner.announce_overdue(datetime.now(UTC) + timedelta(hours=1))
     assert world.told() == [("firing", "critical")]
 
 
@@ -125,9 +125,9 @@ def test_an_examination_that_fails_delays_no_page_and_no_fold(
         world.examiner.examine(opened_at)
         world.examiner.examine(opened_at)  # too soon: it is not tried again yet
         assert world.failures() == 1
-        world.examiner.tell_overdue(opened_at + examination.PATIENCE - timedelta(seconds=1))
+        world.examiner.announce_overdue(opened_at + examination.PATIENCE - timedelta(seconds=1))
         assert world.told() == []
-        world.examiner.tell_overdue(opened_at + examination.PATIENCE)
+        world.examiner.announce_overdue(opened_at + examination.PATIENCE)
         assert world.told() == [("firing", "warning")]
         incident, stream = world.incident()
         assert summary(incident, stream).endswith(". Its cause has not been examined yet.")

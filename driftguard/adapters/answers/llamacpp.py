@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from driftguard.adapters.answers.counts import AnswerCounts, decoded, seconds
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import AnswerCounts, decoded, seconds
 
 
 class _Timings(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class _Answer(msgspec.Struct, frozen=True):
     tokens_evaluated: int | None = None  # prompt tokens of /completion, those from the cache included
 
 
-def told(answer: bytes) -> AnswerCounts | None:
+def counts_in(answer: bytes) -> AnswerCounts | None:
     """None where the answer has no timings. Raises AnswerUnreadable."""
     found = decoded(answer, _Answer)
     timings, usage = found.timings, found.usage or Usage()

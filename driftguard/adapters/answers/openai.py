@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from driftguard.adapters.answers.told import decoded
+from driftguard.adapters.answers.counts import decoded
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -9,8 +9,8 @@ from typing import Final
 from msgspec import structs
 
 from driftguard.adapters.answers import llamacpp, sglang, triton, trtllm, vllm
+from driftguard.adapters.answers.counts import AnswerCounts
 from driftguard.adapters.answers.openai import common
-from driftguard.adapters.answers.told import AnswerCounts
 
 _NAMES: Final = (
     b"usage", b"metrics", b"speculative_decoding", b"sglext", b"meta_info", b"timings", b"total_draft_tokens",
@@ -23,17 +23,17 @@ _TELLING: Final = tuple(
 )
 
 
-def telling_members(text: bytes) -> list[bytes]:
+def members_with_counts(text: bytes) -> list[bytes]:
     """Names of the members, at any depth, that may hold numbers of the request."""
     return [name for name, quoted, search in _TELLING if quoted in text and search(text)]
 
 
 def parts_of(answer: bytes) -> dict[bytes, bytes]:
-    """Of an answer that is not streamed: see told_by."""
-    return dict.fromkeys(telling_members(answer), answer)
+    """Of an answer that is not streamed: see counts_of."""
+    return dict.fromkeys(members_with_counts(answer), answer)
 
 
-def told_by(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> AnswerCounts | None:
+def counts_of(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> AnswerCounts | None:
     """`parts`: by the name of a telling member, the newest answer or event that has it.
 
     None where the engine tells nothing of speculation. Raises AnswerUnreadable, SettingNeeded.
@@ -46,17 +46,17 @@ def told_by(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) ->
 
 
 def _speculation(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> AnswerCounts | None:
-    if b"metrics" in parts and (found := vllm.told(parts[b"metrics"])):
+    if b"metrics" in parts and (found := vllm.counts_in(parts[b"metrics"])):
         return found
-    if b"speculative_decoding" in parts and (found := trtllm.told(parts[b"speculative_decoding"])):
+    if b"speculative_decoding" in parts and (found := trtllm.counts_in(parts[b"speculative_decoding"])):
         return found
     for name in (b"sglext", b"meta_info"):
-        if name in parts and (found := sglang.told(parts[name])):
+        if name in parts and (found := sglang.counts_in(parts[name])):
             return found
     if b"timings" in parts:
-        return llamacpp.told(parts[b"timings"])
+        return llamacpp.counts_in(parts[b"timings"])
     if b"total_draft_tokens" in parts:
-        return triton.told(parts[b"total_draft_tokens"], num_speculative_tokens)
+        return triton.counts_in(parts[b"total_draft_tokens"], num_speculative_tokens)
     return None
 
 

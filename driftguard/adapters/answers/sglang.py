@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from driftguard.adapters.answers.counts import AnswerCounts, decoded, emitted, per_position
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import AnswerCounts, decoded, emitted, per_position
 
 REQUEST_FIELD: Final = "return_spec_tokens_details"
 EXTENSION: Final = "sglext"
@@ -38,18 +38,18 @@ class _Answer(msgspec.Struct, frozen=True):
     meta_info: _Details | None = None
 
 
-def told(answer: bytes) -> AnswerCounts | None:
+def counts_in(answer: bytes) -> AnswerCounts | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable."""
     found = decoded(answer, _Answer)
     if found.meta_info is not None:
-        return _told(found.meta_info, found.meta_info.prompt_tokens, found.meta_info.completion_tokens)
+        return _counts(found.meta_info, found.meta_info.prompt_tokens, found.meta_info.completion_tokens)
     if found.sglext is None or found.sglext.spec_tokens_details is None:
         return None
     usage = found.usage or Usage()
-    return _told(found.sglext.spec_tokens_details, usage.prompt_tokens, usage.completion_tokens)
+    return _counts(found.sglext.spec_tokens_details, usage.prompt_tokens, usage.completion_tokens)
 
 
-def _told(details: _Details, prompt_tokens: int | None, output_tokens: int | None) -> AnswerCounts | None:
+def _counts(details: _Details, prompt_tokens: int | None, output_tokens: int | None) -> AnswerCounts | None:
     steps = details.spec_verify_ct
     drafted = _first(details.spec_num_proposed_drafts, details.spec_draft_token_num)
     accepted = _first(details.spec_num_correct_drafts, details.spec_accept_token_num)

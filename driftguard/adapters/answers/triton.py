@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from driftguard.adapters.answers.told import AnswerCounts, SettingNeeded, decoded
+from driftguard.adapters.answers.counts import AnswerCounts, SettingNeeded, decoded
 
 REQUEST_FIELD: Final = "sampling_param_return_perf_metrics"
 OUTPUTS: Final = frozenset(
@@ -39,7 +39,7 @@ class _Answer(msgspec.Struct, frozen=True):
     first_token_time_ns: _Number | None = None
 
 
-def told(answer: bytes, num_speculative_tokens: int | None) -> AnswerCounts | None:
+def counts_in(answer: bytes, num_speculative_tokens: int | None) -> AnswerCounts | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable, SettingNeeded."""
     found = decoded(answer, _Answer)
     if found.total_draft_tokens is None or found.total_accepted_draft_tokens is None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from driftguard.adapters.answers.counts import AnswerCounts, decoded, emitted, per_position
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import AnswerCounts, decoded, emitted, per_position
 
 
 class _Statistics(msgspec.Struct, frozen=True):
@@ -28,7 +28,7 @@ class _Answer(msgspec.Struct, frozen=True):
     usage: Usage | None = None
 
 
-def told(answer: bytes) -> AnswerCounts | None:
+def counts_in(answer: bytes) -> AnswerCounts | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable."""
     found = decoded(answer, _Answer)
     counts = found.choices[0].speculative_decoding if found.choices else None

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from driftguard.adapters.answers.counts import AnswerCounts, decoded, emitted, per_position, seconds
 from driftguard.adapters.answers.openai import Usage
-from driftguard.adapters.answers.told import AnswerCounts, decoded, emitted, per_position, seconds
 
 
 class _Speculation(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class _Answer(msgspec.Struct, frozen=True):
     metrics: _Metrics | None = None
 
 
-def told(answer: bytes) -> AnswerCounts | None:
+def counts_in(answer: bytes) -> AnswerCounts | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable."""
     found = decoded(answer, _Answer)
     if found.metrics is None or found.metrics.speculative_decoding is None:

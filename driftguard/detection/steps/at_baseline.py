@@ -12,13 +12,13 @@ from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.statistics.acceptance import acceptance_of
 from driftguard.detection.statistics.baseline import reference_acceptance
 from driftguard.records.documents.acceptance import Acceptance
-from driftguard.records.positions import together
+from driftguard.records.positions import combined
 
 
 def acceptance_over(state: StreamState, rows: Columns) -> Acceptance:
     """Of n >= 1 rows; where requests are among them, their interval is the wider one of requests."""
     windows = bool(state.of_windows[rows.stratum].all())
-    positions = together(state.positions_of(code) for code in np.unique(rows.stratum).tolist())
+    positions = combined(state.positions_of(code) for code in np.unique(rows.stratum).tolist())
     return acceptance_of(rows.drafted, rows.accepted, of_windows=windows, positions=positions)
 
 
@@ -51,7 +51,7 @@ def at_baseline(state: StreamState, rows: Columns) -> Acceptance:
         return _moved(parts[0], of_hours)
     low, high = max(rate - half, 0.0), min(rate + half, 1.0)
     requests = sum(part.requests for part in parts)
-    positions = together(part.positions for part in parts)
+    positions = combined(part.positions for part in parts)
     return _moved(Acceptance(min(rate, 1.0), low, high, requests, positions), of_hours)
 
 

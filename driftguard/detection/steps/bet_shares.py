@@ -50,7 +50,7 @@ def watched_among(
     return watched
 
 
-def begun_anew(state: StreamState) -> StreamState:
+def restart_bets(state: StreamState) -> StreamState:
     """The state in which all watched segments begin bets from now on."""
     now = int(state.drafted_requests.sum())
     return replace(state, begun=np.where(watched_segments(state), now, 0))

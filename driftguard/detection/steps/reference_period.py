@@ -45,7 +45,7 @@ from driftguard.detection.statistics.sessions import NO_SESSION
 from driftguard.detection.statistics.strata import unpack
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE, deviation, learn, window_margin
 from driftguard.detection.steps.at_baseline import baseline_of
-from driftguard.detection.steps.bet_shares import begun_anew, watched_segments
+from driftguard.detection.steps.bet_shares import restart_bets, watched_segments
 
 SECONDS_PER_HOUR = 3600.0
 GROWTH_STEPS = 4  # a block of requests that joins is a quarter of what is there
@@ -148,7 +148,7 @@ def check_reference(
         state = replace(state, requests_per_day=requests_per_day(seen), steady_since=row.ended_at(0))
     first = not watched_segments(state)[state.segment_of_stratum[code]]
     state = _with(state, "ready_ordinal", code, row.ordinal[0])
-    state = begun_anew(state) if first else state
+    state = restart_bets(state) if first else state
     state = _with(state, "growing", code, _may_grow(config, state, row, code))
     finding = BaselineReady(
         **_baseline(config, state, code, row),

@@ -9,7 +9,7 @@ from datetime import datetime
 from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.documents.cost import Cost
 from driftguard.records.documents.diagnosis import Diagnosis
-from driftguard.records.positions import Positions, together
+from driftguard.records.positions import Positions, combined
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ChangedSegment:
 
 def positions_of(segments: Sequence[ChangedSegment]) -> Positions:
     """What the acceptances of an incident with these segments are of: all draft positions, or the first."""
-    return together(segment.after.positions for segment in segments)
+    return combined(segment.after.positions for segment in segments)
 
 
 def names_of(segments: Sequence[ChangedSegment]) -> tuple[str, ...]:

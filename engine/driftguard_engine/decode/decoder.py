@@ -30,7 +30,7 @@ from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.verify import MOST_DRAFTS
 from driftguard_engine.kv_cache import Span
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.sequence import RunningSequence
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class DeviceDecoder:
 
     def __init__(
         self,
-        target: LeanModel,
+        target: LlamaModel,
         eos_token_ids: Collection[int],
         slots: int,
         device: torch.device,
@@ -150,7 +150,7 @@ class DeviceDecoder:
         if isinstance(drafter, NgramDrafter):
             return LookupDrafting(drafter.min_tokens, drafter.max_tokens, self._launcher)
         if isinstance(drafter, DraftModelDrafter):
-            return ModelDrafting(lean(drafter), self._target.vocabulary)
+            return ModelDrafting(llama_of(drafter), self._target.vocabulary)
         return None
 
     def _verification(self, shape: Shape) -> Verification:
@@ -185,9 +185,9 @@ def _outcome(row: RunningSequence, count: int, told: Sequence[int]) -> RowOutcom
     return RowOutcome(list(told[_TOLD : _TOLD + emitted]), drafted, accepted)
 
 
-def lean(drafter: DraftModelDrafter) -> LeanModel:
+def llama_of(drafter: DraftModelDrafter) -> LlamaModel:
     """Its model. Raises InvalidModel where that is none of the lean path."""
-    if not isinstance(drafter.model, LeanModel):
+    if not isinstance(drafter.model, LlamaModel):
         raise InvalidModel(
             f"draft: its shape runs on the {drafter.model.path} path only, which the device loop cannot use; "
             "start the engine with loop = 'host' to serve it",

@@ -13,7 +13,7 @@ from driftguard_engine.decode.verification import Verification
 from driftguard_engine.drafters.draft_model import fitted
 from driftguard_engine.kernels import ngram
 from driftguard_engine.kernels.cuda.launcher import Launcher
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 
 
 class Drafting(Protocol):
@@ -34,7 +34,7 @@ class ModelDrafting:
     last of them is new to the model, and where they were not, reading one twice changes nothing.
     """
 
-    model: LeanModel
+    model: LlamaModel
     vocabulary: int  # the target's V; the draft's logits are cut or filled with -inf to it
     certain = False
 

@@ -10,14 +10,14 @@ import torch
 from driftguard_engine.config import EngineConfig, InvalidConfig
 from driftguard_engine.core import InvalidModel
 from driftguard_engine.decode.base import StepDecoder
-from driftguard_engine.decode.decoder import DeviceDecoder, lean
+from driftguard_engine.decode.decoder import DeviceDecoder, llama_of
 from driftguard_engine.decode.host_decoder import HostDecoder
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kernels.verify import MOST_DRAFTS
 from driftguard_engine.models.base import TokenModel
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.models.loading import Placement
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def open_decoder(
     if not _is_wanted(config):
         return HostDecoder(target, device), None
     obstacle = _obstacle(target, drafter, device)
-    if obstacle is not None or not isinstance(target, LeanModel):
+    if obstacle is not None or not isinstance(target, LlamaModel):
         if config.loop == "device":
             raise InvalidConfig(f"loop: 'device' is not possible: {obstacle}")
         logger.error("the host's loop decodes, slowly, instead of the device's: %s", obstacle)
@@ -71,11 +71,11 @@ def open_decoder(
     return decoder, slow_layers(target, drafter) if device.type == "cuda" else None
 
 
-def slow_layers(target: LeanModel, drafter: Drafter | None) -> str | None:
+def slow_layers(target: LlamaModel, drafter: Drafter | None) -> str | None:
     """Why torch computes what the kernels of a layer are meant for; told in the log, too."""
     models = {"target": target}
     if isinstance(drafter, DraftModelDrafter):
-        models["draft"] = lean(drafter)
+        models["draft"] = llama_of(drafter)
     told = [f"{name}: {model.kernels_obstacle}" for name, model in models.items() if model.kernels_obstacle]
     for obstacle in told:
         logger.error("torch computes the layers of the %s", obstacle)
@@ -87,11 +87,11 @@ def _is_wanted(config: EngineConfig) -> bool:
 
 
 def _obstacle(target: TokenModel, drafter: Drafter | None, device: torch.device) -> str | None:
-    if not isinstance(target, LeanModel):
+    if not isinstance(target, LlamaModel):
         return f"the target runs on the {target.path} path"
     if isinstance(drafter, DraftModelDrafter):
         try:
-            lean(drafter)
+            llama_of(drafter)
         except InvalidModel as error:
             return error.detail
     return backend_of(device).fallback

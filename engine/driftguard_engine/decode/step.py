@@ -15,14 +15,14 @@ from driftguard_engine.decode.drafting import Drafting
 from driftguard_engine.decode.slots import RowState, SlotTable
 from driftguard_engine.decode.verification import Verification
 from driftguard_engine.kernels.backend import Verified
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """drafting: None without speculation, K = 0. new_verification: with memory of its own, for one step."""
 
-    target: LeanModel
+    target: LlamaModel
     table: SlotTable
     drafting: Drafting | None
     new_verification: Callable[[], Verification]

@@ -9,7 +9,7 @@ from driftguard_engine.core import DraftInfo, InvalidModel
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.ngram import NgramDrafter
-from driftguard_engine.drafters.state_file import recall
+from driftguard_engine.drafters.state_file import saved_draft
 from driftguard_engine.models.directory import version_of
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
 
@@ -27,7 +27,7 @@ def open_draft(name: str, version: str | None, target: LoadedModel, placement: P
 
 def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
     """The draft that was in service before the restart, else the configured one. Raises InvalidModel."""
-    remembered = recall(config.state_dir, configured_draft(config)) if config.state_dir else None
+    remembered = saved_draft(config.state_dir, configured_draft(config)) if config.state_dir else None
     if remembered is not None and remembered.directory is not None:
         try:
             return open_draft(remembered.directory, remembered.version, target, placement)

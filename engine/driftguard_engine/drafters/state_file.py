@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class RememberedDraft:
+class SavedDraft:
     """`configured` is what the engine was started with: another choice at the next start wins over this."""
 
     configured: str
@@ -22,7 +22,7 @@ class RememberedDraft:
     version: str
 
 
-def remember(state_dir: Path, draft: RememberedDraft) -> None:
+def save_draft(state_dir: Path, draft: SavedDraft) -> None:
     """Replaces the file at once: a crash leaves the old one or the new one, never half of it."""
     state_dir.mkdir(parents=True, exist_ok=True)
     partial = state_dir / f".{FILE_NAME}.partial"  # one name: what a crash leaves is overwritten next time
@@ -34,11 +34,11 @@ def remember(state_dir: Path, draft: RememberedDraft) -> None:
     _sync_directory(state_dir)
 
 
-def recall(state_dir: Path, configured: str) -> RememberedDraft | None:
+def saved_draft(state_dir: Path, configured: str) -> SavedDraft | None:
     """What was remembered for this configuration; None where nothing usable was, with the reason logged."""
     path = state_dir / FILE_NAME
     try:
-        draft = RememberedDraft(**json.loads(path.read_text(encoding="utf-8")))
+        draft = SavedDraft(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:

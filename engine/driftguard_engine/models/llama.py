@@ -29,7 +29,7 @@ from driftguard_engine.upload import upload
 _ALIGNMENT_BYTES = 64
 
 
-class LeanModel:
+class LlamaModel:
     """A model of the Llama family with its slot cache. See `TokenModel`."""
 
     path: Literal["lean", "generic"] = "lean"

@@ -28,7 +28,7 @@ class Placement:
     """How a model is loaded.
 
     max_length: tokens per slot at most; spare: positions behind them that drafts may write to; lean: False
-    forces the generic path; launcher: see `LeanModel`.
+    forces the generic path; launcher: see `LlamaModel`.
     """
 
     dtype: torch.dtype
@@ -62,7 +62,7 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
     max_length = min(placement.max_length, context)
     model: TokenModel
     if placement.lean and llama_weights.supports(config, max_length):
-        model = llama.LeanModel(
+        model = llama.LlamaModel(
             module, placement.slots, max_length, placement.spare, placement.launcher, emptied=True
         )
     elif generic.supports(config.get_text_config()):

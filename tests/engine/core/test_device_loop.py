@@ -14,7 +14,7 @@ from driftguard_engine.core import FinishedRequest, InvalidModel, Request
 from driftguard_engine.decode.decoder import DeviceDecoder
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.engine import Engine, lost_device
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 
 from tests.engine.core.test_losslessness import plain_greedy
 from tests.engine.core.tiny import drain, finished, request, save, serve, tokens
@@ -112,7 +112,10 @@ def test_a_draft_model_reads_what_was_decoded_without_it(
 
 
 def patch_decode(
-    monkeypatch: pytest.MonkeyPatch, model: LeanModel, slot: int | None, change: Callable[[torch.Tensor], Any]
+    monkeypatch: pytest.MonkeyPatch,
+    model: LlamaModel,
+    slot: int | None,
+    change: Callable[[torch.Tensor], Any],
 ) -> None:
     """change: of a row's logits [T, V], in place or by an error, from position 6 on; slot None: all."""
     original = model.decode
@@ -133,7 +136,7 @@ def test_only_the_request_without_usable_logits_ends(
     engine = new_engine(loop="device")
     asked = [request(name, [5, 6, place]) for place, name in enumerate("abc")]
     expected = tokens(engine, *asked)
-    assert isinstance(engine._target.model, LeanModel)
+    assert isinstance(engine._target.model, LlamaModel)
     patch_decode(monkeypatch, engine._target.model, 1, lambda logits: logits.fill_(torch.nan))
     done = serve(engine, *asked)
     assert done["b"].finish_reason == "error"
@@ -149,7 +152,7 @@ def test_a_draft_without_usable_logits_costs_speed_only_and_says_so(
     expected = tokens(engine, asked)["r"]
     drafter = engine._drafts.drafter
     assert isinstance(drafter, DraftModelDrafter)
-    assert isinstance(drafter.model, LeanModel)
+    assert isinstance(drafter.model, LlamaModel)
     patch_decode(monkeypatch, drafter.model, None, lambda logits: logits.fill_(torch.nan))
     with caplog.at_level(logging.ERROR):
         done = serve(engine, asked)["r"]
@@ -163,7 +166,7 @@ def test_a_failed_step_ends_its_requests_with_the_reason_and_the_engine_goes_on(
     engine = new_engine(loop="device", max_batch=1)
     asked = [request("a", range(3)), request("b", range(4))]
     expected = tokens(engine, *asked)
-    assert isinstance(engine._target.model, LeanModel)
+    assert isinstance(engine._target.model, LlamaModel)
 
     def fail(logits: torch.Tensor) -> None:
         monkeypatch.undo()

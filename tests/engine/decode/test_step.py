@@ -11,7 +11,7 @@ from driftguard_engine.decode.slots import SlotTable
 from driftguard_engine.decode.step import Step
 from driftguard_engine.decode.verification import KernelVerification, Shape
 from driftguard_engine.kernels.cuda.launcher import Argument, Size
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 from torch import Tensor
 
 from tests.engine.core.tiny import new_module
@@ -35,7 +35,7 @@ class _Queued:
 def step(drafter: str, queued: _Queued) -> Step:
     with DEVICE:
         modules = [new_module("llama", seed=seed, vocabulary=VOCABULARY) for seed in (1, 2)]
-    target, draft = (LeanModel(module, SLOTS + 1, LENGTH, spare=31) for module in modules)
+    target, draft = (LlamaModel(module, SLOTS + 1, LENGTH, spare=31) for module in modules)
     drafting: dict[str, Drafting] = {
         "draft_model": ModelDrafting(draft, VOCABULARY),
         "ngram": LookupDrafting(2, 4, queued),

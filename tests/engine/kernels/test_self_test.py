@@ -10,7 +10,7 @@ import torch
 from driftguard_engine.kernels import layer_self_test, self_test
 from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
 from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 from torch import Tensor
 
 from tests.engine.core.tiny import new_module
@@ -86,8 +86,8 @@ def test_a_kernel_of_a_layer_that_answers_wrong(module: Module, kernel: str, out
 
 def test_torch_computes_the_layers_that_the_kernels_compute_wrong(module: Module) -> None:
     llama = new_module("llama", seed=1, vocabulary=97, head_dim=16)
-    assert LeanModel(llama, 1, 8, launcher=Emulated(module)).kernels_obstacle is None
-    model = LeanModel(llama, 1, 8, launcher=Broken(Emulated(module), "attend_by_fma_fp32", -1))
+    assert LlamaModel(llama, 1, 8, launcher=Emulated(module)).kernels_obstacle is None
+    model = LlamaModel(llama, 1, 8, launcher=Broken(Emulated(module), "attend_by_fma_fp32", -1))
     assert "fail their self-test: attention" in str(model.kernels_obstacle)
     ids = torch.tensor([[1, 2, 3]])
     assert torch.isfinite(model.decode(ids, torch.tensor([0]), torch.tensor([0]))).all()

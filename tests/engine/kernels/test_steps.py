@@ -15,7 +15,7 @@ from driftguard_engine.decode.verification import (
     Verification,
 )
 from driftguard_engine.kernels.cuda.launcher import Launcher
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 
 from tests.engine.core.tiny import new_module
 from tests.engine.kernels.emulated import Emulated
@@ -37,7 +37,7 @@ def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
     with torch.no_grad():
         for parameter in disturbed.parameters():
             parameter += 0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
-    draft = LeanModel(disturbed, 4, LENGTH, launcher=launcher)
+    draft = LlamaModel(disturbed, 4, LENGTH, launcher=launcher)
     drafting: dict[str, Drafting] = {
         "draft_model": ModelDrafting(draft, VOCABULARY),
         "ngram": LookupDrafting(1, 3, launcher),
@@ -50,7 +50,7 @@ def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
 
     table = SlotTable(3, LENGTH, {0}, CPU)
     step = Step(
-        LeanModel(module, 4, LENGTH, spare=3, launcher=launcher), table, drafting[drafter], new_verification
+        LlamaModel(module, 4, LENGTH, spare=3, launcher=launcher), table, drafting[drafter], new_verification
     )
     slots = [2, 0, 1]
     for slot, params in zip(slots, ROWS, strict=True):

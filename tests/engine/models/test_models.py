@@ -10,7 +10,7 @@ from driftguard_engine.kv_cache import Span
 from driftguard_engine.models.base import TokenModel
 from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.generic import supports as generic_supports
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.models.llama_weights import supports
 from transformers import AutoConfig
 
@@ -65,7 +65,7 @@ LEAN = [
 def test_the_lean_path_gives_the_logits_of_transformers(kind: str, changes: dict[str, Any]) -> None:
     module = new_module(kind, seed=1, vocabulary=VOCABULARY, **changes)
     assert supports(module.config, 64)
-    torch.testing.assert_close(in_pieces(LeanModel(module, 3, 64)), expected(module), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(in_pieces(LlamaModel(module, 3, 64)), expected(module), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("kind", "changes"), LEAN)
@@ -74,7 +74,7 @@ def test_the_lean_path_on_tensors_gives_the_logits_of_transformers(
 ) -> None:
     """Prefilled by spans, then decoded in a batch of two slots, a rejected run and beyond the context."""
     module = new_module(kind, seed=1, vocabulary=VOCABULARY, **changes)
-    model, ids = LeanModel(module, 3, 40, spare=4), SEQUENCE[0].tolist()
+    model, ids = LlamaModel(module, 3, 40, spare=4), SEQUENCE[0].tolist()
     model.prefill([*ids[:20], *ids[:9]], [Span(2, 0, 20), Span(0, 0, 9)])
 
     def decode(run: list[list[int]], starts: list[int], slots: list[int]) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_bfloat16_weights_round_no_more_than_in_transformers() -> None:
     module = new_module("llama", seed=1, vocabulary=VOCABULARY).to(torch.bfloat16)
     exact = expected(module.float())
     theirs = (expected(module.to(torch.bfloat16)).float() - exact).square().mean().sqrt()
-    ours = (in_pieces(LeanModel(module, 3, 64)).float() - exact).square().mean().sqrt()
+    ours = (in_pieces(LlamaModel(module, 3, 64)).float() - exact).square().mean().sqrt()
     assert 0 < ours < 1.2 * theirs
 
 

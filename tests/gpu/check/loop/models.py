@@ -15,7 +15,7 @@ from driftguard_engine.decode.placement import placement_of
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.loaded import LoadedDraft
 from driftguard_engine.engine import Engine
-from driftguard_engine.models.llama import LeanModel
+from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.models.loading import LoadedModel
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -55,7 +55,7 @@ class Models:
     def __init__(self, setting: Setting, say: Callable[[str], None]) -> None:
         self.setting, self._say = setting, say
         self._draft_modules: dict[float, Any] = {}
-        self._lean_drafts: dict[float, LeanModel] = {}
+        self._lean_drafts: dict[float, LlamaModel] = {}
 
     @cached_property
     def bigrams(self) -> Bigrams:
@@ -119,9 +119,9 @@ class Models:
         model = self._lean_drafts[acceptance]
         return LoadedDraft(info, DraftModelDrafter(model, self.setting.pair.target.vocabulary))
 
-    def _lean(self, module: Any) -> LeanModel:
+    def _lean(self, module: Any) -> LlamaModel:
         placement = placement_of(self._config(self.setting.max_batch))
-        return LeanModel(module, placement.slots, placement.max_length, placement.spare, placement.launcher)
+        return LlamaModel(module, placement.slots, placement.max_length, placement.spare, placement.launcher)
 
     def _module(self, shape: Shape, successors: Tensor) -> Any:
         positions = self.setting.max_length + ROOM
