@@ -19,8 +19,8 @@ from driftguard.ingest.watch import LONGEST_WAIT_SECONDS
 from driftguard.metrics import CONTENT_TYPE
 from driftguard.status.fold_watch import STALLED_AFTER_SECONDS
 from driftguard.store import detector_states
+from driftguard.store.database import CHECK
 from driftguard.store.detector_states import Lag
-from driftguard.store.work import CHECK
 
 router = APIRouter(tags=["health"])
 

@@ -22,10 +22,9 @@ from driftguard.incidents.cost_update import Measurement
 from driftguard.incidents.severity import Paging
 from driftguard.records.documents.incident import names_of
 from driftguard.store import incidents, request_timings, stream_costs, streams
-from driftguard.store.database import Database
+from driftguard.store.database import CHORE, Database
 from driftguard.store.finite import refuse_not_finite
 from driftguard.store.tables import Incident, Stream
-from driftguard.store.work import CHORE
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
 MEASURE_NEW_EVERY: Final = timedelta(minutes=1)  # of streams with an incident that lacks its cost,

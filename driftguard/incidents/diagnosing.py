@@ -19,7 +19,7 @@ from driftguard.incident_lifecycle import is_graver
 from driftguard.incidents.severity import Paging, raise_to, severity_of
 from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence, names_of
 from driftguard.store import incidents
-from driftguard.store.database import Database
+from driftguard.store.database import CHORE, Database
 from driftguard.store.diagnosis_evidence import (
     Moment,
     captures_around,
@@ -30,7 +30,6 @@ from driftguard.store.diagnosis_evidence import (
 )
 from driftguard.store.streams import get_stream
 from driftguard.store.tables import Incident, Stream
-from driftguard.store.work import CHORE
 
 AWAIT_PROBES: Final = timedelta(minutes=30)  # after the incident opened; then it goes without them
 _CAPTURE_STEPS: Final = (10, 50)  # captured requests since the change that make the queries comparable

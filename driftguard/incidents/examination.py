@@ -22,9 +22,8 @@ from driftguard.incidents import cost_measurement, cost_update, diagnosing, seve
 from driftguard.incidents.severity import Paging
 from driftguard.records.documents.incident import names_of, positions_of
 from driftguard.store import incidents, request_timings
-from driftguard.store.database import Database
+from driftguard.store.database import CHORE, EXAMINATION, Database
 from driftguard.store.tables import Incident, Stream
-from driftguard.store.work import CHORE, EXAMINATION
 
 PATIENCE: Final = timedelta(seconds=15)  # from the opening of an incident to its page without a cause
 log = structlog.get_logger(__name__)

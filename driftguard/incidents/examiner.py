@@ -21,8 +21,7 @@ from driftguard.incidents import examination, target_replaced
 from driftguard.incidents.severity import NOBODY, Paging
 from driftguard.metrics import Metrics
 from driftguard.store import awaited_comparisons, incidents
-from driftguard.store.database import Database, DatabaseTimeout
-from driftguard.store.work import CHORE
+from driftguard.store.database import CHORE, Database, DatabaseTimeout
 
 LOOP: Final = "examination"
 POLL_SECONDS: Final = 1.0  # woken or not: other sidecars of this database find drifts too

@@ -23,10 +23,9 @@ from driftguard.incidents.opening import open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import acceptance_levels, awaited_comparisons, detector_states, diagnosis_evidence
 from driftguard.store.acceptance_levels import AcceptanceLevel
-from driftguard.store.database import Database
+from driftguard.store.database import CHORE, Database
 from driftguard.store.streams import get_stream
 from driftguard.store.tables import AwaitedComparison, Incident, Stream
-from driftguard.store.work import CHORE
 
 LOOK_BACK: Final = timedelta(days=7)
 LEAST_REQUESTS: Final = 30  # of a segment, under either target

@@ -21,10 +21,9 @@ from psycopg import DataError
 from driftguard.errors import BadInput, Busy, DatabaseUnavailable, DriftGuardError
 from driftguard.metrics import Metrics
 from driftguard.records import AcceptanceRecord
-from driftguard.store.database import Database, DatabaseTimeout
+from driftguard.store.database import INGEST, Database, DatabaseTimeout
 from driftguard.store.records import BatchResult, insert_batches
 from driftguard.store.streams import StreamRegistry
-from driftguard.store.work import INGEST
 
 MAX_RECORDS_PER_TRANSACTION = 20_000
 LEAST_RECORDS_PER_TRANSACTION = 500

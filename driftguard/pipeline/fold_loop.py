@@ -34,11 +34,10 @@ from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.store import detector_states, held_streams, streams
-from driftguard.store.database import Database, DatabaseTimeout
+from driftguard.store.database import CHECK, FOLD, Database, DatabaseTimeout
 from driftguard.store.detector_states import Progress
 from driftguard.store.records import StoredRecord, read_after, read_of_stream
 from driftguard.store.tables import HeldStream, Stream
-from driftguard.store.work import CHECK, FOLD
 
 BATCH_RECORDS = 5_000
 # A larger batch for many streams: what a batch costs per stream is shared by its records.

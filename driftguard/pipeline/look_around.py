@@ -20,8 +20,7 @@ from driftguard.status.fold_watch import FoldWatch
 from driftguard.status.usual_silence import UsualSilences
 from driftguard.status.verdict import Standing, standings
 from driftguard.store import detector_states, incidents, status_queries
-from driftguard.store.database import Database
-from driftguard.store.work import CHECK, CHORE
+from driftguard.store.database import CHECK, CHORE, Database
 
 LOOK_SECONDS: Final = 5.0  # from the end of a look to the next one, unless something was found before
 SHARE: Final = 0.025  # of a core, that looks take where nothing happens

@@ -1,28 +1,32 @@
-"""The database connection: one engine, one unit of work per `session()`, and the check of its schema.
+"""How a unit of work gets a connection: limits for each kind of work, connections that notice when nobody is
+there any more, one engine with one unit of work per `session()`, and the check of its schema.
 
-A unit of work says what kind it is: driftguard.store.work has how long each waits.
+docs/production.md has the limits as a table. Packets that are dropped end in an error of the socket:
+keepalives, and tcp_user_timeout for what was sent and not acknowledged. A server that is frozen, or a
+middlebox that acknowledges for it, does not: there a connection gives up by itself when an answer is overdue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import structlog
 from psycopg.errors import IdleInTransactionSessionTimeout, LockNotAvailable, QueryCanceled
+from psycopg.pq import TransactionStatus
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadSettings, DatabaseUnavailable
-from driftguard.store import connections, migrations
-from driftguard.store.connections import NoAnswer, WatchedConnection
+from driftguard.store import migrations
 from driftguard.store.finite import tell_refusals_as_they_are
-from driftguard.store.work import CHECK, REQUEST, UPGRADE, Work
 
 POOL_SIZE = 5
 POOL_OVERFLOW = 10
@@ -38,7 +42,158 @@ _UNREACHABLE = (
 )
 _SCHEMES = ("postgres", "postgresql", "postgresql+psycopg")
 _WORK = "work"  # in `Connection.info`: what the server was last told about
+ANSWER_MARGIN_SECONDS: Final = 5.0  # after which an answer that the server owes by its own clock is overdue
+CONNECT_TIMEOUT_SECONDS: Final = 5
+PING_SECONDS: Final = 3.0  # for the word whether a connection out of the pool still works
+# libpq ignores all but the first over a Unix socket.
+_OF_A_NEW_CONNECTION: Final = {
+    "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 20_000,  # milliseconds
+}
+# The server, too, notices within half a minute that the machine at the other end is gone, not after hours:
+# what it locked is free then.
+_SERVER_KEEPALIVES: Final = {
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "4",
+}
+_SESSION: Final = {"TimeZone": "UTC", **_SERVER_KEEPALIVES}
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Limits of one kind of work; 0 stands for none.
+
+    The server keeps the first three by itself. It cannot tell us so through a network that passes nothing, so
+    whoever waits for an answer gives up on the connection some seconds later.
+    """
+
+    name: str
+    statement_seconds: float  # one statement, waits for locks included
+    lock_seconds: float  # one wait for a lock, of a row, a table or an advisory one
+    idle_seconds: float  # an open transaction without a statement: what it locked is free afterwards
+
+    @property
+    def silence_seconds(self) -> float:
+        """How long an answer may take before its connection is given up."""
+        return self.statement_seconds + ANSWER_MARGIN_SECONDS if self.statement_seconds else math.inf
+
+    def server_settings(self) -> dict[str, str]:
+        return {
+            "statement_timeout": f"{self.statement_seconds * 1000:.0f}",
+            "lock_timeout": f"{self.lock_seconds * 1000:.0f}",
+            "idle_in_transaction_session_timeout": f"{self.idle_seconds * 1000:.0f}",
+        }
+
+
+# Senders wait for it, and send again what was not acknowledged.
+INGEST: Final = Work("ingest", statement_seconds=10, lock_seconds=8, idle_seconds=30)
+# Waits for the batch of another sidecar, and computes between its statements.
+FOLD: Final = Work("fold", statement_seconds=45, lock_seconds=45, idle_seconds=300)
+# Pages, API calls, jobs: whatever asks for nothing else.
+REQUEST: Final = Work("request", statement_seconds=30, lock_seconds=5, idle_seconds=300)
+# What recurs in the background: looking around, diagnoses, costs.
+CHORE: Final = Work("chore", statement_seconds=45, lock_seconds=10, idle_seconds=300)
+# A page waits for it; driftguard.incidents.examination has for how long.
+EXAMINATION: Final = Work("examination", statement_seconds=15, lock_seconds=5, idle_seconds=60)
+# Partitions and retention: long, but nothing that ingest may have to queue behind.
+MAINTENANCE: Final = Work("maintenance", statement_seconds=600, lock_seconds=5, idle_seconds=60)
+# Whether the database is there at all, and locks that only have to be looked at.
+CHECK: Final = Work("check", statement_seconds=3, lock_seconds=3, idle_seconds=30)
+# Somebody waits for it at a terminal; it may rewrite tables.
+UPGRADE: Final = Work("upgrade", statement_seconds=0, lock_seconds=0, idle_seconds=0)
+# The job queue: short statements, on connections of its own.
+JOBS: Final = Work("jobs", statement_seconds=20, lock_seconds=10, idle_seconds=300)
+
+
+class NoAnswer(psycopg.OperationalError):
+    """The database did not answer for {seconds} s."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer for {seconds:g} s")
+        self.seconds = seconds
+
+
+class WatchedConnection(psycopg.Connection[Any]):
+    """Raises NoAnswer, and closes itself, where a statement is not answered within `silence_seconds`."""
+
+    silence_seconds: float = PING_SECONDS + CONNECT_TIMEOUT_SECONDS
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().wait(_watched(gen, self.pgconn, self.silence_seconds), *args, **kwargs)
+        except NoAnswer:
+            self.close()
+            raise
+
+
+class WatchedAsyncConnection(psycopg.AsyncConnection[Any]):
+    """The same for asyncio."""
+
+    silence_seconds: float = PING_SECONDS + CONNECT_TIMEOUT_SECONDS
+
+    async def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super().wait(_watched(gen, self.pgconn, self.silence_seconds), *args, **kwargs)
+        except NoAnswer:
+            await self.close()
+            raise
+
+
+def _watched(gen: Any, pgconn: psycopg.pq.abc.PGconn, seconds: float) -> Generator[Any, Any, Any]:
+    """What psycopg waits for, which it resumes a few times a second also where nothing came.
+
+    Who listens for notifications has no statement under way, and may wait for as long as it takes.
+    """
+    deadline = time.monotonic() + seconds
+    ready = None
+    while True:
+        try:
+            state = gen.send(ready)
+        except StopIteration as end:
+            return end.value
+        ready = yield state
+        if (
+            not ready
+            and time.monotonic() > deadline
+            and pgconn.transaction_status == TransactionStatus.ACTIVE
+        ):
+            raise NoAnswer(seconds)
+
+
+def connect_parameters(given: Mapping[str, object]) -> dict[str, Any]:
+    """What a connection is opened with, unless the database's URL says otherwise (`given`)."""
+    return {name: value for name, value in _OF_A_NEW_CONNECTION.items() if name not in given}
+
+
+def session_settings(work: Work | None = None) -> tuple[str, dict[str, str]]:
+    """One statement for all of them, and its parameters. A statement instead of the `options` start-up
+    parameter, which connection poolers refuse."""
+    settings = _SESSION if work is None else work.server_settings()
+    calls = ", ".join(f"set_config('{name}', %({name})s, false)" for name in settings)
+    return f"SELECT {calls}", settings
+
+
+def apply_settings(connection: psycopg.Connection[Any], work: Work | None = None) -> None:
+    """Outside a transaction, whose end would undo it."""
+    statement, settings = session_settings(work)
+    before, connection.autocommit = connection.autocommit, True
+    connection.execute(statement.encode(), settings)
+    connection.autocommit = before
+
+
+async def apply_settings_async(connection: psycopg.AsyncConnection[Any], work: Work) -> None:
+    before = connection.autocommit
+    await connection.set_autocommit(True)
+    for of in (None, work):
+        statement, settings = session_settings(of)
+        await connection.execute(statement.encode(), settings)
+    await connection.set_autocommit(before)
 
 
 class DatabaseTimeout(DatabaseUnavailable):
@@ -69,7 +224,7 @@ class Database:
         parsed = parse_url(url)
         engine = create_engine(
             parsed,
-            connect_args=connections.connect_parameters(parsed.query),
+            connect_args=connect_parameters(parsed.query),
             pool_size=POOL_SIZE,
             max_overflow=POOL_OVERFLOW,
             pool_timeout=POOL_TIMEOUT_SECONDS,
@@ -110,7 +265,7 @@ class Database:
         assert isinstance(driver, WatchedConnection)  # noqa: S101 (_connect opens nothing else)
         try:
             if connection.info.get(_WORK) != work.name:
-                connections.apply(driver, work)
+                apply_settings(driver, work)
                 connection.info[_WORK] = work.name
         except psycopg.Error as error:
             connection.invalidate(error)
@@ -223,13 +378,13 @@ def _prepare_connection(connection: psycopg.Connection[Any], _record: object) ->
             f"database_url: the database {connection.info.dbname!r} is encoded in {encoding}; "
             "make it with ENCODING 'UTF8' TEMPLATE template0"
         )
-    connections.apply(connection)
+    apply_settings(connection)
 
 
 def _expect_a_ping(connection: WatchedConnection | None, _record: object) -> None:
     """Before the next one takes it out of the pool it is asked whether it still works."""
     if connection is not None:  # it was given up
-        connection.silence_seconds = connections.PING_SECONDS
+        connection.silence_seconds = PING_SECONDS
 
 
 def is_too_slow(error: Exception) -> bool:

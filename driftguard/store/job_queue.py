@@ -6,10 +6,15 @@ from typing import Any
 
 from procrastinate import PsycopgConnector, SyncPsycopgConnector
 
-from driftguard.store import connections
-from driftguard.store.connections import WatchedAsyncConnection, WatchedConnection
-from driftguard.store.database import Database
-from driftguard.store.work import JOBS
+from driftguard.store.database import (
+    JOBS,
+    Database,
+    WatchedAsyncConnection,
+    WatchedConnection,
+    apply_settings,
+    apply_settings_async,
+    connect_parameters,
+)
 
 _POOL_CONNECTIONS = 4  # a worker with one job at a time: fetching, listening, heartbeat, one to spare
 _POOL_SECONDS = 4.0  # for a connection out of the pool: a worker that is stopped asks for two in turn
@@ -35,18 +40,18 @@ def deferring_connector(database: Database) -> SyncPsycopgConnector:
 def _pool_arguments(database: Database) -> dict[str, Any]:
     return {
         "conninfo": database.libpq_url,
-        "kwargs": connections.connect_parameters(database.url.query),
+        "kwargs": connect_parameters(database.url.query),
         "max_size": _POOL_CONNECTIONS,
         "timeout": _POOL_SECONDS,
     }
 
 
 def _configure(connection: WatchedConnection) -> None:
-    connections.apply(connection)
-    connections.apply(connection, JOBS)
+    apply_settings(connection)
+    apply_settings(connection, JOBS)
     connection.silence_seconds = JOBS.silence_seconds
 
 
 async def _configure_async(connection: WatchedAsyncConnection) -> None:
-    await connections.apply_async(connection, JOBS)
+    await apply_settings_async(connection, JOBS)
     connection.silence_seconds = JOBS.silence_seconds

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from driftguard.settings import RetentionSettings
-from driftguard.store.database import Database
+from driftguard.store.database import MAINTENANCE, Database
 from driftguard.store.partitions import (
     OF_TIERS,
     RECORDS,
@@ -30,7 +30,6 @@ from driftguard.store.partitions import (
     take_ingest_lock,
 )
 from driftguard.store.rollup_tiers import TIERS
-from driftguard.store.work import MAINTENANCE
 
 _MAINTENANCE_LOCK = 0x6472696674_05  # "drift" + 5: one sidecar at a time removes
 _MARK: Final = "driftguard: past retention, to be dropped"

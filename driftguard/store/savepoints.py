@@ -16,8 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from driftguard.store.database import is_database_failure, is_too_slow
-from driftguard.store.work import FOLD
+from driftguard.store.database import FOLD, is_database_failure, is_too_slow
 
 PROMPT_SHARE: Final = 0.1  # of the time that a statement has: what another stream may take in comparison
 _log = structlog.get_logger(__name__)

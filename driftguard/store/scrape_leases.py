@@ -16,10 +16,9 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.orm import Session
 
 from driftguard.errors import DatabaseUnavailable
-from driftguard.store.database import Database
+from driftguard.store.database import CHECK, Database
 from driftguard.store.sources import FORGOTTEN_AFTER
 from driftguard.store.tables import ScrapeLease, Source
-from driftguard.store.work import CHECK
 
 _SERVERS = bindparam("servers", type_=ARRAY(Text))
 _TRY_LOCK = text(

@@ -12,9 +12,7 @@ import pytest
 from driftguard.api import health
 from driftguard.ingest import queue
 from driftguard.records import encode_record
-from driftguard.store import connections, work
-from driftguard.store.database import Database
-from driftguard.store.work import Work
+from driftguard.store.database import Database, Work
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import writers_held_up
 from tests.pipeline.sidecar import post, running_sidecar
@@ -24,8 +22,8 @@ from tests.store.samples import make_records
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "ANSWER_MARGIN_SECONDS", 0.5)
-    monkeypatch.setattr(connections, "PING_SECONDS", 0.5)
+    monkeypatch.setattr("driftguard.store.database.ANSWER_MARGIN_SECONDS", 0.5)
+    monkeypatch.setattr("driftguard.store.database.PING_SECONDS", 0.5)
     monkeypatch.setattr(queue, "INGEST", Work("ingest", 1, 0.5, 60))
 
 

@@ -20,13 +20,12 @@ from threading import Event
 from sqlalchemy import text
 
 from driftguard.settings import RetentionSettings
-from driftguard.store.database import Database, upgrade
+from driftguard.store.database import UPGRADE, Database, upgrade
 from driftguard.store.embedded import start_embedded
 from driftguard.store.partitions import ensure_days
 from driftguard.store.records import insert_batches
 from driftguard.store.retention import maintain
 from driftguard.store.streams import StreamRegistry
-from driftguard.store.work import UPGRADE
 from tests.store.samples import make_records
 
 BATCH = 100

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from driftguard.store import work
-from driftguard.store.work import Work
+from driftguard.store import database
+from driftguard.store.database import Work
 
 PRODUCTION = Path(__file__).parents[2] / "docs" / "production.md"
 
 
 def test_the_table_of_time_limits_is_what_holds() -> None:
-    kinds = [kind for kind in vars(work).values() if isinstance(kind, Work) and kind.statement_seconds]
+    kinds = [kind for kind in vars(database).values() if isinstance(kind, Work) and kind.statement_seconds]
     told = re.findall(
         r"^\| (\w+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", PRODUCTION.read_text(), re.MULTILINE
     )

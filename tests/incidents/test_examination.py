@@ -20,9 +20,8 @@ from driftguard.records.documents.incident import IncidentDiagnosis
 from driftguard.retraining.due import why_not
 from driftguard.status.gauges import refresh
 from driftguard.store import detector_states, incidents
-from driftguard.store.database import Database
+from driftguard.store.database import Database, Work
 from driftguard.store.tables import Incident, Notification, Stream
-from driftguard.store.work import Work
 from tests.pipeline.examining import PAGER, examine
 from tests.pipeline.traffic import Traffic, store
 

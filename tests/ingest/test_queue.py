@@ -16,10 +16,8 @@ from driftguard.ingest import queue as ingest_queue
 from driftguard.ingest.queue import IngestQueue
 from driftguard.ingest.watch import IngestWatch
 from driftguard.metrics import Metrics
-from driftguard.store import work
-from driftguard.store.database import Database, DatabaseTimeout
+from driftguard.store.database import INGEST, Database, DatabaseTimeout, Work
 from driftguard.store.records import BatchResult
-from driftguard.store.work import Work
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import is_held_up, kill_held_up, writers_held_up
 from tests.store.black_hole import black_hole
@@ -144,7 +142,7 @@ def test_one_impossible_batch_does_not_fail_the_others(database: Database) -> No
 def test_a_connection_that_died_silently_is_told_and_nothing_is_stored_twice(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "ANSWER_MARGIN_SECONDS", 0.2)
+    monkeypatch.setattr("driftguard.store.database.ANSWER_MARGIN_SECONDS", 0.2)
     monkeypatch.setattr(ingest_queue, "INGEST", Work("ingest", 0.3, 0.3, 60))
     batch = make_records(5)
     with black_hole(database.libpq_url) as hole:
@@ -202,7 +200,7 @@ def test_a_database_that_is_too_slow_for_a_transaction_is_given_smaller_ones(
     with running(database, limit=100_000) as queue, capture_logs() as logs:
         with writers_held_up(database), pytest.raises(DatabaseTimeout, match="ingest: a statement"):
             queue.submit(make_records(1)).result(WAIT_SECONDS)
-        monkeypatch.setattr(ingest_queue, "INGEST", work.INGEST)
+        monkeypatch.setattr(ingest_queue, "INGEST", INGEST)
         assert queue.submit(make_records(1)).result(WAIT_SECONDS).accepted == 1
     (smaller,) = [log for log in logs if log["event"] == "ingest_transactions_become_smaller"]
     assert smaller["records"] == 10_000

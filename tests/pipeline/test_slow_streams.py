@@ -13,14 +13,14 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.pipeline import fold_loop, held
 from driftguard.pipeline.fold_loop import Pipeline
-from driftguard.store import detector_states, savepoints, work
+from driftguard.store import database, detector_states, savepoints
 from driftguard.store.database import Database
 from driftguard.store.tables import HeldStream
 from tests.pipeline.test_fold_loop import CONFIG, fold_all
 from tests.pipeline.test_held_streams import POISONED, SERVERS, traffic_of
 from tests.pipeline.traffic import Traffic, all_summaries, store
 
-SHORT = replace(work.FOLD, statement_seconds=0.5)
+SHORT = replace(database.FOLD, statement_seconds=0.5)
 
 
 @pytest.fixture(autouse=True)

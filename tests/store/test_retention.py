@@ -17,11 +17,10 @@ from sqlalchemy import text
 
 from driftguard.errors import DatabaseUnavailable
 from driftguard.store import retention
-from driftguard.store.database import Database
+from driftguard.store.database import INGEST, MAINTENANCE, Database
 from driftguard.store.records import insert_batches
 from driftguard.store.retention import maintain
 from driftguard.store.streams import StreamRegistry
-from driftguard.store.work import INGEST, MAINTENANCE
 from tests.conftest import PATIENCE_SECONDS
 from tests.store.samples import make_records
 from tests.store.test_partitions import NOON, RETENTION, partitions

@@ -16,11 +16,19 @@ from procrastinate import App, exceptions
 from sqlalchemy import text
 
 from driftguard.errors import DatabaseUnavailable
-from driftguard.store import connections, job_queue, work
-from driftguard.store.database import Database, DatabaseTimeout
+from driftguard.store import database as kinds
+from driftguard.store import job_queue
+from driftguard.store.database import (
+    FOLD,
+    UPGRADE,
+    Database,
+    DatabaseTimeout,
+    NoAnswer,
+    Work,
+    connect_parameters,
+)
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
-from driftguard.store.work import Work
 from tests.store.black_hole import BlackHole, Direction, black_hole
 from tests.store.samples import make_records
 
@@ -32,8 +40,8 @@ WAIT_SECONDS = 60
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "ANSWER_MARGIN_SECONDS", 0.2)
-    monkeypatch.setattr(connections, "PING_SECONDS", 0.3)
+    monkeypatch.setattr("driftguard.store.database.ANSWER_MARGIN_SECONDS", 0.2)
+    monkeypatch.setattr("driftguard.store.database.PING_SECONDS", 0.3)
 
 
 @pytest.fixture
@@ -171,24 +179,24 @@ def test_each_unit_of_work_has_its_own_limits_on_the_same_connection(database: D
 
     pid = limits(SHORT)[0]
     assert limits(SHORT) == (pid, "300ms", "200ms", "UTC")
-    assert limits(work.FOLD) == (pid, "45s", "45s", "UTC")
-    assert limits(work.UPGRADE) == (pid, "0", "0", "UTC")
+    assert limits(FOLD) == (pid, "45s", "45s", "UTC")
+    assert limits(UPGRADE) == (pid, "0", "0", "UTC")
     assert limits(SHORT) == (pid, "300ms", "200ms", "UTC")
 
 
 @pytest.mark.parametrize("name", ["INGEST", "FOLD", "REQUEST", "CHORE", "MAINTENANCE", "CHECK", "JOBS"])
 def test_every_kind_of_work_but_an_upgrade_has_an_end(name: str) -> None:
-    limits: Work = getattr(work, name)
+    limits: Work = getattr(kinds, name)
     assert 0 < limits.lock_seconds <= limits.statement_seconds < limits.silence_seconds < 700
     assert 0 < limits.idle_seconds <= 300
 
 
 def test_a_new_connection_watches_its_socket_unless_the_url_says_otherwise() -> None:
-    ours = connections.connect_parameters({})
+    ours = connect_parameters({})
     assert (ours["keepalives"], ours["tcp_user_timeout"], ours["connect_timeout"]) == (1, 20_000, 5)
     database = Database.open("postgresql://u@127.0.0.1:1/d?tcp_user_timeout=7000&keepalives=0")
     _, parameters = database.engine.dialect.create_connect_args(database.url)
-    given = {**parameters, **connections.connect_parameters(database.url.query)}
+    given = {**parameters, **connect_parameters(database.url.query)}
     assert (given["tcp_user_timeout"], given["keepalives"], given["keepalives_idle"]) == ("7000", "0", 10)
     database.close()
 
@@ -203,7 +211,7 @@ def test_adding_a_job_does_not_wait_for_an_answer_that_never_comes(
         assert app.connector.execute_query_one(statement) == {"one": 1}
         with app.connector.pool.connection() as connection:  # type: ignore[attr-defined]
             hole.hold()
-            with pytest.raises(connections.NoAnswer):
+            with pytest.raises(NoAnswer):
                 connection.execute(statement)
         app.connector.pool.timeout = 1  # type: ignore[attr-defined]
         with pytest.raises(exceptions.ConnectorException):
