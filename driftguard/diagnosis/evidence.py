@@ -1,4 +1,4 @@
-"""What a diagnosis is made from, gathered at the edges (driftguard.store.diagnosis_evidence). Plain data."""
+"""What a diagnosis is made from, gathered by driftguard.store.examination_evidence. Plain data."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from driftguard.incidents import cost_update
 from driftguard.incidents.cost_update import Measurement
 from driftguard.incidents.severity import Paging
 from driftguard.records.documents.incident import names_of
-from driftguard.store import incidents, request_timings, stream_costs, streams
+from driftguard.store import examination_evidence, incidents, stream_costs, streams
+from driftguard.store.column_types import refuse_not_finite
 from driftguard.store.database import CHORE, Database
-from driftguard.store.finite import refuse_not_finite
 from driftguard.store.tables import Incident, Stream
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
@@ -113,17 +113,17 @@ def _now(session: Session, stream: Stream, incident: Incident | None) -> Measure
         segments = names_of(incident.segments)
         change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments)
         return _measured(session, stream, change, stream.last_seen_at)
-    newest = request_timings.between(session, stream.id, 0, _NEWEST, stream.last_seen_at)
-    without = request_timings.without_speculation(session, stream, _NEWEST, stream.last_seen_at)
+    newest = examination_evidence.timed_between(session, stream.id, 0, _NEWEST, stream.last_seen_at)
+    without = examination_evidence.without_speculation(session, stream, _NEWEST, stream.last_seen_at)
     return Measurement(_assessed(stream, [], newest, without, None), [], newest)
 
 
 def _measured(session: Session, stream: Stream, change: Change, newest_ended_at: datetime) -> Measurement:
-    before = request_timings.between(session, stream.id, 0, change.change_point, change.at)
-    since = request_timings.between(
+    before = examination_evidence.timed_between(session, stream.id, 0, change.change_point, change.at)
+    since = examination_evidence.timed_between(
         session, stream.id, change.change_point, change.newest + 1, newest_ended_at
     )
-    without = request_timings.without_speculation(session, stream, change.newest + 1, newest_ended_at)
+    without = examination_evidence.without_speculation(session, stream, change.newest + 1, newest_ended_at)
     return Measurement(_assessed(stream, before, since, without, change.segments), before, since)
 
 

@@ -20,7 +20,7 @@ from driftguard.incidents.severity import Paging, raise_to, severity_of
 from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence, names_of
 from driftguard.store import incidents
 from driftguard.store.database import CHORE, Database
-from driftguard.store.diagnosis_evidence import (
+from driftguard.store.examination_evidence import (
     Moment,
     captures_around,
     probes_around,

@@ -21,7 +21,7 @@ from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import cost_measurement, cost_update, diagnosing, severity
 from driftguard.incidents.severity import Paging
 from driftguard.records.documents.incident import names_of, positions_of
-from driftguard.store import incidents, request_timings
+from driftguard.store import examination_evidence, incidents
 from driftguard.store.database import CHORE, EXAMINATION, Database
 from driftguard.store.tables import Incident, Stream
 
@@ -92,7 +92,7 @@ def _read(session: Session, incident: Incident, stream: Stream) -> _Change | Non
     ends = incident.evidence.interval
     if ends is None or incident.evidence.cost is not None:
         return None
-    times = request_timings.ended_at(session, stream.id, {*ends, incident.opened_seq})
+    times = examination_evidence.ended_at(session, stream.id, {*ends, incident.opened_seq})
     change = cost_measurement.Change(
         incident.change_point_seq, incident.change_point_at, incident.opened_seq, names_of(incident.segments)
     )

@@ -20,7 +20,7 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents import examination, target_replaced
 from driftguard.incidents.severity import NOBODY, Paging
 from driftguard.metrics import Metrics
-from driftguard.store import awaited_comparisons, incidents
+from driftguard.store import incidents
 from driftguard.store.database import CHORE, Database, DatabaseTimeout
 
 LOOP: Final = "examination"
@@ -100,7 +100,7 @@ class Examiner:
     def examine(self, now: datetime) -> None:
         """Everything that waits for it, but for what failed a moment ago. Raises DatabaseUnavailable."""
         with self._database.session(CHORE) as session:
-            comparisons = awaited_comparisons.noted(session)
+            comparisons = incidents.awaited_comparisons(session)
         for one in comparisons:
             compare = partial(target_replaced.compare, self._database, one, self._minimum_drop, now)
             self._attempt(one.stream_id, compare)

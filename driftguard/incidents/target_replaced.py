@@ -21,7 +21,7 @@ from driftguard.diagnosis.rates import LEVEL, Rate
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.opening import open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
-from driftguard.store import acceptance_levels, awaited_comparisons, detector_states, diagnosis_evidence
+from driftguard.store import acceptance_levels, detector_states, examination_evidence, incidents
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.database import CHORE, Database
 from driftguard.store.streams import get_stream
@@ -40,9 +40,9 @@ Fallen = tuple[str, Rate, Rate]  # segment, under the target before, under this 
 def note_baseline(session: Session, stream: Stream, ready: BaselineReady) -> None:
     """Notes that the stream is to be compared, if there is one before it. Called in the fold: the comparison
     itself reads history, and therefore happens outside of it."""
-    if diagnosis_evidence.stream_with_another_target(session, stream) is not None:
+    if examination_evidence.stream_with_another_target(session, stream) is not None:
         since = datetime.fromtimestamp(ready.since, UTC)
-        awaited_comparisons.note(session, stream.id, ready.ordinal, since)
+        incidents.note_comparison(session, stream.id, ready.ordinal, since)
 
 
 def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float, now: datetime) -> None:
@@ -54,7 +54,7 @@ def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float,
         if found is not None:
             detector_states.lock_fold(session)  # before any row: the fold itself notes comparisons
             open_incident(session, *found)
-        awaited_comparisons.forget(session, awaited)
+        incidents.forget_comparison(session, awaited)
 
 
 def fallen_segments(
@@ -88,7 +88,7 @@ def _fall(
 ) -> tuple[Incident, str] | None:
     """The incident to store and why, if the stream accepts less than the one before."""
     stream = get_stream(session, awaited.stream_id)
-    past = diagnosis_evidence.stream_with_another_target(session, stream) if stream else None
+    past = examination_evidence.stream_with_another_target(session, stream) if stream else None
     if stream is None or past is None:
         return None
     oldest = awaited.reference_since - LOOK_BACK
@@ -122,11 +122,11 @@ def _incident(
     found: Sequence[Fallen],
     now: datetime,
 ) -> Incident:
-    first = diagnosis_evidence.first_record(session, stream.id)
+    first = examination_evidence.first_record(session, stream.id)
     total = sum(new.requests for _, _, new in found)
     before = sum(old.rate * new.requests for _, old, new in found) / total
     after = sum(new.rate * new.requests for _, _, new in found) / total
-    k = diagnosis_evidence.usual_k(session, stream.id, first.at)
+    k = examination_evidence.usual_k(session, stream.id, first.at)
     return Incident(
         id=uuid5(_NAMESPACE, str(stream.id)),
         stream_id=stream.id,

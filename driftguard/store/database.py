@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.store import migrations
-from driftguard.store.finite import tell_refusals_as_they_are
+from driftguard.store.column_types import tell_refusals_as_they_are
 
 POOL_SIZE = 5
 POOL_OVERFLOW = 10

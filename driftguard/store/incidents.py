@@ -1,4 +1,8 @@
-"""Incidents and their transitions. Every change of state is a row with its reason and time."""
+"""Incidents and their transitions. Every change of state is a row with its reason and time.
+
+Also the streams that are to be compared with the target before theirs, which may open an incident: noted by
+the fold, compared later.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from datetime import datetime
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-from sqlalchemy import JSON, func, or_, select, text, update
+from sqlalchemy import JSON, delete, func, or_, select, text, update
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, Conflict, NotFound
@@ -17,7 +22,7 @@ from driftguard.incident_lifecycle import Severity, State, Transition, is_graver
 from driftguard.records import Instant
 from driftguard.records.documents.incident import IncidentEvidence
 from driftguard.store.row_filter import EVERYTHING, RowFilter, newest_first
-from driftguard.store.tables import Incident, IncidentTransition, Stream
+from driftguard.store.tables import AwaitedComparison, Incident, IncidentTransition, Stream
 
 # A resolution is announced where the incident itself was announced, and nowhere else. This holds whoever
 # resolves it (the detector, a person, the promotion watch), because every resolution passes through move().
@@ -270,3 +275,24 @@ def alerting(session: Session, resolved_since: datetime, peer: str) -> list[tupl
         .order_by(Incident.opened_at, Incident.id)
     )
     return [(incident, stream) for incident, stream in session.execute(query)]
+
+
+def note_comparison(session: Session, stream_id: int, ready_seq: int, reference_since: datetime) -> None:
+    """By the newest baseline of the stream: one noted before is replaced."""
+    values = {"ready_seq": ready_seq, "reference_since": reference_since}
+    statement = insert(AwaitedComparison).values(stream_id=stream_id, **values)
+    session.execute(statement.on_conflict_do_update(index_elements=["stream_id"], set_=values))
+
+
+def awaited_comparisons(session: Session) -> Sequence[AwaitedComparison]:
+    """In order of streams."""
+    return session.scalars(select(AwaitedComparison).order_by(AwaitedComparison.stream_id)).all()
+
+
+def forget_comparison(session: Session, one: AwaitedComparison) -> None:
+    """Unless a newer baseline has been noted meanwhile."""
+    session.execute(
+        delete(AwaitedComparison).where(
+            AwaitedComparison.stream_id == one.stream_id, AwaitedComparison.ready_seq == one.ready_seq
+        )
+    )

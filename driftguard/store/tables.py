@@ -27,8 +27,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from driftguard.records.documents.cost import Cost
 from driftguard.records.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence
 from driftguard.records.documents.retraining_run import RunNumbers
-from driftguard.store.document_column import Document
-from driftguard.store.finite import FiniteDocument, FiniteDouble, name_columns
+from driftguard.store.column_types import Document, FiniteDocument, FiniteDouble, name_columns
 
 ACCEPTANCE_BUCKETS = 20  # histogram of per-request acceptance rate in rollups, width 1/20
 

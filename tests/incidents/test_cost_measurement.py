@@ -25,7 +25,7 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
 from driftguard.status.gather import gather
-from driftguard.store import detector_states, incidents, request_timings, stream_costs
+from driftguard.store import detector_states, examination_evidence, incidents, stream_costs
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream, StreamCost
 from tests.cost.traffic import Server, told
@@ -287,10 +287,10 @@ def test_requests_without_speculation_are_of_the_same_server_and_target(database
         store(database, [msgspec.structs.replace(record, **changed) for record in others])
     with database.session() as session:
         stream = session.scalars(select(Stream).where(Stream.method == "draft_model")).one()
-        found = request_timings.without_speculation(session, stream, 2**62, stream.last_seen_at)
+        found = examination_evidence.without_speculation(session, stream, 2**62, stream.last_seen_at)
         assert len(found) == 5
         assert (
-            request_timings.without_speculation(
+            examination_evidence.without_speculation(
                 session, stream, 2**62, stream.last_seen_at + timedelta(days=2)
             )
             == []

@@ -16,8 +16,8 @@ from driftguard.detection import ObservationBatch
 from driftguard.incidents.cost_update import slower_at_least
 from driftguard.pipeline.batch_fold import _observations
 from driftguard.store.database import Database
+from driftguard.store.examination_evidence import timed_between
 from driftguard.store.records import insert_batches, read_after
-from driftguard.store.request_timings import between
 from driftguard.store.streams import StreamRegistry
 from tests.alerting.http_receiver import wait_until
 from tests.cost.traffic import Server
@@ -45,7 +45,7 @@ def test_stored_records_are_observed_as_a_replay_observes_them(database: Databas
     with database.session() as session:
         insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
         stored = read_after(session, -1, limit=100)
-        timed = between(session, stored[0].stream_id, 0, 2**60, plain[-1].ended_at)
+        timed = timed_between(session, stored[0].stream_id, 0, 2**60, plain[-1].ended_at)
     ours = _observations(stored)
     replayed = ObservationBatch.from_records([record.seq for record in stored], records)
     assert ours.by_first.tolist() == JUDGED_BY_FIRST

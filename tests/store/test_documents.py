@@ -18,8 +18,8 @@ from sqlalchemy import text
 from driftguard.incidents import message
 from driftguard.records.documents.incident import names_of, positions_of
 from driftguard.store import incidents, retrain_runs
+from driftguard.store.column_types import UnreadableDocument
 from driftguard.store.database import Database
-from driftguard.store.document_column import UnreadableDocument
 from driftguard.store.tables import RetrainRun
 from tests.alerting.incident_rows import add_incident
 

@@ -1,6 +1,6 @@
 """What is kept as JSON in the database, as types.
 
-`driftguard.store.document_column` decodes a document where its row is read and encodes it where its row is
+`driftguard.store.column_types` decodes a document where its row is read and encodes it where its row is
 written, so that no other code reads a key of it. A member that is None is not stored; one that an earlier
 version did not write has a default. Pure: no database.
 """

@@ -11,10 +11,10 @@ from sqlalchemy import select, text
 
 from driftguard.diagnosis import Captured
 from driftguard.records.probe_session import session_of
-from driftguard.store import diagnosis_evidence
+from driftguard.store import examination_evidence
 from driftguard.store.captures import CapturedRequest, insert_captures
 from driftguard.store.database import Database
-from driftguard.store.diagnosis_evidence import (
+from driftguard.store.examination_evidence import (
     Moment,
     captures_around,
     probes_around,
@@ -104,12 +104,12 @@ def test_captures_of_changed_segments_on_both_sides_and_of_others_before(databas
     def of(segment: str, side: tuple[Captured, ...]) -> list[Captured]:
         return [one for one in side if one.segment == segment]
 
-    assert len(of("german", before)) == diagnosis_evidence.CAPTURES
-    assert len(of("code", before)) == diagnosis_evidence.OTHER_CAPTURES
+    assert len(of("german", before)) == examination_evidence.CAPTURES
+    assert len(of("code", before)) == examination_evidence.OTHER_CAPTURES
     assert [one.segment for one in after] == ["german", "german"]
     newest = of("german", before)[-1]
-    assert newest.prompt == tuple(range(3_000))[-diagnosis_evidence.PROMPT_TOKENS :]
-    assert newest.output == tuple(range(diagnosis_evidence.OUTPUT_TOKENS))
+    assert newest.prompt == tuple(range(3_000))[-examination_evidence.PROMPT_TOKENS :]
+    assert newest.output == tuple(range(examination_evidence.OUTPUT_TOKENS))
     assert of("code", before)[0].output == ()  # only prompts of other segments are compared
 
 
@@ -119,8 +119,8 @@ def test_what_is_new_is_counted_up_to_the_limit(database: Database) -> None:
     capture(database, "german", [-1, 1, 2, 3])
     with database.session() as session:
         stream = the_stream(database)
-        assert diagnosis_evidence.seen_since(session, stream, ["german"], AT, 50) == (2, 3)
-        assert diagnosis_evidence.seen_since(session, stream, ["german"], AT, 2) == (2, 2)
+        assert examination_evidence.seen_since(session, stream, ["german"], AT, 50) == (2, 3)
+        assert examination_evidence.seen_since(session, stream, ["german"], AT, 2) == (2, 2)
 
 
 _MANY = text(
@@ -145,11 +145,11 @@ def test_a_stream_at_rest_is_read_without_the_records_of_the_others(database: Da
         session.execute(_MANY, {"first": 100, "stream_id": quiet, "since": since, "count": 3_000})
         session.execute(_MANY, {"first": 10_000, "stream_id": quiet + 1, "since": since, "count": 30_000})
         session.execute(text("ANALYZE records"))
-        explained = text(f"EXPLAIN (ANALYZE, FORMAT JSON) {diagnosis_evidence._RECORDS}")
-        values = {"stream_id": quiet, "first": 0, "end": 50_000, "limit": diagnosis_evidence.RECORDS}
+        explained = text(f"EXPLAIN (ANALYZE, FORMAT JSON) {examination_evidence._RECORDS}")
+        values = {"stream_id": quiet, "first": 0, "end": 50_000, "limit": examination_evidence.RECORDS}
         span = {"since": AT - timedelta(days=7), "until": AT + timedelta(days=7)}
         (explanation,) = session.execute(explained, {**values, **span}).scalar_one()
-    assert max(_rows(explanation["Plan"])) <= diagnosis_evidence.RECORDS + 1
+    assert max(_rows(explanation["Plan"])) <= examination_evidence.RECORDS + 1
 
 
 def _rows(node: dict[str, Any]) -> Iterator[int]:

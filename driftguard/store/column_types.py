@@ -1,8 +1,11 @@
-"""Only finite numbers are stored, and this is the one place that sees to it.
+"""Types of columns: finite numbers, and documents of JSON that hold a type.
 
-PostgreSQL refuses Infinity and NaN in JSON, and takes them in columns, where every reader would meet them.
-Each column of numbers or documents checks what is bound to it, and names itself in the refusal. Records come
-by COPY and are checked where they are made (driftguard.records.check_record).
+Only finite numbers are stored, and this is the one place that sees to it. PostgreSQL
+refuses Infinity and NaN in JSON, and takes them in columns, where every reader would meet them. Each column
+of numbers or documents checks what is bound to it, and names itself in the refusal. Records come by COPY and
+are checked where they are made (driftguard.records.check_record).
+
+A document that holds a type is decoded where its row is read and encoded where it is written.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+import msgspec
 from sqlalchemy import Dialect, Double, Engine, Table, event
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import ExceptionContext
@@ -23,6 +27,10 @@ _UNNAMED: Final = "a value"
 
 class NotFinite(DriftGuardError):
     """{where}: {value} is not a finite number"""
+
+
+class UnreadableDocument(DriftGuardError):
+    """{table}.{column} holds a document that this version cannot read: {what is wrong, and where}"""
 
 
 def refuse_not_finite(value: object, where: str) -> None:
@@ -76,6 +84,34 @@ class FiniteDocument(TypeDecorator[Any]):
     def coerce_compared_value(self, op: OperatorType | None, value: Any) -> TypeEngine[Any]:
         """A key of the document is no document."""
         return self.impl_instance.coerce_compared_value(op, value)
+
+
+class Document(FiniteDocument):
+    """jsonb, as a dataclass or a tuple of them. Members of a dataclass that are None are not stored."""
+
+    cache_ok = True
+
+    def __init__(self, type_: Any, where: str = "a document", *, none_as_null: bool = False) -> None:
+        super().__init__(where, none_as_null=none_as_null)
+        self.type_ = type_
+
+    def named(self, where: str) -> Document:
+        return Document(self.type_, where, none_as_null=self.none_as_null)
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        encoded = msgspec.to_builtins(value)
+        if isinstance(encoded, dict):
+            encoded = {name: member for name, member in encoded.items() if member is not None}
+        return super().process_bind_param(encoded, dialect)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002
+        """Raises UnreadableDocument."""
+        if value is None:
+            return None
+        try:
+            return msgspec.convert(value, self.type_)
+        except msgspec.ValidationError as error:
+            raise UnreadableDocument(f"{self.where} holds a document that cannot be read: {error}") from None
 
 
 def name_columns(table: Table) -> None:

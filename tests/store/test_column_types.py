@@ -19,8 +19,8 @@ from driftguard.detection import Acceptance
 from driftguard.records.documents.cost import Speed
 from driftguard.records.documents.incident import IncidentEvidence
 from driftguard.records.documents.retraining_run import RunNumbers
+from driftguard.store.column_types import FiniteDocument, FiniteDouble, NotFinite, refuse_not_finite
 from driftguard.store.database import Database
-from driftguard.store.finite import FiniteDocument, FiniteDouble, NotFinite, refuse_not_finite
 from driftguard.store.tables import Base, Incident, Record, RetrainRun, StreamCost
 from tests.alerting.incident_rows import add_incident
 
