@@ -18,9 +18,9 @@ from driftguard.errors import DatabaseUnavailable, DriftGuardError
 from driftguard.ingest.watch import LONGEST_WAIT_SECONDS
 from driftguard.metrics import CONTENT_TYPE
 from driftguard.status.fold_watch import STALLED_AFTER_SECONDS
-from driftguard.store import detector_states
+from driftguard.store import folding
 from driftguard.store.database import CHECK
-from driftguard.store.detector_states import Lag
+from driftguard.store.folding import Lag
 
 router = APIRouter(tags=["health"])
 
@@ -110,7 +110,7 @@ def _check(context: Context) -> Readiness:
         )
     context.database.check_schema()
     with context.database.session(CHECK) as session:
-        lag = detector_states.lag(session)
+        lag = folding.lag(session)
     _check_fold(context, lag)
     if overdue := context.overdue_sources(datetime.now(UTC)):
         raise ScrapingStopped(f"nobody scrapes {', '.join(overdue[:3])}; {len(overdue)} servers in all")

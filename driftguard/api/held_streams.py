@@ -14,7 +14,7 @@ from driftguard.api.filters import StreamId
 from driftguard.api.openapi import example, problem
 from driftguard.api.status_models import FrozenModel
 from driftguard.errors import Conflict, NotFound
-from driftguard.store import held_streams, streams
+from driftguard.store import folding, streams
 
 router = APIRouter(prefix="/api/v1", tags=["status"])
 
@@ -46,7 +46,7 @@ def retry_stream(
     with context.database.session() as session:
         if streams.get_stream(session, stream_id) is None:
             raise NotFound(f"there is no stream {stream_id}")
-        held = held_streams.try_at(session, stream_id, datetime.now(UTC))
+        held = folding.try_at(session, stream_id, datetime.now(UTC))
         if held is None:
             raise Conflict(f"stream {stream_id} is folded like every other: there is nothing to try again")
         return HeldStreamModel.model_validate(held)

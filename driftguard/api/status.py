@@ -35,15 +35,7 @@ from driftguard.status.gather import describe
 from driftguard.status.stream_status import StreamStatus
 from driftguard.status.usual_silence import UsualSilences
 from driftguard.status.verdict import Standing, standings
-from driftguard.store import (
-    detector_states,
-    incidents,
-    scrape_leases,
-    series,
-    sources,
-    status_queries,
-    streams,
-)
+from driftguard.store import folding, incidents, scrape_leases, series, sources, status_queries, streams
 from driftguard.store.series import Bin
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Source, Stream
@@ -112,7 +104,7 @@ def _status(query: StatusQuery, context: Context) -> StatusAnswer:
         found = standings(session, now, known, scraped, context.usual_silences)
         return StatusAnswer(
             generated_at=now,
-            unfolded_records=detector_states.unfolded(session),
+            unfolded_records=folding.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
             fleet=FleetModel.of(streams_in_service.gather(session, known), context.settings.detection),
             streams=models_of(session, now, found[: query.limit]),

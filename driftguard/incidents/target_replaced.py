@@ -21,7 +21,7 @@ from driftguard.diagnosis.rates import LEVEL, Rate
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.opening import open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
-from driftguard.store import acceptance_levels, detector_states, examination_evidence, incidents
+from driftguard.store import acceptance_levels, examination_evidence, folding, incidents
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.database import CHORE, Database
 from driftguard.store.streams import get_stream
@@ -52,7 +52,7 @@ def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float,
         found = _fall(session, awaited, minimum_drop, now)
     with database.session(CHORE) as session:
         if found is not None:
-            detector_states.lock_fold(session)  # before any row: the fold itself notes comparisons
+            folding.lock_fold(session)  # before any row: the fold itself notes comparisons
             open_incident(session, *found)
         incidents.forget_comparison(session, awaited)
 

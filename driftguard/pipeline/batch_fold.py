@@ -1,17 +1,22 @@
 """One batch of records inside its transaction: read the states, fold the records, decide what follows, store.
 
-What one stream raises stays with that stream. All streams are folded together, and those in which nothing was
-found are stored together. Only where that raises are they taken one by one, which shows whose failure it is.
+What one stream raises stays with that stream: it undoes what was stored of it, and nothing else. All streams
+are folded together, and those in which nothing was found are stored together. Only where that raises are they
+taken one by one, which shows whose failure it is. A statement that takes too long may be the stream's own, or
+the database's, slow for everybody: it is held against the stream only where others are stored in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
 
 import structlog
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from driftguard.detection import (
@@ -39,8 +44,8 @@ from driftguard.records.positions import first_position
 from driftguard.settings import FalseAlarmScope
 from driftguard.status import streams_in_service
 from driftguard.store import incidents, streams
-from driftguard.store.records import StoredRecord
-from driftguard.store.savepoints import Failures
+from driftguard.store.database import FOLD, is_database_failure, is_too_slow
+from driftguard.store.folding import StoredRecord, is_another_in_time
 from driftguard.store.tables import Stream
 
 AfterFold = Callable[[Session, Stream, Sequence[StoredRecord], Sequence[Finding]], None]
@@ -56,6 +61,74 @@ class Rules:
     config: DetectorConfig
     scope: FalseAlarmScope
     after_fold: tuple[AfterFold, ...]
+
+
+class TookTooLong(Exception):
+    """A statement of this stream alone took longer than the fold waits."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a statement took longer than {FOLD.statement_seconds:g} s")
+
+
+class Failures(dict[int, Exception]):
+    """Stream id -> what it raised. A failure of the database is nobody's own: it is raised.
+
+    `was_late`: whether a statement took too long, of one stream or of several together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_late = False
+        self._late = 0  # streams whose own statement took too long,
+        self._stored = 0  # and those that were stored one by one
+
+    @contextmanager
+    def of(self, stream_id: int) -> Iterator[None]:
+        """For what stores nothing."""
+        try:
+            yield
+        except Exception as error:
+            if is_database_failure(error):
+                raise
+            self[stream_id] = error
+
+    @contextmanager
+    def alone(self, session: Session, stream_id: int) -> Iterator[None]:
+        """In a savepoint."""
+        with self.of(stream_id):
+            try:
+                with session.begin_nested():
+                    yield
+            except DBAPIError as error:
+                if not is_too_slow(error):
+                    raise
+                self.was_late = True
+                self._late += 1
+                if self._late > max(1, self._stored) or not is_another_in_time(session, stream_id):
+                    raise
+                raise TookTooLong from error
+
+    def together(
+        self, session: Session, stream_ids: Sequence[int], store: Callable[[Sequence[int]], None]
+    ) -> None:
+        """Stores what these streams have in one savepoint, as it costs two statements; in one for each where
+        that raises, or takes too long."""
+        if len(stream_ids) > 1:
+            try:
+                with session.begin_nested():
+                    store(stream_ids)
+            except Exception as error:
+                if is_too_slow(error):
+                    self.was_late = True
+                    log.warning("streams took too long together, and are stored one by one", error=str(error))
+                elif is_database_failure(error):
+                    raise
+            else:
+                return
+        # In any order: where two are at fault, they are not always the first ones.
+        for stream_id in random.sample(stream_ids, len(stream_ids)):
+            with self.alone(session, stream_id):
+                store([stream_id])
+            self._stored += stream_id not in self
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +158,8 @@ def fold_batch(
 
     def decide_and_store(stream_ids: Sequence[int]) -> None:
         for stream_id in stream_ids:
-            operator_decisions.carry_out(session, before[stream_id])
+            if before[stream_id].superseded:
+                operator_decisions.carry_out(session, before[stream_id])
             _decide(session, rules, known[stream_id], changed[stream_id], records[stream_id])
         states.store(session, {each: changed[each] for each in stream_ids}, described, fold)
 
@@ -96,7 +170,7 @@ def fold_batch(
             failures.together(session, [stream_id], decide_and_store)
 
     others = [each for each in described if each not in records]
-    states.load(session, others, failures)
+    states.load(session, others, failures.of)
     failures.together(
         session,
         [each for each in others if each not in failures],
@@ -111,11 +185,11 @@ def fold_batch(
 
 def _read(session: Session, states: StateCache, records: Records, failures: Failures) -> dict[int, Decided]:
     """The states before their records, and what operators decided about them since."""
-    states.load(session, records, failures)
+    states.load(session, records, failures.of)
     decided = {}
     for stream_id in (each for each in sorted(records) if each not in failures):
         state = states[stream_id]
-        if not operator_decisions.open_directions(state):
+        if not any(state.incidents):
             decided[stream_id] = Decided(state)
             continue
         with failures.alone(session, stream_id):

@@ -33,10 +33,9 @@ from driftguard.pipeline.state_cache import StateCache
 from driftguard.records import StreamKey
 from driftguard.settings import FalseAlarmScope
 from driftguard.status.fold_watch import FoldWatch
-from driftguard.store import detector_states, held_streams, streams
+from driftguard.store import folding, streams
 from driftguard.store.database import CHECK, FOLD, Database, DatabaseTimeout
-from driftguard.store.detector_states import Progress
-from driftguard.store.records import StoredRecord, read_after, read_of_stream
+from driftguard.store.folding import Progress, StoredRecord, read_after, read_of_stream
 from driftguard.store.tables import HeldStream, Stream
 
 BATCH_RECORDS = 5_000
@@ -137,7 +136,7 @@ class Pipeline:
         """So that another process goes on at once; where that fails, it takes over as from one that died."""
         try:
             with self._database.session(CHECK) as session:
-                detector_states.hand_over(session, self._process_id)
+                folding.hand_over(session, self._process_id)
         except DatabaseUnavailable as error:
             log.info("another sidecar will have to take the fold over", error=str(error))
 
@@ -174,19 +173,21 @@ class Pipeline:
             if before is None:
                 return 0, []
             records = read_after(session, before.seq, limit=self._limit())
-            waiting = held_streams.all_held(session)
+            waiting = folding.all_held(session)
             self._states.forget([each.stream_id for each in waiting])
             passed = Counter(record.stream_id for record in records)
             by_stream = _by_stream(records, {each.stream_id for each in waiting})
-            known = {stream.id: stream for stream in streams.streams_of(session, by_stream)}
+            known = {stream.id: stream for stream in folding.streams_of(session, by_stream)}
             last = records[-1].seq if records else before.seq
             after = Progress(last, before.folds + 1, self._process_id)
             outcome = batch_fold.fold_batch(
                 session, self._rules, self._states, by_stream, known, fold=after.folds
             )
             now = datetime.now(UTC)
-            held_streams.add_behind(session, {each.stream_id: passed[each.stream_id] for each in waiting})
-            held.hold(session, outcome.failures, passed, before.seq, now, self._metrics)
+            if waiting:
+                folding.add_behind(session, {each.stream_id: passed[each.stream_id] for each in waiting})
+            if outcome.failures:
+                held.hold(session, outcome.failures, passed, before.seq, now, self._metrics)
             after = self._end(session, before, after, outcome)
         self._hand_on(after, outcome, by_stream, known)
         if outcome.failures.was_late:
@@ -207,7 +208,7 @@ class Pipeline:
             if before is None:
                 return 0
             now, stream = datetime.now(UTC), streams.get_stream(session, stream_id)
-            all_waiting = {each.stream_id: each for each in held_streams.all_held(session)}
+            all_waiting = {each.stream_id: each for each in folding.all_held(session)}
             self._states.forget(all_waiting)
             waiting = all_waiting.get(stream_id)
             if waiting is None or stream is None or not held.is_due(waiting, now, self._tried):
@@ -247,15 +248,15 @@ class Pipeline:
             held.hold_again(session, waiting, error, now, self._metrics)
         else:
             held.advance(session, waiting, [record.seq for record in records], now, is_last=is_last)
-        held.hold(session, failures, {}, detector_states.position(session), now, self._metrics)
+        held.hold(session, failures, {}, folding.position(session), now, self._metrics)
 
     def _begin(self, session: Session) -> Progress | None:
         """None: another process folds."""
-        seen = detector_states.progress(session)
+        seen = folding.progress(session)
         if self._is_anothers(seen) and not self._is_left_undone(session, seen):
             return None
-        detector_states.lock_fold(session)
-        progress = detector_states.progress(session)
+        folding.lock_fold(session)
+        progress = folding.progress(session)
         if progress != seen and self._is_anothers(progress):
             return None  # it held the lock, and got on
         self._states.follow(session, progress)
@@ -267,8 +268,8 @@ class Pipeline:
     def _is_left_undone(self, session: Session, progress: Progress) -> bool:
         """Whether there was something to do, and nobody got on: a fold that fails changes no progress."""
         now = datetime.now(UTC)
-        due = [each for each in held_streams.all_held(session) if held.is_due(each, now, self._tried)]
-        work = detector_states.lag(session).unread + len(due) + self._states.undescribed
+        due = [each for each in folding.all_held(session) if held.is_due(each, now, self._tried)]
+        work = folding.lag(session).unread + len(due) + self._states.undescribed
         waited = self._watch.seconds_without_fold(progress, work)
         return work > 0 and waited >= self._take_over_seconds
 
@@ -278,7 +279,7 @@ class Pipeline:
             return before
         if self._is_anothers(before):
             log.info("the fold is taken over from another sidecar", position=before.seq)
-        detector_states.set_progress(session, after)
+        folding.set_progress(session, after)
         return after
 
     def _hand_on(

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from driftguard.metrics import Metrics
-from driftguard.store import held_streams
+from driftguard.store import folding
 from driftguard.store.tables import HeldStream
 
 RETRY_AFTER_SECONDS: Final = (1.0, 4.0, 16.0, 64.0)  # after the first failure, the second, ...
@@ -39,12 +39,12 @@ def hold(
     the fold reads past."""
     for stream_id, error in failures.items():
         values = {**_failed(stream_id, 0, None, error, now, metrics), "since": now, "after_seq": after_seq}
-        held_streams.hold(session, stream_id, {**values, "records_behind": behind.get(stream_id, 0)})
+        folding.hold_stream(session, stream_id, {**values, "records_behind": behind.get(stream_id, 0)})
 
 
 def hold_again(session: Session, held: HeldStream, error: Exception, now: datetime, metrics: Metrics) -> None:
     values = _failed(held.stream_id, held.failures, held.set_aside_at, error, now, metrics)
-    held_streams.change(session, held.stream_id, values)
+    folding.change_held(session, held.stream_id, values)
 
 
 def _failed(
@@ -94,13 +94,13 @@ def advance(session: Session, held: HeldStream, seqs: Sequence[int], now: dateti
     """Its next records, those with `seqs`, were folded; `is_last`: there are no more."""
     left = held.records_behind - len(seqs)
     if not is_last:
-        held_streams.change(
+        folding.change_held(
             session,
             held.stream_id,
             {"after_seq": seqs[-1], "records_behind": left, "failures": 0, "next_try_at": now},
         )
         return
-    held_streams.release(session, held.stream_id)
+    folding.release_held(session, held.stream_id)
     of_stream = log.bind(stream=held.stream_id, since=held.since.isoformat())
     of_stream.info("a stream that was held is folded again")
     if left > 0:

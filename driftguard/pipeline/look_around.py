@@ -19,7 +19,7 @@ from driftguard.status import gather, gauges
 from driftguard.status.fold_watch import FoldWatch
 from driftguard.status.usual_silence import UsualSilences
 from driftguard.status.verdict import Standing, standings
-from driftguard.store import detector_states, incidents, status_queries
+from driftguard.store import folding, incidents, status_queries
 from driftguard.store.database import CHECK, CHORE, Database
 
 LOOK_SECONDS: Final = 5.0  # from the end of a look to the next one, unless something was found before
@@ -103,7 +103,7 @@ class LookAround:
         not shown as it was."""
         try:
             with self._database.session(CHECK) as session:
-                lag = detector_states.lag(session)
+                lag = folding.lag(session)
         except Exception:
             self._metrics.fold.lag_records.set(math.nan)
             raise

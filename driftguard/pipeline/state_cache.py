@@ -8,7 +8,8 @@ records: it is made at once where something was found, and in turn, a bounded nu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
@@ -20,11 +21,9 @@ from sqlalchemy.orm import Session
 from driftguard.detection import DetectorConfig, Folded, StreamState, UnreadableState, describe
 from driftguard.detection.state.parts import StoredState, from_parts, parts_of
 from driftguard.metrics import Metrics
-from driftguard.pipeline.operator_decisions import open_directions
 from driftguard.pipeline.relearning import begin_anew
-from driftguard.store import detector_states
-from driftguard.store.detector_states import Progress
-from driftguard.store.savepoints import Failures
+from driftguard.store import folding
+from driftguard.store.folding import Progress
 
 STATES_IN_MEMORY = 10_000  # a state is 0.1 to 0.2 MB, and at most 1.4 MB (hundreds of configurations)
 LOADED_AT_ONCE = 200
@@ -61,7 +60,7 @@ class StateCache:
         if known is None or progress.folds < known.folds:
             self.clear()
         elif progress.folds > known.folds:
-            self.forget(detector_states.written_since(session, known.folds))
+            self.forget(folding.written_since(session, known.folds))
         elif progress.seq != known.seq:  # written by a version that does not count its folds
             self.clear()
         self._progress = progress
@@ -84,14 +83,20 @@ class StateCache:
         self.forget(self._begun_anew)
         self._begun_anew.clear()
 
-    def load(self, session: Session, stream_ids: Collection[int], failures: Failures) -> None:
-        """Those that are not in memory. What cannot be read begins anew."""
+    def load(
+        self,
+        session: Session,
+        stream_ids: Collection[int],
+        failure_of: Callable[[int], AbstractContextManager[None]],
+    ) -> None:
+        """Those that are not in memory. What cannot be read begins anew. `failure_of`: keeps what a stream
+        raises."""
         missing = [stream_id for stream_id in stream_ids if stream_id not in self._states]
         for start in range(0, len(missing), LOADED_AT_ONCE):
             ids = missing[start : start + LOADED_AT_ONCE]
-            stored = detector_states.load(session, ids)
+            stored = folding.load(session, ids)
             for stream_id in ids:
-                with failures.of(stream_id):
+                with failure_of(stream_id):
                     self._load(session, stream_id, stored.get(stream_id))
 
     def _load(self, session: Session, stream_id: int, stored: StoredState | None) -> None:
@@ -103,7 +108,7 @@ class StateCache:
         except UnreadableState as error:
             with session.begin_nested():
                 state = begin_anew(session, stream_id, error, self._metrics)
-                detector_states.forget_history(session, stream_id)
+                folding.forget_history(session, stream_id)
             self._begun_anew.add(stream_id)
         self._states[stream_id], self._stored[stream_id] = state, known
 
@@ -123,7 +128,7 @@ class StateCache:
         changes = [
             self._change(stream_id, folded, described.get(stream_id)) for stream_id, folded in changed.items()
         ]
-        detector_states.store(session, changes, fold, datetime.now(UTC))
+        folding.store(session, changes, fold, datetime.now(UTC))
 
     def describe(self, session: Session, stream_ids: Sequence[int], described: Mapping[int, float]) -> None:
         """Of streams that stay as they are."""
@@ -131,11 +136,11 @@ class StateCache:
             stream_id: self._summary(self._states[stream_id], described[stream_id])
             for stream_id in stream_ids
         }
-        detector_states.store_summaries(session, shown)
+        folding.store_summaries(session, shown)
 
-    def _change(self, stream_id: int, folded: Folded, described: float | None) -> detector_states.Change:
+    def _change(self, stream_id: int, folded: Folded, described: float | None) -> folding.Change:
         numbers, stored = folded.state.history.numbers, self._stored[stream_id]
-        return detector_states.Change(
+        return folding.Change(
             stream_id,
             parts_of(folded.state, stored),
             first_stored=stored.start if stored else numbers.start,
@@ -167,7 +172,7 @@ class StateCache:
     def _tells(self, stream_id: int, folded: Folded) -> bool:
         """Is what the status shows of the stream no longer true, and not just a little old?"""
         before = self._states[stream_id]
-        changed = open_directions(before) != open_directions(folded.state)
+        changed = [*map(bool, before.incidents)] != [*map(bool, folded.state.incidents)]  # by direction
         return bool(folded.findings) or changed or before.requests == 0
 
     def _summary(self, state: StreamState, factor: float) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from driftguard.status.sentences import set_aside_sentence, stale, with_clock, w
 from driftguard.status.stream_status import StreamStatus
 from driftguard.status.usual_silence import Place, UsualSilences
 from driftguard.status.verdict import Standing, standings
-from driftguard.store import detector_states, status_queries
+from driftguard.store import folding, status_queries
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Incident, RetrainRun, Source
 
@@ -40,7 +40,7 @@ def describe(session: Session, now: datetime, chosen: Sequence[Standing]) -> lis
     facts = _Facts(
         summaries={
             stream_id: msgspec.convert(summary, StreamSummary)
-            for stream_id, summary in detector_states.summaries(session, ids).items()
+            for stream_id, summary in folding.summaries(session, ids).items()
         },
         speeds=status_queries.speeds(session, now, ids),
         retrains=status_queries.last_retrains(session),

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.status.staleness import Newest, depends_on_usual_silence, is_stale
 from driftguard.status.usual_silence import ActiveSource, Place, UsualSilences
-from driftguard.store import detector_states, held_streams, sources, status_queries, streams
+from driftguard.store import folding, sources, status_queries, streams
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import HeldStream, Incident, Source
 
@@ -70,10 +70,10 @@ def standings(
     facts = _Facts(
         newest=_newest(known),
         serving=in_service(known, drafts),
-        told=detector_states.verdicts(session),
+        told=folding.verdicts(session),
         incidents=status_queries.unresolved_incidents(session),
         drafts=drafts,
-        set_aside=held_streams.set_aside(session),
+        set_aside=folding.set_aside(session),
         heard=heard,
         silent=_silent(session, audible, now, usual or UsualSilences()),
     )

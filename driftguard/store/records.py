@@ -1,20 +1,19 @@
-"""Acceptance records: written in batches by binary COPY, read in the order of `seq`."""
+"""Acceptance records, written in batches by binary COPY. driftguard.store.folding reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from psycopg import Connection as PsycopgConnection
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord, StreamKey
 from driftguard.store.partitions import ensure_days, take_ingest_lock
 from driftguard.store.streams import StreamRegistry
-from driftguard.store.tables import ACCEPTANCE_BUCKETS, Record
+from driftguard.store.tables import ACCEPTANCE_BUCKETS
 
 _DAY = timedelta(days=1)
 
@@ -135,30 +134,6 @@ class BatchResult:
         return [(place, self.refused[key]) for place, key in enumerate(keys) if key in self.refused]
 
 
-class StoredRecord(NamedTuple):
-    """What the detector reads of one record."""
-
-    seq: int
-    stream_id: int
-    segment: str
-    session: str | None
-    kind: str
-    fidelity: str
-    started_at: datetime
-    ended_at: datetime
-    steps: int
-    drafted: int
-    accepted: int
-    emitted: int
-    num_speculative_tokens: int | None
-    acceptance_rule: str
-    temperature: float | None
-    output_tokens: int | None
-    time_per_output_token_seconds: float | None
-    first_drafted: int | None  # at the first position; None where the record does not tell
-    first_accepted: int | None
-
-
 def insert_batches(
     session: Session,
     batches: Sequence[Sequence[AcceptanceRecord]],
@@ -244,27 +219,6 @@ def _copy_to_stage(
                     )
                 )  # fmt: skip
                 ordinal += 1
-
-
-_STORED = (
-    *(getattr(Record, name) for name in StoredRecord._fields[:-2]),
-    Record.drafted_per_position[1],  # SQL counts from 1
-    Record.accepted_per_position[1],
-)
-
-
-def read_after(session: Session, seq: int, *, limit: int) -> list[StoredRecord]:
-    """The next records after `seq`, in order; fewer than `limit` means that there are no more yet."""
-    rows = session.execute(select(*_STORED).where(Record.seq > seq).order_by(Record.seq).limit(limit))
-    return [StoredRecord(*row) for row in rows]
-
-
-def read_of_stream(
-    session: Session, stream_id: int, *, after: int, up_to: int, limit: int
-) -> list[StoredRecord]:
-    """Those of one stream with after < seq <= up_to, in order."""
-    own = select(*_STORED).where(Record.stream_id == stream_id, Record.seq > after, Record.seq <= up_to)
-    return [StoredRecord(*row) for row in session.execute(own.order_by(Record.seq).limit(limit))]
 
 
 def _driver(session: Session) -> PsycopgConnection[Any]:

@@ -182,10 +182,6 @@ def siblings(session: Session, server: str, target: str) -> list[StreamRow]:
     return [StreamRow(*row) for row in session.execute(query.order_by(Stream.id))]
 
 
-def streams_of(session: Session, stream_ids: Collection[int]) -> list[Stream]:
-    return list(session.scalars(select(Stream).where(Stream.id.in_(stream_ids)).order_by(Stream.id)))
-
-
 def get_stream(session: Session, stream_id: int) -> Stream | None:
     return session.get(Stream, stream_id)
 

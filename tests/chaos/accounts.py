@@ -14,7 +14,7 @@ from driftguard.app import detector_config
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.settings import Settings
-from driftguard.store import detector_states
+from driftguard.store import folding
 from driftguard.store.database import Database
 from driftguard.store.rollup_tiers import TIERS
 from driftguard.store.tables import DetectorHistory, DetectorState, Record
@@ -101,7 +101,7 @@ def _states(database: Database) -> dict[int, list[Any]]:
 
 def unfolded(database: Database) -> int:
     with database.session() as session:
-        return detector_states.unfolded(session)
+        return folding.unfolded(session)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Final
 import httpx
 
 from driftguard.demo.processes import SERVER, Process, free_url, start_engine
-from driftguard.store.records import StoredRecord, read_after
+from driftguard.store.folding import StoredRecord, read_after
 from driftguard.store.streams import all_streams
 from tests.chaos.row import Row
 from tests.chaos.scene import SERVERS, closing, scene

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from driftguard.cli import app
 from driftguard.demo.processes import free_port
 from driftguard.pipeline.held import VERSION
-from driftguard.store import held_streams
+from driftguard.store import folding
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import post, running_sidecar
@@ -146,7 +146,7 @@ def test_a_stream_that_was_set_aside_is_tried_again_by_command(database: Databas
         refused = driftguard("retry", str(stream_id), "--sidecar", str(client.base_url))
         with database.session() as session:
             held = {"failures": 5, "reason": "planted", "version": VERSION, "since": now, "set_aside_at": now}
-            held_streams.hold(session, stream_id, {**held, "after_seq": 3, "records_behind": 0})
+            folding.hold_stream(session, stream_id, {**held, "after_seq": 3, "records_behind": 0})
         told = driftguard("status", "--sidecar", str(client.base_url))
         tried = driftguard("retry", str(stream_id), "--sidecar", str(client.base_url))
         wait_until(lambda: held_streams_of(database) == [], "the stream to be folded")
@@ -158,7 +158,7 @@ def test_a_stream_that_was_set_aside_is_tried_again_by_command(database: Databas
 
 def held_streams_of(database: Database) -> list[int]:
     with database.session() as session:
-        return [held.stream_id for held in held_streams.all_held(session)]
+        return [held.stream_id for held in folding.all_held(session)]
 
 
 def test_an_unreachable_database_is_named_without_its_password() -> None:

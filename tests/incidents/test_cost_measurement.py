@@ -25,7 +25,7 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
 from driftguard.status.gather import gather
-from driftguard.store import detector_states, examination_evidence, incidents, stream_costs
+from driftguard.store import examination_evidence, folding, incidents, stream_costs
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream, StreamCost
 from tests.cost.traffic import Server, told
@@ -257,7 +257,7 @@ def test_no_time_however_absurd_and_no_failure_of_the_cost_keeps_an_incident_fro
         costs = {server: incident.evidence.cost for server, incident in found.items()}
         known = cost_measurement.known(session, stream_ids(session))
         assert list(known) == [found["as it is"].stream_id]
-        assert detector_states.unfolded(session) == 0
+        assert folding.unfolded(session) == 0
     assert costs.keys() == computations.keys()
     assert (costs["infinite"], costs["failing"]) == (None, None)
     assert costs["as it is"] is not None

@@ -19,7 +19,7 @@ from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records.documents.incident import IncidentDiagnosis
 from driftguard.retraining.due import why_not
 from driftguard.status.gauges import refresh
-from driftguard.store import detector_states, incidents
+from driftguard.store import folding, incidents
 from driftguard.store.database import Database, Work
 from driftguard.store.tables import Incident, Notification, Stream
 from tests.pipeline.examining import PAGER, examine
@@ -133,7 +133,7 @@ def test_an_examination_that_fails_delays_no_page_and_no_fold(
         assert world.shown("warning") == 1
         world.fold(200, BAD)
         with database.session() as session:
-            assert detector_states.unfolded(session) == 0
+            assert folding.unfolded(session) == 0
 
     examine(database)
     incident, stream = world.incident()
@@ -156,7 +156,7 @@ def test_the_fold_goes_on_while_an_examination_hangs(
         examining.result()
         assert world.failures() == 1
         with database.session() as session:
-            assert detector_states.unfolded(session) == 0
+            assert folding.unfolded(session) == 0
     assert world.incident()[0].awaits_examination
     examine(database)
     assert world.told() == [("firing", "critical")]

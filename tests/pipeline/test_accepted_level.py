@@ -18,9 +18,9 @@ from driftguard.detection.state.parts import from_parts
 from driftguard.incident_lifecycle import IllegalTransition
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
-from driftguard.store import detector_states, incidents
+from driftguard.store import folding, incidents
 from driftguard.store.database import Database
-from driftguard.store.records import StoredRecord
+from driftguard.store.folding import StoredRecord
 from driftguard.store.tables import DetectorState, Incident, Stream
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.test_fold_loop import BAD, CONFIG, GOOD, all_incidents, fold_all
@@ -49,7 +49,7 @@ def accept(database: Database, incident_id: UUID) -> Incident:
 def state_of(database: Database) -> StreamState:
     with database.session() as session:
         stream_id = session.scalars(select(DetectorState.stream_id)).one()
-        return from_parts(detector_states.load(session, [stream_id])[stream_id])
+        return from_parts(folding.load(session, [stream_id])[stream_id])
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -126,12 +126,12 @@ def test_accepting_while_a_fold_holds_the_incident_waits_for_it(
     slow = Pipeline(database, CONFIG, Metrics(), after_fold=[hold])
     store(database, traffic.draw(1200, after_alarm))
     with ThreadPoolExecutor(2) as threads:
-        folding = threads.submit(slow.fold_batch)
+        under_way = threads.submit(slow.fold_batch)
         assert folded.wait(60)
         accepting = threads.submit(accept, database, incident.id)
         wait_until(lambda: waiting_for_a_lock(database_url), "accept to wait for the fold")
         going_on.set()
-        assert folding.result(60) == 1200
+        assert under_way.result(60) == 1200
         if after_alarm is GOOD:
             with pytest.raises(IllegalTransition, match="is resolved cannot become resolved"):
                 accepting.result(60)

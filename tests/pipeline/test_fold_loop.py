@@ -19,9 +19,9 @@ from driftguard.pipeline import held, look_around
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
 from driftguard.records.documents.incident import names_of
-from driftguard.store import detector_states, incidents
+from driftguard.store import folding, incidents
 from driftguard.store.database import Database
-from driftguard.store.records import StoredRecord, read_after
+from driftguard.store.folding import StoredRecord, read_after
 from driftguard.store.tables import DetectorState, Incident, Notification, Stream
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.examining import fold_and_examine
@@ -134,7 +134,7 @@ def test_a_batch_that_the_database_takes_too_long_for_is_followed_by_smaller_one
 
 def lag(database: Database) -> int:
     with database.session() as session:
-        return detector_states.unfolded(session)
+        return folding.unfolded(session)
 
 
 def test_canary_probes_are_not_folded(database: Database) -> None:
@@ -145,7 +145,7 @@ def test_canary_probes_are_not_folded(database: Database) -> None:
     fold_all(pipeline)
     assert all_incidents(database) == []
     with database.session() as session:
-        assert detector_states.unfolded(session) == 0
+        assert folding.unfolded(session) == 0
         summary = session.scalars(select(DetectorState.summary)).one()
     assert summary["requests"] == 1500
 
@@ -228,7 +228,7 @@ def test_a_reader_that_fails_takes_what_its_stream_had_in_the_batch_back(
     pipeline = Pipeline(database, CONFIG, Metrics(), after_fold=[failing_once])
     pipeline._fold_next()
     with database.session() as session:
-        assert detector_states.unfolded(session) == 300
+        assert folding.unfolded(session) == 300
         assert session.scalars(select(DetectorState)).all() == []
     fold_all(pipeline)
     assert calls == [300, 300]

@@ -22,9 +22,9 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline import batch_fold, held, state_cache
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records.documents.incident import IncidentEvidence
-from driftguard.store import detector_states
+from driftguard.store import folding
 from driftguard.store.database import Database
-from driftguard.store.records import StoredRecord
+from driftguard.store.folding import StoredRecord
 from driftguard.store.tables import DetectorHistory, DetectorState, HeldStream, Incident, Stream
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import running_sidecar
@@ -170,8 +170,8 @@ def test_a_stream_that_raises_keeps_no_other_from_its_incident_and_its_own_is_to
     assert told(database) == {*SERVERS} - {POISONED}
     with database.session() as session:
         (row,) = session.scalars(select(HeldStream))
-        assert detector_states.position(session) == newest
-        assert detector_states.unfolded(session) == row.records_behind > 0
+        assert folding.position(session) == newest
+        assert folding.unfolded(session) == row.records_behind > 0
         assert "\n" not in row.reason
     assert (metrics.registry.get_sample_value("driftguard_stream_failures_total") or 0) >= 2
 
@@ -179,7 +179,7 @@ def test_a_stream_that_raises_keeps_no_other_from_its_incident_and_its_own_is_to
     fold_all(pipeline)
     assert told(database) == {*SERVERS}
     with database.session() as session:
-        assert detector_states.unfolded(session) == 0
+        assert folding.unfolded(session) == 0
         assert session.scalars(select(HeldStream)).all() == []
     described_in_the_end(pipeline)
     assert all_states(database) == from_scratch(database)
@@ -246,7 +246,7 @@ def test_a_failure_of_the_database_is_no_streams_own(database: Database) -> None
         pipeline.fold_batch()
     with database.session() as session:
         assert session.scalars(select(HeldStream)).all() == []
-        assert detector_states.position(session) == 0
+        assert folding.position(session) == 0
 
 
 def test_records_that_retention_drops_while_their_stream_is_held_are_told(
@@ -267,7 +267,7 @@ def test_records_that_retention_drops_while_their_stream_is_held_are_told(
     (line,) = [each for each in logs if each["event"].startswith("retention dropped records")]
     assert line["records"] == 30
     with database.session() as session:
-        assert detector_states.unfolded(session) == 0
+        assert folding.unfolded(session) == 0
 
 
 def test_a_stream_that_is_set_aside_is_told_and_folded_again_when_somebody_asks_for_it(

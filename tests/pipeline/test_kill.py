@@ -18,8 +18,8 @@ from sqlalchemy import select, text
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import PROCESS_ID, Pipeline
-from driftguard.store import detector_states
 from driftguard.store.database import Database
+from driftguard.store.folding import hand_over, position, unfolded
 from driftguard.store.tables import (
     DetectorHistory,
     DetectorState,
@@ -62,14 +62,14 @@ def exit_code(folding: subprocess.Popen[str]) -> int:
 
 def folded(database: Database) -> int:
     with database.session() as session:
-        return RECORDS - detector_states.unfolded(session)
+        return RECORDS - unfolded(session)
 
 
 def outcome(database: Database) -> dict[str, Any]:
     """Everything the fold derived, but for wall-clock times and generated row numbers."""
     with database.session() as session:
         return {
-            "position": detector_states.position(session),
+            "position": position(session),
             "states": session.execute(
                 select(DetectorState.stream_id, DetectorState.state).order_by(DetectorState.stream_id)
             ).all(),
@@ -124,7 +124,7 @@ def test_whoever_takes_over_from_a_frozen_process_waits_for_the_end_of_its_fold(
     with ThreadPoolExecutor(1) as threads:
         for turn in range(1, 4):  # so that the one that takes over has states of before
             with database.session() as session:
-                detector_states.hand_over(session, PROCESS_ID)
+                hand_over(session, PROCESS_ID)
             process = start(folding, batch=20)
             wait_until(lambda: folded(database) >= turn * 700, "the fold to get so far", timeout_seconds=60)  # noqa: B023
             frozen_in_a_fold(database, process)

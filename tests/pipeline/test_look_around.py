@@ -13,7 +13,6 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline import look_around
 from driftguard.pipeline.look_around import LookAround
 from driftguard.status import gauges
-from driftguard.store import detector_states
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.traffic import Traffic, store
@@ -79,7 +78,7 @@ def test_a_lag_that_cannot_be_measured_is_not_shown_as_it_was(
     def away(_: object) -> int:
         raise DatabaseUnavailable("database 'driftguard' at db.internal:5432: connection refused")
 
-    monkeypatch.setattr(detector_states, "lag", away)
+    monkeypatch.setattr("driftguard.store.folding.lag", away)
     with capture_logs() as logs:
         looking._attempt()
     assert math.isnan(shown(metrics, "fold_lag_records") or 0)

@@ -11,10 +11,12 @@ from sqlalchemy.orm import Session
 
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
-from driftguard.pipeline import fold_loop, held
+from driftguard.pipeline import batch_fold, fold_loop, held
 from driftguard.pipeline.fold_loop import Pipeline
-from driftguard.store import database, detector_states, savepoints
+from driftguard.store import database
+from driftguard.store import folding as fold_store
 from driftguard.store.database import Database
+from driftguard.store.folding import is_another_in_time, position
 from driftguard.store.tables import HeldStream
 from tests.pipeline.test_fold_loop import CONFIG, fold_all
 from tests.pipeline.test_held_streams import POISONED, SERVERS, traffic_of
@@ -25,7 +27,7 @@ SHORT = replace(database.FOLD, statement_seconds=0.5)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fold_loop, savepoints):
+    for module in (fold_loop, batch_fold, fold_store):
         monkeypatch.setattr(module, "FOLD", SHORT)
     monkeypatch.setattr(held, "RETRY_AFTER_SECONDS", (0.0,) * 4)
 
@@ -111,7 +113,7 @@ def test_where_no_other_stream_can_be_stored_nobody_is_held(
             folding.fold_batch()
     assert not all_held(database)
     with database.session() as session:
-        assert detector_states.position(session) == 0
+        assert position(session) == 0
     let_be_slow(database, [])
     fold_all(folding)
     assert requests(database) == [10] * len(servers)
@@ -125,7 +127,7 @@ def test_a_database_that_goes_away_while_streams_are_taken_one_by_one_holds_nobo
     fold_all(Pipeline(database, CONFIG, Metrics()))
     let_be_slow(database, [POISONED])
     traffic_of(database, traffic, (20, 0.75))
-    others = savepoints.is_another_in_time
+    others = is_another_in_time
 
     def gone(session: Session, stream_id: int) -> bool:
         pid = session.scalar(text("SELECT pg_backend_pid()"))
@@ -133,7 +135,7 @@ def test_a_database_that_goes_away_while_streams_are_taken_one_by_one_holds_nobo
             other.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
         return others(session, stream_id)
 
-    monkeypatch.setattr(savepoints, "is_another_in_time", gone)
+    monkeypatch.setattr(batch_fold, "is_another_in_time", gone)
     with pytest.raises(DatabaseUnavailable):
         Pipeline(database, CONFIG, Metrics()).fold_batch()
     assert not all_held(database)

@@ -12,7 +12,7 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.pipeline import state_cache
 from driftguard.pipeline.fold_loop import Pipeline
-from driftguard.store import detector_states
+from driftguard.store import folding
 from driftguard.store.database import Database
 from driftguard.store.tables import DetectorHistory, DetectorState, Stream
 from tests.alerting.http_receiver import wait_until
@@ -23,7 +23,7 @@ from tests.pipeline.traffic import Traffic, all_summaries, store
 def stored_state(database: Database) -> StreamState:
     with database.session() as session:
         stream_id = session.scalars(select(DetectorState.stream_id)).one()
-        return from_parts(detector_states.load(session, [stream_id])[stream_id])
+        return from_parts(folding.load(session, [stream_id])[stream_id])
 
 
 def pieces(database: Database) -> dict[int, str]:
@@ -114,7 +114,7 @@ def test_a_state_that_was_deleted_begins_anew(database: Database, monkeypatch: p
 
 def unfolded(database: Database) -> int:
     with database.session() as session:
-        return detector_states.unfolded(session)
+        return folding.unfolded(session)
 
 
 def test_a_beginning_that_was_rolled_back_is_made_again_and_the_other_states_stay_in_memory(

@@ -20,9 +20,9 @@ from driftguard.pipeline import batch_fold, held, state_cache
 from driftguard.pipeline.fold_loop import TAKE_OVER_SECONDS, Pipeline
 from driftguard.records import AcceptanceRecord
 from driftguard.status.fold_watch import FoldWatch
-from driftguard.store import detector_states
+from driftguard.store import folding
 from driftguard.store.database import Database
-from driftguard.store.detector_states import Progress
+from driftguard.store.folding import Progress
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.test_fold_loop import fold_all
 from tests.pipeline.test_held_streams import all_states, described_in_the_end, from_scratch
@@ -36,13 +36,13 @@ SERVERS = tuple(f"server {number}" for number in range(6))
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Streams whose state was read, in order."""
     read: list[int] = []
-    load = detector_states.load
+    load = folding.load
 
     def counted(session: Session, stream_ids: Collection[int]) -> dict[int, StoredState]:
         read.extend(stream_ids)
         return load(session, stream_ids)
 
-    monkeypatch.setattr(detector_states, "load", counted)
+    monkeypatch.setattr(folding, "load", counted)
     return read
 
 
@@ -132,7 +132,7 @@ def test_a_fold_that_fails_keeps_nobody_else_from_folding(
     for _ in range(3):
         clock.seconds += TAKE_OVER_SECONDS / 3
         with monkeypatch.context() as patched:
-            patched.setattr(detector_states, "set_progress", Mock(side_effect=RuntimeError("planted")))
+            patched.setattr(folding, "set_progress", Mock(side_effect=RuntimeError("planted")))
             with pytest.raises(RuntimeError, match="planted"):
                 one.fold_batch()
     assert other.fold_batch() == 10
@@ -153,7 +153,7 @@ def test_one_that_stops_hands_over_at_once(database: Database) -> None:
 
 def position(database: Database) -> int:
     with database.session() as session:
-        return detector_states.position(session)
+        return folding.position(session)
 
 
 def test_one_that_waits_is_alive(database: Database) -> None:
@@ -179,7 +179,7 @@ def test_a_stream_that_is_held_is_tried_again_by_whoever_takes_over(
         clock.seconds += pause
         assert other.fold_batch() == folded
     with database.session() as session:
-        assert detector_states.unfolded(session) == 0
+        assert folding.unfolded(session) == 0
 
 
 def test_what_it_folded_is_shown_by_one_that_folds_no_longer(
@@ -233,7 +233,7 @@ def test_taking_over_gives_what_one_fold_from_scratch_gives(database: Database) 
             before = progress(database)
             unaware.fold_batch()
             with database.session() as session:
-                detector_states.set_progress(session, progress(database)._replace(folded_by=before.folded_by))
+                folding.set_progress(session, progress(database)._replace(folded_by=before.folded_by))
         if turn == 20:
             with database.session() as session:
                 session.execute(text("UPDATE fold_positions SET folds = 0"))
@@ -250,7 +250,7 @@ def test_taking_over_gives_what_one_fold_from_scratch_gives(database: Database) 
 
 def progress(database: Database) -> Progress:
     with database.session() as session:
-        return detector_states.progress(session)
+        return folding.progress(session)
 
 
 def shuffled(traffic: Traffic, random: np.random.Generator, rate: float) -> list[AcceptanceRecord]:

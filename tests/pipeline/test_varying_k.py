@@ -17,7 +17,8 @@ from driftguard.incidents.cost_update import slower_at_least
 from driftguard.pipeline.batch_fold import _observations
 from driftguard.store.database import Database
 from driftguard.store.examination_evidence import timed_between
-from driftguard.store.records import insert_batches, read_after
+from driftguard.store.folding import read_after
+from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
 from tests.alerting.http_receiver import wait_until
 from tests.cost.traffic import Server

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord
-from driftguard.store import detector_states
+from driftguard.store import folding
 from driftguard.store.database import Database
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
@@ -90,4 +90,4 @@ def stream_ids(session: Session) -> Sequence[int]:
 
 def all_summaries(session: Session) -> dict[int, dict[str, Any]]:
     """stream id -> what the status shows."""
-    return detector_states.summaries(session, stream_ids(session))
+    return folding.summaries(session, stream_ids(session))

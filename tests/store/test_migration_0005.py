@@ -11,7 +11,7 @@ from driftguard.detection.state.codec import encode_state
 from driftguard.detection.state.parts import from_parts
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
-from driftguard.store import detector_states
+from driftguard.store import folding
 from driftguard.store.database import Database
 from driftguard.store.migrations import alembic_config
 from driftguard.store.tables import DetectorHistory, DetectorState
@@ -42,12 +42,12 @@ def test_a_state_with_its_whole_history_inside_is_read_and_stored_in_parts(empty
             connection.commit()
         database.upgrade()
         with database.session() as session:
-            (stored,) = detector_states.load(session, [stream_id]).values()
+            (stored,) = folding.load(session, [stream_id]).values()
             assert encode_state(from_parts(stored)) == before_bytes
         store(database, Traffic(seed=1).draw(50, {"chat": 0.7}))
         assert Pipeline(database, config, Metrics()).fold_batch() == 50
         with database.session() as session:
-            (stored,) = detector_states.load(session, [stream_id]).values()
+            (stored,) = folding.load(session, [stream_id]).values()
             assert session.scalars(select(DetectorState.history_rows)).all() == [1_550]
             numbers = session.scalars(select(DetectorHistory.number).order_by(DetectorHistory.number)).all()
         assert numbers == [0, 1, 2]

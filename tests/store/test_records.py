@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.records import AcceptanceRecord
 from driftguard.store.database import Database
-from driftguard.store.records import BatchResult, insert_batches, read_after
+from driftguard.store.folding import read_after
+from driftguard.store.records import BatchResult, insert_batches
 from driftguard.store.streams import StreamRegistry, all_streams
 from driftguard.store.tables import Record, Segment
 from tests.store.samples import make_records

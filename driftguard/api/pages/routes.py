@@ -37,7 +37,7 @@ from driftguard.metrics.labels import StreamVerdict
 from driftguard.status import stream_list
 from driftguard.status.stream_list import Choice, Order
 from driftguard.status.verdict import WORST_FIRST, Standing, standings
-from driftguard.store import detector_states, drafts, held_streams, incidents, retrain_runs, sources, streams
+from driftguard.store import drafts, folding, incidents, retrain_runs, sources, streams
 from driftguard.store.row_filter import RowFilter
 
 router = APIRouter(include_in_schema=False)
@@ -98,7 +98,7 @@ def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
             running=_runs(session, "running"),
             sources=source_models(session, scraped),
             elsewhere=context.sources_elsewhere(),
-            unfolded=detector_states.unfolded(session),
+            unfolded=folding.unfolded(session),
         )
 
 
@@ -155,7 +155,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
             runs=_runs_of(session, history),
             source=next((item for item in servers if item.server == stream.server), None),
             false_alarm_days=context.settings.detection.false_alarm_days,
-            held=held_streams.find(session, stream_id),
+            held=folding.find_held(session, stream_id),
             **_deciding(context, stream.server, history),
         )
 

@@ -16,7 +16,7 @@ from driftguard.records.documents.retraining_run import Watch
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
 from driftguard.store import incidents, retrain_runs
-from driftguard.store.records import StoredRecord
+from driftguard.store.folding import StoredRecord
 from driftguard.store.tables import RetrainRun, Stream
 
 _WATCHED = "watched draft versions"

@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from driftguard.app import Sidecar, create_app
 from driftguard.pipeline.held import VERSION
-from driftguard.store import held_streams, retrain_runs
+from driftguard.store import folding, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.keys import create_key
 from driftguard.store.tables import Draft, Incident, Stream
@@ -310,7 +310,7 @@ def test_a_stream_that_was_set_aside_is_tried_again_by_a_button(
         key = create_key(session, "operator")
         stream_id = session.scalars(select(Incident.stream_id).where(Incident.id == incident_id)).one()
         held = {"failures": 5, "reason": "planted", "version": VERSION, "since": now, "set_aside_at": now}
-        held_streams.hold(session, stream_id, {**held, "after_seq": 0, "records_behind": 0})
+        folding.hold_stream(session, stream_id, {**held, "after_seq": 0, "records_behind": 0})
     page = open_page(f"{guarded.base_url}/streams/{stream_id}", allowed="the server responded with")
     expect(page.locator("main")).to_contain_text("Cannot be judged since")
     again = page.get_by_role("button", name="Try its records again")

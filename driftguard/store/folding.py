@@ -1,4 +1,8 @@
-"""What the detector knows, and the one position in the records up to which it has read."""
+"""What the fold reads and writes: records behind its position, the detector's state of each stream, that one
+position, and the streams that it goes without.
+
+Such a held stream raised when it was folded; it is tried again from a position of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,72 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import ARRAY, BigInteger, any_, bindparam, delete, literal, select, text, update
+from sqlalchemy import ARRAY, BigInteger, any_, bindparam, delete, func, literal, select, text, update
 from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from driftguard.detection.state.parts import StoredState
-from driftguard.store import held_streams
-from driftguard.store.tables import DetectorHistory, DetectorState, FoldPosition
+from driftguard.store.database import FOLD, is_too_slow
+from driftguard.store.tables import DetectorHistory, DetectorState, FoldPosition, HeldStream, Record, Stream
 
 READER = "detector"
 _LOCK = 4_706_137_201  # any number that no other advisory lock of this database uses
+
+
+PROMPT_SHARE: Final = 0.1  # of the time that a statement has: what another stream may take in comparison
+
+
+class StoredRecord(NamedTuple):
+    """What the detector reads of one record."""
+
+    seq: int
+    stream_id: int
+    segment: str
+    session: str | None
+    kind: str
+    fidelity: str
+    started_at: datetime
+    ended_at: datetime
+    steps: int
+    drafted: int
+    accepted: int
+    emitted: int
+    num_speculative_tokens: int | None
+    acceptance_rule: str
+    temperature: float | None
+    output_tokens: int | None
+    time_per_output_token_seconds: float | None
+    first_drafted: int | None  # at the first position; None where the record does not tell
+    first_accepted: int | None
+
+
+_STORED = (
+    *(getattr(Record, name) for name in StoredRecord._fields[:-2]),
+    Record.drafted_per_position[1],  # SQL counts from 1
+    Record.accepted_per_position[1],
+)
+
+
+def read_after(session: Session, seq: int, *, limit: int) -> list[StoredRecord]:
+    """The next records after `seq`, in order; fewer than `limit` means that there are no more yet."""
+    rows = session.execute(select(*_STORED).where(Record.seq > seq).order_by(Record.seq).limit(limit))
+    return [StoredRecord(*row) for row in rows]
+
+
+def read_of_stream(
+    session: Session, stream_id: int, *, after: int, up_to: int, limit: int
+) -> list[StoredRecord]:
+    """Those of one stream with after < seq <= up_to, in order."""
+    own = select(*_STORED).where(Record.stream_id == stream_id, Record.seq > after, Record.seq <= up_to)
+    return [StoredRecord(*row) for row in session.execute(own.order_by(Record.seq).limit(limit))]
+
+
+def streams_of(session: Session, stream_ids: Collection[int]) -> list[Stream]:
+    return list(session.scalars(select(Stream).where(Stream.id.in_(stream_ids)).order_by(Stream.id)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +243,81 @@ class Lag(NamedTuple):
 def lag(session: Session) -> Lag:
     newest = session.scalar(text("SELECT max(seq) FROM records")) or 0
     at = position(session)
-    return Lag(at, max(0, newest - at), held_streams.records_behind(session))
+    return Lag(at, max(0, newest - at), records_behind(session))
 
 
 def unfolded(session: Session) -> int:
     return lag(session).records
+
+
+def is_another_in_time(session: Session, stream_id: int) -> bool:
+    """Whether the state of another stream, any one, can be written promptly; it is left as it is."""
+    limit_ms = round(PROMPT_SHARE * FOLD.statement_seconds * 1_000)
+    try:
+        with session.begin_nested() as comparison:
+            session.execute(
+                text("SELECT set_config('statement_timeout', :limit, true)"), {"limit": str(limit_ms)}
+            )
+            written = session.execute(
+                text(
+                    "UPDATE detector_states SET updated_at = updated_at WHERE stream_id = (SELECT stream_id "
+                    "FROM detector_states WHERE stream_id <> :stream_id ORDER BY random() LIMIT 1) "
+                    "RETURNING stream_id"
+                ),
+                {"stream_id": stream_id},
+            ).all()
+            comparison.rollback()
+    except DBAPIError as error:
+        if is_too_slow(error):
+            return False
+        raise
+    return bool(written)
+
+
+def all_held(session: Session) -> list[HeldStream]:
+    """By stream."""
+    return list(session.scalars(select(HeldStream).order_by(HeldStream.stream_id)))
+
+
+def set_aside(session: Session) -> dict[int, HeldStream]:
+    """Stream id -> those that failed too often to be tried again by themselves."""
+    rows = session.scalars(select(HeldStream).where(HeldStream.set_aside_at.is_not(None)))
+    return {row.stream_id: row for row in rows}
+
+
+def find_held(session: Session, stream_id: int) -> HeldStream | None:
+    """None: it is folded like every other."""
+    return session.get(HeldStream, stream_id)
+
+
+def records_behind(session: Session) -> int:
+    """Of all of them: read by the fold, and waiting until their stream can be folded again."""
+    return int(session.scalar(select(func.sum(HeldStream.records_behind))) or 0)
+
+
+def hold_stream(session: Session, stream_id: int, values: Mapping[str, Any]) -> None:
+    """`values`: every other column."""
+    session.execute(insert(HeldStream).values(stream_id=stream_id, **values))
+
+
+def change_held(session: Session, stream_id: int, values: Mapping[str, Any]) -> None:
+    session.execute(update(HeldStream).where(HeldStream.stream_id == stream_id).values(**values))
+
+
+def add_behind(session: Session, records: Mapping[int, int]) -> None:
+    """Stream id -> records that the fold read past."""
+    for stream_id, count in records.items():
+        behind = HeldStream.records_behind + count
+        session.execute(
+            update(HeldStream).where(HeldStream.stream_id == stream_id).values(records_behind=behind)
+        )
+
+
+def release_held(session: Session, stream_id: int) -> None:
+    session.execute(delete(HeldStream).where(HeldStream.stream_id == stream_id))
+
+
+def try_at(session: Session, stream_id: int, at: datetime) -> HeldStream | None:
+    """Has it tried again then; None: it is not held."""
+    query = update(HeldStream).where(HeldStream.stream_id == stream_id)
+    return session.scalars(query.values(next_try_at=at).returning(HeldStream)).one_or_none()
