@@ -29,8 +29,8 @@ from driftguard.api.guarding import install_guard
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
 from driftguard.incidents import cost_measurement, diagnosing
-from driftguard.incidents.examiner import Examiner
-from driftguard.incidents.severity import Paging
+from driftguard.incidents.examination import Examiner
+from driftguard.incidents.opening import Paging
 from driftguard.ingest.queue import IngestQueue
 from driftguard.ingest.watch import IngestWatch
 from driftguard.logs import configure_logging

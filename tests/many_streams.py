@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
-from driftguard.incidents.severity import NOBODY
+from driftguard.incidents.opening import NOBODY
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store.database import Database

@@ -162,5 +162,5 @@ class Alertmanager:
         with self._database.session() as session:
             for incident_id, event, severity in own:
                 # A peer that was configured after the incident opened gets its row now.
-                notifications.announce(session, incident_id, [self.name], event, severity, now)
+                incidents.announce(session, incident_id, [self.name], event, severity, now)
             notifications.mark(session, self.name, own, at=now, error=error)

@@ -1,14 +1,20 @@
-"""What speculation costs a stream: gathered from the store, computed purely, kept.
+"""What speculation costs a stream: gathered from the store, computed purely, kept, and told by its incident.
 
 With an incident as it is examined, and for every stream in service every few minutes: an open incident is
 then told what it costs by now. A new one, which is found before enough requests were timed, waits a minute
 only.
+
+The detector finds no second fall of a stream while one is open. So the other segments are looked at as well
+as the changed ones, and a fall that was no page becomes one when either costs enough. That is judged every
+few minutes for as long as the incident is open, hence by the loss, measured or by formula, less SURELY
+standard errors: the first measurement that shows a small loss at all shows too much of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -17,10 +23,11 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost, TimedRequest, assess
-from driftguard.incidents import cost_update
-from driftguard.incidents.cost_update import Measurement
-from driftguard.incidents.severity import Paging
-from driftguard.records.documents.incident import names_of
+from driftguard.diagnosis.mix import decompose
+from driftguard.diagnosis.rates import Rate, rate_of
+from driftguard.incident_lifecycle import formula_slowdown
+from driftguard.incidents.opening import Paging, raise_to, severity_of
+from driftguard.records.documents.incident import IncidentEvidence, names_of
 from driftguard.store import examination_evidence, incidents, stream_costs, streams
 from driftguard.store.column_types import refuse_not_finite
 from driftguard.store.database import CHORE, Database
@@ -32,6 +39,8 @@ NEW_FOR: Final = timedelta(minutes=30)  # for so long after it opened
 OUTDATED_AFTER: Final = 6 * MEASURE_EVERY  # with traffic that was not measured
 _AT_A_TIME: Final = 10  # streams: about a twentieth of a second each
 _NEWEST: Final = 2**62  # above every seq
+SURELY: Final = 3.0
+LEAST_REQUESTS: Final = 30  # of a segment at one K, on either side of the change
 log = structlog.get_logger(__name__)
 
 
@@ -58,7 +67,7 @@ def at_change(
     """(what the change costs, draft tokens per step in the changed segments); None where no record tells."""
     found = _measured(session, stream, change, newest_ended_at)
     changed = [item for item in [*found.before, *found.since] if item.segment in change.segments]
-    return found.cost, cost_update.drafted_per_step(changed)
+    return found.cost, drafted_per_step(changed)
 
 
 def refresh(database: Database, paging: Paging, now: datetime) -> None:
@@ -79,7 +88,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
             stream_costs.store(session, stream_id, found.cost, now)
             present = incidents.lock(session, incident.id) if incident else None
             if present is not None and present.state != "resolved":
-                cost_update.update(session, present, found, paging, now)
+                update_incident(session, present, found, paging, now)
 
 
 def known(session: Session, stream_ids: Sequence[int]) -> dict[int, Measured]:
@@ -143,3 +152,124 @@ def _assessed(
         log.exception("the cost of speculation could not be computed", stream=stream.id)
         return None
     return cost
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A stream with an open incident as just measured: `before` and `since` the change, all segments."""
+
+    cost: Cost | None  # of the changed segments
+    before: Sequence[TimedRequest]
+    since: Sequence[TimedRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slowdown:
+    part: float  # of the tokens per second, lost
+    told: str
+    # What the incident says of it from then on: the cost that it was measured with, or the part by formula.
+    cost: Cost | None = None
+    by_formula: float | None = None
+
+
+def with_cost(evidence: IncidentEvidence, cost: Cost | None) -> IncidentEvidence:
+    """What an incident keeps of its cost; the slowdown only where it is sure that there is one, or a gain."""
+    return replace(evidence, slowdown_measured=_sure(cost), cost=cost)
+
+
+def _sure(cost: Cost | None) -> float | None:
+    lost = cost.lost if cost else None
+    return lost.value if lost is not None and lost.low * lost.high > 0.0 else None
+
+
+def update_incident(
+    session: Session,
+    incident: Incident,
+    measured: Measurement,
+    paging: Paging,
+    now: datetime,
+) -> None:
+    """Completes the cost of an incident, and raises its severity where a fall costs enough by now."""
+    if measured.cost is not None and _completes(incident, measured.cost):
+        _keep_cost(incident, measured.cost)
+    if incident.direction == "down":
+        worst = max(_slowdowns(incident, measured), key=lambda item: item.part, default=None)
+        if worst is not None:
+            graver = severity_of(incident, worst.part, paging)
+            if raise_to(session, incident, graver, worst.told, paging, now):
+                _keep(incident, worst)
+
+
+def _completes(incident: Incident, cost: Cost) -> bool:
+    """A large fall is found before its cost can be told: once there are enough requests, it is."""
+    if incident.evidence.slowdown_measured is not None:
+        return False
+    # An incident of a replaced target opens without a cost.
+    return incident.evidence.cost is None or _sure(cost) is not None
+
+
+def _keep(incident: Incident, slowdown: _Slowdown) -> None:
+    if slowdown.cost is not None:
+        _keep_cost(incident, slowdown.cost)
+    elif slowdown.by_formula is not None:
+        incident.evidence = replace(incident.evidence, slowdown_formula=slowdown.by_formula)
+
+
+def _keep_cost(incident: Incident, cost: Cost) -> None:
+    incident.evidence = with_cost(incident.evidence, cost)
+    incident.tokens_per_second_before = cost.before.tokens_per_second if cost.before else None
+    incident.tokens_per_second_after = cost.now.tokens_per_second
+
+
+def _slowdowns(incident: Incident, measured: Measurement) -> Iterator[_Slowdown]:
+    """Of the changed segments, measured where it is sure that there is one; of the others by formula."""
+    changed = set(names_of(incident.segments))
+    if measured.cost is not None and measured.cost.lost is not None and _sure(measured.cost) is not None:
+        lost = measured.cost.lost
+        told = f"the changed segments have become about {lost.value:.0%} slower (measured)"
+        # The interval reaches about two standard errors down.
+        least = lost.value - SURELY / 2.0 * (lost.value - lost.low)
+        yield _Slowdown(least, told, cost=measured.cost)
+    elif (part := _of_segments(measured, changed, among=True)) is not None:
+        told = f"the changed segments have become at least {part:.0%} slower (by formula)"
+        yield _Slowdown(part, told, by_formula=part)
+    if (part := _of_segments(measured, changed, among=False)) is not None:
+        told = f"other segments have become at least {part:.0%} slower as well (by formula)"
+        yield _Slowdown(part, told)
+
+
+def _of_segments(measured: Measurement, changed: set[str], *, among: bool) -> float | None:
+    """Of the `changed` segments, or of all others."""
+    sides = [
+        [item for item in side if (item.segment in changed) is among]
+        for side in (measured.before, measured.since)
+    ]
+    return slower_at_least(*sides)
+
+
+def slower_at_least(before: Sequence[TimedRequest], since: Sequence[TimedRequest]) -> float | None:
+    """Part of the tokens per second lost by formula, less SURELY standard errors; None where nothing tells.
+
+    Like is compared with like: segments at one K, in their common mix (`driftguard.diagnosis.mix`). Requests
+    whose K varied have none, and say nothing here: what they accept moves with K.
+    Assumptions: independent requests; a step takes as long as before.
+    """
+    before, since = ([item for item in side if not item.by_first] for side in (before, since))
+    move, drafted = decompose(_rates(before), _rates(since)), drafted_per_step(since)
+    if move is None or drafted is None:
+        return None
+    fall = max(-move.within - SURELY * move.within_error, 0.0)
+    return formula_slowdown(move.after + fall, move.after, drafted)
+
+
+def _rates(requests: Sequence[TimedRequest]) -> dict[tuple[str, int | None], Rate]:
+    cells: dict[tuple[str, int | None], list[tuple[int, int]]] = defaultdict(list)
+    for item in requests:
+        cells[item.segment, item.num_speculative_tokens].append((item.drafted, item.accepted))
+    rates = {cell: rate_of(counts) for cell, counts in cells.items() if len(counts) >= LEAST_REQUESTS}
+    return {cell: rate for cell, rate in rates.items() if rate is not None}
+
+
+def drafted_per_step(requests: Sequence[TimedRequest]) -> float | None:
+    drafted, steps = sum(item.drafted for item in requests), sum(item.steps for item in requests)
+    return drafted / steps if drafted and steps else None

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from driftguard.diagnosis import Evidence, diagnose
 from driftguard.errors import DatabaseUnavailable
 from driftguard.incident_lifecycle import is_graver
-from driftguard.incidents.severity import Paging, raise_to, severity_of
+from driftguard.incidents.opening import Paging, raise_to, severity_of
 from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence, names_of
 from driftguard.store import incidents
 from driftguard.store.database import CHORE, Database

@@ -1,11 +1,13 @@
-"""Every incident is opened here: by the detector (`from_finding`), or for a replaced target.
+"""How an incident opens, by the detector or for a replaced target, how grave it is, and who is told.
 
 An incident says where, since when and how much acceptance changed. What that costs, why it came and hence how
-grave it is says its examination (`examination.py`), right after the commit: nobody is told of it before.
+grave it is says its examination (`examination.py`), right after the commit: nobody is told of it before. Its
+severity may become graver, never less grave, until it is over.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 from uuid import UUID, uuid5
@@ -14,9 +16,10 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.detection import DriftClosed, DriftOpened
+from driftguard.incident_lifecycle import PAGE_SLOWDOWN, Direction, Severity, severity
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, names_of
 from driftguard.records.positions import ACCEPTANCE, Positions, combined
-from driftguard.store import incidents
+from driftguard.store import incidents, notifications
 from driftguard.store.tables import Incident, Stream
 
 # Makes an incident's id from what it is about: the same fold gives the same id.
@@ -113,3 +116,57 @@ def _changed_acceptance(finding: DriftOpened) -> tuple[float, float]:
         sum(change.before.rate * change.after.requests for change in finding.segments) / total,
         sum(change.after.rate * change.after.requests for change in finding.segments) / total,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Who is paged, and from when on. `destinations`: to which notifications are sent. `slowdown`: a fall is
+    a page from this part of the tokens per second on, in [0, 1]."""
+
+    destinations: tuple[str, ...] = ()
+    slowdown: float = PAGE_SLOWDOWN
+
+
+NOBODY = Paging()
+
+
+def severity_of(incident: Incident, slowdown: float | None, paging: Paging = NOBODY) -> Severity:
+    """By its cause and by what it costs. Suspicious answers are a page although nothing got slower; what is
+    surely no fault is none. `slowdown`: part of the tokens per second lost; None: not known."""
+    direction: Direction = "down" if incident.direction == "down" else "up"
+    known = incident.diagnosis
+    if known is not None and known.cause == "quality":
+        return "warning"
+    if known is not None and known.cause in ("mix_shift", "configuration") and known.confidence == "high":
+        return "info"
+    return severity(direction, slowdown, paging.slowdown)
+
+
+def announce(session: Session, incident: Incident, paging: Paging, now: datetime) -> None:
+    """Tells every destination of a stored incident, if it is a page."""
+    if incident.severity != "info":
+        incidents.announce(session, incident.id, paging.destinations, "firing", incident.severity, now)
+
+
+def announce_examined(session: Session, incident: Incident, paging: Paging, now: datetime) -> None:
+    """Ends the wait for the examination of an incident, locked by the caller: it gets its first severity, by
+    what is known of it, and is told. What is over by then is told too, with its end, as if it had been told
+    at once."""
+    incidents.end_wait(session, incident, severity_of(incident, incident.evidence.slowdown, paging))
+    announce(session, incident, paging, now)
+    if incident.state == "resolved":
+        incidents.announce_resolution(session, incident, now)
+
+
+def raise_to(
+    session: Session, incident: Incident, graver: Severity, reason: str, paging: Paging, now: datetime
+) -> bool:
+    """Writes it into the incident's history and pages again. False where it is as grave already, or over."""
+    told = f"{graver} instead of {incident.severity}: {reason}"
+    if not incidents.raise_severity(session, incident, graver, told, now):
+        return False
+    incident.evidence = replace(incident.evidence, raised_because=reason)
+    notifications.drop_undelivered(session, incident.id)
+    announce(session, incident, paging, now)
+    log.warning("incident became graver", incident=str(incident.id), severity=graver, reason=reason)
+    return True

@@ -22,7 +22,7 @@ from driftguard.incident_lifecycle import Severity, State, Transition, is_graver
 from driftguard.records import Instant
 from driftguard.records.documents.incident import IncidentEvidence
 from driftguard.store.row_filter import EVERYTHING, RowFilter, newest_first
-from driftguard.store.tables import AwaitedComparison, Incident, IncidentTransition, Stream
+from driftguard.store.tables import AwaitedComparison, Incident, IncidentTransition, Notification, Stream
 
 # A resolution is announced where the incident itself was announced, and nowhere else. This holds whoever
 # resolves it (the detector, a person, the promotion watch), because every resolution passes through move().
@@ -149,6 +149,22 @@ def end_wait(session: Session, incident: Incident, severity: Severity) -> None:
         IncidentTransition.incident_id == incident.id, IncidentTransition.from_state.is_(None)
     )
     session.execute(opening.values(severity=severity))
+
+
+def announce(
+    session: Session,
+    incident_id: UUID,
+    destinations: Collection[str],
+    event: str,
+    severity: str,
+    at: datetime,
+) -> None:
+    """One row per destination; what is already there stays as it is."""
+    if not destinations:
+        return
+    same = {"incident_id": incident_id, "event": event, "severity": severity, "created_at": at}
+    rows = [{**same, "destination": destination} for destination in destinations]
+    session.execute(insert(Notification).values(rows).on_conflict_do_nothing())
 
 
 def announce_resolution(session: Session, incident: Incident, at: datetime) -> None:

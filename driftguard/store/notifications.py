@@ -11,26 +11,9 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Delete, delete, exists, func, or_, select, update
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, aliased
 
 from driftguard.store.tables import Notification
-
-
-def announce(
-    session: Session,
-    incident_id: UUID,
-    destinations: Collection[str],
-    event: str,
-    severity: str,
-    at: datetime,
-) -> None:
-    """One row per destination; what is already there stays as it is."""
-    if not destinations:
-        return
-    same = {"incident_id": incident_id, "event": event, "severity": severity, "created_at": at}
-    rows = [{**same, "destination": destination} for destination in destinations]
-    session.execute(insert(Notification).values(rows).on_conflict_do_nothing())
 
 
 def drop_undelivered(session: Session, incident_id: UUID) -> None:

@@ -8,10 +8,10 @@ from uuid import UUID, uuid4
 
 from driftguard.detection import Acceptance
 from driftguard.incident_lifecycle import Severity
-from driftguard.incidents import severity as incident_severity
-from driftguard.incidents.severity import Paging
+from driftguard.incidents import opening as incident_severity
+from driftguard.incidents.opening import Paging
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
-from driftguard.store import incidents, notifications
+from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
 
@@ -69,7 +69,7 @@ def add_incident(
     )
     with database.session() as session:
         incidents.open_incident(session, incident, "acceptance fell from 0.74 to 0.58")
-        notifications.announce(session, incident.id, destinations, "firing", severity, now)
+        incidents.announce(session, incident.id, destinations, "firing", severity, now)
     return incident.id
 
 

@@ -27,7 +27,7 @@ from structlog.testing import capture_logs
 
 import driftguard
 from driftguard.detection import DetectorConfig
-from driftguard.incidents.examiner import Examiner
+from driftguard.incidents.examination import Examiner
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.retraining.promotion.watch_hook import watch_promoted

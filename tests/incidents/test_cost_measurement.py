@@ -20,7 +20,7 @@ from driftguard.cost.words import UNMEASURED
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.message import document, summary
-from driftguard.incidents.severity import NOBODY
+from driftguard.incidents.opening import NOBODY
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from driftguard.detection import Acceptance, DetectorConfig
 from driftguard.incidents import diagnosing, examination
 from driftguard.incidents.message import document, summary
-from driftguard.incidents.severity import NOBODY, Paging
+from driftguard.incidents.opening import NOBODY, Paging
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord

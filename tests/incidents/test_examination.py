@@ -12,7 +12,7 @@ from sqlalchemy import select, text
 
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import diagnosing, examination
-from driftguard.incidents.examiner import LOOP, Examiner
+from driftguard.incidents.examination import LOOP, Examiner
 from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline

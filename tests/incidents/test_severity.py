@@ -13,11 +13,11 @@ from sqlalchemy import select
 from driftguard.cost import assess
 from driftguard.detection import DetectorConfig
 from driftguard.diagnosis import Cause, Confidence, Diagnosis
-from driftguard.incidents import cost_measurement, cost_update
-from driftguard.incidents import severity as incident_severity
-from driftguard.incidents.cost_update import Measurement
+from driftguard.incidents import cost_measurement
+from driftguard.incidents import opening as incident_severity
+from driftguard.incidents.cost_measurement import Measurement
 from driftguard.incidents.message import summary
-from driftguard.incidents.severity import Paging, severity_of
+from driftguard.incidents.opening import Paging, severity_of
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records.documents.incident import IncidentDiagnosis, IncidentEvidence, SeenEvidence, names_of
@@ -220,7 +220,7 @@ def test_a_first_measurement_that_is_hardly_sure_is_told_and_pages_nobody(databa
     with database.session() as session:
         incident = incidents.find(session, incident_id)[0]
         incident.evidence = IncidentEvidence(slowdown_formula=0.009)
-        cost_update.update(session, incident, measured, PAGER, datetime.now(UTC))
+        cost_measurement.update_incident(session, incident, measured, PAGER, datetime.now(UTC))
         assert (incident.evidence.slowdown_measured or 0.0) > 0.03
         assert incident.severity == "info"
         assert session.scalars(select(Notification)).all() == []

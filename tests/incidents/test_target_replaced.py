@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
-from driftguard.incidents.severity import NOBODY
+from driftguard.incidents.opening import NOBODY
 from driftguard.incidents.target_replaced import fallen_segments
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline

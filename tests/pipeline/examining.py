@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
-from driftguard.incidents.examiner import Examiner
-from driftguard.incidents.severity import Paging
+from driftguard.incidents.examination import Examiner
+from driftguard.incidents.opening import Paging
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store.database import Database

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from driftguard.detection import DetectorConfig, Finding
 from driftguard.incident_lifecycle import State
-from driftguard.incidents.examiner import Examiner
+from driftguard.incidents.examination import Examiner
 from driftguard.metrics import Metrics
 from driftguard.pipeline import held, look_around
 from driftguard.pipeline.fold_loop import Pipeline

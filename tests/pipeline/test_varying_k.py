@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from driftguard.detection import ObservationBatch
-from driftguard.incidents.cost_update import slower_at_least
+from driftguard.incidents.cost_measurement import slower_at_least
 from driftguard.pipeline.batch_fold import _observations
 from driftguard.store.database import Database
 from driftguard.store.examination_evidence import timed_between

@@ -49,7 +49,7 @@ def test_an_announced_incident_keeps_its_alert(empty_database_url: str) -> None:
         with database.session() as session:
             ((incident, _),) = incidents.list_page(session, limit=10)
             assert incidents.severities(session, [incident.id])[incident.id] == [("critical", OPENED_AT)]
-            notifications.announce(session, incident.id, hooks, "firing", incident.severity, OPENED_AT)
+            incidents.announce(session, incident.id, hooks, "firing", incident.severity, OPENED_AT)
             assert notifications.claim(session, hooks[0], timedelta(seconds=1)) is None
             incidents.move(session, incident.id, "resolved", "it is over", datetime.now(UTC))
             claimed = notifications.claim(session, hooks[0], timedelta(seconds=1))

@@ -20,7 +20,7 @@ from sqlalchemy import delete
 
 from driftguard.app import Sidecar, create_app
 from driftguard.incidents import cost_measurement
-from driftguard.incidents.severity import NOBODY
+from driftguard.incidents.opening import NOBODY
 from driftguard.records import AcceptanceRecord
 from driftguard.records.documents.retraining_run import Costs, GateRules, OldLevel, RequestCounts, RunNumbers
 from driftguard.records.probe_session import session_of
