@@ -3,14 +3,13 @@
     cost = assess(before, now, without, changed=("german",))
 
 Tokens per second = tokens per step / seconds per step. The first comes from what was accepted
-(`tokens_per_step.py`), the second from times measured at several K (`step_time.py`); together they tell
+(`tokens_per_step.py`), the second from times measured at several K (`times.py`); together they tell
 the K that would be best now (`best_k.py`). What was lost against the time before a change is compared
-directly (`loss.py`).
+directly (`times.py`).
 """
 
-from driftguard.cost.assessment import assess
-from driftguard.cost.sample import TimedRequest
-from driftguard.cost.words import advice
+from driftguard.cost.assessment import advice, assess
+from driftguard.cost.times import TimedRequest
 from driftguard.records.documents.cost import Choice, Cost, Interval, SeenK, Speed, StepTime
 
 __all__ = ["Choice", "Cost", "Interval", "SeenK", "Speed", "StepTime", "TimedRequest", "advice", "assess"]

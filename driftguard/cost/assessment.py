@@ -1,4 +1,4 @@
-"""What a stream's speculation costs now, what it lost, and which K would be best."""
+"""What a stream's speculation costs now, what it lost, and which K would be best; also in words."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from typing import Final
 import numpy as np
 
 from driftguard.cost.best_k import Model, best, implausible
-from driftguard.cost.loss import lost, matched, standardised
-from driftguard.cost.sample import (
+from driftguard.cost.times import (
     LEAST_REQUESTS,
     UNKNOWN_BAND,
     Floats,
     Ints,
     Sample,
     TimedRequest,
+    fit,
+    lost,
+    matched,
     measured,
     one_label,
     sample_of,
+    seen_ks,
+    standardised,
+    step_time,
 )
-from driftguard.cost.step_time import fit, seen_ks, step_time
 from driftguard.cost.tokens_per_step import chain_of
-from driftguard.cost.words import ALIKE, IMPLAUSIBLE, UNMEASURED, limits
 from driftguard.records.documents.cost import Cost, Speed
 
 _IN_USE: Final = 100  # newest requests with drafts: of most of their steps is the K in use
@@ -44,7 +47,7 @@ def assess(
     whole stream, so the best K is of all of `now`. K in use is that of the newest requests, so that a
     K set anew is known at once. Seconds per step change with the machine and its load, so the best K is
     told from the requests, before and now, of the last day only. Times that were not measured
-    (`sample.measured`) say how fast the requests are said to be, and nothing else; `notes` then tells it.
+    (`times.measured`) say how fast the requests are said to be, and nothing else; `notes` then tells it.
     """
     newest = sample_of(now)
     clocked = [measured(side) for side in (before, now, without)]
@@ -139,3 +142,63 @@ def _usual(sample: Sample, values: Ints, *, least: int) -> int | None:
         return None
     names, places = np.unique(values[chosen], return_inverse=True)
     return int(names[np.bincount(places, weights=sample.timed_steps[chosen]).argmax()])
+
+
+ENOUGH: Final = "one in a hundred and at least ten a day, under the usual load"
+LEAST_GAIN: Final = 0.02  # of the tokens per second: what is worth telling
+
+ALIKE: Final = (
+    "the records do not tell which positions were accepted, so each is taken to be accepted alike: "
+    "send accepted_per_position"
+)
+UNMEASURED: Final = (
+    "time_per_output_token_seconds never varies in some or all of these requests, so it was not measured: "
+    "no loss and no best K is told from them, and a loss is told by formula"
+)
+IMPLAUSIBLE: Final = (
+    "a step takes less time with more draft tokens, so the requests of different K differ in something else "
+    "too, and no best K is told: send requests of each K in the same hours"
+)
+
+
+def advice(cost: Cost) -> str | None:
+    """What to set K to; None where that is not sure or not worth telling."""
+    gain = next((item.gain.value for item in cost.choices if item.num_speculative_tokens == cost.best), 0.0)
+    if cost.best is None or not cost.sure or gain < LEAST_GAIN:
+        return None
+    faster = f"about {100.0 * gain:.0f}% faster"
+    if cost.best == 0:
+        return f"speculation off would now be faster ({faster})"
+    against = f"{faster} than K = {cost.num_speculative_tokens}"
+    if all(item.num_speculative_tokens < cost.best for item in cost.choices if item.measured):
+        return f"a larger K would now be better (K = {cost.best}: {against}, if the trend goes on)"
+    return f"K = {cost.best} would now be best ({against})"
+
+
+def limits(ks: Sequence[int], band: int | None, k: int) -> tuple[str, ...]:
+    """What the K that were seen, in order, and the band of concurrency leave open."""
+    notes = []
+    if band is None or band == UNKNOWN_BAND:
+        notes.append("the records do not tell the concurrency, so times under different load are mixed")
+    else:
+        notes.append(f"seconds per step are those at a concurrency of {_band_text(band)}")
+    if len(ks) < 2:
+        notes.append(
+            f"only K = {k} was timed, so neither the best K nor the break-even is known: "
+            f"send some requests with another K and some without speculation, {ENOUGH}"
+        )
+    elif 0 not in ks:
+        notes.append(
+            "no request without speculation was timed, so whether speculation pays is not known: "
+            f"send some, {ENOUGH}"
+        )
+    elif len(ks) == 2:
+        notes.append(
+            f"seconds per step at other K lie on a straight line through K = 0 and K = {k}: "
+            "send some requests with another K to be sure of the best"
+        )
+    return tuple(notes)
+
+
+def _band_text(band: int) -> str:
+    return str(band + 1) if band <= 1 else f"{2 ** (band - 1) + 1} to {2**band}"

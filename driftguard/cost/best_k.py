@@ -9,8 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from driftguard.cost.sample import BLOCKS, LEVEL, Floats, Sample, one_label, runs, student, variance
-from driftguard.cost.step_time import Line
+from driftguard.cost.times import BLOCKS, LEVEL, Floats, Line, Sample, one_label, runs, student, variance
 from driftguard.cost.tokens_per_step import Chain
 from driftguard.records.documents.cost import Choice, Interval
 

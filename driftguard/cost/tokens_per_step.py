@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from driftguard.cost.sample import LEAST_REQUESTS, Floats, Sample
+from driftguard.cost.times import LEAST_REQUESTS, Floats, Sample
 
 _HALVINGS = 60
 

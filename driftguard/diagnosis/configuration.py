@@ -14,10 +14,16 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.diagnosis import rank_test
+from driftguard.diagnosis.comparisons import (
+    LEVEL,
+    Difference,
+    compare_ranks,
+    decompose,
+    difference,
+    rate_of,
+    rates_by,
+)
 from driftguard.diagnosis.evidence import Observed
-from driftguard.diagnosis.mix import decompose, rates_by
-from driftguard.diagnosis.rates import LEVEL, Difference, difference, rate_of
 
 Field = Literal["num_speculative_tokens", "drafted_per_step", "acceptance_rule", "temperature", "concurrency"]
 NAMES: Final[dict[Field, str]] = {
@@ -144,7 +150,7 @@ def _rank_test(
     name: Field, before: Sequence[Observed], after: Sequence[Observed]
 ) -> tuple[float, float, bool]:
     value_of = _VALUE_OF[name]
-    test = rank_test.compare([value_of(one) for one in before], [value_of(one) for one in after])
+    test = compare_ranks([value_of(one) for one in before], [value_of(one) for one in after])
     distance = abs(test.superiority - 0.5)
     return test.p_value, distance, distance >= RELEVANT_SUPERIORITY
 

@@ -24,13 +24,6 @@ class Observed:
     first_accepted: int | None = None
     by_first: bool = False  # judged by position 1 (driftguard.records.positions)
 
-    @property
-    def judged(self) -> tuple[int, int]:
-        """(drafted, accepted) of the positions that it is judged by."""
-        if self.by_first:
-            return self.first_drafted or 0, self.first_accepted or 0
-        return self.drafted, self.accepted
-
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:

@@ -10,8 +10,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from driftguard.diagnosis.comparisons import LEVEL, Difference, interval
 from driftguard.diagnosis.evidence import ProbeResult
-from driftguard.diagnosis.rates import LEVEL, Difference, interval
 
 MINIMUM_PROMPTS: Final = 8  # 2^-7 is the first one-sided p-value below 1%; one more to spare
 EXACT_UP_TO: Final = 14  # prompts whose sign flips are all tried

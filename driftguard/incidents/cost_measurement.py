@@ -23,8 +23,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost, TimedRequest, assess
-from driftguard.diagnosis.mix import decompose
-from driftguard.diagnosis.rates import Rate, rate_of
+from driftguard.diagnosis.comparisons import Rate, decompose, rate_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.opening import Paging, raise_to, severity_of
 from driftguard.records.documents.incident import IncidentEvidence, names_of
@@ -250,8 +249,8 @@ def _of_segments(measured: Measurement, changed: set[str], *, among: bool) -> fl
 def slower_at_least(before: Sequence[TimedRequest], since: Sequence[TimedRequest]) -> float | None:
     """Part of the tokens per second lost by formula, less SURELY standard errors; None where nothing tells.
 
-    Like is compared with like: segments at one K, in their common mix (`driftguard.diagnosis.mix`). Requests
-    whose K varied have none, and say nothing here: what they accept moves with K.
+    Like is compared with like: segments at one K, in their common mix (`decompose`). Requests whose K varied
+    have none, and say nothing here: what they accept moves with K.
     Assumptions: independent requests; a step takes as long as before.
     """
     before, since = ([item for item in side if not item.by_first] for side in (before, since))

@@ -59,7 +59,7 @@ def closing_reason(finding: DriftClosed) -> str:
     if finding.reason == "no_traffic":
         return f"the changed segments ({names}) send no traffic any more"
     now = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
-    acceptance = ACCEPTANCE[combined(change.after.positions for change in finding.segments)]
+    acceptance = ACCEPTANCE[combined([change.after.positions for change in finding.segments])]
     return f"{acceptance} is back at its baseline: {now}"
 
 
@@ -105,7 +105,7 @@ def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime
 
 
 def _positions(finding: DriftOpened) -> Positions:
-    return combined(change.after.positions for change in finding.segments)
+    return combined([change.after.positions for change in finding.segments])
 
 
 def _changed_acceptance(finding: DriftOpened) -> tuple[float, float]:

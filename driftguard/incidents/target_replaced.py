@@ -16,8 +16,8 @@ from uuid import UUID, uuid5
 from sqlalchemy.orm import Session
 
 from driftguard.detection import Acceptance, BaselineReady
-from driftguard.diagnosis import rates
-from driftguard.diagnosis.rates import LEVEL, Rate
+from driftguard.diagnosis import comparisons
+from driftguard.diagnosis.comparisons import LEVEL, Rate
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.opening import open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
@@ -74,7 +74,8 @@ def fallen_segments(
     return [
         (segment, old, new)
         for segment, old, new in pairs
-        if new.rate <= old.rate - minimum_drop and rates.difference(old, new).p_value <= LEVEL / len(pairs)
+        if new.rate <= old.rate - minimum_drop
+        and comparisons.difference(old, new).p_value <= LEVEL / len(pairs)
     ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from driftguard.cost import Cost, Interval, TimedRequest, advice, assess
-from driftguard.cost.words import UNMEASURED
+from driftguard.cost.assessment import UNMEASURED
 from tests.cost.traffic import Server
 
 SERVER = Server()

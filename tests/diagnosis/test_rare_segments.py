@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftguard.diagnosis import Diagnosis, Evidence, Observed, ProbeResult, diagnose
-from driftguard.diagnosis.mix import decompose
-from driftguard.diagnosis.rates import difference, rate_of
+from driftguard.diagnosis.comparisons import decompose, difference, rate_of
 from tests.diagnosis.cases import captures, requests
 
 

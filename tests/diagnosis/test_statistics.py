@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, mannwhitneyu
 
-from driftguard.diagnosis import ProbeResult, configuration, mix, probes, query_drift, rank_test
-from driftguard.diagnosis.features import features_of
+from driftguard.diagnosis import ProbeResult, captured_requests, comparisons, configuration, probes
+from driftguard.diagnosis.captured_requests import features_of, repetition_rate
+from driftguard.diagnosis.comparisons import LARGEST_ERROR, Rate, difference, rate_of
 from driftguard.diagnosis.probes import sign_flip_p_value
-from driftguard.diagnosis.quality import repetition_rate
-from driftguard.diagnosis.rates import LARGEST_ERROR, Rate, difference, rate_of
 from tests.diagnosis.cases import CODE, captures, requests
 from tests.diagnosis.cases import probes as replay
 
@@ -33,7 +32,7 @@ sides = st.dictionaries(st.sampled_from("abcde"), rates, min_size=1)
 @settings(max_examples=60, deadline=None)
 @given(sides, sides)
 def test_mix_and_within_add_up_to_the_move_exactly(before: dict[str, Rate], after: dict[str, Rate]) -> None:
-    parts = mix.decompose(before, after)
+    parts = comparisons.decompose(before, after)
     assert parts is not None
     assert parts.mix + parts.within == pytest.approx(parts.after - parts.before, abs=1e-12)
     assert 0 <= parts.overlap <= 1 + 1e-12
@@ -97,7 +96,7 @@ def test_a_category_test_holds_its_level_and_sees_a_change() -> None:
 @settings(max_examples=60, deadline=None)
 @given(*[st.lists(st.integers(0, 4).map(float), min_size=2, max_size=30)] * 2)
 def test_the_rank_test_is_scipys(before: list[float], after: list[float]) -> None:
-    found = rank_test.compare(before, after)
+    found = comparisons.compare_ranks(before, after)
     if len({*before, *after}) == 1:
         assert (found.superiority, found.p_rose, found.p_value) == (0.5, 1.0, 1.0)
         return
@@ -121,7 +120,7 @@ def test_the_query_test_holds_its_level() -> None:
     p_values = []
     for seed in range(runs):
         drawn = captures(seed, "german", 30, CODE)
-        found = query_drift.compare(drawn[:18], drawn[18:], ("german",), 0.01)
+        found = captured_requests.compare_prompts(drawn[:18], drawn[18:], ("german",), 0.01)
         assert found is not None
         p_values.append(found.p_value)
     assert sum(p <= 0.05 for p in p_values) <= most_rejections(runs, 0.05)
@@ -132,13 +131,16 @@ def test_another_mix_of_the_changed_segments_is_no_query_drift() -> None:
     a, b = (0, 300), (600, 900)
     before = captures(1, "a", 60, a) + captures(2, "b", 15, b)
     after = captures(3, "a", 15, a) + captures(4, "b", 60, b)
-    found = query_drift.compare(before, after, ("a", "b"), 0.01)
+    found = captured_requests.compare_prompts(before, after, ("a", "b"), 0.01)
     assert found is not None
     assert found.p_value > 0.05
 
 
 def test_too_few_captures_are_not_compared() -> None:
-    assert query_drift.compare(captures(1, "a", 9, CODE), captures(2, "a", 60, CODE), ("a",), 0.01) is None
+    assert (
+        captured_requests.compare_prompts(captures(1, "a", 9, CODE), captures(2, "a", 60, CODE), ("a",), 0.01)
+        is None
+    )
 
 
 @settings(max_examples=60, deadline=None)

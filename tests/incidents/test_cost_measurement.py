@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import select, update
 
 from driftguard.cost import Cost, Speed, TimedRequest, assess
-from driftguard.cost.words import UNMEASURED
+from driftguard.cost.assessment import UNMEASURED
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.message import document, summary

@@ -25,7 +25,7 @@ class ChangedSegment:
 
 def positions_of(segments: Sequence[ChangedSegment]) -> Positions:
     """What the acceptances of an incident with these segments are of: all draft positions, or the first."""
-    return combined(segment.after.positions for segment in segments)
+    return combined([segment.after.positions for segment in segments])
 
 
 def names_of(segments: Sequence[ChangedSegment]) -> tuple[str, ...]:

@@ -1,4 +1,33 @@
-"""Timed requests as columns, and the spread of what is computed from them."""
+"""What the times of requests tell: how fast they were, what a change cost, and seconds per step against K.
+
+What a change cost compares the time per output token before and after, like compared with like.
+A stratum is a segment at one band of concurrency. Both sides are taken in the mix of strata after the
+change, T = sum over h of w_h x (mean time per output token in h), so neither a moved mix nor a fuller
+server counts as a loss. Strata with fewer than LEAST_IN_STRATUM requests on either side are left out.
+
+    lost = 1 - (1 / T_after) / (1 / T_before)
+
+Its 95% interval comes from the logarithm of the ratio, whose variance is that of the strata's means by
+runs of consecutive requests (`runs`), with Student's quantile. Assumption: those runs are
+independent, which a machine that changes its speed for longer than a run breaks.
+
+Seconds per step against K: t(K) = a + b K, and + s for every K > 0 where that can be told.
+
+Least squares over requests, each weighted by its timed steps, in one band of concurrency: a step of a fuller
+server takes longer at any K, so mixed bands would put the traffic's rush hours into b. Tokens emitted in a
+step are left out: they differ by a few per step, all of them within the same forward pass.
+
+What can be told depends on which K were seen (each in at least LEAST_REQUESTS requests):
+
+    two different K > 0 and requests without speculation    a, b and s
+    two different K > 0                                      a and b; t(0) = a is beyond what was measured
+    one K > 0 and requests without speculation               a and b, a straight line through both
+    anything less                                            nothing
+
+Errors are those of runs of consecutive requests of one K (`runs`), so a K that does not lie on the
+line widens them too. Assumption: requests of different K differ in nothing else that changes the time of a
+step. Requests of all K are therefore taken from one day, and should come from the same hours of it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +38,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from driftguard.records.documents.cost import Interval, SeenK, StepTime
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -179,3 +210,127 @@ def student(degrees: int, level: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, 0.5 + level / 2.0))
+
+
+LEAST_IN_STRATUM: Final = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Matched:
+    """Both sides of a change in common strata: each request's stratum, and each stratum's weight."""
+
+    before: Sample
+    after: Sample
+    before_stratum: Ints  # [N_before]
+    after_stratum: Ints  # [N_after]
+    weight: Floats  # [H] share of the requests after
+
+
+def matched(before: Sample, after: Sample) -> Matched | None:
+    """None where too few requests have their like on the other side."""
+    codes = {key: code for code, key in enumerate(sorted({*_keys(before), *_keys(after)}))}
+    strata = [np.array([codes[key] for key in _keys(side)], dtype=np.int64) for side in (before, after)]
+    counts = [np.bincount(side, minlength=len(codes)) for side in strata]
+    common = np.flatnonzero(np.minimum(*counts) >= LEAST_IN_STRATUM)
+    chosen: list[Mask] = [np.isin(side, common) for side in strata]
+    if min(mask.sum() for mask in chosen) < LEAST_REQUESTS:
+        return None
+    after_count = counts[1][common].astype(np.float64)
+    return Matched(
+        before[chosen[0]],
+        after[chosen[1]],
+        np.searchsorted(common, strata[0][chosen[0]]),
+        np.searchsorted(common, strata[1][chosen[1]]),
+        after_count / after_count.sum(),
+    )
+
+
+def lost(pair: Matched) -> Interval:
+    """Part of the tokens per second that was lost; negative where it was gained."""
+    before, before_variance = _log_time(pair.before, pair.before_stratum, pair.weight)
+    after, after_variance = _log_time(pair.after, pair.after_stratum, pair.weight)
+    degrees = min(BLOCKS, len(pair.before), len(pair.after)) - 1
+    half = student(degrees, LEVEL) * float(np.sqrt(before_variance + after_variance))
+    change = before - after
+    return Interval(*(float(-np.expm1(change + shift)) for shift in (0.0, half, -half)))
+
+
+def standardised(numerator: Floats, denominator: Floats, stratum: Ints, weight: Floats) -> float:
+    """Sum over strata of weight x (sum of numerator / sum of denominator)."""
+    sums = [np.bincount(stratum, weights=part, minlength=len(weight)) for part in (numerator, denominator)]
+    return float((weight * sums[0] / sums[1]).sum())
+
+
+def _keys(sample: Sample) -> list[tuple[str, int]]:
+    return list(zip(sample.segment.tolist(), sample.band.tolist(), strict=True))
+
+
+def _log_time(sample: Sample, stratum: Ints, weight: Floats) -> tuple[float, float]:
+    """Logarithm of the time per output token in the given mix, and its variance."""
+    times = sample.seconds_per_token
+    count = np.bincount(stratum, minlength=len(weight))
+    mean = np.bincount(stratum, weights=times, minlength=len(weight)) / count
+    total = float((weight * mean).sum())
+    influence = (weight / count)[stratum] * (times - mean[stratum]) / total
+    return float(np.log(total)), variance(influence, runs(one_label(len(stratum))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """A fitted t(K), with what each of the N requests contributes to the coefficients' error."""
+
+    coefficients: Floats  # [C] a, b and s where it was told
+    influence: Floats  # [N, C]
+    blocks: Ints  # [N]
+    ks: tuple[int, ...]  # seen, in order
+    fewest: int  # requests of one K
+
+    def terms(self, k: int) -> Floats:
+        """[C] with t(K) = terms . coefficients."""
+        return np.array([1.0, k, float(k > 0)])[: len(self.coefficients)]
+
+    def at(self, k: int) -> float:
+        return float(self.terms(k) @ self.coefficients)
+
+    def log_influence(self, k: int) -> Floats:
+        """[N] of log t(K)."""
+        part: Floats = self.influence @ self.terms(k) / self.at(k)
+        return part
+
+
+def seen_ks(sample: Sample) -> tuple[SeenK, ...]:
+    """In order of K; those of too few requests are not seen."""
+    values, counts = np.unique(sample.k, return_counts=True)
+    pairs = zip(values.tolist(), counts.tolist(), strict=True)
+    return tuple(SeenK(value, count) for value, count in pairs if count >= LEAST_REQUESTS)
+
+
+def fit(sample: Sample, seen: tuple[SeenK, ...]) -> Line | None:
+    """None where the K that were seen do not tell."""
+    ks = tuple(item.num_speculative_tokens for item in seen)
+    if len(ks) < 2:
+        return None
+    sample = sample[np.isin(sample.k, ks)]
+    k = sample.k.astype(np.float64)
+    columns = [np.ones_like(k), k]
+    if ks[0] == 0 and len(ks) > 2:
+        columns.append((k > 0).astype(np.float64))
+    design = np.stack(columns, axis=1)
+    inverse = np.linalg.inv(design.T @ (design * sample.timed_steps[:, None]))
+    coefficients = inverse @ (design.T @ sample.seconds)
+    residual = sample.seconds - sample.timed_steps * (design @ coefficients)
+    influence = (design * residual[:, None]) @ inverse
+    return Line(coefficients, influence, runs(sample.k), ks, min(item.requests for item in seen))
+
+
+def step_time(line: Line, seen: tuple[SeenK, ...]) -> StepTime:
+    coefficients = line.coefficients.tolist()
+    errors = [variance(column, line.blocks) ** 0.5 for column in line.influence.T]
+    return StepTime(
+        seconds=coefficients[0],
+        seconds_error=errors[0],
+        seconds_per_draft_token=coefficients[1],
+        seconds_per_draft_token_error=errors[1],
+        seconds_of_speculating=coefficients[2] if len(coefficients) > 2 else None,
+        seen=seen,
+    )

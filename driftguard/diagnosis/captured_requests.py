@@ -1,6 +1,9 @@
-"""Query drift without labels: did the prompts of a segment change, what are they like now?
+"""Captured requests before and after, without labels: did the prompts change (query drift), what are they
+like now, and do the answers repeat themselves?
 
-Two-sample energy statistic of hashed n-gram features, with a permutation p-value.
+Prompts become vectors of hashed n-grams: no tokenizer and no model is needed. They are compared by a
+two-sample energy statistic with a permutation p-value. Looping or garbled output is easy to guess, so where
+answers repeat themselves acceptance rises far too high.
 """
 
 from __future__ import annotations
@@ -10,9 +13,48 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from driftguard.diagnosis.comparisons import compare_ranks
 from driftguard.diagnosis.evidence import Captured
-from driftguard.diagnosis.features import Floats, features_of
+
+DIMENSIONS: Final = 256  # per length of n-gram
+LENGTHS: Final = (1, 2)
+NEWEST_TOKENS: Final = 2_048  # of a prompt: its end says most, and long contexts must not cost more
+
+Floats = NDArray[np.float64]
+_MULTIPLIERS: Final = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], dtype=np.uint64)
+_BITS: Final = np.uint64(64 - (DIMENSIONS - 1).bit_length())
+
+
+def features_of(prompts: Sequence[Sequence[int]]) -> Floats:
+    """One row per prompt: [prompts, len(LENGTHS) * DIMENSIONS].
+
+    Per length of n-gram: counts c in 256 hashed bins, then sqrt(c / sum c), so that the inner product of two
+    rows is the Bhattacharyya coefficient of their n-gram frequencies. Different n-grams may share a bin: that
+    hides a difference at worst, and never makes one.
+    Paper: Weinberger et al., Feature hashing for large scale multitask learning (ICML 2009).
+    """
+    rows = np.zeros((len(prompts), len(LENGTHS) * DIMENSIONS))
+    for row, prompt in zip(rows, prompts, strict=True):
+        tokens = np.asarray(prompt[-NEWEST_TOKENS:], dtype=np.uint64)
+        for place, length in enumerate(LENGTHS):
+            counts = np.bincount(_bins(tokens, length), minlength=DIMENSIONS)
+            total = max(int(counts.sum()), 1)
+            row[place * DIMENSIONS : (place + 1) * DIMENSIONS] = np.sqrt(counts / total)
+    return rows
+
+
+def _bins(tokens: NDArray[np.uint64], length: int) -> NDArray[np.int64]:
+    """Multiplicative hashing: the top bits of sum_i m_i (token_i + 1), modulo 2^64."""
+    count = max(len(tokens) - length + 1, 0)
+    mixed = np.zeros(count, dtype=np.uint64)
+    for offset in range(length):
+        mixed += (tokens[offset : offset + count] + np.uint64(1)) * _MULTIPLIERS[offset]
+    mixed ^= mixed >> np.uint64(29)
+    bins: NDArray[np.int64] = ((mixed * _MULTIPLIERS[0]) >> _BITS).astype(np.int64)
+    return bins
+
 
 SAMPLE: Final = 150  # requests per segment and side; a matrix of 300 x 300 distances
 MINIMUM_SAMPLE: Final = 10
@@ -39,7 +81,7 @@ class QueryChange:
     examples: tuple[str, ...]
 
 
-def compare(
+def compare_prompts(
     before: Sequence[Captured], after: Sequence[Captured], changed: Sequence[str], level: float
 ) -> QueryChange | None:
     """None where no changed segment has MINIMUM_SAMPLE captured requests on both sides.
@@ -129,3 +171,52 @@ def _by_segment(captured: Sequence[Captured]) -> dict[str, list[Captured]]:
     for one in captured:
         found.setdefault(one.segment, []).append(one)
     return {name: requests[-SAMPLE:] for name, requests in found.items()}
+
+
+NGRAM: Final = 4  # tokens of an n-gram
+MINIMUM_OUTPUT: Final = 16  # tokens; shorter answers have hardly any n-gram to repeat
+RELEVANT_RISE: Final = 0.1  # of the mean repetition rate
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """Mean repetition rate of captured answers before and after, and the p-value of "it has not risen"."""
+
+    requests_before: int
+    requests_after: int
+    before: float
+    after: float
+    p_value: float
+
+    def rose(self, level: float) -> bool:
+        return self.p_value <= level and self.after - self.before >= RELEVANT_RISE
+
+
+def repetition_rate(tokens: Sequence[int]) -> float:
+    """Part of the 4-grams of a text that occurred in it before: 1 - distinct / all; 0 for short texts.
+
+    Paper: Welleck et al., Neural text generation with unlikelihood training (2020), seq-rep-4.
+    """
+    grams = [tuple(tokens[place : place + NGRAM]) for place in range(len(tokens) - NGRAM + 1)]
+    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def compare_answers(
+    before: Sequence[Captured], after: Sequence[Captured], changed: Sequence[str]
+) -> Repetition | None:
+    """None where there are too few captured answers of the changed segments on either side.
+
+    Test: Mann-Whitney on the answers' rates, one-sided. Assumption: independent requests; the level is
+    approximate below some 20 requests a side.
+    """
+    rates0, rates1 = (
+        [repetition_rate(one.output) for one in side if _counts(one, changed)] for side in (before, after)
+    )
+    if min(len(rates0), len(rates1)) < MINIMUM_SAMPLE:
+        return None
+    p_value = compare_ranks(rates0, rates1).p_rose
+    return Repetition(len(rates0), len(rates1), float(np.mean(rates0)), float(np.mean(rates1)), p_value)
+
+
+def _counts(one: Captured, changed: Sequence[str]) -> bool:
+    return one.segment in changed and len(one.output) >= MINIMUM_OUTPUT

@@ -1,0 +1,216 @@
+"""Comparisons of before and after.
+
+Acceptance rates are compared with errors that allow for requests that differ; values by their ranks, with the
+Mann-Whitney test, written out, because importing scipy.stats would cost every command a second. A move of the
+aggregate is taken apart: how much is the mix of its parts, and how much their own acceptance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from scipy.special import ndtr, stdtr, stdtrit
+
+from driftguard.diagnosis.evidence import Observed
+
+LEVEL = 0.01  # of every deciding test
+LARGEST_ERROR = 0.5  # of a rate: what lies between 0 and 1 has no larger standard deviation
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """sum(accepted) / sum(drafted) of n requests, with its standard error: finite, see `rate_of`."""
+
+    requests: int
+    drafted: int
+    rate: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """after - before, with an interval at 99% and the two-sided p-value of "no difference"."""
+
+    change: float
+    low: float
+    high: float
+    p_value: float
+
+
+def rate_of(counts: Iterable[tuple[int, int]]) -> Rate | None:
+    """Of (drafted, accepted) pairs; None where nothing was drafted.
+
+    Formula: r = sum a / sum d with the linearised standard error of a ratio of sums,
+    se = sqrt(n s^2) / sum d, s^2 = sum (a - r d)^2 / (n - 1). Requests are the units, never tokens.
+    One request tells nothing about how requests differ: its error is then LARGEST_ERROR, which is never too
+    small. Assumption: independent requests.
+    Paper: Cochran, Sampling Techniques (1977), section 6.3.
+    """
+    pairs = [pair for pair in counts if pair[0] > 0]
+    drafted = sum(pair[0] for pair in pairs)
+    if drafted == 0:
+        return None
+    n, rate = len(pairs), sum(pair[1] for pair in pairs) / drafted
+    if n == 1:
+        return Rate(1, drafted, rate, LARGEST_ERROR)
+    squares = sum((a - rate * d) ** 2 for d, a in pairs)
+    return Rate(n, drafted, rate, math.sqrt(n * squares / (n - 1)) / drafted)
+
+
+def difference(before: Rate, after: Rate, level: float = 0.99) -> Difference:
+    """Welch's comparison of two independent rates.
+
+    Formula: t = (r1 - r0) / sqrt(se0^2 + se1^2), Student with Welch-Satterthwaite degrees of freedom.
+    A side of one request says nothing. Assumptions: independent requests, some dozens on each side; the
+    level is approximate.
+    Paper: Welch, Biometrika 34 (1947).
+    """
+    change = after.rate - before.rate
+    if min(before.requests, after.requests) < 2:
+        return interval(change, math.inf, 1.0, level)
+    return interval(change, _welch_error(before, after), _welch_freedom(before, after), level)
+
+
+def interval(change: float, error: float, freedom: float, level: float = 0.99) -> Difference:
+    """change +- t error, and the two-sided p-value of change = 0. All are finite: an infinite error says
+    nothing, which is an interval of -1 to 1."""
+    if math.isinf(error):
+        return Difference(change, -1.0, 1.0, 1.0)
+    if error == 0.0:
+        return Difference(change, change, change, 1.0 if change == 0.0 else 0.0)
+    half = float(stdtrit(freedom, 0.5 + level / 2)) * error
+    p_value = 2.0 * float(stdtr(freedom, -abs(change) / error))
+    return Difference(change, change - half, change + half, p_value)
+
+
+def _welch_error(before: Rate, after: Rate) -> float:
+    return math.hypot(before.error, after.error)
+
+
+def _welch_freedom(before: Rate, after: Rate) -> float:
+    parts = before.error**4 / (before.requests - 1) + after.error**4 / (after.requests - 1)
+    return _welch_error(before, after) ** 4 / parts if parts > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankComparison:
+    """`superiority`: P(after > before) + P(after = before) / 2; both p-values are of "no difference"."""
+
+    superiority: float
+    p_rose: float  # one-sided
+    p_value: float  # two-sided
+
+
+def compare_ranks(before: Sequence[float], after: Sequence[float]) -> RankComparison:
+    """U = number of pairs with after > before, ties count half; both samples hold at least one value.
+
+    p by the normal approximation with midranks, tie correction and continuity correction:
+    var U = n m / 12 (N + 1 - sum (t^3 - t) / (N (N - 1))), t the sizes of the groups of equal values.
+    Assumption: independent values, some ten or more on each side.
+    Paper: Mann, Whitney, Ann. Math. Stat. 18 (1947); ties as in Lehmann, Nonparametrics (1975), section 1.4.
+    """
+    n, m = len(after), len(before)
+    _, places, sizes = np.unique(np.array([*after, *before]), return_inverse=True, return_counts=True)
+    midranks = np.cumsum(sizes) - (sizes - 1) / 2
+    u = float(midranks[places[:n]].sum()) - n * (n + 1) / 2
+    total = n + m
+    ties = float(np.sum(sizes.astype(np.float64) ** 3 - sizes))
+    variance = n * m / 12 * (total + 1 - ties / (total * (total - 1)))
+    if variance <= 0.0:  # all values are equal
+        return RankComparison(0.5, 1.0, 1.0)
+    away = u - n * m / 2
+    p_rose = float(ndtr(-(away - 0.5) / math.sqrt(variance)))
+    p_value = min(2.0 * float(ndtr(-(abs(away) - 0.5) / math.sqrt(variance))), 1.0)
+    return RankComparison(u / (n * m), p_rose, p_value)
+
+
+Cell = TypeVar("Cell", bound=Hashable)
+_QUANTILE_99 = 2.575829303548901  # of the normal distribution, two-sided
+STEADY_SHARE = 0.25  # of the aggregate's move; what the parts' own changes may add up to
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposition:
+    """total = mix + within, exactly. `overlap`: part of the drafted tokens that lies in parts known on both
+    sides, sum min(w0, w1); `within_error`: standard error of `within`."""
+
+    before: float
+    after: float
+    mix: float
+    within: float
+    within_error: float
+    overlap: float
+
+    @property
+    def total(self) -> float:
+        return self.after - self.before
+
+    @property
+    def mix_share(self) -> float:
+        """Part of the move that the mix explains, between 0 and 1; 0 where nothing moved."""
+        return min(max(self.mix / self.total, 0.0), 1.0) if self.total else 0.0
+
+    @property
+    def is_mix_alone(self) -> bool:
+        """The mix moved the aggregate, and the parts' own changes are small and not shown (99%)."""
+        unshown = abs(self.within) <= _QUANTILE_99 * self.within_error
+        return unshown and abs(self.within) <= STEADY_SHARE * abs(self.total)
+
+
+def decompose(before: Mapping[Cell, Rate], after: Mapping[Cell, Rate]) -> Decomposition | None:
+    """The move of the ratio of sums r = sum_c w_c x_c, w_c a part's share of the drafted tokens.
+
+    Formula (Kitagawa, JASA 50, 1955), exact for every input:
+        r1 - r0 = sum_c (w1_c - w0_c) (x0_c + x1_c) / 2  +  sum_c (w0_c + w1_c) / 2 (x1_c - x0_c)
+                  = mix                                  +  within
+    A part seen on one side only has no change of its own, so it counts as mix.
+    within_error assumes independent requests. None where one side is empty.
+    """
+    if not before or not after:
+        return None
+    weights0, weights1 = _weights(before), _weights(after)
+    mix = within = variance = overlap = 0.0
+    for cell in {**before, **after}:
+        w0, w1 = weights0.get(cell, 0.0), weights1.get(cell, 0.0)
+        x0, x1 = before.get(cell, after.get(cell)), after.get(cell, before.get(cell))
+        assert x0 is not None and x1 is not None  # noqa: S101, PT018 (one side has it)
+        mix += (w1 - w0) * (x0.rate + x1.rate) / 2
+        within += (w0 + w1) / 2 * (x1.rate - x0.rate)
+        overlap += min(w0, w1)
+        if x0 is not x1:
+            variance += ((w0 + w1) / 2) ** 2 * (x0.error**2 + x1.error**2)
+    total0 = sum(weights0[cell] * before[cell].rate for cell in before)
+    total1 = sum(weights1[cell] * after[cell].rate for cell in after)
+    return Decomposition(total0, total1, mix, within, math.sqrt(variance), overlap)
+
+
+def _weights(rates: Mapping[Cell, Rate]) -> dict[Cell, float]:
+    total = sum(rate.drafted for rate in rates.values())
+    return {cell: rate.drafted / total for cell, rate in rates.items()}
+
+
+def rates_by(
+    requests: Iterable[Observed], cell_of: Callable[[Observed], Cell]
+) -> dict[tuple[Cell, bool], Rate]:
+    """Acceptance of each part, of requests judged by their first position apart from the others; parts in
+    which nothing was drafted are left out."""
+    parts: dict[tuple[Cell, bool], list[tuple[int, int]]] = {}
+    for one in requests:
+        parts.setdefault((cell_of(one), one.by_first), []).append(_judged(one))
+    return {cell: rate for cell, counts in parts.items() if (rate := rate_of(counts)) is not None}
+
+
+def _judged(one: Observed) -> tuple[int, int]:
+    """(drafted, accepted) of the positions that it is judged by."""
+    if one.by_first:
+        return one.first_drafted or 0, one.first_accepted or 0
+    return one.drafted, one.accepted
+
+
+def of_segments(before: Sequence[Observed], after: Sequence[Observed]) -> Decomposition | None:
+    """The decomposition over segments."""
+    return decompose(rates_by(before, lambda one: one.segment), rates_by(after, lambda one: one.segment))
