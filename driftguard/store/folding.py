@@ -1,7 +1,8 @@
 """What the fold reads and writes: records behind its position, the detector's state of each stream, that one
-position, and the streams that it goes without.
+position, the streams that it goes without, and the drafts that it watches.
 
-Such a held stream raised when it was folded; it is tried again from a position of its own.
+A stream that it goes without is held: it raised when it was folded, and is tried again from a position of its
+own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from sqlalchemy.orm import Session
 
 from driftguard.detection.state.parts import StoredState
 from driftguard.store.database import FOLD, is_too_slow
-from driftguard.store.tables import DetectorHistory, DetectorState, FoldPosition, HeldStream, Record, Stream
+from driftguard.store.tables import (
+    DetectorHistory,
+    DetectorState,
+    FoldPosition,
+    HeldStream,
+    Record,
+    RetrainRun,
+    Stream,
+)
 
 READER = "detector"
 _LOCK = 4_706_137_201  # any number that no other advisory lock of this database uses
@@ -321,3 +330,12 @@ def try_at(session: Session, stream_id: int, at: datetime) -> HeldStream | None:
     """Has it tried again then; None: it is not held."""
     query = update(HeldStream).where(HeldStream.stream_id == stream_id)
     return session.scalars(query.values(next_try_at=at).returning(HeldStream)).one_or_none()
+
+
+def watched_versions(session: Session) -> set[tuple[str, str, str]]:
+    """(server, target, draft version) of every promoted draft that is being watched."""
+    query = select(RetrainRun.server, RetrainRun.target, RetrainRun.candidate_version)
+    rows = session.execute(
+        query.where(RetrainRun.state == "watching", RetrainRun.candidate_version.is_not(None))
+    )
+    return {(server, target, version) for server, target, version in rows if version is not None}

@@ -244,15 +244,6 @@ def watching(session: Session, server: str, target: str, draft_version: str) -> 
     )
 
 
-def watched_versions(session: Session) -> set[tuple[str, str, str]]:
-    """(server, target, draft version) of every promoted draft that is being watched."""
-    query = select(RetrainRun.server, RetrainRun.target, RetrainRun.candidate_version)
-    rows = session.execute(
-        query.where(RetrainRun.state == "watching", RetrainRun.candidate_version.is_not(None))
-    )
-    return {(server, target, version) for server, target, version in rows if version is not None}
-
-
 def ended_ids(session: Session, run_ids: Sequence[UUID]) -> set[UUID]:
     """Which of these runs are over, so that their files may go."""
     return set(

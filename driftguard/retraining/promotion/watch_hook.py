@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from driftguard.records.documents.retraining_run import Watch
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
-from driftguard.store import incidents, retrain_runs
+from driftguard.store import folding, incidents, retrain_runs
 from driftguard.store.folding import StoredRecord
 from driftguard.store.tables import RetrainRun, Stream
 
@@ -56,7 +56,7 @@ def watch_promoted(
 def _watched(session: Session) -> set[tuple[str, str, str]]:
     """Read once per batch: it has many streams, of which hardly one is being watched."""
     if _WATCHED not in session.info:
-        session.info[_WATCHED] = retrain_runs.watched_versions(session)
+        session.info[_WATCHED] = folding.watched_versions(session)
     found: set[tuple[str, str, str]] = session.info[_WATCHED]
     return found
 
