@@ -40,7 +40,7 @@ def main(models: ModelOptions, limits: LimitOptions, server: ServerOptions, side
 
     Stop it with SIGTERM or Ctrl+C: running requests finish first, unsent records stay in the spool.
     """
-    # Heavy imports wait until the options are read, so that --help and refusals are quick.
+    # Heavy imports wait until the options are checked, so that --help and usage errors answer at once.
     from driftguard_engine.config import InvalidConfig
     from driftguard_engine.server.auth import KEY_VARIABLE, InvalidKeyHash, KeyMissing, choose_key_hash
     from driftguard_engine.server.listener import CannotListen, bind

@@ -25,16 +25,18 @@ class EngineConfig:
     max_batch: slots, the most requests that run at once. max_length: tokens per slot, prompt and output
     together; the model's own context wins where it is shorter. max_waiting: requests queued for a slot.
     num_speculative_tokens: K where a request does not say; max_speculative_tokens: the most it may ask for.
-    adaptive_k: K of a step is chosen by what it gives, and is 0 where speculation does not pay; the two above
-    are then the most. What a seeded request draws at a temperature above 0 then depends on the load.
+    adaptive_k: K of a step is chosen by measured acceptance and step times, and is 0 where speculation does
+    not pay; the two above are then upper bounds. A seeded request at a temperature above 0 then draws tokens
+    that depend on the load.
     ngram_min_tokens, ngram_max_tokens: length of the suffix that n-gram lookup matches.
-    model_path: "generic" runs every model through transformers' own forward; "auto" only where it must.
-    prefix_reuse: a prompt that begins like an earlier one is not read again as far as whole chunks of
-    prefill_chunk_tokens agree and a slot still holds them.
-    loop: "device" keeps the state of decoding on the device, one step ahead of the host; "host" hands tokens
-    to and fro in every step; "auto" is "device" on CUDA where models and kernels allow it.
+    model_path: "generic" runs every model through transformers' own forward; "auto" does so only for models
+    that the lean path cannot compute.
+    prefix_reuse: where a prompt begins like an earlier one, the whole chunks of prefill_chunk_tokens that
+    they share are not read again, as long as a slot still holds them.
+    loop: "device" keeps the state of decoding on the device, one step ahead of the host; "host" passes tokens
+    between host and device in every step; "auto" is "device" on CUDA where models and kernels allow it.
     threads: torch's CPU threads; None leaves torch's own choice.
-    state_dir: where the draft in service is remembered over restarts; None forgets it.
+    state_dir: directory in which the draft in service is kept over restarts; None keeps nothing.
     """
 
     target: str

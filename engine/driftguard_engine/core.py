@@ -1,4 +1,4 @@
-"""The words of the engine as values: Request, counts, outputs. Imports nothing of ours, no tensors."""
+"""What goes into the engine and comes out of it: requests, counts, outputs, errors. No tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DraftMethod = Literal["draft_model", "ngram", "none"]
 
 
 class EngineError(Exception):
-    """{detail}: base of every refusal of the engine; `status` is the HTTP status it answers with."""
+    """{detail}: base of the engine's errors; `status` is the HTTP status of the answer."""
 
     status = 500
     code = "internal_error"
@@ -23,7 +23,7 @@ class EngineError(Exception):
 
 
 class InvalidRequest(EngineError):
-    """A field of the request is wrong; names the field, what was given and what would be right."""
+    """A field of the request is wrong; names the field, the value given and what is allowed."""
 
     status = 400
     code = "invalid_request"

@@ -4,9 +4,9 @@
     r_i   request i: accepted / expected by c, counted where position j was reached, shrunken towards 1
     s_ij  = product over l <= j of min(r_i c_l, .99): request i keeps at least j draft tokens
 
-A position is reached in a step that was to draft it and kept all before it; a draft that offers nothing there
-counts as refused, because that is what it gives. Older steps count less. A request that does not draft is
-forgotten slowly, so that it gets another try.
+A step reaches position j where it was to draft j tokens and accepted the j - 1 before. Where the draft then
+offers no token, the position counts as rejected: nothing was gained there. Older steps weigh less. What is
+known of a request that does not draft loses weight slowly, so that it drafts again some time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-_EXPECTED: Final = 0.7  # until something was drafted
-_PRIOR_WEIGHT: Final = 4.0  # of that, and of each position's predecessor, in times reached
+_EXPECTED: Final = 0.7  # c_1 until something was drafted
+_PRIOR_WEIGHT: Final = 4.0  # of _EXPECTED for c_1, of c_(j-1) for c_j; in times reached
 _WINDOW: Final = 512.0  # steps of requests that c looks back on
 _OWN_WINDOW: Final = 128.0  # steps of one request
 _IDLE_WINDOW: Final = 256.0
@@ -63,7 +63,7 @@ class RunningAcceptance:
         return found
 
     def add(self, request_id: str, drafted: int, accepted: int) -> None:
-        """One step of one request: draft tokens that it was to have, and those kept."""
+        """One step of one request: how many draft tokens were planned, and how many were accepted."""
         own = self._own.setdefault(request_id, _Own())
         if drafted == 0:
             own.fade(1.0 - 1.0 / _IDLE_WINDOW)
@@ -75,7 +75,7 @@ class RunningAcceptance:
         self._ended[reached, accepted] += 1
 
     def update(self) -> None:
-        """Takes what was added into c."""
+        """Computes c again, with the steps added since the last call."""
         if not self._ended:
             return
         self._fade((1.0 - 1.0 / _WINDOW) ** self._ended.total())
@@ -91,7 +91,7 @@ class RunningAcceptance:
         self._expected = [0.0, *accumulate(self._conditional)]
 
     def doubt(self, most: float) -> None:
-        """Lets the past weigh no more than `most` steps: before a probe, whose few steps are to decide."""
+        """Bounds the weight of the past to `most` steps. Before a probe: its few steps are to decide."""
         if self._reached[0] > most:
             self._fade(most / self._reached[0])
 

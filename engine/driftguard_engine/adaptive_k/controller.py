@@ -1,4 +1,4 @@
-"""Steps between their plan and what they gave: how long each took. Plain Python, no tensors."""
+"""Measures how long each step takes, from its plan to its outcome. Plain Python, no tensors."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class _Launched:
 
 
 class DraftLengthController:
-    """Asks a policy for each step's drafts and tells it what they gave, at once or one step later.
+    """Asks a policy for the plan of each step, and reports the outcome to it, at once or one step later.
 
-    Where a step is launched while the one before it runs, it took from that one's end to its own.
+    A step that is launched while the one before runs is timed from the end of that one.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class DraftLengthController:
         self._policy = policy
         self._clock_seconds = clock_seconds
         self._launched: deque[_Launched] = deque()
-        self._ended_at_seconds = 0.0  # of the newest step that is known
+        self._ended_at_seconds = 0.0  # of the newest step whose outcome is known
 
     @property
     def decision(self) -> Decision:
@@ -43,7 +43,7 @@ class DraftLengthController:
         return self._policy.reasons
 
     def begin(self, rows: Sequence[DraftingRow], *, alone: bool) -> DraftPlan:
-        """alone: the step does nothing but decode. Without rows nothing is planned."""
+        """The plan of the next step; empty without rows. alone: the step does nothing but decode."""
         if not rows:
             return DraftPlan((), (), 0, "not_asked")
         at_seconds = self._clock_seconds()
@@ -52,7 +52,7 @@ class DraftLengthController:
         return plan
 
     def end(self, given: Mapping[str, Given], *, in_flight: bool) -> None:
-        """given: of each request whose outcome has become known. in_flight: the newest step's has not."""
+        """given: the outcomes now known, by request. in_flight: that of the newest step is not."""
         now = self._clock_seconds()
         while len(self._launched) > in_flight:
             step = self._launched.popleft()
@@ -62,5 +62,5 @@ class DraftLengthController:
         self._ended_at_seconds = now
 
     def reset(self) -> None:
-        """After a failure: what was launched is never known."""
+        """After a failure: gives up the steps in flight, whose outcome will never be known."""
         self._launched.clear()

@@ -1,6 +1,6 @@
-"""How many tokens each row of a step drafts, and why: the answer of whoever decides. No tensors.
+"""How many tokens each row of a step drafts, and why: what a policy answers. No tensors.
 
-Whoever decodes asks `plan` before a step and tells `learned` after it; the next plan may be asked for first.
+`plan` of a policy is called before a step, `learned` after it; the next step's `plan` may come in between.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Reason = Literal[
     "fixed",  # K as configured or asked for
     "not_asked",  # no request may draft: speculation is switched off, or nothing is left to draft
     "learning",  # the cost of a step of this size is not known yet
-    "probing",  # a few steps with another K, so that what it gives stays known
+    "probing",  # a few steps with another K, to measure what it gives now
     "best",
-    "below_break_even",  # off: it pays at no batch size that was measured
-    "high_concurrency",  # off: it would pay in a smaller batch
-    "request_limit",  # this request's own acceptance is not worth the step's K
+    "below_break_even",  # off: speculation pays at no batch size that was measured
+    "high_concurrency",  # off: speculation would pay in a smaller batch
+    "request_limit",  # this request is accepted too rarely for the step's K, and drafts fewer tokens
 ]
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 
@@ -36,8 +36,8 @@ class DraftingRow(NamedTuple):
 class DraftPlan:
     """`counts` [B] draft tokens of each row, `k` the most of them.
 
-    limited: rows whose own acceptance is not worth the step's K. For a probe, what is expected: seconds that
-    it takes, and the rate (tokens per second) of the K in use.
+    limited: rows that draft fewer than the step's K because they are accepted too rarely. seconds, rate: of a
+    probe only, how long it is expected to take, and the tokens per second that the K in use would give.
     """
 
     rows: tuple[DraftingRow, ...]
@@ -50,7 +50,7 @@ class DraftPlan:
 
 
 class Given(NamedTuple):
-    """What a step gave one request. `most`: draft tokens that it could have had at the step's beginning."""
+    """The outcome of a step for one request. `most`: draft tokens that it could have had at its beginning."""
 
     most: int
     accepted: int
@@ -58,10 +58,10 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided last, and from what.
+    """The newest decision, and the numbers that it rests on.
 
-    seconds_per_step: for K = 0, 1, ... at this batch size, empty while not known. speedup: expected tokens
-    per second with the best K > 0 as a multiple of those without. acceptance: of the first draft token.
+    seconds_per_step: for K = 0, 1, ... at this batch size, empty while unknown. speedup: expected tokens per
+    second with the best K > 0, divided by those with K = 0. acceptance: probability of the first draft token.
     """
 
     adaptive: bool

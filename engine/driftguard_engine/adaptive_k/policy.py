@@ -3,12 +3,13 @@
     rate(K) = sum over rows of (1 + s_i1 + ... + s_iK) / seconds(rows, K)
 
 s comes from what was accepted (`acceptance.py`), seconds from the steps' own times (`step_cost.py`).
-K = 0 is a choice like any other, so speculation goes where it does not pay: with a poor draft, or at a
-batch at which verification costs more than it gives. The longest draft of the batch decides a step's time,
-so K is chosen for the step first; a request whose own tokens are not worth their part of it drafts fewer.
+K = 0 is a choice like any other, so speculation is switched off where it does not pay: with a poor draft, or
+in a batch so large that verification costs more than it gives. The longest draft of the batch decides how
+long a step takes, so K is chosen for the step first; a request whose tokens are accepted too rarely drafts
+fewer.
 
-What is not in use is not measured, so a bounded part of the time (`EXPLORING_SHARE`) goes to other K: while
-speculation is off, to a few steps with it.
+Only the K in use is measured, so a bounded share of the time (`EXPLORING_SHARE`) goes to steps with another
+K; while speculation is off, to a few steps with it.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from driftguard_engine.adaptive_k.acceptance import RunningAcceptance
 from driftguard_engine.adaptive_k.plan import REASONS, Decision, DraftingRow, DraftPlan, Given, Reason
 from driftguard_engine.adaptive_k.step_cost import StepCost, bucket_of
 
-EXPLORING_SHARE: Final = 0.01  # of the time may be lost by trying what does not look best
+EXPLORING_SHARE: Final = 0.01  # of the time that may be lost by steps with another K than the best
 _LEARNING_STEPS: Final = 6
-_HELD_STEPS: Final = 8  # that a choice stays while the batch stays
-_BETTER: Final = 1.02  # a K changes for no less
-_PAYS_AGAIN: Final = 1.05  # speculation comes back for no less
+_HELD_STEPS: Final = 8  # for which a choice stays while the batch stays
+_BETTER: Final = 1.02  # ratio of rates from which another K is chosen
+_PAYS_AGAIN: Final = 1.05  # speedup from which speculation is switched on again
 _STALE_STEPS: Final = 64
-_CLOSE: Final = 0.9  # what gives so much of the best is tried more often
+_CLOSE: Final = 0.9  # a K with this share of the rate in use is tried more often
 _PROBING_STEPS: Final = 4
-_LONGEST: Final = 4.0  # a step that took so many times what was expected was held up by something else
-_REMEMBERED_STEPS_OFF: Final = 32.0  # what the acceptance before a probe weighs against it
-_OWN_PART: Final = 0.5  # of a draft token's time is taken to come with the row, the rest with the step
+_LONGEST: Final = 4.0  # times the expected seconds; what a step took beyond that had another reason
+_REMEMBERED_STEPS_OFF: Final = 32.0  # that acceptance before a probe weighs at most
+_OWN_PART: Final = 0.5  # share of a draft token's time that is charged to its row; the rest to the step
 
 
 @dataclass(slots=True)
@@ -80,23 +81,23 @@ class AdaptiveK:
         self._begin(draft=None)
 
     def _begin(self, draft: str | None) -> None:
-        """Another draft costs something else and is accepted otherwise."""
+        """Forgets all that was measured: another draft has another cost and another acceptance."""
         self._draft = draft
         self._cost = StepCost()
         self._acceptance = RunningAcceptance(self._largest_k)
         self._k: int | None = None  # in use; None until chosen
         self._reason: Reason = "learning"
-        self._bucket = 0  # for which it was chosen
-        self._held = 0  # steps that it still stays
-        self._limits: dict[str, int] = {}  # of requests whose acceptance is not worth the step's K
+        self._bucket = 0  # of batch sizes, for which K was chosen
+        self._held = 0  # steps for which K still stays
+        self._limits: dict[str, int] = {}  # most draft tokens of requests that are accepted too rarely for K
         self._forecast: _Forecast | None = None
         self._expected: tuple[tuple[float, ...], float | None, float | None] = ((), None, None)
         self._trial: _Trial | None = None
-        self._asked: dict[tuple[int, int], int] = {}  # (bucket, K) -> step at which it was to be learned
+        self._asked: dict[tuple[int, int], int] = {}  # (bucket, K) -> step at which measuring it began
         self._steps = 0
         self._budget = 0.0  # seconds that trials may lose
-        self._lost = 0.0  # by the newest trial, against the K in use
-        self._learned_k = 0  # of the newest step
+        self._lost = 0.0  # seconds that the newest trial lost, against the K in use
+        self._learned_k = 0  # K of the newest step whose outcome is known
 
     def plan(self, rows: Sequence[DraftingRow]) -> DraftPlan:
         """What each row drafts in the next step."""
@@ -130,7 +131,7 @@ class AdaptiveK:
                 self._forecast.speedup,
                 self._acceptance.first_position,
             )
-        passing = changed and self._forecast is not None  # a batch size may last for a step only
+        passing = changed and self._forecast is not None  # this batch size may last for one step only
         unknown = None if passing else self._unknown(len(rows), largest)
         if unknown is not None:
             self._trial = _Trial(unknown, _LEARNING_STEPS, "learning")
@@ -150,7 +151,7 @@ class AdaptiveK:
         return list(accumulate(sums))
 
     def _unknown(self, rows: int, largest: int) -> int | None:
-        """A K whose cost is to be learned first; one that could not be measured has to wait."""
+        """A K whose cost is to be measured first; one that was tried without a result has to wait."""
         known = [k for k in range(1, largest + 1) if self._cost.is_known(rows, k)]
         wanted = [0]
         if not known:
@@ -186,7 +187,7 @@ class AdaptiveK:
         return "high_concurrency" if pays else "below_break_even"
 
     def _limit(self, forecast: _Forecast, k: int, rows: Sequence[DraftingRow]) -> None:
-        """A draft token is worth its time where it is accepted often enough to beat the step's rate."""
+        """Bounds a request's drafts to the tokens that are accepted often enough for the time they take."""
         worth = _OWN_PART * forecast.rate(k) * forecast.time_of_row_token(k)
         self._limits = {}
         for row in rows:
@@ -195,7 +196,7 @@ class AdaptiveK:
                 self._limits[row.request_id] = sum(each >= worth for each in survival)
 
     def _due_trial(self, forecast: _Forecast, rows: int, largest: int) -> _Trial | None:
-        """A trial of what was measured longest ago, once its expected loss fits into the share for it."""
+        """A trial of the K measured longest ago, once the budget of seconds covers its expected loss."""
         in_use = self._k or 0
         if in_use == 0:
             k, steps, least = forecast.best, _PROBING_STEPS, self._lost
@@ -210,7 +211,7 @@ class AdaptiveK:
         still_pays = in_use == 0 and self._lost < 0.0
         if self._budget < needed and not still_pays:
             return None
-        self._budget, self._lost = min(self._budget, 2.0 * needed), 0.0  # no hoard for later
+        self._budget, self._lost = min(self._budget, 2.0 * needed), 0.0  # nothing is saved up for later
         if in_use == 0:
             self._acceptance.doubt(_REMEMBERED_STEPS_OFF)
         return _Trial(k, steps, "probing")
@@ -243,13 +244,16 @@ class AdaptiveK:
         return plan
 
     def learned(self, plan: DraftPlan, seconds: float | None, given: Mapping[str, Given]) -> None:
-        """What the step of `plan` took (None: it did more than decode) and gave who has not left since."""
+        """The outcome of the step of `plan`.
+
+        seconds: None where it did more than decode. given: of the requests that have not left since, by id.
+        """
         if plan.k > 0 or plan.limited > 0:
             for row, count in zip(plan.rows, plan.counts, strict=True):
                 outcome = given.get(row.request_id)
                 if row.draft == self._draft and outcome is not None and outcome.most > 0:
                     self._acceptance.add(row.request_id, min(count, outcome.most), outcome.accepted)
-        resumed = plan.k > 0 and self._learned_k == 0  # the draft reads first what it has missed
+        resumed = plan.k > 0 and self._learned_k == 0  # the draft model first reads what it has missed
         self._learned_k = plan.k
         if seconds is None:
             return

@@ -1,9 +1,10 @@
 """Seconds per step as a function of the rows in it and K, learned from the steps themselves. No tensors.
 
-Kept are the newest times of each (bucket of batch sizes, K) and their median, which a pause of the machine
-does not move. A K without times of its own lies between its neighbours; a batch size without any is taken to
-have the shape of the nearest one that has. The machine's speed (its other load, its clock) moves all times
-together and faster than rare steps can be measured again: that is one number, and times are relative to it.
+The newest times of each (bucket of batch sizes, K) are kept with their median, which one slow step does not
+move. A K without times of its own is interpolated between its neighbours; a batch size without times takes
+the shape of the nearest one that has them. The machine's speed (other load, clock rate) changes all times
+together, and sooner than rare steps can be measured again: it is one factor, and kept times are relative to
+it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Final
 
 ENOUGH: Final = 3  # times that make a median
 _KEPT: Final = 21
-_LINE_WEIGHT: Final = 10.0  # in times
-_OF_THE_MACHINE: Final = 9  # steps; fewer than half of _KEPT, so that its change is not taken for one of K
+_LINE_WEIGHT: Final = 10.0  # of the line in `_fit`, in measured times
+_OF_THE_MACHINE: Final = 9  # steps; fewer than half of _KEPT, so that no median moves before the factor
 _EXCEPTIONS: Final = 2
 _LEAST_CHANGE: Final = 1.15
-_UNKNOWN_SLOPE: Final = 0.1  # of a plain step per draft token, until it is measured
+_UNKNOWN_SLOPE: Final = 0.1  # seconds per draft token, as a share of a step without; until measured
 
 
 @cache
@@ -52,8 +53,8 @@ class StepCost:
 
     def __init__(self) -> None:
         self._times: dict[int, dict[int, _Times]] = {}  # bucket -> K -> times
-        self._now = 1.0  # how slow the machine is
-        self._changes: deque[float] = deque(maxlen=_OF_THE_MACHINE)  # of the newest steps against that
+        self._now = 1.0  # factor of the machine: above 1 it is slower than usual
+        self._changes: deque[float] = deque(maxlen=_OF_THE_MACHINE)  # of the newest steps against it
         self._steps = 0
 
     def add(self, rows: int, k: int, seconds: float) -> None:
@@ -65,7 +66,7 @@ class StepCost:
         times.add(seconds / self._now, self._steps)
 
     def _follow_machine(self, change: float) -> None:
-        """Only a change that nearly all of the newest steps show: followed, noise would walk off with it."""
+        """Follows a change only where nearly all of the newest steps show it: else noise would add up."""
         self._changes.append(change)
         ordered = sorted(self._changes)
         if len(ordered) == _OF_THE_MACHINE and (
@@ -78,12 +79,12 @@ class StepCost:
         return k in self._known(bucket_of(rows))
 
     def age(self, rows: int, k: int) -> int:
-        """Steps measured since this one was; all of them where it never was."""
+        """How many steps were measured since one of this kind was; all of them where none ever was."""
         times = self._times.get(bucket_of(rows), {}).get(k)
         return self._steps - (times.step if times else 0)
 
     def seconds(self, rows: int, largest_k: int) -> list[float] | None:
-        """[largest_k + 1] of a step with K = 0, 1, ...; None where nothing is known."""
+        """[largest_k + 1] seconds of a step with K = 0, 1, ...; None where nothing is known."""
         shape = [1.0 + _UNKNOWN_SLOPE * k for k in range(largest_k + 1)]
         nearest, own = self._nearest(bucket_of(rows)), self._known(bucket_of(rows))
         if nearest is None and not own:
@@ -93,7 +94,7 @@ class StepCost:
         return [self._now * each for each in _fit(shape, own)]
 
     def smallest_known(self) -> int | None:
-        """The smallest batch at which both speculation and its absence were measured."""
+        """The smallest bucket at which steps with and without speculation were measured."""
         return min((bucket for bucket in self._times if self._tells_shape(bucket)), default=None)
 
     def _known(self, bucket: int) -> dict[int, _Times]:
@@ -105,7 +106,7 @@ class StepCost:
         return 0 in known and len(known) > 1
 
     def _nearest(self, bucket: int) -> int | None:
-        """Another bucket that tells how time grows with K."""
+        """The nearest other bucket in which times are known for K = 0 and for another K."""
         others = [other for other in self._times if other != bucket and self._tells_shape(other)]
         return min(others, key=lambda other: abs(math.log(other / bucket)), default=None)
 
@@ -113,8 +114,8 @@ class StepCost:
 def _fit(shape: Sequence[float], known: Mapping[int, _Times]) -> list[float]:
     """The shape, scaled at each K to what is known.
 
-    A measured scale is drawn towards the straight line through those of all K > 0, the more the fewer times
-    it rests on; one that was not measured lies between its neighbours. K = 0 stands for itself.
+    The measured scales of K > 0 are shrunk towards the straight line through them, the more the fewer times
+    they rest on. K = 0 keeps its own. A K that was not measured is interpolated between its neighbours.
     """
     measured = {k: known[k].median / shape[k] for k in sorted(known) if k < len(shape)}
     drafting = [k for k in measured if k > 0]
@@ -126,7 +127,7 @@ def _fit(shape: Sequence[float], known: Mapping[int, _Times]) -> list[float]:
 
 
 def _line(xs: Sequence[int], ys: Sequence[float], weights: Sequence[int]) -> Callable[[int], float]:
-    """Weighted least squares; level where there is one x."""
+    """Weighted least squares; constant where there is only one x."""
     total = sum(weights) or 1
     x_mean = sum(map(mul, weights, xs)) / total
     y_mean = sum(map(mul, weights, ys)) / total
@@ -137,7 +138,7 @@ def _line(xs: Sequence[int], ys: Sequence[float], weights: Sequence[int]) -> Cal
 
 
 def _between(points: Mapping[int, float], count: int) -> list[float]:
-    """[count] at 0, 1, ...: straight between the points (in order), level outside them; 1 without any."""
+    """[count] at 0, 1, ...: linear between the points (ascending), constant outside; 1 without any point."""
     if not points:
         return [1.0] * count
     xs, found, above = list(points), [], 0
