@@ -8,7 +8,7 @@ from typing import Any
 # A UTF-8 character has at most 4 bytes, so at most 3 of an unfinished one can be at the end.
 _UNFINISHED_CHARACTERS = 3
 _CONTEXT_TOKENS = 6
-# Bytes that never become a character must not make the window grow without end.
+# The window must not grow without bound where bytes never become a character.
 _MAX_WINDOW_TOKENS = 64
 _REPLACEMENT = "\ufffd"
 
@@ -17,14 +17,14 @@ class Detokenizer:
     """Incremental decoding of one sequence.
 
     A window of the newest tokens is decoded again at each push, since a token's text can depend on the ones
-    before it (spaces, bytes of one character). Text is given out once later tokens cannot change it.
+    before it (spaces, bytes of one character). Text is returned once later tokens cannot change it.
     """
 
     def __init__(self, tokenizer: Any, prompt_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = list(prompt_token_ids[-_CONTEXT_TOKENS:])
-        self._read = len(self._window)  # tokens of the window whose text is fully out
-        # Characters of the window that are out; a character that the prompt left unfinished is not.
+        self._read = len(self._window)  # tokens of the window whose text was returned in full
+        # Characters of the window that were returned; a character that the prompt left unfinished was not.
         self._out = self._settled(self._decode(self._window))
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -53,7 +53,7 @@ class Detokenizer:
         return settled
 
     def _advance(self) -> None:
-        """Everything is out: keep the newest tokens as context for those to come."""
+        """All text was returned: keeps the newest tokens as context for later ones."""
         if len(self._window) > 2 * _CONTEXT_TOKENS:
             kept = self._decode(self._window[-_CONTEXT_TOKENS:])
             # A window that starts inside a character would spoil the decoding of its neighbours.
@@ -78,7 +78,7 @@ class StopFilter:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """What may be shown now: text that is or may become a stop string is held back."""
+        """The text that may be shown now; what is or may become a stop string is held back."""
         if not self._stop:
             return text
         self._held += text
@@ -89,7 +89,7 @@ class StopFilter:
         return self._give(len(self._held) - self._partial())
 
     def flush(self) -> str:
-        """What was held back and turned out to be no stop string."""
+        """The text that was held back and is no stop string."""
         return "" if self.stopped else self._give(len(self._held))
 
     def _give(self, count: int) -> str:

@@ -41,16 +41,16 @@ class Engine:
     """Continuous batching with exact speculative decoding.
 
     `step` belongs to one thread; everything else may be called from any thread. On the CPU the output of a
-    request with a seed is the same, bit for bit, whatever runs beside it; with config.adaptive_k and a
-    temperature above 0 its distribution is, but not its draw.
+    request with a seed is the same, bit for bit, whatever runs beside it. With config.adaptive_k and a
+    temperature above 0 only its distribution is the same, not the tokens drawn.
 
-    A request's draft is settled when it gets a slot and stays until it ends, and so does K unless it adapts.
+    A request keeps the draft that is in service when it gets its slot, and its K unless K is adaptive.
     """
 
     def __init__(
         self, config: EngineConfig, target: LoadedModel | None = None, draft: LoadedDraft | None = None
     ) -> None:
-        """target, draft: in memory already, made for `placement_of(config)`; None: loaded as config says.
+        """target, draft: loaded before, with `placement_of(config)`; None: loaded here, as config says.
 
         Raises InvalidModel, InvalidConfig.
         """
@@ -60,7 +60,7 @@ class Engine:
         if config.device == "cuda" and not torch.cuda.is_available():
             raise InvalidConfig("device: 'cuda' was asked for, but torch sees no CUDA device")
         if config.device == "cuda":
-            # For each new length of a sequence it plans anew, which takes tens of milliseconds or more.
+            # cuDNN makes a plan for each new length of a sequence, which takes tens of milliseconds or more.
             torch.backends.cuda.enable_cudnn_sdp(False)
         self._placement = placement_of(config)
         self._target = target or load(config.target, self._placement, field="target")
@@ -78,9 +78,9 @@ class Engine:
         self._sequences: dict[str, RunningSequence] = {}
         self._queued: dict[str, tuple[Request, Moment]] = {}
         self._speculation = config.speculation
-        self.lost: str | None = None  # why the device can do nothing more for this process
+        self.lost: str | None = None  # why this process can no longer use the device; None: it can
         self._swapping = threading.Lock()
-        self._changed = threading.Condition()  # guards the next three
+        self._changed = threading.Condition()  # guards the next three fields
         self._inbox: deque[tuple[Request, Moment]] = deque()
         self._known: set[str] = set()
         self._aborts: set[str] = set()
@@ -95,9 +95,9 @@ class Engine:
     def swap_draft(self, version: str) -> DraftInfo:
         """Puts a loaded draft into service for requests that start from now on. Raises UnknownDraft.
 
-        It is remembered first (config.state_dir), so that what this returns survives a restart.
+        The draft is first saved in config.state_dir, so that it also serves after a restart.
         """
-        with self._swapping:  # what is remembered last is what serves
+        with self._swapping:  # so that the draft saved last is the one that serves
             info = self._drafts.find(version)
             if self.config.state_dir is not None:
                 configured = configured_draft(self.config)
@@ -105,7 +105,7 @@ class Engine:
             return self._drafts.swap(version)
 
     def set_speculation(self, enabled: bool) -> None:
-        """For requests that start from now on; running ones stay as they are."""
+        """Switches speculation for requests that start from now on; running ones stay as they are."""
         self._speculation = enabled
 
     @property
@@ -168,7 +168,7 @@ class Engine:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the running requests, prompt and output: what the cache is kept for."""
+        """Tokens of the running requests, prompt and output, that the KV cache serves."""
         running = list(self._sequences.values())  # a copy: the engine's thread goes on
         return sum(len(sequence.token_ids) for sequence in running)
 
@@ -179,7 +179,7 @@ class Engine:
 
     @property
     def loop_fallback(self) -> str | None:
-        """Why the host takes part in steps that are meant for the device alone."""
+        """Why steps run on the host, or slower than they could, where the device loop is meant to decode."""
         captured = self._decoder.capture_failure if isinstance(self._decoder, DeviceDecoder) else None
         return captured or self._obstacle
 
@@ -212,7 +212,7 @@ class Engine:
             if schedule.decode or self._decoder.in_flight:
                 rows = [self._sequences[name] for name in schedule.decode]
                 self._decode(rows, outputs, alone=not schedule.prefill)
-        except Exception as error:  # every kind of failure ends here, so that no request ever hangs
+        except Exception as error:  # every failure is handled here, so that no request hangs
             logger.exception("a step failed; %d running requests end with an error", len(self._sequences))
             reason = f"{type(error).__name__}: {error}"
             outputs.extend(self._fail(sequence, reason) for sequence in list(self._sequences.values()))
@@ -239,7 +239,7 @@ class Engine:
     def _abort(self, request_id: str) -> RequestOutput:
         sequence = self._sequences.get(request_id)
         if sequence is None:
-            # It never ran: a sequence without slot or draft says so.
+            # It never ran: a sequence without slot and draft stands for it.
             sequence = self._sequence(*self._queued.pop(request_id), slot=-1, draft=_OFF)
         output = sequence.end("abort", _now())
         self._leave(sequence)
@@ -289,7 +289,7 @@ class Engine:
         output = sequence.end("error", _now(), reason)
         self._leave(sequence)
         for cache in (self._scheduler.kept, sequence.draft.prefixes):
-            cache.clear()  # what was written last may be wrong, or not be there
+            cache.clear()  # the failed step may have written only a part, or wrong values
         return output
 
     def _reuse(self, reused: ReusedPrefix) -> None:
@@ -319,9 +319,9 @@ class Engine:
             drafter.prefill(ids, chunk_spans)
 
     def _decode(self, rows: list[RunningSequence], outputs: list[RequestOutput], *, alone: bool) -> None:
-        """Appends to outputs row by row: a failure on the way must not lose what other rows have received.
+        """Appends to outputs row by row, so that a failure does not lose the tokens of other rows.
 
-        alone: the step does nothing else, so that its time is that of decoding.
+        alone: the step does nothing but decode, so its duration is that of decoding.
         """
         plan = self.drafting.begin(
             [DraftingRow(row.request.request_id, row.draft.info.version, row.draft_count) for row in rows],
@@ -341,7 +341,7 @@ class Engine:
 
 
 def lost_device(device: torch.device) -> str | None:
-    """What is wrong with a CUDA device that fails whatever is asked of it; None: it goes on."""
+    """Why a CUDA device no longer works at all; None where it does."""
     try:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

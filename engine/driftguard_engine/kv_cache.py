@@ -1,7 +1,7 @@
 """Slots of keys and values: one per running sequence, as long as the context.
 
-A rejection leaves stale entries behind the sequence's length. Nothing is rolled back: they are never read,
-because attention covers a span's own positions only, and the next tokens overwrite them.
+Rejected tokens leave stale entries beyond the sequence's length. Nothing is rolled back: attention never
+reads beyond the sequence, and the next tokens overwrite these entries.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class SlotCache:
 
     @torch.inference_mode()
     def copy(self, source: int, span: Span) -> None:
-        """What slot `source` holds at the span's positions, to the same positions of the span's slot; beyond
-        the slot's length there is nothing to copy."""
+        """Copies what slot `source` holds at the span's positions into the span's slot. Positions beyond the
+        slot's length are left out."""
         count = min(span.end, self.length) - span.start
         if count > 0:
             read, written = (slot * self.length + span.start for slot in (source, span.slot))

@@ -67,7 +67,7 @@ class ModelOptions:
     drafter: Annotated[
         DrafterName | None,
         _option(
-            "Who drafts: a draft model, n-gram lookup in the prompt, or nobody. "
+            "What drafts: a draft model, n-gram lookup in the sequence, or nothing. "
             "Default: draft_model where there is a draft, else ngram.",
             MODELS,
         ),
@@ -84,7 +84,7 @@ class ModelOptions:
     ] = LoopName.AUTO
     threads: Annotated[int | None, _option("CPU threads of torch; without it torch chooses.", MODELS)] = None
     speculation: Annotated[
-        bool, _option("Speculate at all. POST /admin/speculation changes it later.", MODELS)
+        bool, _option("Use speculative decoding. POST /admin/speculation changes it later.", MODELS)
     ] = True
     num_speculative_tokens: Annotated[
         int, _option("Draft tokens per step (K) where a request does not say.", MODELS)
@@ -92,7 +92,8 @@ class ModelOptions:
     adaptive_k: Annotated[
         bool,
         _option(
-            "Choose K of each step by what it gives, up to the one asked for; 0 where it does not pay.",
+            "Choose K of each step by measured acceptance and step times, up to the K asked for; "
+            "0 where speculation does not pay.",
             MODELS,
         ),
     ] = False
@@ -100,7 +101,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class LimitOptions:
-    """How much the engine takes on."""
+    """Limits of requests, and of what runs at once."""
 
     max_speculative_tokens: Annotated[int, _option("Largest K that a request may ask for.", LIMITS)] = 16
     max_batch: Annotated[int, _option("Requests that run at once.", LIMITS)] = 8
@@ -109,8 +110,8 @@ class LimitOptions:
     prefix_reuse: Annotated[
         bool,
         _option(
-            "Do not read the beginning of a prompt again that a slot still holds from another request. "
-            "Whoever may send requests can learn from their times which beginnings others have sent.",
+            "Where a prompt begins like that of another request that a slot still holds, do not read that "
+            "part again. Clients can then learn from response times how the prompts of others begin.",
             LIMITS,
         ),
     ] = True
@@ -134,18 +135,18 @@ class ServerOptions:
     allowed_host: Annotated[
         list[str] | None,
         _option(
-            "A name under which requests may ask for this engine, beside its own; several times for several.",
+            "A further host name that the Host header of a request may hold. May be given several times.",
             SERVER,
         ),
     ] = None
     server_name: Annotated[str, _option("This server's name in its records.", SERVER)] = "engine"
     state_dir: Annotated[
-        Path | None, _option("Directory that remembers the promoted draft over restarts.", SERVER)
+        Path | None, _option("Directory that keeps the promoted draft over restarts.", SERVER)
     ] = None
     shutdown_seconds: Annotated[
         float, _option("On SIGTERM, seconds that running requests get to finish.", SERVER)
     ] = 30.0
-    log_level: Annotated[LogLevel, _option("Least level that is logged.", SERVER)] = LogLevel.INFO
+    log_level: Annotated[LogLevel, _option("Lowest level that is logged.", SERVER)] = LogLevel.INFO
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class SidecarOptions:
     spool_dir: Annotated[
         Path | None,
         _option(
-            "Where records wait while the sidecar is away; one directory per engine. "
+            "Directory of records that wait while the sidecar is unreachable; one per engine. "
             "Default: ~/.local/share/driftguard/spool/SERVER_NAME.",
             SIDECAR,
         ),
@@ -178,7 +179,7 @@ _SUBJECTS: tuple[type[Any], ...] = (ModelOptions, LimitOptions, ServerOptions, S
 
 
 def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOptions) -> EngineConfig:
-    """What these options ask for; the bundled pair where no target is named. Raises InvalidConfig."""
+    """The engine's config; the bundled pair where no target is given. Raises InvalidConfig."""
     target, draft, drafter = models.target, models.draft, models.drafter
     if target is None:
         target, draft = str(BUNDLED / "target"), draft or str(BUNDLED / "draft")
@@ -208,7 +209,7 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
 def one_parameter_per_option(
     command: Callable[[ModelOptions, LimitOptions, ServerOptions, SidecarOptions], None],
 ) -> Callable[..., None]:
-    """`command` as typer needs it: typer makes one option of each parameter, and knows no groups of them."""
+    """`command` with one parameter per option, as typer needs it; typer knows no groups of options."""
 
     @wraps(command)
     def flat(**given: Any) -> None:

@@ -1,10 +1,10 @@
-"""Which beginnings of prompts the slots of a cache hold, for requests that begin alike. Plain Python.
+"""Which prefixes of prompts the slots of a KV cache hold, for requests that begin alike. Plain Python.
 
 A prompt is cut into blocks as it is read: one per whole prefill chunk. A block is named by a digest of its
 tokens and of all tokens before it, so that one look-up per block finds who holds a prefix (Kwon et al. 2023).
 
-Only whole chunks count, and no token that was decoded: on a CPU the last bits of keys and values depend on
-where the chunk begins and ends in which they were computed.
+Only whole chunks of the prompt count, never tokens that were decoded: on a CPU the last bits of keys and
+values depend on the bounds of the chunk in which they were computed.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ class PrefixCache:
         return self._held.get(slot, ())
 
     def slots(self, block: bytes) -> frozenset[int]:
-        """Those that hold this block, and so all before it."""
+        """The slots that hold this block, and so all blocks before it."""
         return frozenset(self._slots.get(block, ()))
 
     def begin(self, slot: int, blocks: Sequence[bytes]) -> None:
-        """A prompt of these blocks gets the slot: what is held beyond their common beginning will be lost."""
+        """A prompt of these blocks gets the slot: what it holds beyond the common prefix will be lost."""
         held = self._held.get(slot, [])
         while held and (len(held) > len(blocks) or held[-1] != blocks[len(held) - 1]):
             self._drop(slot, held.pop())
 
     def hold(self, slot: int, index: int, block: bytes) -> None:
-        """The slot's block at this index has been written. One that follows on nothing held is not kept."""
+        """The slot's block at this index has been written. Kept only if the slot holds the one before."""
         held = self._held.setdefault(slot, [])
         if index == len(held):
             held.append(block)
             self._slots.setdefault(block, set()).add(slot)
 
     def clear(self) -> None:
-        """Nothing that is held can be relied on."""
+        """Forgets all blocks: what the slots hold cannot be relied on."""
         self._held.clear()
         self._slots.clear()
 

@@ -1,4 +1,4 @@
-"""What a request must satisfy before it is queued."""
+"""The checks of a request before it is queued."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_STOP_STRINGS = 16
 
 
 def check_request(request: Request, *, max_length: int, vocabulary: int, max_speculative_tokens: int) -> None:
-    """Raises InvalidRequest naming the field, what was given and what would be right."""
+    """Raises InvalidRequest, which names the field, the value given and what is allowed."""
     prompt = request.prompt_token_ids
     if not prompt:
         raise InvalidRequest("prompt: empty; at least one token is needed", field="prompt")
@@ -25,7 +25,7 @@ def check_request(request: Request, *, max_length: int, vocabulary: int, max_spe
     wrong = next((token for token in prompt if not _whole(token, 0, vocabulary - 1)), None)
     if wrong is not None:
         raise InvalidRequest(
-            f"prompt: {wrong!r} is no token id; the vocabulary is 0 .. {vocabulary - 1}", field="prompt"
+            f"prompt: {wrong!r} is not a token id; the vocabulary is 0 .. {vocabulary - 1}", field="prompt"
         )
     check_params(request.params, max_speculative_tokens)
 

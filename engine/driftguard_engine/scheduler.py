@@ -1,4 +1,4 @@
-"""Who runs next: first come, first served into free slots, prompts in chunks. Plain Python, no tensors."""
+"""Which requests run: free slots in order of arrival, prompts in chunks. Plain Python, no tensors."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class ReusedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step: copy these prefixes in order, prefill these chunks, then one verification for each request in
-    `decode`."""
+    """One step: copies the prefixes in order, prefills the chunks, then runs one verification for each
+    request in `decode`.
+    """
 
     reused: tuple[ReusedPrefix, ...]
     prefill: tuple[PrefillChunk, ...]
@@ -62,12 +63,12 @@ class Scheduler:
     A prompt is read in chunks of `chunk_tokens`, so its shapes depend on its own length alone. One step reads
     at most `chunk_tokens` prompt tokens, of one or several requests: long prompts do not stall decoding.
 
-    Chunks that a slot holds from a request that runs, or from one that has ended, are not read again.
+    Chunks that a slot already holds, from a running request or an earlier one, are not read again.
     """
 
     def __init__(self, slots: int, chunk_tokens: int) -> None:
         self.kept = PrefixCache()  # of the target's cache
-        self._free = list(range(slots))  # in the order in which they were used last
+        self._free = list(range(slots))  # the least recently used first
         self._chunk_tokens = chunk_tokens
         self._waiting: deque[tuple[str, int, Sequence[bytes]]] = deque()
         self._running: dict[str, _Running] = {}  # in order of admission
@@ -97,9 +98,11 @@ class Scheduler:
         return admitted
 
     def _choose(self, blocks: Sequence[bytes]) -> int:
-        """The slot whose prompt this one goes on with; else an empty one, else the least recently used.
+        """The slot whose whole content this prompt continues; else an empty one, else the least recently
+        used.
 
-        One that shares only a part keeps what it holds: that part is cheap to copy, the rest dear to compute.
+        A slot that shares only a part keeps its content: copying the shared part is cheap, computing the rest
+        again is not.
         """
 
         def worth(slot: int) -> tuple[int, int]:
@@ -112,14 +115,14 @@ class Scheduler:
         return max(self._free, key=worth)
 
     def begin(self, request_id: str, draft: PrefixCache | None) -> None:
-        """draft: of the cache that the request's drafter reads its prompt into."""
+        """draft: what is held in the cache of the request's drafter; None: it has no drafter."""
         running = self._running[request_id]
         running.caches = [self.kept] if draft is None else [self.kept, draft]
         for cache in running.caches:
             cache.begin(running.slot, running.blocks)
 
     def plan(self) -> Schedule:
-        """What this step does. Its chunks count as read: a request whose last chunk is here decodes too."""
+        """The next step. Its chunks count as read: a request whose last chunk is in it decodes in it too."""
         chunks: list[PrefillChunk] = []
         reused: list[ReusedPrefix] = []
         budget = self._chunk_tokens
@@ -133,7 +136,7 @@ class Scheduler:
             chunks.append(PrefillChunk(request_id, running.prefilled, count))
             running.prefilled += count
             budget -= count
-        for chunk in chunks:  # only now: what this step reads cannot be copied before
+        for chunk in chunks:  # last: chunks of this step cannot be copied in it
             self._hold(self._running[chunk.request_id], chunk.start // self._chunk_tokens)
         decode = tuple(name for name, each in self._running.items() if each.prefilled == each.prefill_tokens)
         return Schedule(tuple(reused), tuple(chunks), decode)

@@ -29,7 +29,7 @@ class Moment:
 
 @dataclass(slots=True, eq=False)
 class RunningSequence:
-    """`token_ids` is prompt and output; the cache holds all but the last one."""
+    """`token_ids` are prompt and output; the KV cache holds all but the last one."""
 
     request: Request
     slot: int
@@ -74,10 +74,10 @@ class RunningSequence:
     def commit(
         self, emitted: Sequence[int], drafted: int, accepted: int, concurrency: int, now: Moment
     ) -> RequestOutput:
-        """Takes one verification's tokens up to the end of the request.
+        """Appends the tokens of one verification, up to the end of the request.
 
-        Where EOS or a stop string falls among them, the tokens behind it are cut: the counts' `emitted` is
-        what the user receives (the ending token too), `accepted` the draft tokens in it; `drafted` stays.
+        Tokens behind an EOS or a stop string are cut: `emitted` then counts what the user receives (the
+        ending token included), `accepted` the draft tokens among these; `drafted` stays.
         """
         kept, text, reason = self._take(emitted)
         self.token_ids.extend(kept)
@@ -107,7 +107,7 @@ class RunningSequence:
             return kept, self._detokenizer.push(kept), reason
         text = ""
         for index, token in enumerate(kept):
-            # One by one: the token that completes a stop string is the last.
+            # One by one: the token that completes a stop string is the last one counted.
             text += self._stop.push(self._detokenizer.push([token]))
             if self._stop.stopped:
                 return kept[: index + 1], text, "stop"
@@ -119,7 +119,7 @@ class RunningSequence:
         return self._stop.push(self._detokenizer.flush()) + self._stop.flush()
 
     def end(self, reason: FinishReason, now: Moment, error: str | None = None) -> RequestOutput:
-        """Ends the request from outside (abort, error); it keeps what it has received."""
+        """Ends the request from outside (abort, error); the tokens that it has stay counted."""
         text = self._flush()
         self._text.append(text)
         return RequestOutput(self.request.request_id, (), text, self._finished(reason, now, error))
@@ -129,7 +129,7 @@ class RunningSequence:
         per_token = None
         if first is not None and self.output_count > 1:
             per_token = (self._last_token_seconds - first) / (self.output_count - 1)
-        # The end is start plus elapsed time, so that a clock set back cannot put it before the start.
+        # The end is arrival plus elapsed time: a clock that is set back cannot put it before the arrival.
         elapsed = timedelta(seconds=now.monotonic_seconds - self.arrived.monotonic_seconds)
         return FinishedRequest(
             request=self.request,

@@ -1,7 +1,8 @@
-"""One speculative step of a batch: drafts are drawn here, and verified by what they were drawn from.
+"""One speculative step of a batch: draws drafts, and verifies them with the distributions they were drawn
+from.
 
-Whoever drafts hands logits in and reads tokens. What a token was drawn from stays here with it, so that it
-can be verified by nothing else.
+A drafter gives logits and gets tokens. The distribution of each token is kept here, so that no other one can
+be used to verify it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from driftguard_engine.kernels.tensor_checks import expect_distributions
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What one verification emits for each of B rows."""
+    """The outcome of one verification for each of B rows."""
 
     tokens: Tensor  # [B, K+1] int64, padded with -1
     accepted: Tensor  # [B] int64: draft tokens kept
@@ -36,7 +37,8 @@ class VerifyResult:
 class SpeculativeStep:
     """Of B rows with up to K drafts each, over V tokens. `proposals` [B] are the drafts so far.
 
-    Where the reference computes, verification computes the target's distributions only: it knows the drafts'.
+    In the reference, verification computes the target's distributions only: the drafts' are kept from
+    drawing.
     """
 
     def __init__(
@@ -59,11 +61,12 @@ class SpeculativeStep:
         self._vocabulary = vocabulary
         read_on = torch.device("cpu") if self._launcher is None else device
         self._logits = torch.zeros(len(positions), drafts, vocabulary, device=read_on)
-        # Of the reference: kernels keep theirs.
+        # Of the reference only: the kernels keep none.
         self._draft_distributions = TokenDistributions.certain(sampling, drafts, vocabulary)
 
     def draw(self, draft_logits: Tensor, rows: Sequence[int]) -> None:
-        """The next draft of these rows, which have equally many, from the draft's raw logits for them [R, V].
+        """Draws the next draft token of these R rows, which have equally many, from the draft's raw logits
+        [R, V].
 
         Raises ValueError, InvalidLogits.
         """
@@ -82,7 +85,7 @@ class SpeculativeStep:
             self.proposals[row].append(token)
 
     def guess(self, row: int, token_ids: Iterable[int]) -> None:
-        """Drafts of a row that were not drawn: their distribution is certain of them."""
+        """Adds draft tokens of a row that were not drawn: the distribution of each is a point mass."""
         for token in token_ids:
             kept = self._logits[row, len(self.proposals[row])]
             kept.fill_(-torch.inf)
@@ -90,7 +93,7 @@ class SpeculativeStep:
             self.proposals[row].append(token)
 
     def offer(self, draft_logits: Tensor, draft_tokens: Tensor, lengths: Sequence[int]) -> None:
-        """All drafts at once, which somebody else has drawn from these raw logits [B, K, V].
+        """Takes all drafts at once, which the caller has drawn from these raw logits [B, K, V].
 
         lengths [B]: how many of draft_tokens [B, K] each row has. An id outside the vocabulary is rejected.
         """
@@ -104,14 +107,14 @@ class SpeculativeStep:
         self._draft_distributions = reference.draft_distributions(logits, self._sampling)
 
     def withdraw(self, rows: Iterable[int]) -> None:
-        """These rows go without drafts."""
+        """Drops the drafts of these rows."""
         for row in rows:
             self.proposals[row] = []
 
     def verify(self, target_logits: Tensor, rows: Sequence[int]) -> list[list[int]]:
-        """What these rows emit: the drafts that are accepted and one token of the target's own.
+        """The tokens that these rows emit: the accepted drafts and one token of the target's own.
 
-        The rest as `outcome`.
+        Arguments and errors as in `outcome`.
         """
         result = self.outcome(target_logits, rows)
         return [
@@ -119,7 +122,9 @@ class SpeculativeStep:
         ]
 
     def outcome(self, target_logits: Tensor, rows: Sequence[int]) -> VerifyResult:
-        """Of these rows, ascending, by `verify.verify_chain`'s rule. Tensors are where it was computed.
+        """Verifies these R rows, ascending, by the rule of `verify.verify_chain`.
+
+        The result's tensors are on the device that computed them.
 
         target_logits: raw, [R, 1 + the longest proposal, V]. Raises ValueError, InvalidLogits.
         """
@@ -164,7 +169,7 @@ class SpeculativeStep:
             draft, sampling = draft[index, :drafts], sampling.rows(index)
             distributions = distributions.rows(index, slice(drafts))
             words = StepNoise(sampling.seed, self._positions[index], drafts + 1)
-        known = tokens.view(np.uint64) < self._vocabulary  # without its sign an id below 0 is too large
+        known = tokens.view(np.uint64) < self._vocabulary  # read as unsigned, an id below 0 is too large
         given = Arrays(target, draft, distributions, tokens, lengths, known, sampling)
         accepted, own, valid = reference.verify(given, words)
         if not valid:
@@ -195,12 +200,12 @@ def _verify_by_kernels(launcher: Launcher, chain: Chain) -> VerifyResult:
     verified = by_kernels.verify_chain(launcher, chain)
     if bool(verified.status.any()):
         _expect_all_distributions(Arrays.of(chain))
-        raise AssertionError(f"kernels miss distributions that torch finds: {verified.status.tolist()}")
+        raise AssertionError(f"kernels report rows without a distribution: {verified.status.tolist()}")
     return VerifyResult(verified.tokens, verified.accepted, verified.accepted + 1)
 
 
 def _expect_all_distributions(given: Arrays) -> None:
-    """Of the rows that will be read: the draft's only where its tokens were drawn."""
+    """Checks the rows that will be read: those of the draft only where its tokens were drawn."""
     read = np.arange(given.target.shape[1]) <= given.lengths[:, np.newaxis]
     expect_distributions("target_logits", given.target, read)
     stochastic = ~given.sampling.greedy[:, np.newaxis]

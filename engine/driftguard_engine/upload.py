@@ -1,4 +1,4 @@
-"""From the host to the device without waiting for it."""
+"""Copies from the host to the device without waiting for the device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def upload(values: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
-    """int64 or float32, [len(values)].
+    """The values on the device: int64 or float32, [len(values)].
 
-    A copy from pageable memory would wait for all that is queued. torch keeps pinned memory that it has
-    handed out until the copies from it are done.
+    A copy from pageable memory would wait for all that is queued. This one is from pinned memory, which torch
+    does not reuse before the copy is done.
     """
     tensor = torch.tensor(values)
-    if tensor.dtype == torch.float64:  # never torch's default here, but a caller may have set it
+    if tensor.dtype == torch.float64:  # where the caller made it torch's default
         tensor = tensor.float()
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

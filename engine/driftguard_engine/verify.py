@@ -1,4 +1,4 @@
-"""Lossless verification of drafts that anybody drew: the rule by which the engine accepts, as a function.
+"""Lossless verification of drafts, whoever drew them: the engine's acceptance rule as a function.
 
 Whatever the draft proposes, the emitted tokens have the distribution of sampling from the target alone
 (Leviathan et al. 2023; Chen et al. 2023).
@@ -46,10 +46,10 @@ def verify_chain(
     temperature: finite, >= 0; 0 is argmax. top_k: <= 0 or >= V is off. top_p: >= 0; >= 1 is off; the
         likeliest token always stays. Equal logits: the lower token id comes first, in all three.
     seed, position: the row's noise. position is the index in its sequence of the first token emitted here.
-        A draft drawn for step i must be `SpeculativeStep.draw`'s, or of another kind of noise.
+        A draft for step i must be drawn by `SpeculativeStep.draw`, or with noise independent of this.
 
     On the CPU a row's result is bitwise independent of the batch around it.
-    Raises ValueError (naming the argument), its kind InvalidLogits, BackendUnavailable.
+    Raises ValueError (naming the argument), its subclass InvalidLogits, BackendUnavailable.
     """
     expect("target_logits", target_logits, (None, None, None), floating=True)
     device, (batch, rows, size) = target_logits.device, target_logits.shape

@@ -1,4 +1,4 @@
-"""What every decoder does in a step, and what a step gives."""
+"""The interface of a decoder, and the outcome of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from driftguard_engine.sequence import RunningSequence
 
 @dataclass(frozen=True, slots=True)
 class RowOutcome:
-    """What one verification gave one sequence: accepted + 1 tokens, or the reason why it gave none."""
+    """The outcome of one verification for one sequence: accepted + 1 tokens, or why there are none."""
 
     emitted: list[int]
     drafted: int
@@ -20,11 +20,11 @@ class RowOutcome:
 
 
 class StepDecoder(Protocol):
-    """Runs one verification per step for each of any rows."""
+    """Runs one verification per step for each row that it is given."""
 
     @property
     def in_flight(self) -> bool:
-        """Is there an outcome that nobody has been told yet?"""
+        """Whether a step has been launched whose outcome `step` has not returned yet."""
         ...
 
     def admit(self, row: RunningSequence) -> None:
@@ -36,12 +36,14 @@ class StepDecoder(Protocol):
         ...
 
     def reset(self) -> None:
-        """After a failure: outcomes that nobody has been told are given up."""
+        """After a failure: gives up the outcomes that `step` has not returned yet."""
         ...
 
     def step(
         self, rows: Sequence[RunningSequence], draft_counts: Sequence[int]
     ) -> list[tuple[RunningSequence, RowOutcome]]:
-        """Decodes these rows, each with so many draft tokens, at most its `draft_count`. Returns what has
-        become known of rows that have not left: of this step or the one before."""
+        """Decodes these rows with the given numbers of draft tokens, each at most the row's `draft_count`.
+
+        Returns the outcomes of this step or of the one before, for rows that have not left.
+        """
         ...

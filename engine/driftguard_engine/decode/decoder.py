@@ -35,19 +35,19 @@ from driftguard_engine.sequence import RunningSequence
 
 logger = logging.getLogger(__name__)
 
-DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, MOST_DRAFTS)  # of a step; a request may be given fewer
-_TOLD = 4  # columns of a step's outputs before the tokens
+DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 24, MOST_DRAFTS)  # K of a step; a request may be given fewer
+_COUNTS = 4  # columns of a step's outputs before the tokens: status, drafted, accepted, emitted
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
     rows: list[RunningSequence | None]  # None: it has left
-    counts: Sequence[int]  # drafts that each was given at most
+    counts: Sequence[int]  # most draft tokens of each row
     outputs: Readback
 
 
 class DeviceDecoder:
-    """Runs the steps of any rows, and tells what they gave when the next one is on its way.
+    """Runs steps of the rows that it is given, and returns the outcome of each when the next one is launched.
 
     A request that has ended in the meantime runs one step more, which changes nothing.
     """
@@ -60,7 +60,7 @@ class DeviceDecoder:
         device: torch.device,
         launcher: Launcher | None,
     ) -> None:
-        """launcher: of the kernels; None: the reference, on the CPU only."""
+        """launcher: of the CUDA kernels; None: the reference computes, on the CPU only."""
         self._target, self._device, self._launcher = target, device, launcher
         self._table = SlotTable(slots, max(target.max_length, MOST_DRAFTS + 1), eos_token_ids, device)
         self._batches = [*(1 << power for power in range((slots - 1).bit_length())), slots]
@@ -68,43 +68,43 @@ class DeviceDecoder:
         self._plain: dict[Shape, RunStep] = {}
         self._drafted: WeakKeyDictionary[Drafter, dict[Shape, RunStep]] = WeakKeyDictionary()
         self._launched: deque[_Launched] = deque()
-        self._unread: dict[str, int] = {}  # by request: tokens that its draft model has read, where it lags
+        self._unread: dict[str, int] = {}  # by request: tokens read by a draft model that lags behind
 
     @property
     def capture_failure(self) -> str | None:
-        """Why steps of some shape are launched one kernel at a time."""
+        """Why steps of some shape are launched one kernel at a time; None: all are captured."""
         return self._runners.capture_failure
 
     @property
     def in_flight(self) -> bool:
-        """Has a step been launched whose outcome nobody knows?"""
+        """Whether a step has been launched whose outcome was not read yet."""
         return bool(self._launched)
 
     def prepare(self, drafter: Drafter | None, drafts: int) -> None:
-        """Captures the steps of every batch with this many drafts, so that no request waits for that."""
+        """Captures the steps of every batch size with this many drafts, so that no request waits for it."""
         for batch, narrows in product(self._batches, (False, True)):
             self._step(drafter, Shape(batch, _at_least(DRAFTS, drafts), narrows))
 
     def admit(self, row: RunningSequence) -> None:
-        """The row will be decoded; what its slot held before is over."""
+        """The row will be decoded. Overwrites what its slot held before."""
         params = row.request.params
         limit = min(len(row.token_ids) + params.max_tokens, row.max_length)
         self._table.admit(row.slot, row.token_ids, limit, params)
 
     def forget(self, row: RunningSequence) -> None:
-        """The row has left: nothing of it is kept, its draft's memory least of all."""
+        """The row has left: drops every reference to it, so that the memory of its draft can be freed."""
         for launched in self._launched:
             launched.rows[:] = [None if each is row else each for each in launched.rows]
         self._unread.pop(row.request.request_id, None)
 
     def reset(self) -> None:
-        """After a failure: nothing that was launched is waited for."""
+        """After a failure: waits for no step that was launched."""
         self._launched.clear()
 
     def step(
         self, rows: Sequence[RunningSequence], draft_counts: Sequence[int]
     ) -> list[tuple[RunningSequence, RowOutcome]]:
-        """Launches a step of these rows. Returns what the step before gave its rows."""
+        """Launches a step of these rows. Returns the outcomes of the step before."""
         earlier = len(self._launched)
         by_drafter: dict[Drafter | None, tuple[list[RunningSequence], list[int]]] = {}
         for row, count in zip(rows, draft_counts, strict=True):
@@ -130,7 +130,7 @@ class DeviceDecoder:
         self._launched.append(_Launched([*rows], counts, Readback(outputs)))
 
     def _catch_up(self, drafter: DraftModelDrafter, rows: Sequence[RunningSequence], drafts: bool) -> None:
-        """Steps without drafts leave the draft model behind: it reads what it has missed before it drafts."""
+        """Lets the draft model read what it has missed in steps without drafts, before it drafts again."""
         for row in rows:
             name, known = row.request.request_id, len(row.token_ids)
             if not drafts:
@@ -162,18 +162,18 @@ class DeviceDecoder:
 
 
 def _at_least(sizes: Sequence[int], least: int) -> int:
-    """The smallest of the ascending sizes that will do."""
+    """The smallest of the ascending sizes that is not below `least`."""
     return sizes[bisect_left(sizes, least)]
 
 
 def _outcomes(launched: _Launched) -> list[tuple[RunningSequence, RowOutcome]]:
-    told = launched.outputs.wait()
-    given = zip(launched.rows, launched.counts, told, strict=False)  # the rows told behind these only fill up
+    outputs = launched.outputs.wait()
+    given = zip(launched.rows, launched.counts, outputs, strict=False)  # further outputs are of filling rows
     return [(row, _outcome(row, count, each)) for row, count, each in given if row is not None]
 
 
-def _outcome(row: RunningSequence, count: int, told: Sequence[int]) -> RowOutcome:
-    status, drafted, accepted, emitted = told[:_TOLD]
+def _outcome(row: RunningSequence, count: int, outputs: Sequence[int]) -> RowOutcome:
+    status, drafted, accepted, emitted = outputs[:_COUNTS]
     if status:
         return RowOutcome([], 0, 0, "the model gave no usable logits: NaN, +inf, or nothing above -inf")
     drafter = row.draft.drafter
@@ -182,15 +182,15 @@ def _outcome(row: RunningSequence, count: int, told: Sequence[int]) -> RowOutcom
         if drafted < expected:
             # The target needs no draft: the request goes on with what is usable.
             logger.error("the draft gives no usable logits: %d of %d drafts", drafted, expected)
-    return RowOutcome(list(told[_TOLD : _TOLD + emitted]), drafted, accepted)
+    return RowOutcome(list(outputs[_COUNTS : _COUNTS + emitted]), drafted, accepted)
 
 
 def llama_of(drafter: DraftModelDrafter) -> LlamaModel:
-    """Its model. Raises InvalidModel where that is none of the lean path."""
+    """The drafter's model. Raises InvalidModel where it does not run on the lean path."""
     if not isinstance(drafter.model, LlamaModel):
         raise InvalidModel(
-            f"draft: its shape runs on the {drafter.model.path} path only, which the device loop cannot use; "
-            "start the engine with loop = 'host' to serve it",
+            f"draft: a model of its shape runs on the {drafter.model.path} path only, which the device loop "
+            "cannot use; start the engine with loop = 'host' to serve it",
             field="draft",
         )
     return drafter.model

@@ -1,4 +1,4 @@
-"""How the drafts of a step come about on the device."""
+"""Drafting inside a step on the device: by a model, or by n-gram lookup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Drafting(Protocol):
     certain: bool
 
     def draft(self, rows: RowState, table: SlotTable, verification: Verification) -> Tensor:
-        """Into verification.draft_tokens; how many of each row's are a guess, [B] int64, at most K."""
+        """Writes into verification.draft_tokens; returns how many drafts each row has, [B] int64, <= K."""
         ...
 
 
@@ -57,13 +57,13 @@ class ModelDrafting:
         verification.draw(rows, fitted(logits[:, 0], self.vocabulary), step)
 
     def _known(self, token_ids: Tensor) -> Tensor:
-        """A padding id that only the target has becomes 0: the guess may be poor, never an error."""
+        """Replaces padding ids that only the target has by 0: a poor draft, but no error."""
         return torch.where(token_ids < self.model.vocabulary, token_ids, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LookupDrafting:
-    """What followed the same few tokens earlier in the sequence: `kernels.ngrams`."""
+    """N-gram lookup (`kernels.ngram`): what followed the same few tokens earlier in the sequence."""
 
     min_tokens: int
     max_tokens: int

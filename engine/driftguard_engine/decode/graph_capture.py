@@ -1,4 +1,4 @@
-"""Captures in CUDA graphs of which one that fails harms no later one."""
+"""Capturing CUDA graphs so that a failed capture does not harm later ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE) -> Iterator[None]:
-    """What is queued inside goes into the graph; other threads go on. Waits for the device.
+    """Captures what is queued inside into the graph; other threads go on. Waits for the device.
 
     Where the end of a capture fails, torch (2.13) leaves this thread on the capture's stream and its
-    allocator in the middle of the capture: all that asks for an empty cache would fail, each further capture
-    among it. Here both are put right; the pool is not to be used again.
+    allocator in the middle of the capture. Whatever empties the allocator's cache would then fail, each
+    further capture too. Here both are restored; the pool must not be used again.
     """
     before = torch.cuda.current_stream()
     try:
@@ -31,7 +31,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: _POOL_HANDLE) -> Iterator[None]
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """What broke a capture comes before what its end says of it, which is always the same."""
+    """The error that broke a capture. The one that ends the capture only follows from it."""
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -41,6 +41,6 @@ def _stop_allocating(pool: _POOL_HANDLE) -> None:
     index = torch.cuda.current_device()
     try:
         torch._C._cuda_endAllocateToPool(index, pool)
-    except RuntimeError:  # the capture had not begun, or had ended: then its graph gives the pool back
+    except RuntimeError:  # the capture had not begun, or had ended: then the graph frees the pool
         return
     torch._C._cuda_releasePool(index, pool)

@@ -1,4 +1,4 @@
-"""Steps as they are run: captured in a CUDA graph once per shape and replayed, or called on the CPU."""
+"""Runs steps: on CUDA captured in a graph once per shape and replayed, on the CPU called."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_WARM_UP_STEPS = 2  # libraries choose kernels and take memory at the first calls, which no graph may hold
+_WARM_UP_STEPS = 2  # at first calls libraries choose kernels and take memory, which a graph must not do
 
 RunStep = Callable[[Sequence[int]], Tensor]  # slots, then drafts: `queued` of `Step.run`, flat
 
 
 class Runners:
-    """capture_failure: why steps of some shape, the first such, are launched one kernel at a time, which is
-    slower."""
+    """capture_failure: why steps of some shape are launched one kernel at a time, which is slower; the first
+    reason."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        # One for all: matrix products keep memory for every stream that they have run on.
+        # One for all graphs: matrix products keep memory for each stream that they have run on.
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.capture_failure: str | None = None
 
     def runner(self, step: Step, batch: int) -> RunStep:
-        """On CUDA waits for the device, and runs the step on the slot that is nobody's."""
+        """The step as a function. On CUDA waits for the device, and runs the step on the spare slot."""
 
         def eager(queued: Sequence[int]) -> Tensor:
             return step.run(upload(queued, self._device).view(2, batch))
@@ -47,7 +47,7 @@ class Runners:
             return self._captured(step, batch, idle, self._pool, self._side)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # what a kernel or library may not do while a graph is captured
+        except RuntimeError as error:  # a kernel or library did what is not allowed in a capture
             cause = first_cause(error)
             told = f"{type(cause).__name__}: {cause}"
             self.capture_failure = self.capture_failure or told

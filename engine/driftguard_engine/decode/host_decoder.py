@@ -55,7 +55,7 @@ class HostDecoder:
         return list(zip(rows, outcomes, strict=True))
 
     def _sampling(self, rows: Sequence[RunningSequence]) -> SamplingBatch:
-        """Kept while the batch stays the same."""
+        """The rows' sampling parameters; kept while the batch stays the same."""
         names = tuple(row.request.request_id for row in rows)
         if self._sampling_of is None or self._sampling_of[0] != names:
             params = [row.request.params for row in rows]
@@ -90,7 +90,7 @@ class HostDecoder:
 
 
 def _padded(logits: Tensor, proposals: Sequence[Sequence[int]]) -> Tensor:
-    """[N, V], for every row its 1 + draft tokens' logits, row after row -> [B, 1 + the longest, V]."""
+    """Logits [N, V] of 1 + drafts tokens of each row, row after row -> [B, 1 + the longest, V]."""
     counts = [1 + len(proposal) for proposal in proposals]
     if min(counts) == max(counts):
         return logits.view(len(counts), counts[0], -1)
@@ -98,7 +98,7 @@ def _padded(logits: Tensor, proposals: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _outcomes(step: SpeculativeStep, target_logits: Tensor, rows: Sequence[int]) -> list[RowOutcome]:
-    """Of these rows, by target_logits [R, 1 + the longest proposal, V].
+    """The outcomes of these R rows, from target_logits [R, 1 + the longest proposal, V].
 
     A row without usable logits gets an error; the others are verified without it.
     """

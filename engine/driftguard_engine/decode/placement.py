@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 def placement_of(config: EngineConfig) -> Placement:
-    """With a slot more and room behind the others where the device's loop may decode.
+    """How models are loaded for this config. Where the device's loop may decode: with a spare slot, and spare
+    positions in each slot.
 
-    Raises InvalidConfig where requests might be given more drafts than the device can verify.
+    Raises InvalidConfig where a request may have more draft tokens than the device can verify.
     """
     own, device = int(_is_wanted(config)), torch.device(config.device)
     if (own or device.type == "cuda") and config.max_speculative_tokens > MOST_DRAFTS:
@@ -48,9 +49,9 @@ def placement_of(config: EngineConfig) -> Placement:
 def open_decoder(
     config: EngineConfig, target: TokenModel, eos_token_ids: Collection[int], drafter: Drafter | None
 ) -> tuple[StepDecoder, str | None]:
-    """And why it is the host's where the device's was meant, or slower than it could be.
+    """The decoder, and why it is the host's where the device's was meant, or slower than it could be.
 
-    Raises InvalidConfig where the device's loop was asked for and cannot be had.
+    Raises InvalidConfig where the device's loop was asked for and is not possible.
     """
     device = torch.device(config.device)
     if not _is_wanted(config):
@@ -59,7 +60,7 @@ def open_decoder(
     if obstacle is not None or not isinstance(target, LlamaModel):
         if config.loop == "device":
             raise InvalidConfig(f"loop: 'device' is not possible: {obstacle}")
-        logger.error("the host's loop decodes, slowly, instead of the device's: %s", obstacle)
+        logger.error("the host's loop decodes instead of the device's, which is slower: %s", obstacle)
         return HostDecoder(target, device), obstacle
     decoder = DeviceDecoder(target, eos_token_ids, config.max_batch, device, backend_of(device).launcher)
     if device.type == "cuda":
@@ -72,14 +73,14 @@ def open_decoder(
 
 
 def slow_layers(target: LlamaModel, drafter: Drafter | None) -> str | None:
-    """Why torch computes what the kernels of a layer are meant for; told in the log, too."""
+    """Why torch computes layers that the kernels are meant for; also logged. None: the kernels do."""
     models = {"target": target}
     if isinstance(drafter, DraftModelDrafter):
         models["draft"] = llama_of(drafter)
-    told = [f"{name}: {model.kernels_obstacle}" for name, model in models.items() if model.kernels_obstacle]
-    for obstacle in told:
-        logger.error("torch computes the layers of the %s", obstacle)
-    return "; ".join(told) or None
+    obstacles = [f"{name}: {each.kernels_obstacle}" for name, each in models.items() if each.kernels_obstacle]
+    for obstacle in obstacles:
+        logger.error("torch instead of the kernels computes the layers of the %s", obstacle)
+    return "; ".join(obstacles) or None
 
 
 def _is_wanted(config: EngineConfig) -> bool:

@@ -1,6 +1,7 @@
-"""What the device knows of every running request, by slot.
+"""The state of every running request on the device, by slot.
 
-The last slot is nobody's: rows that only fill up a batch point at it, and what belongs nowhere goes there.
+The last slot is spare, for no request: the rows that fill up a batch use it, and so do writes to be
+discarded.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _TEMPERATURE, _SCALE, _TOP_P = range(3)
 
 @dataclass(frozen=True, slots=True)
 class RowState:
-    """Of the B rows of a step, before it."""
+    """The state of the B rows of a step, before it."""
 
     slots: Tensor  # [B] int64
     lengths: Tensor  # [B] int64: tokens of the sequence
-    limits: Tensor  # [B] int64: how many it may have
+    limits: Tensor  # [B] int64: how many tokens it may have
     ended: Tensor  # [B] bool
     heeds_ends: Tensor  # [B] bool: ends with an end-of-sequence token
     seeds: Tensor  # [B] int64
@@ -81,7 +82,7 @@ class SlotTable:
         return self.token_ids[rows.slots[:, None], positions]
 
     def append(self, rows: RowState, tokens: Tensor, counts: Tensor, ended: Tensor) -> None:
-        """The first counts[b] of tokens [B, K + 1], and whether the request is over with them."""
+        """Appends the first counts[b] of tokens [B, K + 1] to row b; ended[b]: the request ends with them."""
         column = torch.arange(tokens.shape[1], device=self._device)
         kept = column < counts[:, None]
         slots = torch.where(kept, rows.slots[:, None], self.spare)

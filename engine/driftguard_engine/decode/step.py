@@ -20,7 +20,7 @@ from driftguard_engine.models.llama import LlamaModel
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """drafting: None without speculation, K = 0. new_verification: with memory of its own, for one step."""
+    """drafting: None without speculation (K = 0). new_verification: makes one with memory of its own."""
 
     target: LlamaModel
     table: SlotTable
@@ -29,10 +29,10 @@ class Step:
 
     @torch.inference_mode()
     def run(self, queued: Tensor) -> Tensor:
-        """queued [2, B] int64: slots, and how many drafts each is given at most.
+        """queued [2, B] int64: slots, and the most draft tokens of each.
 
-        int64 [B, K + 5]: status (0, or 1: the target gave no usable logits), drafted, accepted, emitted, then
-        the K + 1 tokens, of which the first `emitted` count.
+        Returns int64 [B, K + 5]: status (0, or 1: the target gave no usable logits), drafted, accepted,
+        emitted, then K + 1 tokens, of which the first `emitted` are valid.
         """
         rows, verification = self.table.rows(queued[0]), self.new_verification()
         drafted = queued[1].minimum(rows.limits - rows.lengths - 1).clamp(min=0) * ~rows.ended
@@ -49,12 +49,12 @@ class Step:
         failed, tokens = verified.status != 0, verified.tokens
         counts = (verified.accepted + 1) * ~(rows.ended | failed)
         column = torch.arange(tokens.shape[1], device=tokens.device)
-        # Not torch.isin, which for many values sorts them, and then waits for how many there are.
+        # Not torch.isin: for many values it sorts them, and then waits for the device to count them.
         ends = (tokens[..., None] == self.table.eos_token_ids).any(-1) & rows.heeds_ends[:, None]
         ends &= column < counts[:, None]
         first_end = torch.where(ends, column, tokens.shape[1]).amin(1)
         counts = counts.minimum(first_end + 1)
         over = rows.ended | failed | ends.any(1) | (rows.lengths + counts >= rows.limits)
         self.table.append(rows, tokens, counts, over)
-        told = [verified.status.long() * ~rows.ended, drafted, verified.accepted, counts]
-        return torch.cat([torch.stack(told, 1), tokens], 1)
+        columns = [verified.status.long() * ~rows.ended, drafted, verified.accepted, counts]
+        return torch.cat([torch.stack(columns, 1), tokens], 1)

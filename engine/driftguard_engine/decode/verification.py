@@ -25,7 +25,7 @@ from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the shapes of a step follow from. narrows: whether any row may ask for top-k or top-p."""
+    """What determines the shapes of a step. narrows: whether any row may ask for top-k or top-p."""
 
     batch: int
     drafts: int
@@ -38,13 +38,13 @@ class Verification(Protocol):
     draft_tokens: Tensor  # [B, K] int64: what is to be verified
 
     def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
-        """Step `step` of every row's drafts, from the draft's logits [B, V], into draft_tokens."""
+        """Draws draft token `step` of every row from the draft's logits [B, V], into draft_tokens."""
         ...
 
     def verify(self, rows: RowState, target_logits: Tensor, lengths: Tensor, *, certain: bool) -> Verified:
-        """The first lengths[b] of draft_tokens by target_logits [B, K + 1, V].
+        """Verifies the first lengths[b] of draft_tokens against target_logits [B, K + 1, V].
 
-        lengths [B] int64. certain: the drafts were not drawn but are a guess (n-grams).
+        lengths [B] int64. certain: the drafts were not drawn; their distribution is a point mass (n-grams).
         """
         ...
 
@@ -113,7 +113,7 @@ def _positions(rows: RowState) -> Integers:
 
 
 def _valid_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows of [..., V] have a distribution, and the logits, 0 where they have none."""
+    """Which rows of [..., V] have a distribution, and the logits, 0 in rows without one."""
     valid = logits.amax(-1).isfinite()
     return valid, torch.where(valid[..., None], logits, 0.0)
 

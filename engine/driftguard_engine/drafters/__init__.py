@@ -1,1 +1,1 @@
-"""Who drafts: a smaller model, or n-grams of the sequence itself; loaded, swapped, kept over restarts."""
+"""Drafters: a smaller model, or n-grams of the sequence itself. How they are loaded, swapped and restored."""

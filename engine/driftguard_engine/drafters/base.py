@@ -1,4 +1,4 @@
-"""What the engine asks of a drafter."""
+"""The interface of a drafter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, rows: Sequence[DraftRow], step: SpeculativeStep) -> None:
-        """Draws or guesses in the step at most row.count tokens for every row; fewer where it has none."""
+        """Puts at most row.count draft tokens of every row into the step; fewer where it has none."""
         ...
 
     def forget(self, request_id: str) -> None:

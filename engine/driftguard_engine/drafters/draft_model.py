@@ -14,7 +14,7 @@ from driftguard_engine.speculation import SpeculativeStep
 
 
 class DraftModelDrafter:
-    """See `Drafter`. Keeps, per sequence, what it fed last: (its length then, the drafted tokens fed)."""
+    """See `Drafter`. Keeps per sequence what it fed last: (length at that time, drafted tokens fed)."""
 
     def __init__(self, model: TokenModel, vocabulary: int) -> None:
         """vocabulary: the target's V; the draft's logits are cut or filled with -inf to it."""
@@ -23,7 +23,7 @@ class DraftModelDrafter:
         self._fed: dict[str, tuple[int, list[int]]] = {}
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
-        """Positions beyond the draft's own context are left out: it will not draft there."""
+        """Leaves out positions beyond the draft's own context: it will not draft there."""
         kept_ids: list[int] = []
         kept_spans: list[Span] = []
         first = 0
@@ -75,7 +75,7 @@ class DraftModelDrafter:
         """Tokens that the cache lacks: one, two when all drafts were accepted (the last is never fed), more
         after steps without drafts.
 
-        The cache is valid as far as the fed drafts became the sequence.
+        The cache is valid up to the first drafted token fed that was not accepted.
         """
         cached, fed = self._fed.get(row.request_id, (row.prefilled, []))
         for token in fed:
@@ -85,14 +85,14 @@ class DraftModelDrafter:
         return row.token_ids[cached:]
 
     def _known(self, token_ids: list[int]) -> list[int]:
-        """A padding id that only the target has becomes 0: the guess may be poor, never an error."""
+        """Replaces padding ids that only the target has by 0: a poor draft, but no error."""
         if self.model.vocabulary >= self.vocabulary:
             return token_ids
         return [token if token < self.model.vocabulary else 0 for token in token_ids]
 
 
 def fitted(logits: Tensor, vocabulary: int) -> Tensor:
-    """[R, V of the draft] to [R, V of the target]: models may pad the same vocabulary differently."""
+    """Logits [R, V of the draft] -> [R, V of the target]: models may pad the same vocabulary differently."""
     missing = vocabulary - logits.shape[-1]
     if missing == 0:
         return logits

@@ -1,4 +1,4 @@
-"""Making drafters: from a directory, from the configuration, from what was in service before a restart."""
+"""Makes drafters: from a directory, from the configuration, or the one in service before a restart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement)
             return open_draft(remembered.directory, remembered.version, target, placement)
         except InvalidModel as error:
             logger.error(
-                "draft %s was in service but cannot be loaded (%s); the configured draft serves instead",
+                "draft %s was in service before and cannot be loaded (%s); serving the configured draft",
                 remembered.version,
                 error.detail,
             )
@@ -41,7 +41,7 @@ def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement)
 
 
 def configured_draft(config: EngineConfig) -> str:
-    """What the user chose at the start; another choice later makes what was remembered void."""
+    """What the user configured. A start with another value ignores the draft that was saved."""
     return f"{config.target} {config.drafter} {config.draft}"
 
 

@@ -17,8 +17,8 @@ NO_DRAFT = DraftInfo("none", "none", "none")
 
 @dataclass(slots=True, eq=False)
 class LoadedDraft:
-    """A draft with its drafter (None: no speculation), the number of requests that it serves, and what its
-    cache holds."""
+    """A draft with its drafter (None: no speculation), the number of requests that use it, and the prefixes
+    that its cache holds."""
 
     info: DraftInfo
     drafter: Drafter | None
@@ -30,7 +30,7 @@ class Drafts:
     """All loaded drafts, by version. Any thread may call.
 
     A draft that was swapped out stays until its last request has ended; then its memory is freed. One
-    without a directory takes no memory worth freeing and stays, so that it can be returned to.
+    without a directory (n-gram lookup, none) needs hardly any memory and stays loaded.
     """
 
     def __init__(self, first: LoadedDraft) -> None:
@@ -46,7 +46,7 @@ class Drafts:
 
     @property
     def drafter(self) -> Drafter | None:
-        """Of the draft in service."""
+        """The drafter of the draft in service; None without speculation."""
         with self._lock:
             return self._serving.drafter
 
@@ -61,7 +61,7 @@ class Drafts:
             return self._find(version).info
 
     def add(self, draft: LoadedDraft) -> DraftInfo:
-        """The draft of this version: the given one, or the same one where it is loaded already.
+        """Adds this draft; where its version is loaded already, that one stays. Returns which is loaded.
 
         Raises InvalidModel where the version is loaded from another directory.
         """
@@ -83,7 +83,7 @@ class Drafts:
             if previous is not self._serving and previous.info.directory is not None:
                 self._leaving.add(previous.info.version)
                 self._drop_if_unused(previous)
-            logger.info("draft %s is in service (was %s)", version, previous.info.version)
+            logger.info("draft %s is in service (before: %s)", version, previous.info.version)
             return self._serving.info
 
     def acquire(self) -> LoadedDraft:
@@ -110,4 +110,4 @@ class Drafts:
         if draft.users == 0 and version in self._leaving:
             self._leaving.discard(version)
             del self._loaded[version]
-            logger.info("draft %s has served its last request and is freed", version)
+            logger.info("the last request of draft %s has ended; its memory is freed", version)

@@ -1,6 +1,6 @@
 """Drafting without a model: what followed the same few tokens earlier in the sequence.
 
-Prompt lookup (Saxena 2023). The guess is certain, so its distribution is a point mass.
+Prompt lookup (Saxena 2023). Drafts are not sampled, so the distribution of each is a point mass.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class SuffixIndex:
     def __init__(self, min_tokens: int, max_tokens: int) -> None:
         self._sizes = range(max_tokens, min_tokens - 1, -1)
         self._ends: dict[tuple[int, ...], int] = {}
-        self._indexed = 0  # n-grams ending at or before this length are known
+        self._indexed = 0  # n-grams that end at or before this length are in the index
 
     def continuation(self, token_ids: Sequence[int], count: int) -> list[int]:
         """Up to count tokens that followed the most recent earlier match of the longest matching suffix.
 
-        A match close to the end repeats itself: the tokens copied are themselves copied again.
+        Where the match is so close to the end that fewer follow it, the tokens copied are copied again.
         """
         length = len(token_ids)
         self._extend(token_ids, length - 1)

@@ -1,4 +1,4 @@
-"""The draft in service, remembered over restarts in one small JSON file."""
+"""The draft in service, kept over restarts in one small JSON file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SavedDraft:
-    """`configured` is what the engine was started with: another choice at the next start wins over this."""
+    """`configured`: what the engine was started with; started with another value, it ignores this."""
 
     configured: str
     directory: str | None
@@ -23,9 +23,9 @@ class SavedDraft:
 
 
 def save_draft(state_dir: Path, draft: SavedDraft) -> None:
-    """Replaces the file at once: a crash leaves the old one or the new one, never half of it."""
+    """Replaces the file atomically: after a crash it is the old one or the new one."""
     state_dir.mkdir(parents=True, exist_ok=True)
-    partial = state_dir / f".{FILE_NAME}.partial"  # one name: what a crash leaves is overwritten next time
+    partial = state_dir / f".{FILE_NAME}.partial"  # fixed: the next save overwrites what a crash left
     with partial.open("w", encoding="utf-8") as file:
         json.dump(asdict(draft), file)
         file.flush()
@@ -35,7 +35,7 @@ def save_draft(state_dir: Path, draft: SavedDraft) -> None:
 
 
 def saved_draft(state_dir: Path, configured: str) -> SavedDraft | None:
-    """What was remembered for this configuration; None where nothing usable was, with the reason logged."""
+    """The draft saved under this configuration; None, with the reason logged, where none is usable."""
     path = state_dir / FILE_NAME
     try:
         draft = SavedDraft(**json.loads(path.read_text(encoding="utf-8")))
@@ -46,7 +46,7 @@ def saved_draft(state_dir: Path, configured: str) -> SavedDraft | None:
         return None
     if draft.configured != configured:
         logger.warning(
-            "draft %s was in service before, but another one has been configured since and serves now",
+            "draft %s was in service before, but another one is configured now; serving the configured draft",
             draft.version,
         )
         return None

@@ -1,4 +1,4 @@
-"""What the engine asks of a model: logits for spans of tokens, whatever runs beside them."""
+"""The interface of a model: logits for spans of tokens of several sequences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TokenModel(Protocol):
         ...
 
     def prefill(self, token_ids: Sequence[int], spans: Sequence[Span]) -> None:
-        """The same without logits."""
+        """As `forward`, without logits."""
         ...
 
     def copy(self, source: int, span: Span) -> None:

@@ -1,4 +1,4 @@
-"""SHA256SUMS of a model directory: what its maker wrote, in the form that `sha256sum -c` verifies."""
+"""SHA256SUMS of a model directory: digests of its files, in the format that `sha256sum -c` verifies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 def verify(directory: Path, *, field: str) -> None:
-    """Every file that is listed, and that all weights are. Directories of others often have no list: that is
-    logged. Raises InvalidModel, which names the file."""
+    """Verifies every file that is listed, and that all weights are listed. Directories of other makers often
+    have no list: that is logged. Raises InvalidModel, which names the file.
+    """
     if not (directory / FILE_NAME).is_file():
         logger.info("%s: %s has no %s; its files are not verified", field, directory, FILE_NAME)
         return
@@ -29,14 +30,14 @@ def verify(directory: Path, *, field: str) -> None:
         found = _digest(directory / name, field)
         if found != wanted:
             raise InvalidModel(
-                f"{field}: {directory / name} is not as it was made: its SHA-256 is {found[:12]}..., "
-                f"{FILE_NAME} says {wanted[:12]}...",
+                f"{field}: {directory / name} was changed or is damaged: its SHA-256 is {found[:12]}..., "
+                f"{FILE_NAME} lists {wanted[:12]}...",
                 field=field,
             )
 
 
 def _listed(directory: Path, field: str) -> dict[str, str]:
-    """Name -> digest."""
+    """File name -> SHA-256 digest in hex."""
     listed: dict[str, str] = {}
     try:
         lines = (directory / FILE_NAME).read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Where a model's files are, and whether they are safe to load: safetensors only, never pickle."""
+"""Locates a model's files, and checks that they are safe to load: safetensors only, never pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 _VERSION_FILE = "driftguard_training.json"
 _READ_BYTES = 1 << 20
-_SHOWN_CHARACTERS = 200  # of a name that leads nowhere
+_SHOWN_CHARACTERS = 200  # of a wrong name, in the error
 
 
 def locate(name: str, *, field: str) -> Path:
@@ -27,16 +27,16 @@ def locate(name: str, *, field: str) -> Path:
 
 
 def _local(name: str, field: str) -> Path | None:
-    """None: it may be a name of the hub. Raises InvalidModel."""
+    """The local directory of this name; None: it may be a hub name. Raises InvalidModel."""
     shown = ascii(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}...")
     try:
         directory = Path(name).expanduser()
         if directory.is_dir():
             return directory.absolute()
         is_file = directory.exists()
-    except (OSError, RuntimeError, ValueError) as error:  # too long; ~ of nobody; a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # too long, ~ of an unknown user, a NUL
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidModel(f"{field}: {shown} is no directory ({reason})", field=field) from None
+        raise InvalidModel(f"{field}: {shown} is not a directory ({reason})", field=field) from None
     if is_file:
         raise InvalidModel(f"{field}: {shown} is a file; a transformers directory is needed", field=field)
     if directory.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
@@ -52,7 +52,7 @@ def _download(name: str, field: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise InvalidModel(
-            f"{field}: {name!r} is no directory here, and the hub did not give it ({type(error).__name__})",
+            f"{field}: {name!r} is not a directory here, nor loaded from the hub ({type(error).__name__})",
             field=field,
         ) from error
 

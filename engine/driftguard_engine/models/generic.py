@@ -27,7 +27,7 @@ def supports(config: Any) -> bool:
 class SlotLayer(CacheLayerMixin):
     """One layer of a slot cache as transformers sees it, for the span set by `point_at`.
 
-    Every layer keeps all positions, also where the model slides a window: the mask hides what is too old.
+    Every layer keeps all positions, also of a model with sliding-window attention: the mask hides old ones.
     """
 
     is_sliding = False
@@ -84,7 +84,7 @@ class GenericModel:
         layers = module.config.get_text_config().num_hidden_layers
         self._layers = [SlotLayer(self._store, index) for index in range(layers)]
         self._cache = Cache(layers=[*self._layers])
-        # One token now, so that all memory is taken at the start and not under traffic.
+        # One token now allocates all memory at the start, and not under traffic.
         self.prefill([0], [Span(0, 0, 1)])
 
     @torch.inference_mode()

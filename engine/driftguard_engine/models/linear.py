@@ -2,8 +2,8 @@
 
 BLAS libraries choose their kernel by the number of rows, so `F.linear` gives the same row other bits in
 another batch (see He et al., "Defeating Nondeterminism in LLM Inference", 2025). oneDNN's kernel on packed
-weights does not, from two rows on, which `PackedLinear` needs and `choose` checks for every shape on the
-machine it runs on. Where the check fails, rows are multiplied one at a time: slower, and the log says so.
+weights does not, from two rows on. `PackedLinear` relies on that, and `choose` checks it for every shape on
+the machine it runs on. Where the check fails, rows are multiplied one at a time: slower, and logged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _checked_shapes: dict[tuple[int, int, torch.dtype, bool, int], bool] = {}
 
 
 class Linear(Protocol):
-    """y = x W^T + b for x [N, in], with what commonly follows."""
+    """y = x W^T + b for x [N, in], with the operations that commonly follow."""
 
     def apply(self, x: Tensor) -> Tensor:
         """y, [N, out]."""
@@ -81,7 +81,7 @@ class PackedLinear:
 
 
 class PlainLinear:
-    """All rows at once, by the functions of a layer: for devices where bits may depend on the batch."""
+    """All rows at once, by `LayerOps`: for devices where bits may depend on the batch."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, ops: LayerOps = layers) -> None:
         self._weight = weight
@@ -114,7 +114,7 @@ class RowwiseLinear(PlainLinear):
 
 @dataclass(frozen=True, slots=True)
 class GatedPair:
-    """A layer for each factor."""
+    """`Gated` with one linear layer for each factor."""
 
     gate: Linear
     up: Linear
@@ -125,7 +125,7 @@ class GatedPair:
 
 @dataclass(frozen=True, slots=True)
 class GatedProduct:
-    """One matrix product for both factors: half as many kernels to launch."""
+    """`Gated` with one matrix product for both factors: half as many kernels to launch."""
 
     weight: Tensor  # [2 I, in]
     bias: Tensor | None  # [2 I]
@@ -184,7 +184,7 @@ def rows_are_independent(layer: Linear, weight: Tensor) -> bool:
     for operation in operations:
         expected = operation(everything)
         for count in _CHECKED_ROWS:
-            # Rolled, so that the same rows are met at other places.
+            # Rolled, so that the same rows stand at other places.
             rows = everything.roll(count)[:count]
             if not torch.equal(operation(rows), expected[rows]):
                 return False

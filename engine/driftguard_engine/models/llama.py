@@ -47,8 +47,9 @@ class LlamaModel:
         """module: the loaded transformers model, which is not needed afterwards.
 
         spare: positions of a slot behind max_length, which drafts beyond it may write to. launcher: of the
-        kernels by which `decode` computes; None, or a `kernels_obstacle` to them: torch's. emptied: the
-        module gives up each layer when it has been read, so that its weights are never in memory twice.
+        CUDA kernels for `decode`; with None, or where `kernels_obstacle` names a reason, torch computes.
+        emptied: each layer of the module is freed once it has been read, so that weights are never in memory
+        twice.
         """
         config = module.config
         self.vocabulary: int = config.vocab_size

@@ -19,7 +19,7 @@ FIXED_ROPE = ("default", "linear", "llama3", "yarn")
 def supports(config: Any, max_length: int) -> bool:
     """True if the configuration is of a shape that this path computes exactly.
 
-    Quantised weights are not: what is kept in a layer's `weight` then needs scales, or code, of its own.
+    Quantised weights are not supported: a layer's `weight` then needs scales, or code, of its own.
     """
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     layer_types = getattr(config, "layer_types", None)

@@ -86,7 +86,7 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
 def load_tokenizer(directory: Path, field: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
-    except Exception as error:  # transformers raises anything; all of it means the same here
+    except Exception as error:  # transformers raises errors of many types; all mean the same here
         raise InvalidModel(
             f"{field}: {directory} has no usable tokenizer ({_short(error)})", field=field
         ) from error
@@ -129,7 +129,7 @@ def _eos_token_ids(module: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def check_same_tokenizer(target: Any, draft: Any, directory: Path, *, field: str) -> None:
-    """Raises InvalidModel where draft and target would not mean the same by a token id."""
+    """Raises InvalidModel where a token id means another token to the draft than to the target."""
     ours: Mapping[str, int] = target.get_vocab()
     theirs: Mapping[str, int] = draft.get_vocab()
     if ours != theirs:

@@ -1,4 +1,4 @@
-"""Whether weights can serve: finite as they are served, of a size that training makes, and not all alike."""
+"""Checks that weights can serve: finite in the dtype they serve in, plausibly large, logits not all alike."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import torch
 
 from driftguard_engine.core import InvalidModel
 
-LARGEST_WEIGHT = 1e4  # those of published models stay below some hundreds
+LARGEST_WEIGHT = 1e4  # in published models all weights are below a few hundred
 FIXED_TOKENS = 4
 
 
 def check_weights(module: Any, directory: Path, *, field: str) -> None:
-    """`module`: placed, in the type that it serves in, which may overflow where the file does not. Raises
-    InvalidModel: a tensor or the logits of fixed tokens are not finite, a weight is implausibly large, or
-    all tokens get the same logit."""
+    """module: on its device, in the dtype it serves in, which may overflow where that of the file does not.
+
+    Raises InvalidModel: a tensor or the logits of fixed tokens are not finite, a weight is implausibly large,
+    or all tokens get the same logit.
+    """
     for name, tensor in module.named_parameters():
         least, most = (float(end) for end in torch.aminmax(tensor.detach()))
         if not (math.isfinite(least) and math.isfinite(most)):

@@ -1,4 +1,4 @@
-"""Which draft serves, loading another, putting it into service, switching speculation."""
+"""The admin API: shows which draft serves, loads drafts, puts one into service, switches speculation."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class SpeculationBody(Body):
 
 
 async def check_key(key_hash: str | None, authorization: str | None) -> None:
-    """With a key configured, only who presents it as Bearer comes in. Raises Refusal (401)."""
+    """Where a key is configured, requests need it as a Bearer token. Raises Refusal (401)."""
     if key_hash is None:
         return
     scheme, _, key = (authorization or "").partition(" ")
-    # The hash has a fixed length and no structure, so comparing it tells nothing about the key.
+    # The hash has a fixed length and no structure, so the time of comparing it reveals nothing of the key.
     if scheme.lower() != "bearer" or not hmac.compare_digest(hash_of(key.strip()), key_hash):
         raise Refusal(
             401, "an API key is needed: Authorization: Bearer KEY", headers={"WWW-Authenticate": "Bearer"}

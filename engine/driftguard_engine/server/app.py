@@ -38,9 +38,9 @@ log = structlog.get_logger("driftguard_engine.server")
 MAX_BODY_BYTES = 16_000_000
 MAX_ADMIN_BODY_BYTES = 64_000
 MOST_HEADER_BYTES = 32_768  # of a request, its first line included
-CONNECTIONS = ConnectionLimits(most=2_048, unread_seconds=120.0)  # a chat is read at the pace of its reader
-FAILURE_GRACE_SECONDS = 1.0  # a dead engine answers 503 this long, so that a load balancer sees why
-CANCEL_AFTER_SECONDS = 5.0  # after the shutdown limit: for answers that nobody reads
+CONNECTIONS = ConnectionLimits(most=2_048, unread_seconds=120.0)  # people may read a streamed chat slowly
+FAILURE_GRACE_SECONDS = 1.0  # a failed engine still answers 503, so that a load balancer notices
+CANCEL_AFTER_SECONDS = 5.0  # after the shutdown limit, for answers that no client reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class ServeOptions:
 def serve(engine: Engine, telemetry: Telemetry, listener: socket.socket, options: ServeOptions) -> int:
     """Serves until SIGTERM or SIGINT, or until the engine fails. Returns the exit code: 0, or 1 on failure.
 
-    Raises CannotListen when another process came to listen on the address first.
+    Raises CannotListen where another process has begun to listen on the address.
     """
     server = EngineServer(engine, telemetry, options)
-    # uvicorn raises the signal again after its clean shutdown; it must not change the exit code then.
+    # uvicorn raises the signal again after its clean shutdown; that must not change the exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     try:

@@ -1,4 +1,4 @@
-"""Which key /admin asks for: none on a loopback bind without one; any other bind must have one."""
+"""The key that /admin asks for. On a loopback address it is optional, on any other address required."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request body has in common: unknown fields are refused, null is the default, text is Unicode."""
+"""The base of request bodies: unknown fields are refused, null means the default, text is valid Unicode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOT_TEXT = "holds a lone surrogate, which is not text"
 
 
 class FieldError(ValueError):
-    """{field}: {what is wrong and what would be right}; for checks over several fields"""
+    """{field}: {what is wrong and what is allowed}; for checks over several fields"""
 
     def __init__(self, field: str, detail: str) -> None:
         super().__init__(detail)

@@ -1,4 +1,4 @@
-"""What the routes work with, and how a route gets at it."""
+"""What the routes work with, as a dependency of FastAPI."""
 
 from __future__ import annotations
 

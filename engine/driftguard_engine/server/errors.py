@@ -1,4 +1,4 @@
-"""Refusals as the client expects them: OpenAI's error object under /v1, else problem+json (RFC 9457)."""
+"""Errors as the client expects them: OpenAI's error object under /v1, else problem+json (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def error_response(
 
 
 def install_error_handlers(app: FastAPI, refused: Callable[[str], None]) -> None:
-    """`refused` is told the code of every refusal."""
+    """refused: called with the error code of every request that is refused."""
 
     @app.exception_handler(EngineError)
     async def engine_error(request: Request, error: EngineError) -> JSONResponse:
@@ -83,7 +83,7 @@ def install_error_handlers(app: FastAPI, refused: Callable[[str], None]) -> None
 
 
 def explain(error: Mapping[str, Any]) -> tuple[str | None, str]:
-    """(field, message) of one of pydantic's errors: what is wrong, what was given, what would be right."""
+    """(field, message) of one of pydantic's errors: what is wrong, what was given, what is allowed."""
     cause = error.get("ctx", {}).get("error")
     if error["type"] == "json_invalid":
         return None, f"the body is not valid JSON: {cause} at character {error['loc'][-1]}"
@@ -103,7 +103,7 @@ def explain(error: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def _encodable(text: str) -> str:
-    """A lone surrogate of the client's own text must not break the answer that refuses it."""
+    """The text without lone surrogates: those of a request must not break the answer that refuses it."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""The address that the server listens on, taken before anything heavy is imported or loaded."""
+"""Binds the server's address before anything large is imported or loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class CannotListen(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Takes the address before models load, so that a port in use is said at once. Raises CannotListen."""
+    """Binds before models load, so that a port in use is reported at once. Raises CannotListen."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:

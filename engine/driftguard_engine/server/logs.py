@@ -17,12 +17,12 @@ from driftguard.masking import MaskingFormatter, Secrets, secrets_of_url
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 SECRET_VARIABLES: Final = ("DRIFTGUARD_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-# What the sidecar and the hub are reached through; httpx and the hub's client read both spellings.
+# Proxies to the sidecar and the hub; httpx and the hub's client read both spellings.
 ADDRESS_VARIABLES: Final = ("HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
 def secrets_of(environment: Mapping[str, str], sidecar: str | None, api_key_hash: str | None) -> Secrets:
-    """Every secret that the engine is given: by its options, its environment, and the hub's token file."""
+    """Every secret that the engine receives: from its options, its environment, and the hub's token file."""
     return Secrets(_secrets(environment, sidecar, api_key_hash))
 
 
@@ -35,7 +35,7 @@ def _secrets(environment: Mapping[str, str], sidecar: str | None, api_key_hash: 
         yield from secrets_of_url(environment.get(name.lower(), ""))
     caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
     home = environment.get("HF_HOME") or f"{caches}/huggingface"
-    with suppress(OSError, UnicodeDecodeError, RuntimeError):  # most have none
+    with suppress(OSError, UnicodeDecodeError, RuntimeError):  # most users have no such file
         yield Path(environment.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text().strip()
 
 
@@ -43,7 +43,7 @@ def configure_logs(level: str, secrets: Secrets) -> None:
     """level: a key of LEVELS. What is logged, by libraries too, has `secrets` masked."""
 
     def mask(_: object, __: str, event: EventDict) -> EventDict:
-        # Before they are rendered, which escapes what is escaped already; numbers hold no secret.
+        # Before rendering, which would escape a value a second time; numbers hold no secret.
         return {
             name: value if isinstance(value, int | float | None) else secrets.masked(str(value))
             for name, value in event.items()
@@ -66,7 +66,7 @@ def configure_logs(level: str, secrets: Secrets) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # uvicorn and the libraries speak through logging; only their warnings matter to an operator
+    # uvicorn and the libraries use logging; only their warnings matter to an operator
     logging.basicConfig(level=logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(MaskingFormatter(secrets, "%(asctime)s %(levelname)s %(name)s %(message)s"))

@@ -66,7 +66,7 @@ class Metrics:
         )
         self._reused_prompt_tokens = Counter(
             f"{PREFIX}_reused_prompt_tokens",
-            "Those of the prompt tokens that were not read again: a slot held them from another request.",
+            "Prompt tokens that were not read again, because a slot held them from another request.",
             registry=self._registry,
         )
         self._output_tokens = Counter(
@@ -131,9 +131,7 @@ class _EngineState(Collector):
 
     def collect(self) -> Iterator[Metric]:
         engine, draft = self._engine, self._engine.draft
-        info = InfoMetricFamily(
-            PREFIX, "What serves, on what: target, draft in service, verify backend, decoding loop."
-        )
+        info = InfoMetricFamily(PREFIX, "Target, draft in service, verify backend and decoding loop.")
         info.add_metric(
             [],
             {
@@ -161,7 +159,7 @@ class _EngineState(Collector):
             ),
             (
                 "loop_fallback",
-                "1 where the host takes part in steps that are meant for the device alone.",
+                "1 where steps run on the host, or slower than they could, though the device loop was meant.",
                 int(engine.loop_fallback is not None),
             ),
             ("speculation_enabled", "1 while requests may speculate.", int(engine.speculation)),
@@ -179,7 +177,7 @@ class _EngineState(Collector):
     def _drafting(self) -> Iterator[Metric]:
         decision, reasons = self._engine.drafting.decision, self._engine.drafting.reasons
         for name, meaning, value in (
-            ("adaptive_k", "1 where K of each step is chosen by what it gives.", int(decision.adaptive)),
+            ("adaptive_k", "1 where each step's K follows measured acceptance.", int(decision.adaptive)),
             ("step_num_speculative_tokens", "K of the newest step.", decision.num_speculative_tokens),
             (
                 "expected_speedup_ratio",
@@ -214,9 +212,9 @@ class _TelemetryState(Collector):
         state = self._telemetry.state
         for kind, counts in (("records", state.records), ("captures", state.captures)):
             for name, meaning, value in (
-                ("sent", "that the sidecar has answered for", counts.sent),
+                ("sent", "that the sidecar has acknowledged", counts.sent),
                 ("refused", "that the sidecar refused for good", counts.refused),
-                ("dropped", "lost for want of room or of a sidecar", counts.dropped),
+                ("dropped", "dropped before the sidecar acknowledged them", counts.dropped),
                 ("failed_attempts", "batches that have to be sent again", counts.failed_attempts),
             ):
                 yield CounterMetricFamily(
@@ -229,7 +227,7 @@ class _TelemetryState(Collector):
         )
         yield GaugeMetricFamily(
             f"{PREFIX}_telemetry_waiting_records",
-            "Records not yet answered for.",
+            "Records that the sidecar has not acknowledged yet.",
             value=state.waiting_records,
         )
         yield GaugeMetricFamily(

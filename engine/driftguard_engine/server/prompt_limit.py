@@ -1,4 +1,4 @@
-"""How long a text may be, told before it is tokenized: that takes 4 seconds and 200 MB per megabyte."""
+"""Limits the length of a text before it is tokenized, which takes 4 seconds and 200 MB per megabyte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from driftguard_engine.core import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """tokens: of the context. characters: in as many of the longest tokens that the vocabulary has."""
+    """tokens: of the context. characters: that fit into it, if all tokens were the vocabulary's longest."""
 
     tokens: int
     characters: int
@@ -30,7 +30,7 @@ class PromptLimit:
             )
 
     def check_tokens(self, field: str, token_ids: Sequence[int]) -> None:
-        """Of a list of ids. Raises InvalidRequest."""
+        """Checks the length of a list of ids. Raises InvalidRequest."""
         if len(token_ids) >= self.tokens:
             raise InvalidRequest(
                 f"{field}: {len(token_ids)} tokens, but the context is {self.tokens} and must hold one new "

@@ -18,9 +18,9 @@ from driftguard_engine.engine import Engine
 
 log = structlog.get_logger("driftguard_engine.runner")
 
-IDLE_WAIT_SECONDS = 0.2  # how soon a stop is noticed while there is nothing to do
+IDLE_WAIT_SECONDS = 0.2  # how long it may take to notice a stop while idle
 STOP_LIMIT_SECONDS = 10.0
-MOST_FAILED_IN_A_ROW = 20  # with not one token from anybody in between
+MOST_FAILED_IN_A_ROW = 20  # requests that fail without a token from any request in between
 
 
 class EngineUnavailable(EngineError):
@@ -31,7 +31,7 @@ class EngineUnavailable(EngineError):
 
 
 class EngineBroken(Exception):
-    """The device is lost, or requests fail one after another: only a new process can mend that."""
+    """The device is lost, or requests fail one after another: the process has to be restarted."""
 
 
 class Submission:
@@ -66,7 +66,8 @@ class Submission:
 
 class EngineRunner:
     """on_finished: called in the engine thread for each request that leaves; must not block or raise.
-    on_step: called in the event loop with what a step finished. on_failure: when the engine thread has died.
+    on_step: called in the event loop with the requests that a step finished. on_failure: called when the
+    engine thread has failed.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class EngineRunner:
         return submission
 
     def release(self, request_ids: set[str]) -> None:
-        """Aborts these requests; what they still emit goes nowhere, but their records are kept."""
+        """Aborts these requests; what they still emit is discarded, but their records are kept."""
         for request_id in request_ids:
             self._forget(request_id)
             self._engine.abort(request_id)
@@ -127,7 +128,7 @@ class EngineRunner:
             self._engine.abort(request_id)
 
     async def stop(self) -> None:
-        """Ends the engine thread once it has no work left, so that every request leaves its record."""
+        """Ends the engine thread once it has no work left, so that every request is recorded."""
         self._stopping.set()
         await asyncio.to_thread(self._thread.join, STOP_LIMIT_SECONDS)
         if self._thread.is_alive():
@@ -140,7 +141,7 @@ class EngineRunner:
 
     def _check_available(self) -> None:
         if self.failure is not None:
-            raise EngineUnavailable(f"the engine has failed ({self.failure}); the server is going down")
+            raise EngineUnavailable(f"the engine has failed ({self.failure}); the server is shutting down")
         if self._draining:
             raise EngineUnavailable("the server is shutting down")
 

@@ -1,4 +1,4 @@
-"""Sends the lines of one spool to one URL of the sidecar, oldest first, until each is answered for."""
+"""Sends the lines of one spool to one URL of the sidecar, oldest first, until each is acknowledged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADERS = {"Content-Type": "application/x-ndjson"}
 
 
 class SidecarUnavailable(Exception):
-    """{what the sidecar answered, or why it could not be reached}; worth another attempt"""
+    """{what the sidecar answered, or why it could not be reached}; the batch is sent again"""
 
     def __init__(self, detail: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(detail)
@@ -33,7 +33,7 @@ class SidecarUnavailable(Exception):
 
 
 class CaptureForbidden(Exception):
-    """The sidecar keeps no captured token ids (403)."""
+    """The sidecar does not accept captured token ids (403)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(slots=True)
 class LaneCounts:
-    """Lines ever answered for: kept by the sidecar, refused by it, or dropped here for want of room."""
+    """Lines since the start: stored by the sidecar, refused by it, or dropped here; and failed batches."""
 
     sent: int = 0
     refused: int = 0
@@ -58,7 +58,7 @@ class LaneCounts:
 
 
 def read_answer(status: int, headers: Mapping[str, str], body: bytes, lines: int) -> Answer:
-    """Decides, from one response alone, what becomes of a batch of `lines` lines."""
+    """What one response means for a batch of `lines` lines."""
     if 200 <= status < 300:
         return Answer("stored")
     detail = f"HTTP {status}: {body[:300].decode('utf-8', 'replace')}"
@@ -97,7 +97,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 class Lane:
     """One queue of lines to one URL. Runs in one event loop, beside the task that appends to the spool.
 
-    A batch is sent again until the sidecar answers; each line carries its own id, so twice is stored once.
+    A batch is sent again until the sidecar answers. That is idempotent: each line has an id.
     """
 
     def __init__(self, client: httpx.AsyncClient, path: str, spool: Spool, counts: LaneCounts) -> None:
@@ -110,7 +110,7 @@ class Lane:
         self.wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Empties the spool, then waits for `wake`, for ever. Raises CaptureForbidden on 403 to captures."""
+        """Sends the whole spool, waits for `wake`, and so on without end. Raises CaptureForbidden (403)."""
         while True:
             segment = self._spool.take()
             if segment is None:
@@ -186,5 +186,5 @@ class Lane:
             self._away = True
             error = state.outcome.exception() if state.outcome else None
             log.warning(
-                "the sidecar does not take telemetry; it waits here", path=self._path, error=str(error)
+                "the sidecar takes no telemetry; it waits in the spool", path=self._path, error=str(error)
             )

@@ -27,7 +27,7 @@ class SpoolError(Exception):
 
 @dataclass(slots=True)
 class Segment:
-    """Consecutive lines. `content` holds them when there is no file; a closed one is never appended to."""
+    """Consecutive lines. `content` holds them where there is no file; nothing is appended to a closed one."""
 
     path: Path | None
     lines: int
@@ -43,7 +43,7 @@ class Spool:
     """
 
     def __init__(self, directory: Path | None, *, max_bytes: int) -> None:
-        """Picks up the segments an earlier process left. Raises SpoolError."""
+        """Takes over the segments that an earlier process left. Raises SpoolError."""
         self._directory = directory
         self._max_bytes = max_bytes
         self._segments: deque[Segment] = deque()
@@ -57,7 +57,7 @@ class Spool:
             self._load(directory)
 
     def append(self, lines: Sequence[bytes]) -> int:
-        """Adds lines (without newline) at the end; returns how many of the oldest were dropped for room."""
+        """Adds lines (without newline) at the end; returns how many old ones were dropped to make room."""
         start = 0
         while start < len(lines):
             segment = self._tail()
@@ -92,7 +92,7 @@ class Spool:
         return sum(segment.lines for segment in self._segments if segment.path is None)
 
     def clear(self) -> int:
-        """Erases everything; returns how many lines that were."""
+        """Erases all lines; returns how many there were."""
         lines = self.lines
         for segment in list(self._segments):
             self.remove(segment)
@@ -113,7 +113,7 @@ class Spool:
         content = path.read_bytes()
         whole, newline, torn = content.rpartition(b"\n")
         if torn:
-            log.warning("the last line of a spool file is torn and is left out", file=str(path))
+            log.warning("the last line of a spool file is incomplete and is left out", file=str(path))
         if not newline:
             path.unlink()
             return
@@ -165,7 +165,7 @@ class Spool:
 
     def _drop_oldest(self) -> int:
         dropped = 0
-        # The taken head may be on its way to the sidecar just now; the newest has only just come.
+        # The head may be on its way to the sidecar, and the newest has just been written: neither is dropped.
         first = 1 if self._segments and self._segments[0] is self._taken else 0
         while self.size_bytes > self._max_bytes and len(self._segments) > first + 1:
             oldest = self._segments[first]
@@ -175,7 +175,7 @@ class Spool:
 
 
 def lock_directory(directory: Path) -> IO[bytes]:
-    """Makes the directory this process's alone until the returned file closes (kill -9 closes it too).
+    """Locks the directory for this process until the returned file closes (kill -9 closes it too).
 
     Raises SpoolError: it cannot be made, or another engine has it.
     """

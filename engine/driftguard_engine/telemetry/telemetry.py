@@ -1,9 +1,9 @@
-"""Finished request -> AcceptanceRecord, and its way to the sidecar without ever making a decoding step wait.
+"""Finished request -> AcceptanceRecord, sent to the sidecar; no decoding step ever waits for it.
 
 The engine thread appends to a bounded deque. One background thread writes what arrived to the spool every
-0.5 s, and every second (or with 500 records) sends the spool in batches; a record leaves the disk when the
-sidecar has answered for it. So kill -9 loses at most the last 0.5 s; a loss of power may lose what the kernel
-had not written yet.
+0.5 s, and every second (or with 500 records) sends the spool in batches; a record is deleted from the disk
+when the sidecar has acknowledged it. So kill -9 loses at most the last 0.5 s; a loss of power also loses what
+the kernel had not written to the disk yet.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def record_of(finished: FinishedRequest, record_id: UUID, server: str, target: s
         emitted=counts.emitted,
         drafted_per_position=counts.drafted_per_position,
         accepted_per_position=counts.accepted_per_position,
-        # Null where K changed from step to step: drafted per step and position tell what it was.
+        # Null where K changed from step to step: it follows from drafted tokens per step and position.
         num_speculative_tokens=None if varied else finished.num_speculative_tokens,
         acceptance_rule="greedy" if request.params.temperature == 0 else "rejection",
         temperature=request.params.temperature,
@@ -102,7 +102,7 @@ def _capture_line(finished: FinishedRequest, record: AcceptanceRecord) -> bytes:
 
 
 def is_sampled(request_id: str, fraction: float) -> bool:
-    """Whether capture keeps this request: a fixed pseudo-random `fraction` of all request ids."""
+    """Whether this request is captured: a pseudo-random `fraction` of all request ids, always the same."""
     digest = blake2b(request_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest) < fraction * 2**64
 
@@ -160,7 +160,7 @@ class Telemetry:
     def finished(self, finished: FinishedRequest) -> None:
         """Takes one finished request; O(1), never blocks. When the buffer is full its oldest is dropped.
 
-        A canary probe is no traffic, and whoever sent it records it: it is neither sent nor captured.
+        A canary probe is neither sent nor captured: it is no user's traffic, and its sender records it.
         """
         if self._url is None or finished.request.segment == PROBE_SEGMENT:
             return
@@ -168,8 +168,8 @@ class Telemetry:
             try:
                 self._arrived.popleft()
                 self._overflowed += 1
-            except IndexError:  # the background thread emptied the buffer just now
-                log.debug("telemetry buffer emptied while full")
+            except IndexError:  # the background thread has emptied the buffer meanwhile
+                log.debug("the telemetry buffer was emptied in the meantime")
         self._arrived.append(finished)
 
     @property
@@ -202,7 +202,7 @@ class Telemetry:
             try:
                 asyncio.run(self._main())
             except Exception:
-                # The queue is intact (see Spool's invariant), so a fresh start loses nothing.
+                # The spool is intact (see its invariant), so starting again loses nothing.
                 log.exception("telemetry failed unexpectedly; it starts again")
             else:
                 return
@@ -272,7 +272,9 @@ class Telemetry:
                 self._capture_from = time.monotonic() + RETRY_CAPTURE_AFTER_SECONDS
                 self._capture_counts.dropped += self._captures.clear()
                 if not warned:
-                    log.warning("the sidecar keeps no captured token ids; none are sent", error=str(error))
+                    log.warning(
+                        "the sidecar does not accept captured token ids; none are sent", error=str(error)
+                    )
                 warned = True
 
     async def _send_rest(self, senders: list[asyncio.Task[None]]) -> None:
@@ -289,11 +291,11 @@ class Telemetry:
         if waiting:
             log.warning("records wait in the spool for the next start", records=waiting)
         if lost:
-            log.error("records are lost: the sidecar is away and they are not on disk", records=lost)
+            log.error("records are lost: not on disk, and the sidecar cannot be reached", records=lost)
 
 
 def _check_running(senders: list[asyncio.Task[None]]) -> None:
-    """Raises what ended a sender; none ends by itself."""
+    """Raises the error that ended a sender; without an error none ends."""
     for sender in senders:
         if sender.done():
             sender.result()

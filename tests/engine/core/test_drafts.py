@@ -143,7 +143,7 @@ def test_a_promoted_draft_that_is_gone_is_missed_loudly(
     shutil.rmtree(copy)
     with caplog.at_level(logging.ERROR):
         assert new_engine(state_dir=tmp_path).draft == configured
-    assert "draft v2 was in service but cannot be loaded" in caplog.text
+    assert "draft v2 was in service before and cannot be loaded" in caplog.text
     assert str(copy) in caplog.text
 
 

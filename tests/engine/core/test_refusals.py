@@ -118,7 +118,7 @@ def test_a_draft_that_is_not_as_it_was_made_is_refused_by_the_name_of_the_file(
     weights = good / "model.safetensors"
     made = weights.read_bytes()
     weights.write_bytes(made[:-1] + bytes([made[-1] ^ 1]))
-    assert f"{weights} is not as it was made: its SHA-256 is" in refused(engine, good)
+    assert f"{weights} was changed or is damaged: its SHA-256 is" in refused(engine, good)
     weights.unlink()
     save_file({"a": torch.zeros(1)}, good / "model-2.safetensors")
     assert "model-2.safetensors is not in SHA256SUMS" in refused(engine, good)
@@ -207,7 +207,7 @@ def test_a_bad_parameter_is_refused_by_its_name_and_value(engine: Engine, params
 def test_bad_prompts_are_refused(engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match=f"{CONTEXT} tokens, but the context is {CONTEXT}"):
         engine.submit(request("r", [1] * CONTEXT))
-    with pytest.raises(InvalidRequest, match=r"257 is no token id; the vocabulary is 0 .. 256"):
+    with pytest.raises(InvalidRequest, match=r"257 is not a token id; the vocabulary is 0 .. 256"):
         engine.submit(request("r", [1, 257]))
     with pytest.raises(InvalidRequest, match="empty"):
         engine.submit(request("r", []))

@@ -59,7 +59,7 @@ def encode_chat(tokenizer: Any, limit: PromptLimit, body: ChatBody) -> list[int]
             "messages: the model's tokenizer has no chat template; use /v1/completions", field="messages"
         )
     messages = [message.for_template() for message in body.messages]
-    # Before the template, which a hundred thousand messages keep busy, and after it, which may add to them.
+    # Checked before the template, which takes long for many messages, and after it, as it may add text.
     limit.check_text("messages", sum(1 + len(message["content"]) for message in messages))
     try:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -68,12 +68,12 @@ def encode_chat(tokenizer: Any, limit: PromptLimit, body: ChatBody) -> list[int]
             f"messages: the model's chat template refuses them: {error}", field="messages"
         ) from None
     limit.check_text("messages", len(text))
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)  # the template wrote them itself
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)  # the template has written them
     return ids
 
 
 def sampling_params(body: CompletionBody | ChatBody, max_tokens: int) -> SamplingParams:
-    """seed: drawn at random when the body gives none."""
+    """The sampling parameters of the body; a seed is drawn at random where it gives none."""
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=body.temperature,
@@ -117,7 +117,7 @@ def _check_sequences(prompts: int, n: int) -> None:
     if prompts * n > MAX_SEQUENCES:
         raise InvalidRequest(
             f"prompt: {prompts} prompts with n = {n} are {prompts * n} sequences; "
-            f"at most {MAX_SEQUENCES} fit in one request",
+            f"one request may have at most {MAX_SEQUENCES}",
             field="prompt",
         )
 

@@ -78,7 +78,7 @@ def usage_of(prompt_lengths: Sequence[int], finished: Sequence[FinishedRequest])
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {
-            # Of a prompt with several choices: what none of them has computed.
+            # Of a prompt with several choices: the tokens that no choice had to compute.
             "cached_tokens": sum(
                 min(one.reused_prompt_tokens for one in finished[first : first + choices])
                 for first in range(0, len(finished), choices)
@@ -88,14 +88,14 @@ def usage_of(prompt_lengths: Sequence[int], finished: Sequence[FinishedRequest])
 
 
 def response_metrics(finished: Sequence[FinishedRequest]) -> Json:
-    """vLLM's `metrics` object: of one sequence only, so `speculative_decoding` is null for n > 1."""
+    """vLLM's `metrics` object. `speculative_decoding` describes one sequence, so it is null for n > 1."""
     if len(finished) != 1:
         return {"speculative_decoding": None}
     return {"speculative_decoding": _speculation(finished[0]), **_timing(finished[0])}
 
 
 def _speculation(finished: FinishedRequest) -> Json | None:
-    """vLLM's form: mean_acceptance_length is 1 + accepted / steps (the last step's bonus counts even if cut).
+    """As vLLM defines it: mean_acceptance_length is 1 + accepted / steps (the last bonus counts even if cut).
 
     acceptance_histogram[j] = steps that accepted exactly j draft tokens, j from 0 to num_spec_tokens.
     """
@@ -115,7 +115,7 @@ def _speculation(finished: FinishedRequest) -> Json | None:
 
 
 def _timing(finished: FinishedRequest) -> Json:
-    """generation_time_ms: first token to the end. A value that is not known is null."""
+    """generation_time_ms: from the first token to the end. An unknown value is null."""
     first, each = finished.time_to_first_token_seconds, finished.time_per_output_token_seconds
     total_seconds = (finished.ended_at - finished.started_at).total_seconds()
     return {

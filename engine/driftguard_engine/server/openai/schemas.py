@@ -1,4 +1,4 @@
-"""The request bodies. OpenAI's fields, vLLM's names for the extensions, everything else refused by name.
+"""The request bodies: OpenAI's fields, and extensions named as in vLLM. Any other field is refused by name.
 
 A null means the default, as in OpenAI's API. A field that this engine does not implement is accepted only
 with the value under which it has no effect.
@@ -24,12 +24,12 @@ from driftguard_engine.server.body import NOT_TEXT, Body, FieldError, Text
 
 MAX_CHOICES = 16
 MAX_STOP_SEQUENCES = 4
-MAX_STOP_CHARACTERS = 1_000  # of each
+MAX_STOP_CHARACTERS = 1_000  # of each stop string
 DEFAULT_COMPLETION_TOKENS = 16
 
 
 def _only(*accepted: object) -> AfterValidator:
-    """For a field that is not implemented: the values under which it has no effect."""
+    """For a field that is not implemented: accepts only these values, under which it has no effect."""
 
     def check(value: object) -> object:
         if any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in accepted):
@@ -41,7 +41,7 @@ def _only(*accepted: object) -> AfterValidator:
 
 
 def _must_be(rule: str) -> WrapValidator:
-    """One message for a union, instead of one per member."""
+    """For a union: one error message, instead of one per member."""
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody reads an answer."""
+    """The client has closed its connection; no answer can be sent."""
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -47,7 +47,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends events as they come, inside `owner`, which is left also when the client has gone."""
+    """Sends events as they come, inside the context `owner`, which ends also when the client has gone."""
 
     media_type = "text/event-stream"
 
