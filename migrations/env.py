@@ -1,4 +1,4 @@
-"""What alembic runs: on the connection it is handed, or on DRIFTGUARD_DATABASE_URL."""
+"""Alembic's environment: migrates over the connection it is given, else over DRIFTGUARD_DATABASE_URL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from driftguard.store.database import Database
 from driftguard.store.tables import Base
 
-# Partitions are made by the program; procrastinate's objects belong to procrastinate.
+# Alembic ignores partitions, which the program makes, and procrastinate's tables.
 _NOT_OURS = re.compile(r"(records|rollups_1[mhd])_(until_)?\d+|procrastinate_.*|idx_procrastinate_.*")
 
 

@@ -2,11 +2,11 @@
 
     python engine/bench/bench_adaptive_k.py [--concurrency 1 2 4 8 16] [--drafts bad] [--clock processor]
 
-Off, fixed and adaptive alternate, so that a slow moment of the machine meets all three; the ratios are those
-within one round, and their median. Learning is over before the first round. On a machine that does other work
-too, the time of the one thread (--clock processor) says more than the clock on the wall; what adaptive K
-learns from is always the latter. The bad draft has the good one's shape and random weights. Prompts are cut
-from Python code that the bundled models were not trained on.
+Off, fixed and adaptive alternate, so that a slow moment of the machine affects all three. Ratios are taken
+within one round; their median is printed. Adaptive K has learned before the first round. On a machine with
+other load, the CPU time of the thread (--clock processor) is more reliable than wall-clock time; adaptive K
+itself always uses the latter. The bad draft has the good one's shape and random weights. Prompts are cut from
+Python code that the bundled models were not trained on.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _batch(prompts: list[list[int]], round_: int, size: int) -> list[list[int]]:
 
 
 def _with_random_weights(draft: Path, directory: Path) -> Path:
-    """Same shape and tokenizer, so that it costs the same and is hardly ever right."""
+    """A draft of the same shape and tokenizer: it costs the same, and is hardly ever accepted."""
     shutil.copytree(draft, directory)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(draft))  # type: ignore[no-untyped-call]

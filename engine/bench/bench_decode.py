@@ -58,7 +58,7 @@ def _compare(
     temperature: float,
     options: argparse.Namespace,
 ) -> None:
-    """Off and on alternate, so that a slow moment of the machine meets both; medians are printed."""
+    """Off and on alternate, so that a slow moment of the machine affects both; medians are printed."""
     speeds: dict[int, list[float]] = {0: [], options.num_speculative_tokens: []}
     drafted = accepted = 0
     for repeat in range(options.repeats):

@@ -1,11 +1,12 @@
-"""What verification costs on the CPU beside one forward pass of the target: at most a tenth, it is meant.
+"""The cost of verification on the CPU, relative to one forward pass of the target. Goal: at most a tenth.
 
     python engine/bench/bench_overhead.py [--target DIR] [--batch 1 4 8] [--drafted 3] [--context 64]
 
 The draws of a step's K drafts, the target's forward pass over K + 1 tokens of each row and the verification
-follow one another as in the engine: each finds the processor's caches as the one before has left them.
-CPU time, so that what else the machine does hardly counts. The draws are told beside the verification: they
-belong to drafting, with the distributions that they find and the random numbers of the step.
+follow one another as in the engine, so that each starts with the processor's caches as the one before left
+them. CPU time is measured, so that other load hardly matters. The draws are printed apart from the
+verification: they belong to drafting, with the distributions that they compute and the random numbers of the
+step.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _costs(
     temperature, top_k, top_p = (torch.full((batch,), value) for value in sampling)
     settings = checked_sampling(temperature, top_k, top_p, torch.arange(batch), batch, logits.device)
     times: list[tuple[float, float, float]] = []
-    for _ in range(REPEATS):  # a slow moment of the machine meets all of them
+    for _ in range(REPEATS):  # a slow moment of the machine affects all of them
         draws, step = _timed(lambda: _drawn(draft, settings))
         forward, _ = _timed(lambda: target.forward(fed, spans))
         verify, _ = _timed(lambda: step.verify(logits, range(batch)))  # noqa: B023
@@ -87,7 +88,7 @@ def _drawn(draft: Tensor, settings: SamplingBatch) -> SpeculativeStep:
 
 
 def _timed(call: Callable[[], Result]) -> tuple[float, Result]:
-    """Microseconds of CPU time, and what the call gave."""
+    """Microseconds of CPU time, and what the call returned."""
     begin = time.process_time()
     given = call()
     return 1e6 * (time.process_time() - begin), given

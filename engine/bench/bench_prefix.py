@@ -2,7 +2,7 @@
 
     python engine/bench/bench_prefix.py [--target DIR --draft DIR] [--shared 1000] [--own 12]
 
-Both times are taken in turn, of the same engine, so that a slow moment of the machine meets both.
+Both times are measured in turn, in the same engine, so that a slow moment of the machine affects both.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
 
 Both runs of a pair do the same work (same prompts, same seeds) in one process; which comes first alternates.
 The receiver is another process. Two ratios are printed, each the median over the pairs with its 95%
-confidence interval: tokens per second by the clock, and by this process's CPU time, all threads and the
-sending of the last record included. Both move by some percent with what else the machine does. The last
-line hardly does: the CPU time of telemetry itself, that is of all threads but the engine's own and of the
-engine thread inside telemetry, as a part of the engine thread's. With one torch thread that is all that
-telemetry takes even where both share one core, short of what it does to the caches.
+confidence interval: tokens per second of wall-clock time, and of this process's CPU time, all threads and the
+sending of the last record included. Both vary by some percent with other load on the machine. The last line
+hardly varies: the CPU time of telemetry itself, that is of all threads but the engine's own and of the engine
+thread inside telemetry, as a share of the engine thread's. With one torch thread that is the whole cost of
+telemetry, even where both share one core, except for its effect on the processor's caches.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ PROMPT = "def read(path):\n    with open(path) as file:\n        return file"
 class Rates:
     """Output tokens per second of wall clock, and of this process's CPU time.
 
-    telemetry: CPU time of all but the engine thread, and of that inside telemetry, as a part of the engine
-    thread's.
+    telemetry: CPU time of all threads but the engine's, and of the engine thread inside telemetry, as a share
+    of the engine thread's.
     """
 
     wall: float
@@ -90,7 +90,7 @@ def measure(
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:
-    """Their median and its 95% confidence interval by order statistics: assumes no distribution.
+    """The ratios' median and its 95% confidence interval by order statistics: assumes no distribution.
 
     With n ratios and k the 2.5% quantile of Binomial(n, 1/2): from the k-th smallest to the k-th largest.
     """
@@ -107,7 +107,7 @@ def run_pairs(engine: Engine, url: str, options: argparse.Namespace) -> list[tup
         with tempfile.TemporaryDirectory() as spool:
             telemetry = Telemetry(target_url, Path(spool), "bench", engine.target_name)
             telemetry.start()
-            measure(engine, telemetry, prompt, requests=1, tokens=1)  # the connection is open from here on
+            measure(engine, telemetry, prompt, requests=1, tokens=1)  # opens the connection
             rates = measure(engine, telemetry, prompt, options.requests, options.tokens)
             telemetry.close()
             sent = telemetry.state.records.sent

@@ -62,7 +62,7 @@ def main() -> None:
     torch.manual_seed(0)
 
     batch, drafted, size = options.batch, options.drafted, options.vocabulary
-    # A draft that is the target with noise, so that runs of every length are accepted.
+    # The draft is the target with noise added, so that runs of every length are accepted.
     target = torch.randn(batch, drafted + 1, size) * 3
     draft = target[:, :-1] + torch.randn(batch, drafted, size) * 0.5
     tokens = draft.softmax(-1).flatten(0, 1).multinomial(1).reshape(batch, drafted)

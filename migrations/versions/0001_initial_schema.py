@@ -236,7 +236,7 @@ def upgrade() -> None:
 
 
 def create_procrastinate_schema() -> None:
-    # The driver itself: many statements in one string, percent signs that are no parameters. A release of
-    # procrastinate that changes its schema needs a migration that runs its own SQL files.
+    # By the driver itself: one string holds many statements, and percent signs that are not parameters. A
+    # release of procrastinate that changes its schema needs a migration that runs its own SQL files.
     connection = op.get_bind().connection.driver_connection
     connection.execute(SchemaManager.get_schema())

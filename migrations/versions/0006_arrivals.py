@@ -1,4 +1,4 @@
-"""when the traffic of a stream arrived; the minutes of one stream without those of the others
+"""when the traffic of a stream arrived; an index of the rollups of one stream
 
 Revision: 0006
 """
@@ -13,8 +13,8 @@ down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-# Nobody noted when these records arrived: as they ended, as was believed so far. Of streams whose records have
-# expired the rollups tell whether they had traffic.
+# The time of arrival of these records was not stored: it is set to the time at which they ended. For streams
+# whose records have expired, the rollups show whether they had traffic.
 _ENDED = """
     UPDATE streams SET traffic_ended_at = coalesce(
       (SELECT max(ended_at) FROM records WHERE stream_id = streams.id AND kind <> 'probe'),

@@ -1,4 +1,4 @@
-"""streams whose detector began anew, and why
+"""streams whose detector began again from nothing, and why
 
 Revision: 0007
 """

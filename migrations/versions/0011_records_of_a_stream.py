@@ -1,4 +1,4 @@
-"""the records of one stream in order of seq, without those of the others
+"""an index of the records of one stream in order of seq
 
 Revision: 0011
 """
@@ -14,5 +14,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # On every partition there is, and by itself on those to come. Nothing is written to `records` meanwhile.
+    # On every existing partition; later ones get it when they are made. Writes to `records` wait meanwhile.
     op.create_index("ix_records_stream_seq", "records", ["stream_id", "seq"])

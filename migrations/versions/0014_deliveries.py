@@ -13,7 +13,7 @@ down_revision = "0013"
 branch_labels = None
 depends_on = None
 
-# As driftguard.alerting.destination.identity; `url` is what was behind the kind.
+# As driftguard.alerting.destination.identity; `url` is the part behind the kind.
 _IDENTITIES = r"""
     UPDATE notifications SET
         destination = kind || ':' || shown || '#' || left(encode(sha256(convert_to(url, 'UTF8')), 'hex'), 16),
@@ -34,7 +34,7 @@ _IDENTITIES = r"""
     ) AS known
     WHERE known.id = notifications.id
     """
-# Jobs of earlier versions: the notifications themselves say what is to be sent.
+# Jobs of earlier versions are not needed: the rows of `notifications` say what is to be sent.
 _REMINDERS = "DELETE FROM procrastinate_jobs WHERE task_name = 'webhook:deliver'"
 
 

@@ -2,8 +2,8 @@
 
 Revision: 0015
 
-The table of minutes that there was becomes one partition, `rollups_1m_until_YYYYMMDD`, without being copied: it
-is dropped as a whole once all of it is past retention. It is read once, to sum its hours and days.
+The existing table of minutes becomes one partition, `rollups_1m_until_YYYYMMDD`, without being copied. It is
+dropped as a whole when all of it is past retention. It is read once, to sum its hours and days.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def upgrade() -> None:
         _partition("rollups_1h", f"{start:%Y%m}", start, end)
     for year in range(_day(first).year, _day(last).year + 1):
         _partition("rollups_1d", f"{year:04}", date(year, 1, 1), date(year + 1, 1, 1))
-    op.execute("SET LOCAL work_mem = '256MB'")  # else it sorts on disk
+    op.execute("SET LOCAL work_mem = '256MB'")  # so that it does not sort on disk
     _sum("hour", "rollups_1m_old", "rollups_1h")
     _sum("day", "rollups_1h", "rollups_1d")
     _keep_as_one_partition(_day(last) + timedelta(days=1))

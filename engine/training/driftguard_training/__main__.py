@@ -16,10 +16,10 @@ from driftguard_training.settings import MINIMUM_REQUESTS, DistillSettings, Eval
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0; 2 for a refusal, explained in one line on stderr (as argparse does)."""
+    """Exit code 0; 2 for bad arguments, models or traffic, with one line on stderr (as argparse does)."""
     parsed = _parser().parse_args(arguments)
-    # Threads that spin while they wait starve whatever shares the machine, and then themselves: beside one
-    # busy process 40 steps on two cores took 57 s, and more than 280 s with spinning.
+    # Threads that spin while they wait take CPU time from other processes and from each other: beside one
+    # busy process on two cores, 40 steps took 57 s without spinning and more than 280 s with it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # OpenMP reads it when torch is loaded
     import torch  # here, so that --help does not wait for it
     import transformers
@@ -94,7 +94,7 @@ def _add_distill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", type=Path, required=True, help="directory of the target")
     parser.add_argument("--draft", type=Path, required=True, help="directory of the draft to start from")
     parser.add_argument("--train", type=Path, required=True, help="captured traffic to learn")
-    parser.add_argument("--replay", type=Path, help="older traffic, a quarter of every batch")
+    parser.add_argument("--replay", type=Path, help="older traffic; makes up a quarter of every batch")
     parser.add_argument("--output", type=Path, required=True, help="new directory for the candidate")
     parser.add_argument("--steps", type=_whole(1), default=150)
     parser.add_argument("--seed", type=_whole(0), default=0)

@@ -146,7 +146,7 @@ def _header_texts() -> Iterator[tuple[str, str]]:
     for prefix, root in _header_roots():
         files += _files(root, prefix, _HEADER_SUFFIXES, set())
     for name, path in sorted(files, key=lambda item: _stable_hash(item[0])):
-        # Thousands of near-identical generated files would crowd out what people wrote.
+        # Thousands of nearly identical generated files would displace text that people wrote.
         generated = name.startswith(_GENERATED_OPERATORS)
         if generated and _stable_hash("operators:" + name) % _GENERATED_OPERATORS_ONE_IN:
             continue
@@ -192,8 +192,9 @@ def _docstrings(source: str) -> Iterator[str]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """In the order of ast.walk, which would also visit every expression: they define nothing that has a
-    docstring, and are nine nodes in ten."""
+    """All statements, in the order of ast.walk. That would visit expressions too, which are nine nodes in ten
+    and define nothing that has a docstring.
+    """
     waiting: deque[ast.AST] = deque([tree])
     while waiting:
         node = waiting.popleft()

@@ -1,4 +1,4 @@
-"""Distil the draft in service on captured traffic, so that the target accepts more of its guesses."""
+"""Distil the draft in service on captured traffic, so that the target accepts more of its tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Emit = Callable[[dict[str, object]], None]
 def distill(settings: DistillSettings, emit: Emit) -> None:
     """Write the candidate to `settings.output`; report progress, and at last "done", through `emit`.
 
-    Only output positions count in the loss: the target never answers for the prompt.
+    Only output positions count in the loss: prompt tokens are never drafted.
 
     Raises:
         TrainingRefused: bad models, bad or too little traffic, or an output that exists. Nothing is written.
@@ -65,7 +65,7 @@ def distill(settings: DistillSettings, emit: Emit) -> None:
 def batches(
     train: Sequence[TrafficRequest], replay: Sequence[TrafficRequest], settings: DistillSettings
 ) -> Iterator[list[TrafficRequest]]:
-    """Endless batches: whole shuffled passes over `train`, a quarter of each batch from `replay` if given."""
+    """Batches without end: shuffled passes over `train`; a quarter of each batch from `replay`, if given."""
     generator = random.Random(settings.seed)
     replayed = round(settings.batch_requests * _REPLAY_SHARE) if replay else 0
     fresh, older = _passes(train, generator), _passes(replay, generator)

@@ -1,4 +1,4 @@
-"""Refusals of the training commands: one line on the terminal, exit code 2, nothing written."""
+"""Errors of the training commands: one line on the terminal, exit code 2, nothing written."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ _TIMED_WARMUP = 5
 def evaluate(settings: EvaluateSettings) -> dict[str, object]:
     """Acceptance and cost of every draft on the same requests.
 
-    Per segment, "per_request" lists the mean acceptance probability of each request, in the order of the
-    file and the same for every draft, so that a gate can compare them in pairs; "acceptance" is the mean
-    over positions. Times are seconds, the median of repeats with one request in flight.
+    Per segment, "per_request" lists the mean acceptance probability of each request, for every draft in the
+    order of the file, so that a gate can compare them in pairs; "acceptance" is the mean over positions.
+    Times are in seconds: medians of repeated calls with one request in flight.
 
     Raises:
         TrainingRefused: bad models or bad traffic.

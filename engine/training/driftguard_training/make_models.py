@@ -1,8 +1,8 @@
 """Make the bundled tokenizer, target and draft from text that comes with Python and torch.
 
 The target learns every domain of the corpus; the draft is distilled from the target on two of them, so
-that traffic from the third is a real drift. Interrupted, it resumes. The same seed, text, thread count
-and processor give the same bytes.
+that traffic from the third is a real drift. An interrupted run is resumed by the next one. The same seed,
+text, thread count and processor give the same bytes.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Recipe:
     length: int = 256
     target_steps: int = 900
     draft_steps: int = 900
-    # The last tenth of the steps sees whole contexts: positions never trained on would be noise.
+    # The last tenth of the steps uses whole contexts: the output at untrained positions would be noise.
     long_share: float = 0.1
-    # The draft must follow what the target says, not only what people wrote: half of its rows are these.
+    # The draft must predict the target's own output, not only human text: half of its rows are these.
     continuations: int = 1024
 
 
@@ -67,7 +67,7 @@ def make_models(output: Path, seed: int, recipe: Recipe = Recipe()) -> None:
         train_target(target, streams, recipe, seed, work)
         _save(work / "target", target, tokenizer, recipe, seed, streams)
     if not (work / "draft").exists():
-        # What ships is the target rounded to bf16, so that is what the draft learns.
+        # The target is published in bf16, so the draft learns from the rounded target.
         rounded = load_model(work / "target", "target").model
         draft = new_model(recipe.draft, recipe, tokenizer, seed + 1)
         train_draft(draft, rounded, streams, recipe, seed, work)
@@ -125,7 +125,7 @@ def train_draft(
     seed: int,
     work: Path,
 ) -> None:
-    """Distil on text and on the target's own continuations of it: LK-hybrid while cold, then NLA."""
+    """Distil on text and on the target's own continuations of it: first with LK-hybrid, then with NLA."""
     print(f"draft: the target continues {recipe.continuations} texts", flush=True)
     spoken = continuations(target, streams, _DRAFT_SHARES, recipe.continuations, recipe.length, seed)
     sources = {**streams, **spoken}

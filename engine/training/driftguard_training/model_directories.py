@@ -19,7 +19,7 @@ from driftguard_training.errors import BadModelDirectory, ModelsDoNotFit, Output
 
 PROVENANCE_FILE = "driftguard_training.json"
 CHECKSUMS_FILE = (
-    "SHA256SUMS"  # in the form of sha256sum; engine and sidecar verify it before the draft serves
+    "SHA256SUMS"  # in the format of sha256sum; engine and sidecar verify it before the draft serves
 )
 _PICKLED_SUFFIXES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
@@ -89,7 +89,7 @@ def check_fit(target: LoadedModel, draft: LoadedModel) -> None:
 
 
 def check_output(output: Path) -> None:
-    """Raise OutputExists early, before any time is spent on training."""
+    """Raise OutputExists before any time is spent on training."""
     if output.exists():
         raise OutputExists(f"--output {output} already exists; name a new directory")
 
@@ -101,10 +101,10 @@ def save_model(
     dtype: torch.dtype,
     provenance: Mapping[str, object],
 ) -> str:
-    """Write the directory at once or not at all; returns its version (weights' hash, 12 hex digits).
+    """Write the directory atomically; returns its version (weights' hash, 12 hex digits).
 
-    The files are written beside `output` and renamed, so a reader never sees half a model. What a killed
-    run left beside it is removed by the next one.
+    The files are written to a directory beside `output`, which is then renamed, so a reader never sees half a
+    model. The next run removes what a killed run left.
     """
     check_output(output)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def save_model(
 
 
 def _write_checksums(directory: Path) -> None:
-    """Of all other files; written last."""
+    """Write SHA256SUMS of all other files; last."""
     lines = []
     for path in sorted(directory.iterdir()):
         with path.open("rb") as file:
@@ -133,7 +133,9 @@ def _write_checksums(directory: Path) -> None:
 
 
 def _make_readable(directory: Path) -> None:
-    """Temporary directories and safetensors files are private, but the engine may run as another user."""
+    """Temporary directories and safetensors files are readable by their owner only, but the engine may run as
+    another user.
+    """
     directory.chmod(0o755)
     for path in directory.iterdir():
         path.chmod(0o644)

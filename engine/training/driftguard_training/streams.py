@@ -27,7 +27,7 @@ def batch(
 ) -> torch.Tensor:
     """Random windows [rows, length], each from a stream drawn with its share.
 
-    Drawn afresh from (seed, step), so that an interrupted training resumes on the same data.
+    Drawn from (seed, step) alone, so that an interrupted training resumes on the same data.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     names = list(shares)
@@ -45,7 +45,7 @@ def continuations(
     length: int,
     seed: int,
 ) -> TokenStreams:
-    """What the target itself says: `count` texts of `length` tokens, the first half real, as one stream."""
+    """`count` texts of `length` tokens as one stream: half of each is real, the target wrote the rest."""
     torch.manual_seed(seed)
     texts = []
     for start in range(0, count, _CONTINUED_AT_ONCE):

@@ -1,4 +1,4 @@
-"""What the target and a draft say about logged requests, by teacher forcing."""
+"""The logits of target and draft for logged requests, by teacher forcing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CACHE_BYTES = 2**30
 def output_logits(model: PreTrainedModel, requests: Sequence[TrafficRequest]) -> list[torch.Tensor]:
     """Per request the logits [outputs, V] that predict each of its output tokens.
 
-    Rows are padded on the right, where a causal model's earlier positions cannot see it.
+    Rows are padded on the right: in a causal model no earlier position attends to the padding.
     """
     longest = max(len(request.token_ids) for request in requests)
     tokens = torch.zeros(len(requests), longest, dtype=torch.long)  # [B, T]
