@@ -1,1 +1,1 @@
-"""What runs on a GPU: verification, n-gram drafts and the layers of a model; and the reference in numpy."""
+"""The CUDA kernels: verification, n-gram drafts and the layers of a model; and their reference in numpy."""

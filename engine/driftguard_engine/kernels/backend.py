@@ -1,4 +1,5 @@
-"""What verifies on a device: the CUDA kernels, where they can be had and pass their self-test; the reference.
+"""The verify backend of a device: the CUDA kernels where they load and pass their self-test, else the
+reference.
 
 Decided once per device. A fallback is logged as an error, and its reason is kept for metrics and status.
 """
@@ -37,7 +38,7 @@ class BackendUnavailable(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """launcher: of the kernels; None: the reference serves. fallback: why, on a device for kernels."""
+    """launcher: of the kernels; None: the reference verifies. fallback: why it does so on a CUDA device."""
 
     launcher: Launcher | None
     fallback: str | None = None
@@ -56,14 +57,16 @@ def backend_of(device: torch.device) -> Backend:
         launcher = kernels(device)
         self_test.check(launcher, device)
     except (KernelsUnavailable, LaunchFailed) as problem:
-        logger.error("the reference verifies on %s, slowly, instead of the CUDA kernels: %s", device, problem)
+        logger.error(
+            "the reference verifies on %s instead of the CUDA kernels, which is slower: %s", device, problem
+        )
         return Backend(None, str(problem))
     logger.info("CUDA kernels verify on %s", device)
     return Backend(launcher)
 
 
 def launcher_of(device: torch.device, requested: BackendName = "auto") -> Launcher | None:
-    """What runs the kernels; None: the reference computes. Raises BackendUnavailable, ValueError."""
+    """The launcher of the kernels; None: the reference computes. Raises BackendUnavailable, ValueError."""
     if requested not in ("auto", "reference", "cuda"):
         raise ValueError(f"backend must be 'auto', 'reference' or 'cuda', got {requested!r}")
     if requested == "reference":
@@ -76,7 +79,7 @@ def launcher_of(device: torch.device, requested: BackendName = "auto") -> Launch
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Of B requests, on their device."""
+    """The outcome of a verification of B requests, on their device."""
 
     tokens: Tensor  # [B, K+1] int64
     accepted: Tensor  # [B] int64
@@ -86,7 +89,7 @@ class Verified:
 def verify_chain(launcher: Launcher, chain: Chain) -> Verified:
     """`reference.verify_chain` by kernels. Rows without a distribution get -1 and a status."""
     batch, steps, size = chain.target_logits.shape
-    # In one type for both, and never a narrower one: the sampler has read the logits as they were.
+    # One dtype for both, and never a narrower one: the drafts were drawn from the logits as they were.
     same = chain.target_logits.dtype == chain.draft_logits.dtype
     target, draft = (
         _readable(logits if same else logits.float()) for logits in (chain.target_logits, chain.draft_logits)
@@ -118,7 +121,7 @@ def _workspace(batch: int, drafts: int, size: int, device: torch.device) -> Work
 
 
 def _readable(logits: Tensor) -> Tensor:
-    """In a type that kernels read, rows contiguous and equally far apart."""
+    """The logits in a dtype that the kernels read, each row contiguous, rows at a constant stride."""
     if logits.dtype not in SUFFIXES:
         logits = logits.float()
     return logits.contiguous()

@@ -1,4 +1,4 @@
-"""The functions of `layers` by kernels, to stand in for the module: each result has memory of its own."""
+"""The functions of `layers` by kernels, used in place of the module: each result has memory of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Launcher
 from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
 
-MOST_TOKENS_BY_KERNEL = 16  # where a larger product is left to the library: not yet measured
+MOST_TOKENS_BY_KERNEL = 16  # larger products are left to the library; the best bound was not measured yet
 
 
 class LayerOps(Protocol):
@@ -83,7 +83,7 @@ class LayerKernels:
 
 
 def _reads_weights_once(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product is one for `linear_kernels`; torch's library takes the others."""
+    """Whether the kernels of `linear` compute this product; torch's library computes the others."""
     return len(x) <= MOST_TOKENS_BY_KERNEL and linear_kernels.obstacle(weight) is None
 
 
@@ -92,7 +92,7 @@ def obstacle(dtype: torch.dtype, hidden: int, intermediate: int, head_dim: int) 
     if dtype not in SUFFIXES:
         return f"the kernels of a layer do not read {dtype}"
     if hidden % 8 or intermediate % 8:
-        return f"the kernels of a layer need sizes that 8 divides, not {hidden} and {intermediate}"
+        return f"the kernels of a layer need sizes that are multiples of 8, not {hidden} and {intermediate}"
     if head_dim % 16 or head_dim > layer_launches.MOST_DIM:
         return (
             f"the kernels attend with head dimensions 16, 32, ... {layer_launches.MOST_DIM}, not {head_dim}"

@@ -1,6 +1,7 @@
 """The functions of `layers` by kernels, into memory that the caller brings: can be captured in a CUDA graph.
 
-Tensors are contiguous, start on 16 bytes and are of one dtype out of `SUFFIXES`, `Rows` apart.
+Tensors are contiguous, aligned to 16 bytes and of one dtype out of `SUFFIXES`; those of `Rows` have their
+own.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _add_and_norm(
 ) -> None:
     rows, hidden = x.shape
     _expect_multiple("hidden", hidden, RUN)
-    threads = min(_MOST_THREADS, -(-hidden // CHUNK) * LANES)  # a run each, in whole warps
+    threads = min(_MOST_THREADS, -(-hidden // CHUNK) * LANES)  # one run per thread, in whole warps
     launcher.launch(
         f"add_and_norm_{SUFFIXES[x.dtype]}",
         (rows, 1, 1),
@@ -58,7 +59,7 @@ def rope_and_store_kv(
     cache: KeysValues,
     queries: Tensor,  # [B, T, H, D]
 ) -> None:
-    """What `layers.rope_and_store_kv` returns goes to queries. A token past its slot's end is not stored.
+    """As `layers.rope_and_store_kv`, with its result in queries. A token beyond its slot's end is not stored.
 
     Raises ValueError (D is no multiple of 16).
     """
@@ -95,12 +96,12 @@ def gate(launcher: Launcher, gate_up: Tensor, gated: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AttentionScratch:
-    """What the splits of long sequences leave, for one `attend` at a time."""
+    """Memory for the partial results of split sequences, for one `attend` at a time."""
 
     values: Tensor  # float32
     maxima: Tensor  # float32
     sums: Tensor  # float32
-    blocks: int  # at most at a time; it changes no result
+    blocks: int  # that run at a time, at most; it changes no result
 
     @classmethod
     def empty(cls, tokens: int, heads: int, dim: int, length: int, device: torch.device) -> AttentionScratch:

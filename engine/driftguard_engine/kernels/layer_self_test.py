@@ -1,4 +1,4 @@
-"""A known answer, asked of the kernels of a layer before they decode: every function once."""
+"""The self-test of the layer's kernels before they decode: every function once, against torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from driftguard_engine.kernels.layer_launches import AttentionScratch
 from driftguard_engine.kernels.layers import KeysValues, Norm, Rows
 
 _TOKENS, _LENGTH, _SEED = 3, 300, 21
-_STARTS = [254, 0]  # over the end of a split, and the beginning of a sequence
+_STARTS = [254, 0]  # tokens on both sides of the end of a split; the beginning of a sequence
 _OUT, _IN = 40, 1160  # of a linear layer
 
 
 def failure(launcher: Launcher, dtype: torch.dtype, group: int, dim: int, device: torch.device) -> str | None:
-    """What `check` or a launch in it says, if anything."""
+    """The error of `check` or of a launch in it; None: it passes."""
     try:
         check(launcher, dtype, group, dim, device)
     except (KernelsUnavailable, LaunchFailed) as problem:
@@ -27,7 +27,7 @@ def failure(launcher: Launcher, dtype: torch.dtype, group: int, dim: int, device
 
 
 def check(launcher: Launcher, dtype: torch.dtype, group: int, dim: int, device: torch.device) -> None:
-    """For a model of this type, of heads of `dim`, `group` query heads to a key head.
+    """Checks the kernels for a model of this dtype, with heads of `dim` and `group` query heads per key head.
 
     Raises KernelsUnavailable: which function differs from torch's, and by how much; ValueError: the kernels
     do not take such heads.
@@ -78,7 +78,7 @@ def check(launcher: Launcher, dtype: torch.dtype, group: int, dim: int, device: 
 
 
 def _check_linear(launcher: Launcher, dtype: torch.dtype, device: torch.device) -> None:
-    """Features, k and, of the last one, tokens that fill no tile; every number of tokens' kernel."""
+    """Sizes that do not fill a tile (features, K, number of tokens); the kernel of every number of tokens."""
     random = torch.Generator().manual_seed(_SEED)
     weight, bias = (torch.randn(*of, generator=random).to(dtype) for of in ((_OUT, _IN), (_OUT,)))
     theirs = (weight.to(device), bias.to(device))

@@ -1,7 +1,7 @@
 """The functions of a Llama layer, for B rows of T tokens, in torch.
 
-Shapes follow from the batch alone; where a row is, and how long, is read from tensors. So nothing here asks
-the device for a value, and all of it can be captured in a CUDA graph.
+Shapes depend on the batch alone; the place and length of each row are read from tensors. So nothing here
+waits for a value from the device, and all of it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Linear layers of a few tokens by kernels that read each weight once: can be captured in a CUDA graph.
 
-Tensors are contiguous, start on 16 bytes and are of one dtype out of `DTYPES`. An output's bits follow from
-its own token and its own weights: neither the number of tokens nor a token's place changes them.
+Tensors are contiguous, aligned to 16 bytes and of one dtype out of `DTYPES`. An output's bits depend on its
+own
+token and weights alone: neither the number of tokens nor a token's place changes them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def obstacle(weight: Tensor) -> str | None:
     if weight.shape[1] % RUN:
         return f"the kernels of a linear layer need K to be a multiple of {RUN}, not {weight.shape[1]}"
     if weight.data_ptr() % _ALIGNMENT_BYTES or not weight.is_contiguous():
-        return f"the kernels of a linear layer need a contiguous weight on {_ALIGNMENT_BYTES} bytes"
+        return f"the kernels of a linear layer need a contiguous weight, aligned to {_ALIGNMENT_BYTES} bytes"
     return None
 
 
@@ -49,7 +50,7 @@ def linear_gated(launcher: Launcher, x: Tensor, weight: Tensor, bias: Tensor | N
 def _launch(
     launcher: Launcher, kernel: str, features: int, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor
 ) -> None:
-    """features: of y, that a block computes."""
+    """features: how many of y a block computes."""
     (tokens, inner), size = x.shape, y.shape[1]
     problem = obstacle(weight)
     if problem is not None:

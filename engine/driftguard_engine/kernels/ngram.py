@@ -1,7 +1,7 @@
 """Drafts without a model, for a batch: what followed the same few tokens earlier in each sequence.
 
-The same rule as `drafters.ngram`, whose index lives on the host: here the sequences lie on the device, and
-nothing comes back. Prompt lookup (Saxena 2023).
+The same rule as in `drafters.ngram`, which keeps an index on the host: here the sequences are on the device,
+and nothing is copied back. Prompt lookup (Saxena 2023).
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def reference(
 ) -> tuple[Tensor, Tensor]:
     """Draft tokens, int64 [B, K], and how many of them there are, int32 [B]: K = drafts, or 0 and tokens -1.
 
-    Of each row's last tokens, the longest run (max_tokens at most, min_tokens at least) that also occurs
-    earlier, and its most recent occurrence. A match near the end goes on with what it copied.
+    Takes the longest suffix of each row (of max_tokens at most, min_tokens at least) that also occurs
+    earlier, and its most recent occurrence. A match near the end continues with the tokens that it has
+    copied.
     """
     found = [
         _continuation(row[:length], min_tokens, max_tokens, drafts)

@@ -1,6 +1,6 @@
-"""A known answer, asked of the kernels before they serve: drafts and verification of a small batch.
+"""The self-test of the kernels before they serve: drafts and verification of a small batch.
 
-The answer is the references', token by token.
+They must give the tokens that the references give.
 """
 
 from __future__ import annotations

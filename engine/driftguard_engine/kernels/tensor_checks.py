@@ -1,4 +1,4 @@
-"""What logits and sampling parameters must be before anything is computed from them."""
+"""Checks of logits and sampling parameters before anything is computed from them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def expect_range(name: str, value: Tensor, least: float, most: float) -> None:
 
 
 def expect_distributions(argument: str, logits: Singles, read: Truths | bool = True) -> None:
-    """Refuse a row of [..., V] that will be read and has no finite maximum: no distribution is in it."""
+    """Refuse a row of [..., V] that will be read and has no finite maximum: it has no distribution."""
     wrong = ~np.isfinite(logits.max(-1)) & read
     if wrong.any():
         raise InvalidLogits(argument, np.argwhere(wrong).tolist())
@@ -72,7 +72,7 @@ def expect_distributions(argument: str, logits: Singles, read: Truths | bool = T
 def checked_sampling(
     temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor, batch: int, device: torch.device
 ) -> SamplingBatch:
-    """All [batch] and on this device; what they mean: `verify.verify_chain`. Raises ValueError."""
+    """Arguments [batch], on this device, as in `verify.verify_chain`. Raises ValueError."""
     for name, value in (("temperature", temperature), ("top_p", top_p)):
         expect(name, value, (batch,), floating=True, device=device)
     for name, value in (("top_k", top_k), ("seed", seed)):

@@ -1,6 +1,6 @@
-"""Which kernels run, over what, in which order: the same for a GPU and for whatever else can run them.
+"""Which kernels run, on what, in which order; by any `Launcher`, on a GPU or in an emulator.
 
-Tensors are used where they lie, nothing is allocated but once, and nothing comes back to the host: all of it
+Tensors are used where they are, memory is allocated only once, and nothing is copied to the host: all of it
 can be captured in a CUDA graph. Shapes and values are checked by `driftguard_engine.verify`, not here.
 """
 
@@ -26,7 +26,7 @@ _STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS, _DRAW_WARPS = 4, 512, 256, 8
 
 @dataclass(frozen=True, slots=True)
 class SamplingTensors:
-    """A `SamplingBatch` on the device, and where the random numbers start. All [B]."""
+    """A `SamplingBatch` on the device, and the position at which the random numbers start. All [B]."""
 
     scale: Tensor  # float32, powers of two per unit of logit; 0 is greedy
     top_k: Tensor  # int32
@@ -56,7 +56,7 @@ class SamplingTensors:
 
 @dataclass(frozen=True, slots=True)
 class DistributionTable:
-    """Distributions of R rows of V logits in T tiles: `TokenDistributions`, and what they were made of."""
+    """Distributions of R rows of V logits in T tiles: `TokenDistributions`, and intermediate results."""
 
     tile_maxima: Tensor  # [R, T] float32
     tile_sums: Tensor  # [R, T] float32
@@ -87,7 +87,7 @@ class DistributionTable:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Room for batches of up to B requests with up to K drafts over V tokens."""
+    """Memory for batches of up to B requests with up to K drafts over V tokens."""
 
     drafts: int
     size: int
@@ -129,7 +129,7 @@ class Workspace:
 def draw_drafts(
     launcher: Launcher, logits: Tensor, sampling: SamplingTensors, space: Workspace, step: int
 ) -> None:
-    """Draws step `step` of each request's drafts into space.draft_tokens, and leaves its distribution.
+    """Draws draft token `step` of each request into space.draft_tokens; keeps its distribution in space.
 
     logits: [B, V] of the draft, each row contiguous.
     """
@@ -158,10 +158,11 @@ def verify(
     space: Workspace,
     blocks_per_row: int = 4,
 ) -> None:
-    """Verifies space.draft_tokens by what `draw_drafts` left: into tokens, accepted and status.
+    """Verifies space.draft_tokens with the distributions kept by `draw_drafts`; writes tokens, accepted,
+    status.
 
-    target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows equally far apart, or None for
-    drafts that were certain (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a
+    target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows at a constant stride, or None
+    for drafts that were not drawn (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a
     residual; it changes no result.
     """
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape

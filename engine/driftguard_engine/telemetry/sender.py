@@ -186,5 +186,5 @@ class Lane:
             self._away = True
             error = state.outcome.exception() if state.outcome else None
             log.warning(
-                "the sidecar takes no telemetry; it waits in the spool", path=self._path, error=str(error)
+                "the sidecar does not take telemetry; it waits here", path=self._path, error=str(error)
             )

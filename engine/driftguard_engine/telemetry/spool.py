@@ -113,7 +113,7 @@ class Spool:
         content = path.read_bytes()
         whole, newline, torn = content.rpartition(b"\n")
         if torn:
-            log.warning("the last line of a spool file is incomplete and is left out", file=str(path))
+            log.warning("the last line of a spool file is torn and is left out", file=str(path))
         if not newline:
             path.unlink()
             return

@@ -169,7 +169,7 @@ class Telemetry:
                 self._arrived.popleft()
                 self._overflowed += 1
             except IndexError:  # the background thread has emptied the buffer meanwhile
-                log.debug("the telemetry buffer was emptied in the meantime")
+                log.debug("telemetry buffer emptied while full")
         self._arrived.append(finished)
 
     @property
@@ -272,9 +272,7 @@ class Telemetry:
                 self._capture_from = time.monotonic() + RETRY_CAPTURE_AFTER_SECONDS
                 self._capture_counts.dropped += self._captures.clear()
                 if not warned:
-                    log.warning(
-                        "the sidecar does not accept captured token ids; none are sent", error=str(error)
-                    )
+                    log.warning("the sidecar keeps no captured token ids; none are sent", error=str(error))
                 warned = True
 
     async def _send_rest(self, senders: list[asyncio.Task[None]]) -> None:
@@ -291,7 +289,7 @@ class Telemetry:
         if waiting:
             log.warning("records wait in the spool for the next start", records=waiting)
         if lost:
-            log.error("records are lost: not on disk, and the sidecar cannot be reached", records=lost)
+            log.error("records are lost: the sidecar is away and they are not on disk", records=lost)
 
 
 def _check_running(senders: list[asyncio.Task[None]]) -> None:

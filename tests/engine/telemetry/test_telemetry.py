@@ -353,7 +353,7 @@ def test_a_sidecar_that_forbids_capture_is_asked_again_an_hour_later(
         monkeypatch.setattr(telemetry, "_capture_from", 0.0)  # the hour is over
         telemetry.finished(finished_request(3))
         wait_until(lambda: telemetry.state.captures.dropped == 2, "asked again, forbidden again")
-    assert capsys.readouterr().out.count("does not accept captured token ids") == 1
+    assert capsys.readouterr().out.count("keeps no captured token ids") == 1
     assert not any("token_ids" in file.read_text() for file in spool_files(tmp_path))
 
 

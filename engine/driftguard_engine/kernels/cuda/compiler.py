@@ -17,22 +17,22 @@ LEAST_CAPABILITY = (8, 0)
 
 OPTIONS = (
     "--std=c++20",
-    # The arithmetic of the reference: nothing contracted, nothing flushed, division and root rounded.
+    # The arithmetic of the reference: no contraction, no flush to zero, division and root correctly rounded.
     "--fmad=false",
     "--ftz=false",
     "--prec-div=true",
     "--prec-sqrt=true",
-    "--generate-line-info",  # what profilers and memory checkers name; costs nothing at run time
+    "--generate-line-info",  # for profilers and memory checkers; costs nothing at run time
     "--ptxas-options=-v",  # registers and spills of each kernel, in the log
 )
 
 
 class KernelsUnavailable(Exception):
-    """{detail}: why no CUDA kernel can be used here, and what would mend it."""
+    """{detail}: why no CUDA kernel can be used here, and what to do."""
 
 
 class CompilationFailed(KernelsUnavailable):
-    """{file} for {architecture}: what NVRTC said."""
+    """{file} for {architecture}: {NVRTC's error and log}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ def read_sources(directory: Path = SOURCES) -> list[Source]:
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """What to compile for, for a device of this compute capability.
+    """The architecture to compile for, for a device of this compute capability.
 
-    Hopper gets sm_90a: its own instructions (wgmma, setmaxnreg) exist only there, and what is compiled on a
-    machine need not run on another one. Elsewhere the plain target has everything that the kernels use.
+    Hopper gets sm_90a: its own instructions (wgmma, setmaxnreg) exist only there, and a cubin need not run on
+    another machine. Elsewhere the plain architecture has everything that the kernels use.
     Raises KernelsUnavailable (too old a device).
     """
     if capability < LEAST_CAPABILITY:
@@ -78,7 +78,7 @@ def architecture(capability: tuple[int, int]) -> str:
 
 @cache
 def nvrtc_version() -> str:
-    """Of the library and, where it came from pip, its package, which also counts fixes."""
+    """The version of the library; from pip also that of its package, which tells patch releases apart."""
     nvrtc = _nvrtc()
     major, minor = _check(nvrtc, nvrtc.nvrtcVersion())
     try:
@@ -118,14 +118,14 @@ def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
 
-        nvrtc.nvrtcVersion()  # the library is looked for at the first call
+        nvrtc.nvrtcVersion()  # the first call loads the library
     except (ImportError, RuntimeError) as missing:
         raise KernelsUnavailable(f"no NVRTC ({missing}): pip install 'driftguard-llm[cuda]'") from missing
     return nvrtc
 
 
 def _check(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
-    """What a call gave beside its status."""
+    """The result of a call, without its status."""
     status, *values = answer
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise KernelsUnavailable(f"NVRTC answered {status.name}")

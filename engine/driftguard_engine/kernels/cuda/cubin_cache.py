@@ -1,6 +1,6 @@
 """Compiled kernels on disk: one file for each source, set of options, architecture, compiler and driver.
 
-A file is the SHA-256 of a cubin and then the cubin, so that one that was cut short or damaged is not loaded.
+A file is the SHA-256 of a cubin followed by the cubin, so that a truncated or damaged file is not loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cache_directory() -> Path | None:
 
 
 def cubin(source: Source, architecture: str, driver_version: int, directory: Path | None) -> bytes:
-    """From the directory, or compiled and kept there. What cannot be kept is logged and used all the same.
+    """The cubin from the directory, or compiled and stored there. A failure to store it is only logged.
 
     driver_version: as cuDriverGetVersion counts. Raises KernelsUnavailable, CompilationFailed.
     """
@@ -72,7 +72,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, built: bytes) -> None:
-    """Whole or not at all: another process may read or write the same file now."""
+    """Writes the file atomically: another process may read or write the same file now."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ class Kernel:
         places = [start + offset for offset in offsets(signature)]
         self._places = (ctypes.c_void_p * max(1, len(places)))(*places)
         self._address = ctypes.addressof(self._places)
-        self._lock = threading.Lock()  # the driver reads the values after other threads may run
+        self._lock = threading.Lock()  # held until the driver has read the values
 
     def launch(self, grid: Size, block: Size, args: Sequence[Argument | float]) -> None:
         """Queue the kernel once. args: tensors of the kernel's device and None for pointers, else numbers.
@@ -92,7 +92,7 @@ class Kernel:
 
 
 def signature_of(arguments: Sequence[Argument]) -> str:
-    """Raises TypeError: a number without one of the types that kernels take."""
+    """The signature of these arguments, see `Kernel`. Raises TypeError: a number without a sized type."""
     letters = []
     for position, argument in enumerate(arguments):
         letter = "P" if argument is None or isinstance(argument, Tensor) else _LETTERS.get(type(argument))
@@ -103,12 +103,12 @@ def signature_of(arguments: Sequence[Argument]) -> str:
 
 
 def offsets(signature: str) -> list[int]:
-    """Of each parameter in bytes, aligned as C (and CUDA) aligns the members of a structure."""
+    """Offset of each parameter in bytes, aligned as C (and CUDA) aligns the members of a structure."""
     return [struct.calcsize(f"@{signature[:i]}0{letter}") for i, letter in enumerate(signature)]
 
 
 def sizes(signature: str) -> list[int]:
-    """Of each parameter in bytes."""
+    """Size of each parameter in bytes."""
     return [struct.calcsize(f"@{letter}") for letter in signature]
 
 

@@ -26,7 +26,7 @@ from driftguard_engine.kernels.cuda.launcher import (
 
 logger = logging.getLogger(__name__)
 
-_STATIC_SHARED_BYTES = 48 * 1024  # what a block may have without asking for more
+_STATIC_SHARED_BYTES = 48 * 1024  # what a block may use without raising the kernel's limit
 
 _loaded: dict[int, Kernels] = {}
 _loading = threading.Lock()
@@ -52,7 +52,7 @@ class Kernels:
         prepared.launch(grid, (block, 1, 1), arguments)
 
     def kernel(self, name: str, signature: str, shared_bytes: int = 0) -> Kernel:
-        """Once per call site. signature, shared_bytes: as `Kernel`.
+        """A kernel by name; call it once per call site. signature, shared_bytes: as `Kernel`.
 
         Raises KernelsUnavailable: no such kernel, or its parameters do not have these sizes.
         """
@@ -100,12 +100,12 @@ def _load(device: torch.device) -> Kernels:
     target = architecture(torch.cuda.get_device_capability(device))
     driver = _driver()
     version = _check(driver, driver.cuDriverGetVersion())
-    # The context that torch works in. Never released: the modules would go with it.
+    # The context that torch uses. Never released: that would unload the modules.
     context = _check(
         driver, driver.cuDevicePrimaryCtxRetain(_check(driver, driver.cuDeviceGet(device.index)))
     )
     directory = cache_directory()
-    with ThreadPoolExecutor() as pool:  # the compiler needs seconds for a source, and no lock of Python's
+    with ThreadPoolExecutor() as pool:  # compiling takes seconds per source and does not hold Python's lock
         codes = list(pool.map(lambda source: cubin(source, target, version, directory), read_sources()))
     with _current(driver, context):
         modules = [_check(driver, driver.cuModuleLoadData(code)) for code in codes]
@@ -157,7 +157,7 @@ def _driver() -> Any:
 
 
 def _check(driver: Any, answer: tuple[Any, ...]) -> Any:
-    """What a call gave beside its status. Raises KernelsUnavailable."""
+    """The result of a call, without its status. Raises KernelsUnavailable."""
     status, *values = answer
     if status != driver.CUresult.CUDA_SUCCESS:
         raise KernelsUnavailable(f"the CUDA driver answered {_describe(driver, status)}")

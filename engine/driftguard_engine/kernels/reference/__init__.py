@@ -1,1 +1,1 @@
-"""The arithmetic in numpy that every other backend must equal, token for token."""
+"""The reference in numpy: every other backend must give the same tokens."""

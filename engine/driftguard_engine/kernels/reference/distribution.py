@@ -20,8 +20,8 @@ from driftguard_engine.kernels.reference.sampling import Cuts, Doubles, Index, I
 
 Exp2 = Callable[[Singles], Singles]  # of powers in [LEAST_POWER, 0], which it may overwrite
 
-LEAST_POWER = np.float32(-125)  # of two: what is less likely weighs as much, so that no weight is subnormal
-FIXED = np.float64(2**40)  # steps in a weight of 1, where top-p adds weights as integers
+LEAST_POWER = np.float32(-125)  # of two; smaller powers are raised to it, so that no weight is subnormal
+FIXED = np.float64(2**40)  # a weight of 1 as an integer: top-p adds weights in fixed point
 _LOWEST = np.finfo(np.float32).min
 
 
@@ -55,7 +55,7 @@ class TokenDistributions:
 
     @property
     def cut(self) -> Singles:
-        """[B, S]; -inf where nothing is taken away."""
+        """[B, S]: the lowest logit that is kept; -inf where all are."""
         return self.of_steps["cut"]
 
     @property
@@ -65,7 +65,7 @@ class TokenDistributions:
 
     @property
     def tile_mass(self) -> Doubles:
-        """[B, S, T]: sum of the weights in each tile, 0 where top-k cuts. Of use where nothing is cut."""
+        """[B, S, T]: sum of the weights in each tile, 0 where top-k cuts. Valid only where nothing is cut."""
         return self.of_steps["tile_mass"]
 
     def weigh(self, logits: Singles, tokens: Integers, exp2: Exp2) -> Singles:
@@ -80,20 +80,20 @@ class TokenDistributions:
 
     @classmethod
     def certain(cls, sampling: SamplingBatch, steps: int, size: int) -> TokenDistributions:
-        """Of point masses, logit 0 at a token and -inf elsewhere, which top-k and top-p leave as they are.
+        """Point masses (logit 0 at a token, -inf elsewhere), which top-k and top-p do not change.
 
-        The mass of their tiles is left out: nobody reads that of a draft that is not drawn.
+        Their tile masses are not computed: they are read only to draw a token.
         """
         of_steps = np.empty((len(sampling.top_k), steps), _distribution_dtype(size))
         of_steps[...] = (0, -np.inf, 1, -1, 0)
         return cls(sampling.scale, of_steps)
 
     def put(self, rows: Index, steps: slice, found: TokenDistributions) -> None:
-        """Distributions of the same batch into the place of these rows and steps."""
+        """Stores distributions of the same batch at these rows and steps."""
         self.of_steps[rows, steps] = found.of_steps
 
     def beside(self, others: TokenDistributions) -> TokenDistributions:
-        """These distributions, and behind them others of the same rows: [B, S + S']."""
+        """These distributions followed by others of the same rows: [B, S + S']."""
         (rows, own), further = self.of_steps.shape, others.of_steps.shape[1]
         of_steps = np.empty((rows, own + further), self.of_steps.dtype)  # faster than numpy's concatenate
         of_steps[:, :own], of_steps[:, own:] = self.of_steps, others.of_steps
@@ -112,8 +112,8 @@ def token_distributions(
 ) -> TokenDistributions:
     """Softmax of logits [B, S, V] after temperature, then top-k, then top-p, as vLLM and transformers do.
 
-    Every temperature must be positive. A row without a finite maximum has no distribution: what it gives is
-    meaningless, but harms no other row.
+    Every temperature must be positive. A row without a finite maximum has no distribution: its result is
+    meaningless, but affects no other row.
     """
     size = logits.shape[-1]
     cuts, maxima = sampling.cuts(size), tiles.tile_maxima(logits)
@@ -139,8 +139,8 @@ def _tile_mass(logits: Singles, maxima: Singles, peak: Singles, scale: Singles, 
     """Sum of the weights in each tile of logits [B, S, V], from their maxima: [B, S, T]."""
     size = logits.shape[-1]
     chunks = tiles.chunked(logits, -np.inf)
-    # Each tile is weighed against its own maximum, so that a kernel needs to read it only once. -inf less
-    # -inf would be no number.
+    # Each tile is weighed against its own maximum, so that a kernel needs to read it only once. -inf minus
+    # -inf would be NaN.
     own = tiles.per_chunk(np.maximum(maxima, _LOWEST), chunks.shape[-2])
     sums = tiles.tile_sums(tiles.clear_unread(_weights(chunks, own, scale, exp2), size))
     mass = sums.astype(np.float64)
@@ -153,7 +153,7 @@ def _weights(logits: Singles, peak: Singles, scale: Singles, exp2: Exp2) -> Sing
     """logits [B, ...], peak (broadcast): subtracted first, because logits x scale overflows."""
     power = logits - peak
     power *= scale.reshape(-1, *[1] * (power.ndim - 1))
-    if not power.min(initial=0) >= LEAST_POWER:  # which takes a fraction of the time that the maximum does
+    if not power.min(initial=0) >= LEAST_POWER:  # this check takes a fraction of the time of np.maximum
         np.maximum(power, LEAST_POWER, out=power)
     return exp2(power)
 
@@ -163,8 +163,8 @@ def _cut(logits: Singles, normaliser: Doubles, cuts: Cuts, exp2: Exp2) -> tuple[
 
     top-p keeps a token while the likelier ones hold less than top_p of what top-k left; so one always stays.
     Among equal logits the lower token id stays. Weights are added as integers: the order cannot matter.
-    Only the likeliest tokens are put in order, and all of them where the cut is not among those. The
-    normaliser that is given is read where top-k does not cut.
+    Only the likeliest tokens are sorted, and all of them where the cut is not among those. The normaliser
+    given is used where top-k does not cut.
     """
     size, most = logits.shape[-1], cuts.ordered
     chosen = logits if most == size else np.partition(logits, size - most, axis=-1)[..., size - most :]
@@ -193,7 +193,7 @@ def _cut(logits: Singles, normaliser: Doubles, cuts: Cuts, exp2: Exp2) -> tuple[
 def _cut_at(
     logits: Singles, ordered: Singles, held: Integers, count: Integers
 ) -> tuple[Singles, Integers, Doubles]:
-    """What `_cut` tells where count [B, S] tokens stay. held: weights of as many of the ordered ones."""
+    """The result of `_cut` where count [B, S] tokens stay. held: weights of the first ordered ones."""
     last = _last(count)
     cut = ordered[last]
     equal = logits == cut[..., np.newaxis]

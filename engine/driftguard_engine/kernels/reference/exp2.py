@@ -1,7 +1,7 @@
 """Powers of two: as numpy computes them fastest, and as the CUDA kernels do, bit for bit, on any machine.
 
-The reference serves with numpy's, which differs from the kernels' in the last bits. To compare a kernel with
-the reference, token by token, give the reference the other.
+The reference uses numpy's by default, which differs from the kernels' in the last bits. To compare a kernel
+with the reference, token by token, give the reference `fused_exp2`.
 """
 
 from __future__ import annotations

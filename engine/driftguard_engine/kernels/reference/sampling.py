@@ -1,4 +1,4 @@
-"""What each request of a batch asks of its tokens: temperature, top-k, top-p and the seed of its noise."""
+"""The sampling parameters of a batch of requests: temperature, top-k, top-p and the seed of the noise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Truths = NDArray[np.bool_]
 Index = NDArray[Any] | slice
 EVERY = slice(None)  # row
 
-GREEDY_BELOW = float(torch.finfo(torch.float32).tiny)  # temperatures that float32 cannot divide by are 0
+GREEDY_BELOW = float(torch.finfo(torch.float32).tiny)  # too small to divide by in float32: counts as 0
 LIKELIEST = 256  # tokens among which a cut is looked for first
 
 
@@ -28,7 +28,7 @@ LIKELIEST = 256  # tokens among which a cut is looked for first
 class SamplingBatch:
     """How the requests of a batch sample: all [B]. top_k <= 0 or >= V is off, top_p >= 1 is off.
 
-    What follows from it is computed once: a batch stays the same for many steps.
+    Values derived from it are computed once: a batch stays the same for many steps.
     """
 
     temperature: Doubles
@@ -72,7 +72,7 @@ class SamplingBatch:
         return self.limited(size) | (self.top_p < 1)
 
     def cuts(self, size: int) -> Cuts:
-        """What `token_distributions` over V = size tokens take away."""
+        """Where `token_distributions` over V = size tokens may cut tokens away."""
         if size not in self._cuts:
             self._cuts[size] = Cuts.of(self, size)
         return self._cuts[size]
@@ -89,12 +89,12 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Of the rows of a `SamplingBatch` over V tokens, the N that top-k or top-p may take tokens from."""
+    """The N rows of a `SamplingBatch` over V tokens from which top-k or top-p may take tokens."""
 
     rows: Index  # [N], EVERY where N is B
     sampling: SamplingBatch  # theirs
     limited: Truths  # [N, 1]: by top-k
-    all_limited: bool  # and every row of the batch is among them
+    all_limited: bool  # by top-k, and they are all rows of the batch
     top_k: Integers  # [N, 1]; V where not limited
     by_mass: Truths | None  # [N, 1]: by top-p; None where no row is
     ordered: int  # tokens, the likeliest, among which a cut is looked for

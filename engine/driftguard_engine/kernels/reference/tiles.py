@@ -42,9 +42,9 @@ def clear_unread(chunks: NDArray[Number], size: int) -> NDArray[Number]:
 
 
 def tile_maxima(row: NDArray[Number]) -> NDArray[Number]:
-    """[..., V] -> [..., T]. Of the same numbers, in any order, the same one is the largest."""
+    """[..., V] -> [..., T]. The order does not matter for a maximum."""
     maxima: NDArray[Number]
-    if row.shape[-1] <= TILE:  # which reduceat takes longer for
+    if row.shape[-1] <= TILE:  # faster here than reduceat
         maxima = row.max(-1, keepdims=True)
     else:
         maxima = np.maximum.reduceat(row, np.arange(0, row.shape[-1], TILE), axis=-1)
@@ -52,7 +52,7 @@ def tile_maxima(row: NDArray[Number]) -> NDArray[Number]:
 
 
 def per_chunk(tiles: NDArray[Number], chunks: int) -> NDArray[Number]:
-    """What belongs to a tile, for each of its chunks: [..., T] -> [..., C, 1]."""
+    """The value of a tile repeated for each of its chunks: [..., T] -> [..., C, 1]."""
     if tiles.shape[-1] == 1:
         return tiles[..., np.newaxis]
     return tiles.repeat(_CHUNKS, -1)[..., :chunks, np.newaxis]

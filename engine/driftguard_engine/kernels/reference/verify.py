@@ -1,4 +1,4 @@
-"""The verification rule in numpy: what every other backend must equal, token for token.
+"""The verification rule in numpy: every other backend must give the same tokens.
 
 Leviathan, Kalman, Matias, "Fast inference from transformers via speculative decoding", ICML 2023;
 Chen et al., "Accelerating large language model decoding with speculative sampling", 2023.
@@ -35,8 +35,8 @@ _PURPOSES = np.array([philox.DRAFT, philox.ACCEPT, philox.RESIDUAL])
 class StepNoise:
     """The random numbers of B rows at S steps, for every purpose.
 
-    In one pass, because one over few costs as much as one over many; not before the first is asked for,
-    because greedy rows need none.
+    All are drawn in one pass, because a pass over few costs as much as one over many; and only when the first
+    is needed, because greedy rows need none.
     """
 
     def __init__(self, seed: Integers, position: Integers, steps: int) -> None:
@@ -79,7 +79,7 @@ class Chain:
 
     @property
     def read(self) -> Tensor:
-        """Which target rows count: bool [B, K+1]. read[:, 1:] says the same of the draft's rows."""
+        """Which target rows are read: bool [B, K+1]. read[:, 1:] are those of the draft."""
         step = torch.arange(self.target_logits.shape[1], device=self.target_logits.device)
         return step <= self.draft_lengths.unsqueeze(1)
 
@@ -90,7 +90,7 @@ class Arrays:
 
     target: Singles
     draft: Singles
-    draft_distributions: TokenDistributions  # [B, K]: of greedy rows, and of what is not proposed, any
+    draft_distributions: TokenDistributions  # [B, K]; arbitrary in greedy rows, and for drafts not proposed
     tokens: Integers
     lengths: Integers
     proposed: Truths  # [B, K]: draft tokens within the row's length that the vocabulary has
@@ -101,7 +101,7 @@ class Arrays:
         target, draft, sampling = singles(chain.target_logits), singles(chain.draft_logits), chain.sampling
         found = draft_distributions(draft, sampling, exp2)
         tokens, lengths = chain.draft_tokens.cpu().numpy(), chain.draft_lengths.cpu().numpy()
-        known = tokens.view(np.uint64) < target.shape[-1]  # without its sign an id below 0 is too large
+        known = tokens.view(np.uint64) < target.shape[-1]  # read as unsigned, an id below 0 is too large
         proposed = (np.arange(tokens.shape[1]) < lengths[:, np.newaxis]) & known
         return cls(target, draft, found, tokens, lengths, proposed, sampling)
 
@@ -131,13 +131,12 @@ def verify_chain(chain: Chain, exp2: Exp2 = numpy_exp2) -> tuple[Tensor, Tensor]
     return torch.from_numpy(tokens).to(device), torch.from_numpy(accepted).to(device)
 
 
-@np.errstate(invalid="ignore", divide="ignore")  # rows that nobody reads may hold anything
+@np.errstate(invalid="ignore", divide="ignore")  # rows that are not read may hold any values
 def verify(given: Arrays, noise: StepNoise, exp2: Exp2 = numpy_exp2) -> tuple[Integers, Integers, bool]:
-    """How many drafts of each row are accepted, and the token of the target's own behind them: both [B].
+    """How many drafts of each row are accepted, and the target's own token behind them: both [B]; and whether
+    every row of logits has a distribution, also those that are not read.
 
-    And whether every row of logits has a distribution, also those that are not read.
-
-    What a row of logits without a distribution gives is meaningless, but harms no other request.
+    The result of a row of logits without a distribution is meaningless, but affects no other request.
     """
     if given.sampling.all_greedy:
         return _verify_greedy(given)
@@ -156,7 +155,7 @@ def verify(given: Arrays, noise: StepNoise, exp2: Exp2 = numpy_exp2) -> tuple[In
 def draft_distributions(
     logits: Singles, sampling: SamplingBatch, exp2: Exp2 = numpy_exp2
 ) -> TokenDistributions:
-    """Of the draft's logits [B, S, V]; rows that are greedy need none and have that of a point mass."""
+    """Distributions of the draft's logits [B, S, V]. Greedy rows need none and get a point mass."""
     if not sampling.any_greedy:
         return token_distributions(logits, sampling, exp2)
     found, drawn = TokenDistributions.certain(sampling, *logits.shape[1:]), ~sampling.greedy
@@ -218,7 +217,7 @@ def _verify_stochastic(
 
 
 def _all_finite(peaks: Singles) -> bool:
-    return math.isfinite(peaks.sum(dtype=np.float64))  # which finite float32 numbers cannot make overflow
+    return math.isfinite(peaks.sum(dtype=np.float64))  # finite float32 numbers cannot overflow it
 
 
 def _passes(given: Arrays, distributions: TokenDistributions, uniform: Doubles, exp2: Exp2) -> Truths:
@@ -237,7 +236,7 @@ def _passes(given: Arrays, distributions: TokenDistributions, uniform: Doubles, 
 def _own_masses(
     given: Arrays, distributions: TokenDistributions, accepted: Integers, exp2: Exp2
 ) -> tuple[Singles, Doubles, Truths]:
-    """What the target's own token is drawn by, as `_draw` takes it.
+    """The masses from which the target's own token is drawn, as arguments of `_draw`.
 
     A rejected draft leaves (p - q)+. After the last draft nothing was rejected, and an id that the vocabulary
     lacks was no draw from q: both leave p itself.
@@ -283,7 +282,7 @@ def _draw(mass: Singles, tile_mass: Doubles, changed: Truths, words: RandomWords
 
 
 def _leading(passed: Truths) -> Integers:
-    """How many of [B, K] pass before the first that does not: [B]."""
+    """How many of [B, K] pass before the first one that does not: [B]."""
     count: Integers = np.logical_and.accumulate(passed, axis=-1).sum(-1)
     return count
 
