@@ -80,7 +80,7 @@ def test_what_the_kernels_cannot_multiply(module: Module) -> None:
     assert linear_kernels.obstacle(weight) is None
     assert "do not read torch.float32" in str(linear_kernels.obstacle(weight.float()))
     assert "a multiple of 8, not 23" in str(linear_kernels.obstacle(weight[:, 1:]))
-    assert "on 16 bytes" in str(linear_kernels.obstacle(weight.flatten()[1:89].view(11, 8)))
+    assert "aligned to 16 bytes" in str(linear_kernels.obstacle(weight.flatten()[1:89].view(11, 8)))
     assert "contiguous" in str(linear_kernels.obstacle(weight[:, :16]))
     for tokens in (0, 33):
         x, y = torch.zeros(tokens, 24).half(), torch.zeros(tokens, 4).half()
