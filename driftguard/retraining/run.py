@@ -51,7 +51,6 @@ def retrain(
     settings: Settings,
     *,
     server: str | None = None,
-    target: str | None = None,
     trigger: Trigger = "manual",
     incident_id: UUID | None = None,
     force: bool = False,
@@ -80,7 +79,7 @@ def retrain(
 
     try:
         info = engine.info()
-        _check_names(info, name, target)
+        _check_name(info, name)
         with retrain_runs.try_lock(database, info.server, info.target) as lock:
             if lock is None:
                 reason = f"a retraining of {info.server} / {info.target} is running already"
@@ -95,7 +94,7 @@ def retrain(
                 settings.retraining.keep_candidates,
             )
     except EngineRefused as error:
-        return _failed(job(_last_known(database, name, target)), incident_id, error.detail)
+        return _failed(job(_last_known(database, name)), incident_id, error.detail)
     if outcome.state == "rolling_out" and awaits_restart:
         return _await_restart(database, settings, name, outcome, should_stop)
     return outcome
@@ -165,14 +164,12 @@ def _plan_rules(settings: Settings) -> PlanRules:
     )
 
 
-def _check_names(info: EngineInfo, server: str, target: str | None) -> None:
+def _check_name(info: EngineInfo, server: str) -> None:
     if info.server != server:
         raise EngineRefused(
             f"the engine calls itself {info.server!r}, the settings call it {server!r}: "
             "its records would not be found; start it with --server-name, or change engines.server"
         )
-    if target is not None and info.target != target:
-        raise EngineRefused(f"the engine {server} serves the target {info.target}, not {target}")
 
 
 def _nothing_to_do(job: Job, incident_id: UUID | None, nothing: NothingToDo) -> RetrainOutcome:
@@ -196,12 +193,12 @@ def _failed(job: Job, incident_id: UUID | None, reason: str) -> RetrainOutcome:
     return RetrainOutcome("failed", reason, None, run.id)
 
 
-def _last_known(database: Database, server: str, target: str | None) -> EngineInfo:
+def _last_known(database: Database, server: str) -> EngineInfo:
     """What an engine that does not answer was serving, for the row that says that it does not."""
     with database.session() as session:
         known = drafts.in_service_of_server(session, server)
     unknown = EngineDraft("unknown", "unknown", "none")
-    if known is None or target not in (None, known.target):
-        return EngineInfo(server, target or "unknown", None, unknown, 0)
+    if known is None:
+        return EngineInfo(server, "unknown", None, unknown, 0)
     draft = EngineDraft(known.name, known.version, known.method, known.directory)
     return EngineInfo(server, known.target, None, draft, 0)
