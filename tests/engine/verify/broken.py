@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from driftguard_engine.kernels.reference import philox
 from driftguard_engine.verify import VerifyResult
+from numpy.typing import NDArray
 from torch import Tensor
 
 Mistake = Literal[
@@ -24,6 +26,11 @@ Mistake = Literal[
     "acceptance x 1.02",
     "draft law dropped",
 ]
+
+
+def _uniforms(seed: Tensor, position: Tensor, purpose: int) -> NDArray[np.float64]:
+    """Numbers in [0, 1), as the engine makes them of its random words."""
+    return philox.uniforms_of(philox.words(seed, position, purpose)[0])
 
 
 def softmax(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -53,7 +60,7 @@ def pick(distribution: Tensor, uniform: Tensor) -> Tensor:
 
 def gumbel_pick(distribution: Tensor, seed: Tensor, position: Tensor) -> Tensor:
     cell = position.unsqueeze(1) * distribution.shape[-1] + torch.arange(distribution.shape[-1])
-    uniform = torch.from_numpy(philox.uniforms(seed.unsqueeze(1), cell, philox.DRAFT))
+    uniform = torch.from_numpy(_uniforms(seed.unsqueeze(1), cell, philox.DRAFT))
     return (distribution.log() - (-uniform.log()).log()).argmax(-1)
 
 
@@ -113,7 +120,7 @@ class PlainVerifier:
 
     def _passes(self, p: Tensor, q: Tensor, token: Tensor, seed: Tensor, position: Tensor) -> Tensor:
         shared = self.mistake == "accept shares the draft's noise"
-        uniform = torch.from_numpy(philox.uniforms(seed, position, philox.DRAFT if shared else philox.ACCEPT))
+        uniform = torch.from_numpy(_uniforms(seed, position, philox.DRAFT if shared else philox.ACCEPT))
         p_token, q_token = (distribution.gather(1, token.unsqueeze(1)).squeeze(1) for distribution in (p, q))
         if self.mistake == "acceptance x 1.02":
             p_token = 1.02 * p_token
@@ -134,4 +141,4 @@ class PlainVerifier:
             return gumbel_pick(distribution, seed, position)
         shared = self.mistake == "residual shares the draft's noise"
         purpose = philox.DRAFT if shared else philox.RESIDUAL
-        return pick(distribution, torch.from_numpy(philox.uniforms(seed, position, purpose)))
+        return pick(distribution, torch.from_numpy(_uniforms(seed, position, purpose)))

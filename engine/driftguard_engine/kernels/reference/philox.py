@@ -22,15 +22,8 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of words 0 and 2
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
-def uniforms(seed: ArrayLike, position: ArrayLike, purpose: ArrayLike) -> NDArray[np.float64]:
-    """One uniform in [0, 1) for each element, with all 53 bits random: the upper bits of word 0.
-
-    seed, position, purpose: integers, broadcast together.
-    """
-    return uniforms_of(words(seed, position, purpose)[0])
-
-
 def uniforms_of(word: RandomWords) -> NDArray[np.float64]:
+    """One uniform in [0, 1) for each random word: its upper 53 bits."""
     return (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels.reference import philox
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 # Random123 (Salmon et al. 2011), kat_vectors, philox4x32 with 10 rounds: counter, key, answer.
@@ -41,17 +43,21 @@ def test_rows_are_computed_apart() -> None:
     assert philox.words(seed, position, purpose).T.tolist() == [drawn(answer) for answer in answers]
 
 
+def uniforms(seed: ArrayLike, position: ArrayLike, purpose: ArrayLike) -> NDArray[np.float64]:
+    return philox.uniforms_of(philox.words(seed, position, purpose)[0])
+
+
 def test_a_uniform_is_the_upper_bits_of_the_first_word() -> None:
     seed, position, purpose = -(2**63) + 12345678901, (7 << 32) + 9, 3
     first = int(philox.words(seed, position, purpose)[0])
     expected = (first >> 11) / 2**53
-    assert philox.uniforms(torch.tensor([seed]), torch.tensor([position]), purpose).tolist() == [expected]
+    assert uniforms(torch.tensor([seed]), torch.tensor([position]), purpose).tolist() == [expected]
 
 
 def test_streams_differ_by_seed_position_and_purpose() -> None:
     seed = torch.tensor([1, 1, 1, 2, 1 + (1 << 32), 1])
     position = torch.tensor([5, 6, 5, 5, 5, 5 + (1 << 32)])
-    drawn = philox.uniforms(seed, position, [1, 1, 2, 1, 1, 1])
+    drawn = uniforms(seed, position, [1, 1, 2, 1, 1, 1])
     assert len(set(drawn.tolist())) == 6
 
 
@@ -60,9 +66,7 @@ def test_uniform_and_uncorrelated_between_purposes(vary: str) -> None:
     count = 100_000
     index, fixed = torch.arange(count), torch.full((count,), 42)
     seed, position = (index, fixed) if vary == "seed" else (fixed, index)
-    draws = [
-        philox.uniforms(seed, position, purpose) for purpose in (philox.DRAFT, philox.ACCEPT, philox.RESIDUAL)
-    ]
+    draws = [uniforms(seed, position, purpose) for purpose in (philox.DRAFT, philox.ACCEPT, philox.RESIDUAL)]
     for drawn in draws:
         assert stats.kstest(drawn, "uniform").pvalue > 1e-4
         assert stats.pearsonr(drawn[:-1], drawn[1:]).pvalue > 1e-4  # neighbours
