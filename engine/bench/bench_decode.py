@@ -29,6 +29,7 @@ from driftguard_training import corpus
 from transformers import PreTrainedTokenizerBase
 
 _PROMPTS = 64
+_REPEATS = 60  # of a forward pass
 
 
 def main() -> None:
@@ -125,9 +126,9 @@ def _forward(model: TokenModel, rows: int, count: int, context: int) -> float:
     return _median_microseconds(lambda: model.forward([1] * (rows * count), spans))
 
 
-def _median_microseconds(run: Callable[[], object], repeats: int = 60) -> float:
+def _median_microseconds(run: Callable[[], object]) -> float:
     times = []
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         begin = time.perf_counter()
         run()
         times.append(time.perf_counter() - begin)

@@ -19,6 +19,8 @@ from driftguard_engine.speculation import SpeculativeStep
 from driftguard_engine.verify import verify_chain
 from torch import Tensor
 
+_SECONDS = 0.5  # for which a call is repeated
+
 
 def plain_verify(target_logits: Tensor, draft_logits: Tensor, draft_tokens: Tensor) -> list[list[int]]:
     """Accept, resample, bonus at temperature 1, row by row. Arguments as `verify_chain`."""
@@ -38,10 +40,10 @@ def plain_verify(target_logits: Tensor, draft_logits: Tensor, draft_tokens: Tens
     return rows
 
 
-def microseconds(call: Callable[[], object], *, seconds: float = 0.5) -> float:
+def microseconds(call: Callable[[], object]) -> float:
     """Median time of one call."""
     times: list[int] = []
-    end = time.perf_counter() + seconds
+    end = time.perf_counter() + _SECONDS
     while time.perf_counter() < end or len(times) < 5:
         begin = time.perf_counter_ns()
         call()
