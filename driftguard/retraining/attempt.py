@@ -1,4 +1,4 @@
-"""One attempt: collect, distil, evaluate, gate, promote. Its row ends with a reason whatever happens."""
+"""One attempt: collect, distil, evaluate, gate, promote. However it ends, its row states the reason."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from driftguard.retraining.trigger import Call
 from driftguard.store import acceptance_levels, drafts, retrain_runs
 from driftguard.store.retrain_runs import RunLock
 
-_LOOK_BACK = timedelta(days=7)  # records that tell how the traffic is sampled
+_LOOK_BACK = timedelta(days=7)  # records from which the sampling temperature is read
 log = structlog.get_logger(__name__)
 
 
 def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan) -> RetrainOutcome:
     """Ends promoted, rolling_out, rejected or failed.
 
-    Raises DatabaseUnavailable when not even that can be stored.
+    Raises DatabaseUnavailable where the outcome cannot be stored.
     """
     run_id = begin(job, call.incident_id, len(planned.train))
     files = workspace.create(job.settings.data_directory, run_id)
@@ -66,7 +66,7 @@ def attempt(job: Job, lock: RunLock, call: Call, traffic: Traffic, planned: Plan
 def _make_and_judge(
     job: Job, run_id: UUID, files: Workspace, traffic: Traffic, planned: Plan
 ) -> tuple[str, Decision, RunNumbers]:
-    """The candidate's version, the gate's decision, and everything that it was made on."""
+    """The candidate's version, the gate's decision, and the numbers behind it."""
     counts = _collect(job, files, traffic, planned)
     version = _distil(job, run_id, files, has_replay=counts.replay > 0)
     directory = workspace.draft_directory(job.settings.data_directory, version)
@@ -74,7 +74,7 @@ def _make_and_judge(
     workspace.keep_candidate(files, directory)
     made = checksums.digest_of_list(directory)
     advance(job, run_id, "evaluating", f"scoring on {counts.held_out} held-out requests")
-    checksums.verify(directory, made)  # so that what is scored is what was made, and what will serve
+    checksums.verify(directory, made)  # so that the files scored are those that were made and that will serve
     measured = evaluate(_evaluation(job, files, directory), files.log, job.should_stop)
     groups, costs = read_measurements(measured)
     rules = job.settings.retraining
@@ -94,7 +94,7 @@ def _make_and_judge(
 
 
 def _collect(job: Job, files: Workspace, traffic: Traffic, planned: Plan) -> RequestCounts:
-    job.on_progress(Progress("collecting", f"{len(planned.train)} requests to learn from"))
+    job.on_progress(Progress("collecting", f"{len(planned.train)} requests for training"))
     parts = (
         (files.train, planned.train),
         (files.replay, planned.replay),
@@ -121,7 +121,7 @@ def _distil(job: Job, run_id: UUID, files: Workspace, *, has_replay: bool) -> st
 
 def _store_candidate(job: Job, run_id: UUID, version: str, directory: Path) -> None:
     if version == job.info.draft.version:
-        raise TrainingFailed(f"the training changed nothing: the candidate equals draft {version}")
+        raise TrainingFailed(f"the training changed no weight: the candidate equals draft {version}")
     with job.database.session() as session:
         drafts.add_candidate(
             session,
@@ -162,7 +162,7 @@ def _temperature(job: Job) -> float:
 
 
 def _store_decision(job: Job, run_id: UUID, version: str, decision: Decision, numbers: RunNumbers) -> None:
-    """Before the engine hears of the candidate: whoever settles a killed run knows what it was about."""
+    """Stored before the engine loads the candidate, so that a killed run can be settled."""
     with job.database.session() as session:
         retrain_runs.advance(session, run_id, "evaluating", candidate_version=version, numbers=numbers)
         if not decision.promote:
@@ -193,7 +193,7 @@ def _activate(
         try:
             serving = admin.info().draft  # the answer may be lost although the engine acted
         except EngineRefused:
-            reason = f"{error.detail}; the next run finds out which draft is in service"
+            reason = f"{error.detail}; the next run asks which draft is in service"
             return RetrainOutcome("failed", reason, numbers, run_id)
         if serving.version != version:
             return end(job, run_id, call.incident_id, "failed", error.detail, numbers)
@@ -205,8 +205,8 @@ def _activate(
 def _directory(directory: str | None, what: str) -> Path:
     if directory is None or not Path(directory).is_dir():
         raise TrainingFailed(
-            f"the {what} lies in {directory}, which cannot be read here; training needs the engine's "
-            "model directories on this machine, at the same paths"
+            f"the {what} is in {directory}, which is no directory on this machine; training needs the "
+            "engine's model directories here, at the same paths"
         )
     return Path(directory)
 

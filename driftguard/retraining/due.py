@@ -1,4 +1,4 @@
-"""Which incidents call for a retraining, and want one now. Pure."""
+"""Which incidents call for a retraining, and when it is due. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from driftguard.diagnosis import CONFIDENCES, Confidence, Diagnosis
 
-MAXIMUM_FAILURES = 3  # of one incident; then a person is asked
-RECHECK_PART = 60  # a wait for traffic is looked at this many times
+MAXIMUM_FAILURES = 3  # failed runs of one incident; after them only a person starts another
+RECHECK_PART = 60  # looks for enough traffic during one wait
 SHORTEST_RECHECK = timedelta(seconds=2)
 LONGEST_RECHECK = timedelta(minutes=1)
 RETRY_FAILED_AFTER = timedelta(minutes=5)
@@ -17,7 +17,7 @@ RETRY_FAILED_AFTER = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class PastRun:
-    """One earlier run for the incident. `lives`: its process still runs."""
+    """One earlier run of the incident. `lives`: its process still runs."""
 
     state: str
     ended_at: datetime | None
@@ -27,8 +27,8 @@ class PastRun:
 def why_not(diagnosis: Diagnosis | None, least: Confidence) -> str | None:
     """Why this diagnosis does not call for a retraining; None if it does.
 
-    Only moved queries and a replaced target do, and only when the diagnosis is sure enough: where the
-    machine is at fault, a new draft would learn nothing and hide the fault.
+    Only query drift and a replaced target do, and only with enough confidence: where the machine is the
+    cause, a new draft would learn nothing and hide the fault.
     """
     if diagnosis is None:
         return "its cause has not been examined yet"
@@ -36,16 +36,17 @@ def why_not(diagnosis: Diagnosis | None, least: Confidence) -> str | None:
     if not diagnosis.retrain:
         return f"{told}; {diagnosis.recommended_action}"
     if CONFIDENCES.index(diagnosis.confidence) < CONFIDENCES.index(least):
-        return f"{told}; a retraining by itself asks for {least} confidence (diagnosis.least_confidence)"
+        return f"{told}; an automatic retraining needs {least} confidence (diagnosis.least_confidence)"
     return None
 
 
 def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
-    """Whether an unresolved fall wants a run; `runs` of that incident, newest first.
+    """Whether a run is due for an unresolved fall; `runs` are those of its incident, newest first.
 
-    A first run starts at once. One that had too little traffic is repeated until there is enough; one that
-    failed or was killed, a few times. What the gate rejected or the watch rolled back is left to people and
-    the nightly job: the same traffic would make the same draft.
+    The first run starts at once. A run that had too little traffic is repeated until there is enough; one
+    that failed or was killed, a few times. After a rejection by the gate or a rollback by the watch only a
+    person or
+    the nightly job starts another: the same traffic would make the same draft.
     """
     if not runs:
         return True

@@ -42,7 +42,7 @@ from driftguard.store import drafts, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.retrain_runs import RunLock
 
-_LOOK_SECONDS: Final = 1.0  # between two looks for records of a draft that is rolled out
+_LOOK_SECONDS: Final = 1.0  # between two queries for records of a draft that is rolled out
 log = structlog.get_logger(__name__)
 
 
@@ -63,9 +63,9 @@ def retrain(
 
     `server` may be left out when the settings name one engine. `force` retrains although no incident calls
     for it, then on all captured traffic. `traffic`, a JSON Lines file of token ids, forces too, and is then
-    the only source, for learning and for the gate. `should_stop` is asked a few times per second while the
-    training process runs; a stopped run ends as failed. Where a restart promotes, it ends rolling_out as
-    soon as that is under way; with `awaits_restart` when the records tell how it went.
+    the only source, for training and for the gate. `should_stop` is called a few times per second while the
+    training process runs; a stopped run ends as failed. Where a restart promotes, it ends rolling_out as soon
+    as the restart is ordered; with `awaits_restart` it waits until records show whether that succeeded.
 
     Raises BadSettings (no such engine), BadInput (the traffic file), NotFound (the incident),
     DatabaseUnavailable.
@@ -107,7 +107,7 @@ def _await_restart(
     rolling: RetrainOutcome,
     should_stop: Callable[[], bool],
 ) -> RetrainOutcome:
-    """Settles the run as soon as that can be, unless another process is quicker."""
+    """Settles the run as soon as possible, unless another process does it first."""
     while not should_stop():
         with database.session() as session:
             run = retrain_runs.find(session, rolling.run_id) if rolling.run_id else None
@@ -168,7 +168,7 @@ def _check_name(info: EngineInfo, server: str) -> None:
     if info.server != server:
         raise EngineRefused(
             f"the engine calls itself {info.server!r}, the settings call it {server!r}: "
-            "its records would not be found; start it with --server-name, or change engines.server"
+            "no records of that name will be found; start it with --server-name, or change engines.server"
         )
 
 
@@ -184,7 +184,7 @@ def _nothing_to_do(job: Job, incident_id: UUID | None, nothing: NothingToDo) -> 
 
 
 def _failed(job: Job, incident_id: UUID | None, reason: str) -> RetrainOutcome:
-    """Before there was anything to do: nothing has been touched."""
+    """A run that failed before it began: nothing was changed."""
     run = new_run(job, incident_id, "failed")
     run.reason, run.ended_at, run.parent_version = reason, run.started_at, None
     with job.database.session() as session:
@@ -194,7 +194,7 @@ def _failed(job: Job, incident_id: UUID | None, reason: str) -> RetrainOutcome:
 
 
 def _last_known(database: Database, server: str) -> EngineInfo:
-    """What an engine that does not answer was serving, for the row that says that it does not."""
+    """What an engine that does not answer served last, for the row of the failed run."""
     with database.session() as session:
         known = drafts.in_service_of_server(session, server)
     unknown = EngineDraft("unknown", "unknown", "none")

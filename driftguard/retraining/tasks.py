@@ -1,7 +1,7 @@
-"""The background jobs: retrain one server, settle one server. Tables are the truth, jobs only reminders.
+"""The background jobs: retrain one server, settle one server. The state is in the tables, never in a job.
 
-`defer_due`, called every few seconds, looks what the tables ask for and queues it, at most one job of a
-kind per server. A lost job, a killed worker or an engine that does not answer therefore heal by themselves.
+`defer_due`, called every few seconds, reads from the tables what is due and queues it, at most one job of a
+kind per server. So a lost job, a killed worker or an engine that did not answer needs no repair.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ log = structlog.get_logger(__name__)
 
 
 class RetrainingJobs:
-    """`blueprint` belongs into the procrastinate app, `defer_due` into a loop of the sidecar.
+    """Add `blueprint` to the procrastinate app, and call `defer_due` in a loop of the sidecar.
 
-    The worker of QUEUE should be one of its own: a job lasts as long as a training. `should_stop` ends a
-    running training soon, so that the sidecar can stop.
+    QUEUE should have a worker of its own: a job lasts as long as a training. `should_stop` ends a running
+    training soon, so that the sidecar can stop.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RetrainingJobs:
 
     @property
     def blueprint(self) -> procrastinate.Blueprint:
-        """A new one each time: procrastinate renames the tasks of a blueprint when an app takes it."""
+        """A new blueprint each time: procrastinate renames its tasks when it is added to an app."""
         blueprint = procrastinate.Blueprint()
         blueprint.task(name="retrain", queue=QUEUE)(self.retrain)
         blueprint.task(name="settle", queue=QUEUE)(self.settle)
@@ -59,7 +59,7 @@ class RetrainingJobs:
     def retrain(
         self, server: str, trigger: Trigger, incident_id: str | None = None, force: bool = False
     ) -> str:
-        """Runs one retraining; returns how it ended and why. A failure is a row, not an exception."""
+        """Runs one retraining; returns how it ended and why. A failure is stored, not raised."""
         outcome = retrain(
             self._database,
             self._settings,
@@ -99,7 +99,7 @@ class RetrainingJobs:
         return job_id
 
     def defer_due(self, app: procrastinate.App) -> None:
-        """Queues what is wanted: retrainings of unresolved falls, and settling where a run left something."""
+        """Queues what is due: retrainings of unresolved falls, and settling where a run was interrupted."""
         with self._database.session() as session:
             unsettled = set(self._unsettled(session))
             due = list(self._due(session)) if self._settings.retraining.automatic else []
@@ -154,8 +154,8 @@ def defer_retraining(
 
 
 def _defer(app: procrastinate.App, task: str, arguments: dict[str, Any]) -> int | None:
-    # No `lock`: procrastinate would keep it for a killed worker's job for ever. The advisory lock of
-    # retrain_runs, which dies with its process, keeps two runs apart.
+    # No `lock`: procrastinate would never release that of a killed worker's job. The advisory lock of
+    # retrain_runs, which ends with its process, prevents two runs at a time.
     job = app.configure_task(
         f"{NAMESPACE}:{task}", queue=QUEUE, queueing_lock=f"{task} {arguments['server']}"
     )

@@ -1,4 +1,4 @@
-"""Does anything call for a retraining, and what does it say changed?"""
+"""Decides whether an incident calls for a retraining, and what it says has changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Call:
 def what_calls_for_it(
     session: Session, info: EngineInfo, incident_id: UUID | None, *, forced: bool, least: Confidence
 ) -> Call | NothingToDo:
-    """The named incident, else the newest unresolved fall of the draft in service, else force.
+    """The given incident, else the newest unresolved fall of the draft in service, else a forced call.
 
     An incident whose diagnosis does not call for a retraining, with the `least` confidence, counts only
     when forced.
@@ -35,7 +35,7 @@ def what_calls_for_it(
     """
     if info.draft.method != "draft_model" or info.draft.directory is None:
         return NothingToDo(
-            f"the draft in service, {info.draft.name}, is of the method {info.draft.method}: "
+            f"the draft in service, {info.draft.name}, has method {info.draft.method}: "
             "there is no model to train"
         )
     if incident_id is not None:

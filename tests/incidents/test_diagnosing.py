@@ -154,7 +154,7 @@ def test_a_fall_without_probes_or_captures_retrains_and_says_what_is_missing(dat
     assert verdict(database, incident_id) == ("query_drift", "medium")
     diagnosis = known(database, incident_id)
     assert why_not(diagnosis, "medium") is None
-    assert "asks for high confidence" in (why_not(diagnosis, "high") or "")
+    assert "needs high confidence" in (why_not(diagnosis, "high") or "")
     assert "no canary probes" in missing(diagnosis)
     assert "capture.enabled" in missing(diagnosis)
     with database.session() as session:

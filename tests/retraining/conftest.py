@@ -34,7 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.fixture
 def training_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what follows the training: no process is started for it."""
+    """For tests of what follows the training: trains without starting a process."""
     monkeypatch.setattr(process, "_run", run_here)
 
 

@@ -22,10 +22,10 @@ class RelayedEngine:
     """What the sidecar calls is passed on, one call after the other, to the engine that runs now.
 
     kill_at kills it once with SIGKILL:
-    "draft loaded": the sidecar gets the answer to its load, and has not asked for the activation yet;
-    "activation asked": the sidecar has asked, and the engine has not heard of it;
-    "activation unanswered": the engine has acted and answered, and nobody hears the answer;
-    "activation answered": the same, and the sidecar gets the answer of an engine that is dead already.
+    "draft loaded": the sidecar gets the answer to its load, and has not requested the activation yet;
+    "activation asked": the sidecar has requested it, and the engine has not received the request;
+    "activation unanswered": the engine has activated the draft, and its answer is lost;
+    "activation answered": the same, but the sidecar gets the answer after the engine was killed.
     returns_at_once: the killed engine serves again before the sidecar can make its next call.
     """
 

@@ -1,4 +1,4 @@
-"""The engine's admin API over real HTTP, with the failures that a real engine cannot be told to have."""
+"""The engine's admin API over real HTTP, with failures that cannot be caused in a real engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVER, TARGET = "engine-1", "target"
 
 
 class EngineStub:
-    """What an engine remembers. `hold` and `lose` name calls: "load", "activate".
+    """The state of an engine. `hold` and `lose` name calls: "load", "activate".
 
     hold: the call is answered only after `release`; "activate" takes effect first, "load" does not.
     lose: the call takes effect and the connection is closed without an answer.

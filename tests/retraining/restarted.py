@@ -46,7 +46,7 @@ def script(path: Path, *lines: str) -> str:
 
 
 def serves(database: Database, version: str, count: int = 1) -> None:
-    """Requests that the server answered just now with this draft."""
+    """Stores requests that the server has just answered with this draft."""
     now = datetime.now(UTC)
     store(database, [record(version, world.NEW, 0.7, now) for _ in range(count)])
 

@@ -70,7 +70,7 @@ def test_killed_between_load_and_activation_the_old_draft_stays(
     mortal.kill_at = "activation asked"
     outcome = retrain(drifted.database, settings)
     assert outcome.state == "failed"
-    assert outcome.reason.endswith("the next run finds out which draft is in service")
+    assert outcome.reason.endswith("the next run asks which draft is in service")
     assert run_of(drifted, outcome).state == "promoting"
     assert on_disk(mortal) is None
 
@@ -90,7 +90,7 @@ def test_killed_after_it_remembered_the_new_draft_the_promotion_counts(
     mortal.kill_at = "activation unanswered"
     outcome = retrain(drifted.database, settings)
     assert outcome.state == "failed"
-    assert outcome.reason.endswith("the next run finds out which draft is in service")
+    assert outcome.reason.endswith("the next run asks which draft is in service")
     run = run_of(drifted, outcome)
     assert run.state == "promoting"
     assert on_disk(mortal) == run.candidate_version

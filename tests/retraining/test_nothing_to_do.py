@@ -80,7 +80,7 @@ def test_another_run_is_under_way(drifted: Drifted) -> None:
 
 def test_a_drafter_without_a_model(drifted: Drifted, engine: EngineStub) -> None:
     engine.serving = {"name": "ngram", "version": "ngram", "method": "ngram", "directory": None}
-    assert "of the method ngram: there is no model to train" in nothing(
+    assert "has method ngram: there is no model to train" in nothing(
         retrain(drifted.database, drifted.settings)
     )
 

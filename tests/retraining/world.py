@@ -42,7 +42,7 @@ MOVED = IncidentDiagnosis(  # what the examination of the incident found
     diagnosed_at=datetime(2026, 1, 1, tzinfo=UTC),
     seen=SeenEvidence(probes=0, captures=0),
 )
-BETTER = Decision(  # what the gate says of a candidate that it lets pass
+BETTER = Decision(  # the gate's decision on a candidate that passes
     promote=True,
     reason="better",
     gain=Comparison("changed traffic", True, 40, 0.4, 0.7, 0.3, 0.2, 0.4),
@@ -94,7 +94,7 @@ def capture(
     requests: Sequence[tuple[list[int], list[int]]],
     at: datetime,
 ) -> None:
-    """Each a millisecond after the one before. Ids are fixed, so that the split is."""
+    """Stores these requests as captured, a millisecond apart. Fixed ids give a fixed split."""
     captured = [
         CapturedRequest(
             record_id=uuid5(NAMESPACE_OID, f"{segment}-{number}"),
@@ -181,7 +181,7 @@ def drift(database: Database, version: str, changed_at: datetime) -> UUID:
 def trained(
     database: Database, incident_id: UUID, parent: str, candidate: str, directory: str, state: str
 ) -> RetrainRun:
-    """A run that the incident called for, and that it is mitigated by: it made `candidate` from `parent`."""
+    """A run for the incident, which it sets to mitigating: it made `candidate` from `parent`."""
     now = datetime.now(UTC)
     run = RetrainRun(
         id=uuid4(),

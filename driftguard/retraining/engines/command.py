@@ -1,4 +1,4 @@
-"""Runs retraining.promote_command: without a shell, told in its environment, never outliving this process."""
+"""Runs retraining.promote_command: without a shell, with the order in its environment, as a child process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _POLL_SECONDS: Final = 0.1
 def run(
     command: Sequence[str], order: Order, timeout_seconds: float, should_stop: Callable[[], bool]
 ) -> Reply:
-    """Refused where it cannot be started, ends with another status than 0, or takes too long.
+    """A refusal where it cannot be started, ends with another status than 0, or takes too long.
 
-    Raises PromotionStopped. The command inherits the environment without what configures DriftGuard, whose
-    keys are none of its business.
+    Raises PromotionStopped. The command gets the environment without the variables that configure DriftGuard:
+    they may hold keys.
     """
     if shutil.which(command[0]) is None:
-        return Reply("", f"retraining.promote_command: {command[0]} cannot be found, or not be executed")
+        return Reply("", f"retraining.promote_command: {command[0]} is missing or not executable")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    # A file, not a pipe: what the command leaves running may keep a pipe open for ever.
+    # A file, not a pipe: a process that the command leaves running could keep a pipe open.
     with tempfile.TemporaryFile() as printed:
         with tethered(command, printed, subprocess.STDOUT, inherited | order.environment) as process:
             code = _wait(process, timeout_seconds, should_stop)
@@ -45,7 +45,7 @@ def run(
 def _wait(
     process: subprocess.Popen[bytes], timeout_seconds: float, should_stop: Callable[[], bool]
 ) -> int | None:
-    """None: it takes too long."""
+    """The exit status; None: it takes too long."""
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
         if should_stop():

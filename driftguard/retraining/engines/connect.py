@@ -1,4 +1,4 @@
-"""The engine of a server, of whichever kind."""
+"""The engine of a server: with an admin API, or promoted by a restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def connect(
     server: str | None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Engine:
-    """Raises BadSettings: no such engine. `should_stop` ends the wait for a command or a webhook."""
+    """The engine of this server. `should_stop` ends the wait for a command or a webhook.
+
+    Raises BadSettings: no such engine.
+    """
     engine = engine_of(settings, server)
     if engine.admin_url is None:
         return RestartedEngine(database, engine, settings.retraining, should_stop)

@@ -1,4 +1,4 @@
-"""The engine's admin API: what is in service, load a draft, activate it."""
+"""The engine's admin API: the draft in service, loading a draft, activating it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _TIMEOUT_SECONDS = 60.0  # loading a large draft takes time
 
 
 class EngineRefused(DriftGuardError):
-    """The engine's admin API cannot be reached, or refuses; the message says which address and why."""
+    """The engine cannot be reached, or refuses; the message names the address and the reason."""
 
     status = 502
     title = "Engine refused"
 
 
 class EngineDraft(msgspec.Struct, frozen=True):
-    """A draft that the engine has loaded. directory is None where there is no model (n-gram lookup)."""
+    """A draft that the engine has loaded. `directory` is None where there is no model (n-gram lookup)."""
 
     name: str
     version: str
@@ -32,7 +32,7 @@ class EngineDraft(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What the engine serves now. Unknown members are left for later versions."""
+    """What the engine serves now. Unknown members are ignored: later versions may add some."""
 
     server: str
     target: str
@@ -43,7 +43,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 def engine_of(settings: Settings, server: str | None) -> EngineSettings:
-    """The engine of this server; without a name the only one there is. Raises BadSettings."""
+    """The engine of this server in the settings; without a name the only one. Raises BadSettings."""
     names = [engine.server for engine in settings.engines]
     if not names:
         raise BadSettings("engines: none is set, so no draft can be promoted; add [[engines]]")
@@ -99,7 +99,7 @@ def _decode(content: bytes, kind: type[Answer]) -> Answer:
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
-        raise EngineRefused(f"not an answer of a DriftGuard engine: {error}") from error
+        raise EngineRefused(f"this is not an answer of a DriftGuard engine: {error}") from error
 
 
 def _detail(answer: httpx.Response) -> str:

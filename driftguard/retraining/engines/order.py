@@ -1,4 +1,4 @@
-"""What is asked for where a restart puts a draft into service, in the forms that are sent out."""
+"""The order to restart an engine with another draft, as a command or a webhook receives it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from driftguard.settings import PREFIX
 
 
 class PromotionStopped(EngineRefused):
-    """Stopped on request before it was known whether the restart is under way."""
+    """Stopped on request before the order was accepted or refused."""
 
     title = "Promotion stopped"
 
@@ -34,7 +34,7 @@ class Order:
 
     @property
     def members(self) -> dict[str, str]:
-        """By name, as settings.ORDER_VARIABLES has them in capitals; a path that is not known is left out."""
+        """By name, in lower case as in settings.ORDER_VARIABLES; an unknown path is left out."""
         stated = {
             "action": self.action,
             "run_id": str(self.run_id),
@@ -54,7 +54,7 @@ class Order:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for every attempt to deliver this order, another one for any other."""
+        """The same for every attempt to deliver this order, and different for every other order."""
         return f"{self.run_id}:{self.action}:{self.asked_at.isoformat()}"
 
 

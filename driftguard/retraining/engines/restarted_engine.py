@@ -1,4 +1,4 @@
-"""An engine that takes a new draft by a restart: the user's command or webhook does it, the records tell."""
+"""An engine without an admin API: a command or webhook restarts it with a new draft, records prove it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 class RestartedEngine:
-    """As EngineAdmin is for the built-in engine, where there is no admin API."""
+    """The counterpart of EngineAdmin where there is no admin API."""
 
     def __init__(
         self,
@@ -35,14 +35,15 @@ class RestartedEngine:
         self._should_stop = should_stop
 
     def info(self) -> EngineInfo:
-        """What it serves by its records: a draft that was asked for from its first record on, another one see
-        store.heard. Raises EngineRefused: there are no records."""
+        """What it serves according to its records: a draft that was ordered, from its first record on; else
+        the stream in service (see driftguard.store.source_activity). Raises EngineRefused: there are no
+        records."""
         with self._database.session() as session:
             stream = source_activity.stream_in_service(session, self._engine.server)
             if stream is None:
                 raise EngineRefused(
                     f"no records of {self._engine.server} have arrived yet, so the draft that it serves is "
-                    "not known"
+                    "unknown"
                 )
             for run in retrain_runs.in_states(
                 session, stream.server, stream.target, retrain_runs.ROLLING_STATES
@@ -87,9 +88,10 @@ class RestartedEngine:
         return reply
 
     def _draft(self, session: Session, stream: Stream) -> EngineDraft:
-        """With its directory: where it was trained to, or the configured one of a draft from elsewhere.
+        """The draft with its directory: where it was trained, or the configured directory.
 
-        A link is followed once, when the draft is first seen: promotions may turn it to other drafts.
+        A symbolic link is resolved once, when the draft is first seen: a promotion may point it to another
+        draft.
         """
         known = drafts.find(session, stream.server, stream.target, stream.draft_version)
         directory = known.directory if known is not None else str(self._resolved())

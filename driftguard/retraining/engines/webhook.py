@@ -1,4 +1,4 @@
-"""Posts an order to retraining.promote_webhook until it is accepted, refused, or time is up."""
+"""Posts an order to retraining.promote_webhook until it is accepted or refused, or the time is over."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class _TryAgainError(Exception):
 def post(
     url: str, key: SecretStr | None, order: Order, timeout_seconds: float, should_stop: Callable[[], bool]
 ) -> Reply:
-    """Accepted by any 2xx. Tried again: no answer that can be read, 408, 425, 429 and 5xx; any other refuses.
+    """Posts the order. Any 2xx accepts it. Without a readable answer, and after 408, 425, 429 and 5xx, it is
+    posted again; any other status refuses it.
 
     Every attempt has the same Idempotency-Key. Raises PromotionStopped.
     """

@@ -1,4 +1,4 @@
-"""What a retraining writes into the life of its incident. Each change of state is a row with its reason."""
+"""The changes that a retraining makes to its incident's state. Each is stored with its reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from driftguard.store import incidents
 
 
 def begin_mitigation(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
-    """open or acknowledged -> mitigating. An incident that is over, or is being mitigated, stays as it is."""
+    """open or acknowledged -> mitigating. An incident that is resolved or mitigating stays as it is."""
     if incident_id is not None:
         incident, _ = incidents.find(session, incident_id)
         if incident.state in ("open", "acknowledged"):
@@ -21,7 +21,7 @@ def begin_mitigation(session: Session, incident_id: UUID | None, reason: str, at
 
 
 def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
-    """mitigating -> what it was before, open or acknowledged: the attempt has not helped."""
+    """mitigating -> open or acknowledged, as it was before: the attempt has not helped."""
     if incident_id is not None:
         incident, _ = incidents.find(session, incident_id)
         if incident.state == "mitigating":
@@ -31,7 +31,7 @@ def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: 
 
 
 def resolve(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
-    """-> resolved, unless it is over already."""
+    """-> resolved; does nothing where it is already."""
     if incident_id is not None:
         incident, _ = incidents.find(session, incident_id)
         if incident.state != "resolved":

@@ -1,4 +1,4 @@
-"""What a retraining ends with, and what it tells while it runs."""
+"""The outcome of a retraining, and its progress while it runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ EXIT_CODES: Mapping[Ending, int] = {
 
 @dataclass(frozen=True, slots=True)
 class RetrainOutcome:
-    """How one retraining ended. `reason` is one line for a person; `numbers` is the gate's account.
+    """How one retraining ended. `reason` is one line for a person; `numbers` are those behind the decision.
 
-    rolling_out: the engine restarts with the new draft; whether that succeeds is told by its records, later.
+    rolling_out: the engine restarts with the new draft; its records will show whether that succeeded.
     `waits_for_traffic`: nothing was done only because more traffic has to be captured first.
     """
 

@@ -1,4 +1,4 @@
-"""What every step of one retraining needs, and the row that tells how far it is."""
+"""What every step of one retraining needs, and the row that stores its progress."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def new_run(job: Job, incident_id: UUID | None, state: retrain_runs.RunState) ->
 
 
 def begin(job: Job, incident_id: UUID | None, requests: int) -> UUID:
-    """Stores the run and tells its incident."""
+    """Stores the run and marks its incident as mitigating."""
     run = new_run(job, incident_id, "collecting")
     with job.database.session() as session:
         retrain_runs.begin(session, run)
@@ -83,7 +83,7 @@ def end(
     reason: str,
     numbers: RunNumbers | None = None,
 ) -> RetrainOutcome:
-    """The run is over without a promotion: its incident is what it was before."""
+    """Ends the run without a promotion: its incident gets its earlier state back."""
     now = datetime.now(UTC)
     with job.database.session() as session:
         retrain_runs.end(session, run_id, state, reason, now)

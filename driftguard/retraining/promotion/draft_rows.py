@@ -1,4 +1,4 @@
-"""A promoted draft in the database: put into service, watched, and taken back.
+"""A promoted draft in the database: put into service, watched, and rolled back.
 
 The engine acts first and the database follows (see reconcile.py), so nothing here calls the engine.
 """
@@ -21,12 +21,12 @@ from driftguard.store import acceptance_levels, drafts, incidents, retrain_runs
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.tables import RetrainRun
 
-_LOOK_BACK = timedelta(days=7)  # records of the old draft that say what it did
+_LOOK_BACK = timedelta(days=7)  # records of the old draft that show its acceptance
 log = structlog.get_logger(__name__)
 
 
 def follow_engine(session: Session, server: str, target: str, draft: EngineDraft, at: datetime) -> None:
-    """Records which draft the engine serves; what served before is retired."""
+    """Stores which draft the engine serves; the one before is retired."""
     known = drafts.in_service(session, server, target)
     if known is not None and known.version != draft.version:
         log.info("draft in service changed", server=server, before=known.version, now=draft.version)
@@ -38,7 +38,7 @@ def finish_promotion(
 ) -> None:
     """The engine serves the run's candidate: it is in service, its parent retired, and the watch begins.
 
-    Of servers that are only scraped there are no requests to watch: then the promotion stands.
+    A server that is only scraped has no requests to watch: then the promotion stands.
     """
     levels, numbers = _old_levels(session, run, at), retrain_runs.numbers_of(run)
     follow_engine(session, run.server, run.target, draft, at)
@@ -68,7 +68,7 @@ def _why_rolled_back(run: RetrainRun) -> str:
 
 
 def why_worse(run: RetrainRun) -> str:
-    """Of a watched run whose draft is to be taken back."""
+    """The reason for rolling back the draft of a watched run."""
     told = watch.describe(retrain_runs.watch_of(run), changed_only=False)
     return f"draft {run.candidate_version} accepted less than the one before it: {told}"
 
@@ -81,7 +81,7 @@ def put_in_service(
     at: datetime,
     former: drafts.DraftState,
 ) -> None:
-    """Records that the engine serves this draft; what served before becomes `former`."""
+    """Stores that the engine serves this draft; the state of the one before becomes `former`."""
     drafts.put_in_service(
         session,
         server=server,
@@ -96,7 +96,7 @@ def put_in_service(
 
 
 def _old_levels(session: Session, run: RetrainRun, at: datetime) -> list[OldLevel]:
-    """What the parent did: in the segments of the incident since the change point, elsewhere lately."""
+    """The parent's acceptance: in the incident's segments since the change point, elsewhere recently."""
     changed: set[str] = set()
     since = at - _LOOK_BACK
     if run.incident_id is not None:

@@ -60,9 +60,10 @@ def settle(
 
 
 def settle_locked(database: Database, settings: Settings, engine: Engine, info: EngineInfo) -> EngineInfo:
-    """The same by the holder of the lock; returns what the engine serves now. Raises EngineRefused.
+    """As `settle`, called by the holder of the lock; returns what the engine serves now. Raises
+    EngineRefused.
 
-    While speculation is off nobody can tell which draft would serve: all is left as it is.
+    While speculation is off it is unknown which draft would serve: all is left as it is.
     """
     if info.draft.method == "none":
         log.warning("speculation is off; nothing is settled", server=info.server)
@@ -84,7 +85,7 @@ def settle_locked(database: Database, settings: Settings, engine: Engine, info: 
 
 
 def _roll_back_if_worse(database: Database, admin: EngineAdmin, info: EngineInfo) -> EngineDraft | None:
-    """The parent, if the engine was told to serve it again. It is loaded first where it is not."""
+    """The parent, if this has put it back into service; it is loaded first where it is not. Else None."""
     with database.session() as session:
         run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
         if run is None or retrain_runs.watch_of(run).verdict != "worse" or run.parent_version is None:

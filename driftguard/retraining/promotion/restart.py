@@ -1,13 +1,12 @@
-"""Promotion and rollback by a restart. The order is stored, then given; the records say when it is done.
+"""Promotion and rollback by a restart. The order is stored, then sent; records prove that it is done.
 
     promoting          -> rolling_out  -> watching, promoted   a record of the candidate arrived
                                        -> failed               refused, or no such record in time
     watching, promoted -> rolling_back -> rolled_back          a record of the draft before arrived
 
-Whoever finds a killed run in one of the middle states knows what was asked for, and waits for the same
-records (see reconcile.py). A promotion is asked for once; a rollback again until it is done, because the
-draft in service is known to be worse. The lock is held while an order is given, not while records are
-awaited.
+A job that settles a killed run in rolling_out or rolling_back reads the order from the run, and waits for the
+same records (see reconcile.py). A promotion is ordered once; a rollback again until it is done, because the
+draft in service is known to be worse. The lock is held while an order is sent, not while records are awaited.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ log = structlog.get_logger(__name__)
 def promote(
     job: Job, engine: RestartedEngine, run_id: UUID, incident_id: UUID | None, version: str
 ) -> RetrainOutcome:
-    """Ends rolling_out or failed. Where it was stopped, only the outcome says failed: the run rolls out."""
+    """Ends rolling_out or failed. Where it was stopped, the outcome is failed, the run rolling_out."""
     before = job.info.draft
     order = Order(
         action="promote",
@@ -58,7 +57,7 @@ def promote(
     try:
         reply = _give(job.database, engine, order, "rolling_out", reason="")
     except PromotionStopped as error:
-        reason = f"{error.detail}; records of draft {version} would still be its promotion"
+        reason = f"{error.detail}; if records of draft {version} arrive, it counts as promoted"
         return RetrainOutcome("failed", reason, None, run_id)
     if reply.refusal is not None:
         return end(job, run_id, incident_id, "failed", reply.refusal)
@@ -68,7 +67,7 @@ def promote(
 
 
 def roll_back_if_due(database: Database, engine: RestartedEngine, info: EngineInfo) -> None:
-    """Asks for the draft before, where the watch says so, or again where that has not helped in time."""
+    """Orders the draft before, where the watch says so; again where that was not done in time."""
     with database.session() as session:
         found = _due_rollback(session, info, datetime.now(UTC))
         if found is None:
@@ -84,14 +83,14 @@ def roll_back_if_due(database: Database, engine: RestartedEngine, info: EngineIn
 def roll_back_by_hand(
     database: Database, engine: RestartedEngine, info: EngineInfo, parent: Draft, reason: str
 ) -> EngineDraft:
-    """The draft that is to serve; its records are awaited. Raises Conflict, EngineRefused: not done."""
+    """Orders the parent; returns it, its records are awaited. Raises Conflict, EngineRefused: not ordered."""
     with database.session() as session:
         run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
         if run is None:
             made = drafts.find(session, info.server, info.target, info.draft.version)
             run = retrain_runs.find(session, made.retrain_run_id) if made and made.retrain_run_id else None
         if run is None:
-            raise Conflict(f"the run that promoted draft {info.draft.version} is not known any more")
+            raise Conflict(f"the run that promoted draft {info.draft.version} is no longer stored")
         state, ended_at, numbers = cast("retrain_runs.RunState", run.state), run.ended_at, run.numbers
         order = _order_back(run, info.draft, parent)
     reply = _give(database, engine, order, "rolling_back", reason)
@@ -103,7 +102,7 @@ def roll_back_by_hand(
 
 
 def under_way(session: Session, info: EngineInfo) -> str | None:
-    """Which restart is asked for and not seen done yet, in words; None: none."""
+    """The restart that was ordered and is not proved by a record yet, in words; None: none."""
     for run in retrain_runs.in_states(session, info.server, info.target, retrain_runs.ROLLING_STATES):
         asked = retrain_runs.rollout_of(run)
         return (
@@ -113,14 +112,14 @@ def under_way(session: Session, info: EngineInfo) -> str | None:
 
 
 def is_due(session: Session, run: RetrainRun, now: datetime) -> bool:
-    """Whether there is something to settle: what the run waits for has come, or has not in time."""
+    """Whether the run can be settled: the record that it waits for has arrived, or has not in time."""
     asked = retrain_runs.rollout_of(run)
     came = source_activity.stream_since(session, run.server, run.target, asked.version, asked.asked_at)
     return came is not None or now >= asked.until
 
 
 def _due_rollback(session: Session, info: EngineInfo, now: datetime) -> tuple[RetrainRun, str] | None:
-    """The run whose draft is to be taken back now, and why."""
+    """The run whose draft is to be rolled back now, and why."""
     run = retrain_runs.watching(session, info.server, info.target, info.draft.version)
     if run is not None:
         seen = retrain_runs.watch_of(run)
@@ -156,7 +155,7 @@ def _give(
     state: Literal["rolling_out", "rolling_back"],
     reason: str,
 ) -> Reply:
-    """Stores the order, gives it, and stores the reply. Raises PromotionStopped: it may have been heard."""
+    """Stores the order, sends it, stores the reply. Raises PromotionStopped: it may have been received."""
     wait = timedelta(seconds=engine.rules.promote_wait_seconds)
     longest = timedelta(seconds=engine.rules.promote_timeout_seconds) + wait
     asked = Rollout(order.draft_version, order.asked_at, order.asked_at + longest, reason)

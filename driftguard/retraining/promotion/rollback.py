@@ -1,4 +1,4 @@
-"""An operator takes the draft in service back: the one that it was trained from serves again."""
+"""Rollback by an operator: the draft that the one in service was trained from serves again."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def roll_back(
 ) -> EngineDraft:
     """The draft that serves now. The engine acts first, and the database follows (see reconcile.py).
 
-    Of an engine that restarts, the draft that it was told to restart with; its records are awaited.
+    Where an engine is restarted, it is the draft that was ordered; its records are awaited.
 
-    `draft_version`: the draft to take back. Raises BadInput (no such engine), Conflict (a retraining runs,
+    `draft_version`: the draft to roll back. Raises BadInput (no such engine), Conflict (a retraining runs,
     another draft is in service, or there is none to return to), EngineRefused.
     """
     try:
@@ -68,7 +68,7 @@ def _parent(database: Database, info: EngineInfo) -> Draft:
             raise Conflict(f"draft {info.draft.version} was not promoted here: there is none to return to")
         parent = drafts.find(session, info.server, info.target, serving.parent_version)
     if parent is None:
-        raise Conflict(f"draft {serving.parent_version}, to return to, is not known any more")
+        raise Conflict(f"draft {serving.parent_version}, to return to, is no longer stored")
     return parent
 
 
@@ -79,7 +79,7 @@ def _directory(draft: Draft) -> Path:
 
 
 def _follow(session: Session, info: EngineInfo, serving: EngineDraft, told: str) -> None:
-    """The run that is being watched ends with it; of one that has ended only the reason grows."""
+    """Ends the run that is being watched; to one that has ended only the reason is added."""
     at = datetime.now(UTC)
     taken_back = drafts.find(session, info.server, info.target, info.draft.version)
     put_in_service(session, info.server, info.target, serving, at, former="rolled_back")

@@ -1,6 +1,6 @@
 """The watch over a promoted draft: does it accept more than the old draft did, or less? A pure fold.
 
-What the old draft did is known per segment from its own records: mean x = accepted / drafted per request,
+The old draft's acceptance is known per segment from its records: mean x = accepted / drafted per request,
 with a standard error. Live requests of the promoted draft bet against two claims, with the bets of
 driftguard.detection.statistics.bets (e >= .02, E[e] <= 1 under the claim, whatever the distribution of x):
 
@@ -13,7 +13,7 @@ are averaged with equal weights. With an average of averages
     better_c = mean_j W_cj               worse = mean_j W_Gj / 2 + mean_c mean_j W_cj / 2
 
 each is an e-process, so by Ville's inequality (Shin, Ramdas, Rinaldo 2023; Waudby-Smith, Ramdas 2024)
-it ever reaches 1/ALPHA with probability at most ALPHA if its claim is true, at whatever moment one looks.
+it ever reaches 1/ALPHA with probability at most ALPHA if its claim is true, however often one looks.
 
 Guarantee: a draft that is not worse than the old one (by `tolerance`, in any segment) is rolled back with
 probability at most ALPHA = 0.001 per promotion; an incident is declared recovered although some changed

@@ -1,6 +1,7 @@
-"""The watch in the detector's fold: the promoted draft's records, in the transaction that folds them.
+"""The watch in the detector's fold: reads the promoted draft's records in the transaction that folds them.
 
-Nothing here waits for the engine: a rollback is only written down, and done by the job that tasks.py defers.
+Nothing here waits for the engine: the need of a rollback is only stored; the job that tasks.py defers does
+it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def watch_promoted(
 
 
 def _watched(session: Session) -> set[tuple[str, str, str]]:
-    """Read once per batch: it has many streams, of which hardly one is being watched."""
+    """The drafts under watch. Read once per batch, which has many streams, hardly any of them watched."""
     if _WATCHED not in session.info:
         session.info[_WATCHED] = folding.watched_versions(session)
     found: set[tuple[str, str, str]] = session.info[_WATCHED]
@@ -77,7 +78,7 @@ def _recovery(session: Session, run: RetrainRun, state: Watch) -> str:
 
 
 def _baselines(session: Session, run: RetrainRun) -> dict[str, float]:
-    """Of the incident, as far as they are of all draft positions, as what the watch compares is."""
+    """The incident's baselines by segment, where they are of all drafting positions, as the watch's means."""
     if run.incident_id is None:
         return {}
     incident, _ = incidents.find(session, run.incident_id)

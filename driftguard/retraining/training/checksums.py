@@ -1,7 +1,7 @@
 """The files of a candidate draft, as the training wrote them: SHA256SUMS, and the digest of that list.
 
-The list lies beside the files that it vouches for; its own digest is kept with the run, so that a file that
-was changed together with the list is found too.
+The list is in the directory of the files. Its own digest is stored with the run, so that a file that was
+changed together with the list is detected too.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ _LINE: Final = re.compile(r"([0-9a-f]{64}) [ *]([^/\0]+)")
 
 
 class DraftChanged(DriftGuardError):
-    """The files of a draft are not those that were judged; the message names the file."""
+    """The files of a draft are not those that the training wrote; the message names the file."""
 
     status = 409
     title = "Draft changed"
 
 
 def digest_of_list(directory: Path) -> str:
-    """Of a draft that has just been made. Raises DraftChanged: it has no list."""
+    """The digest of a new draft's list. Raises DraftChanged: there is no list."""
     return _digest(directory / FILE_NAME)
 
 
 def verify(directory: Path, digest: str | None = None) -> None:
-    """Raises DraftChanged: a file differs from the list, or is not there, or the list is another one than
-    `digest` is of."""
+    """Raises DraftChanged: a file differs from the list or is missing, or the list does not have the `digest`
+    given.
+    """
     if digest is not None and digest_of_list(directory) != digest:
         raise DraftChanged(f"{directory / FILE_NAME} is not the list that the training wrote")
     for name, wanted in _listed(directory).items():
@@ -40,7 +41,7 @@ def verify(directory: Path, digest: str | None = None) -> None:
 
 
 def _listed(directory: Path) -> dict[str, str]:
-    """Name -> digest."""
+    """File name -> SHA-256 digest in hex."""
     path = directory / FILE_NAME
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

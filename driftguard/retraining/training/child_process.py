@@ -26,7 +26,7 @@ def tethered(
     errors: int | IO[bytes],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The tether with the command; at the end nothing is left of its process group if it still ran."""
+    """Runs the command in a process group of its own, which is ended when the `with` block is left."""
     process = subprocess.Popen(
         [sys.executable, "-m", "driftguard.retraining.training.child_process", *command],
         stdin=subprocess.PIPE,
@@ -63,7 +63,7 @@ def _kill_group_at_end_of_input() -> None:
 def main() -> int:
     """The command's exit code (128 + signal where one ended it)."""
     if os.getpgid(0) != os.getpid():
-        print("error: the tether must lead its own process group (start_new_session)", file=sys.stderr)
+        print("error: this process must lead its own process group (start_new_session)", file=sys.stderr)
         return 2
     child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     threading.Thread(target=_kill_group_at_end_of_input, daemon=True).start()

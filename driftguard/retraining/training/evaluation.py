@@ -1,8 +1,8 @@
-"""From what the training process measured to what the gate reads.
+"""From the measurements of the training process to the inputs of the gate.
 
-Drafts of one architecture (equal config.json) do the same arithmetic per token: what differs between their
-measured times is the machine's other work. Both are then charged the mean of the two, so that a busy machine
-neither rejects a good candidate nor flatters one.
+Drafts of one architecture (equal config.json) do the same arithmetic per token: their measured times differ
+only by other load on the machine. Both then get the mean of the two times, so that a busy machine neither
+rejects a good candidate nor favours a bad one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The gate: promote or reject a candidate, on measured acceptance and measured time, never on loss.
+"""The gate: promote or reject a candidate, by measured acceptance and time, never by training loss.
 
 For every traffic group (the changed traffic, and each segment of the older traffic) both drafts score
 the same held-out requests, so that differences are taken within a request:

@@ -1,4 +1,4 @@
-"""What a retraining does with the captured traffic: is it enough, what to learn, what to hold out.
+"""The plan of a retraining: whether the captured traffic is enough, what to train on, what to hold out.
 
 Groups, and how they are named in the files of the training:
 
@@ -33,7 +33,7 @@ class CapturedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an incident says: these segments changed at this moment, and it is open since then."""
+    """The change that an incident states: which segments, since when, and when the incident was opened."""
 
     segments: frozenset[str]
     change_point_at: datetime
@@ -62,7 +62,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class NothingToDo:
-    """No retraining now, and why. `waits_for_traffic`: the same question later has another answer."""
+    """No retraining now, and why. `waits_for_traffic`: it may be possible when more traffic is captured."""
 
     reason: str
     waits_for_traffic: bool = False
@@ -95,7 +95,7 @@ def plan(
 
 
 def is_held_out(key: str, fraction: float) -> bool:
-    """The same answer for the same key, for ever; true for about `fraction` of all keys."""
+    """Always the same for the same key; true for about `fraction` of all keys."""
     digest = hashlib.sha256(key.encode()).digest()
     return int.from_bytes(digest[:8]) < fraction * _HASH_RANGE
 

@@ -1,4 +1,4 @@
-"""The training subprocess: distil and evaluate, with progress lines, and never outliving this process."""
+"""The training subprocess: distils and evaluates, prints progress lines, and ends with this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msgspec
 from driftguard.errors import DriftGuardError
 from driftguard.retraining.training.child_process import tethered
 
-_POLL_SECONDS = 0.25  # how soon a wish to stop is noticed
+_POLL_SECONDS = 0.25  # how soon a request to stop is noticed
 _ERROR_CHARACTERS = 500
 
 

@@ -1,4 +1,4 @@
-"""The traffic that a retraining learns from: what was captured, or a JSON Lines file of token ids."""
+"""The traffic of a retraining: captured requests, or a JSON Lines file of token ids."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TokenIds = tuple[str, Sequence[int], Sequence[int]]  # key, prompt, output
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What there is, and how to read the token ids of some of it."""
+    """The requests, and a function that reads the token ids of some of them."""
 
     requests: Sequence[CapturedRequest]
     read: Callable[[Sequence[str]], Iterator[TokenIds]]
 
 
 def captured_traffic(database: Database, server: str, target: str) -> Traffic:
-    """Everything captured of this server and target, whichever draft served it: the target answered."""
+    """All captured requests of this server and target, of any draft: the target decided the answers."""
     with database.session() as session:
         requests = [
             CapturedRequest(str(row.record_id), row.segment, row.captured_at)
@@ -50,7 +50,7 @@ def captured_traffic(database: Database, server: str, target: str) -> Traffic:
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line of a traffic file; the members of a capture are understood, so that an export can be used."""
+    """A line of a traffic file; it may have the members of a capture, so that an export can be used."""
 
     prompt_token_ids: list[int]
     output_token_ids: list[int]
@@ -78,7 +78,7 @@ def traffic_of_file(path: Path) -> Traffic:
 
 
 def write_requests(path: Path, rows: Iterable[TokenIds], groups: Mapping[str, str]) -> int:
-    """In the format of the training process; returns how many. A capture deleted meanwhile is left out."""
+    """Writes a file for the training process; returns how many. A capture deleted meanwhile is left out."""
     written = 0
     encoder = msgspec.json.Encoder()
     with path.open("wb") as file:

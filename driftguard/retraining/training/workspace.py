@@ -1,6 +1,6 @@
 """Files of a retraining: traffic for the training process, and the drafts it made.
 
-data_dir/retraining/<run id>/   train.jsonl, replay.jsonl, heldout.jsonl, training.log: gone with the run,
+data_dir/retraining/<run id>/   train.jsonl, replay.jsonl, heldout.jsonl, training.log: removed with the run,
                                 because captured text must not outlive its retention in a copy
 data_dir/drafts/<version>/      candidates, also the promoted ones; the version is the weights' hash
 """
@@ -66,10 +66,11 @@ def draft_directory(data_directory: Path, version: str) -> Path:
 
 
 def keep_candidate(workspace: Workspace, destination: Path) -> None:
-    """Moves the candidate to where it stays. An existing directory of this version holds the same weights,
-    if it is as it was made; else it is replaced."""
+    """Moves the candidate to its final directory. An existing directory of this version is kept where its
+    checksums hold, because it has the same weights; else it is replaced.
+    """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    former = workspace.directory / "former"  # goes with the run
+    former = workspace.directory / "former"  # removed with the run
     if destination.exists():
         try:
             checksums.verify(destination)
@@ -82,7 +83,7 @@ def keep_candidate(workspace: Workspace, destination: Path) -> None:
 
 
 def remove_leftovers(database: Database, data_directory: Path) -> None:
-    """Removes what killed runs left. A run of another database that shares the directory is left alone."""
+    """Removes the files of killed runs. Those of a run in another database with the same directory stay."""
     found = {_run_id(path): path for path in _runs(data_directory).glob("*-*-*-*-*")}
     with database.session() as session:
         ended = retrain_runs.ended_ids(session, [run_id for run_id in found if run_id is not None])

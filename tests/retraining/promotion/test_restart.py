@@ -163,7 +163,7 @@ def test_the_command_is_told_and_the_records_decide(
     [
         (["restart.sh", "now"], 60.0, "promote_command ended with status 7: restarting now"),
         (["slow.sh"], 2.0, "promote_command did not end within 2 s: waiting"),
-        (["none.sh"], 60.0, "none.sh cannot be found, or not be executed"),
+        (["none.sh"], 60.0, "none.sh is missing or not executable"),
     ],
 )
 def test_a_command_that_fails_fails_the_run_and_keeps_the_draft(
