@@ -37,7 +37,7 @@ structlog.configure(
 )
 
 
-MEMORY = Path("/dev/shm")  # a database is copied there 10 times sooner: it is 400 small files
+MEMORY = Path("/dev/shm")  # a database, 400 small files, is copied there in a tenth of the time
 MEMORY_NEEDED_BYTES = 4 * 2**30  # for all workers; containers often have less
 
 
@@ -45,8 +45,8 @@ PATIENCE_SECONDS = 60.0  # with a server of this machine, which may be busy with
 
 
 def pytest_configure() -> None:
-    """httpx reads every known certificate authority for each client, which takes a tenth of a second: one
-    is enough, as no test speaks TLS. And where a test names no timeout, it would not wait longer than 5 s."""
+    """httpx loads all certificate authorities for each client, which takes a tenth of a second: here it loads
+    one, as no test uses TLS. And its default timeout of 5 s is too short for a busy machine."""
     for phase in ("connect", "read", "write", "pool"):
         setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_SECONDS)
     end = "-----END CERTIFICATE-----\n"
@@ -58,7 +58,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What the tests import stays until the end: nobody looks for garbage in it, now or later."""
+    """What the tests import stays until the end: the garbage collector never has to look through it."""
     gc.disable()
     try:
         return (yield)
@@ -77,7 +77,7 @@ def postgres_server() -> Iterator[str]:
 
 @contextmanager
 def server_directory() -> Iterator[Path]:
-    """Not under pytest's own directory, whose permissions change; in memory where there is plenty."""
+    """Not in pytest's own directory, whose permissions change; in memory where enough is free."""
     has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_NEEDED_BYTES
     directory = Path(tempfile.mkdtemp(prefix="driftguard-test-", dir=MEMORY if has_room else None))
     try:
@@ -118,7 +118,7 @@ def database(database_url: str) -> Iterator[Database]:
 
 
 def stop_syncing(server_url: str) -> None:
-    """No test pulls the plug: what a killed process leaves is in the operating system's hands already."""
+    """No test loses power: what a killed process has written is safe in the operating system's cache."""
     with psycopg.connect(server_url, autocommit=True) as connection:
         for name in ("fsync", "full_page_writes", "synchronous_commit"):
             connection.execute(f"ALTER SYSTEM SET {name} = off")

@@ -1,8 +1,8 @@
-"""Real processes that are there in a moment: forked from one that has imported torch and the engine already.
+"""Real processes that start at once: forked from one that has already imported torch and the engine.
 
-Starting Python and importing torch takes seconds, most of what a test of a process would wait for. What such
-a test is about (signals, kill -9, files and sockets left behind) is the same in a forked process; that the
-commands start by themselves is tested with the commands.
+Starting Python and importing torch takes seconds, which is most of the time of a test of a process. What such
+a test checks (signals, kill -9, files and sockets left behind) is the same in a forked process. That the
+commands start from a shell is tested with the commands.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Main = Callable[[Sequence[str]], object]  # module-level; returns the exit code,
 
 
 class ForkedProcess:
-    """As much of subprocess.Popen as the tests use. `log` gets standard error."""
+    """The part of subprocess.Popen that the tests use. Standard error goes to `log`."""
 
     def __init__(
         self, main: Main, arguments: Sequence[str], log: Path, environment: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""A fleet of any size, made in the database from one stream that was folded for real."""
+"""A fleet of any size, copied in the database from one stream that the pipeline has folded."""
 
 from __future__ import annotations
 

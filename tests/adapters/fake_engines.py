@@ -1,7 +1,7 @@
-"""The metrics of each serving engine, as text, for a history that a test plays.
+"""The metrics of each serving engine, as text, after the requests that a test lets it serve.
 
 vLLM's and llama.cpp's lines are those of real scrapes (see test_real_scrapes.py). The others are written from
-the documented names: no real scrape of them was at hand.
+the documented names, without a real scrape.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ AFTER = BEFORE + timedelta(seconds=15)
 
 
 def windows(kind: Kind, before: str, after: str, k: int | None = None) -> list[Window]:
-    """15 seconds apart; `k`: what the settings say."""
+    """The windows between two readings 15 seconds apart; `k`: K in the settings."""
     adapter = ADAPTERS[kind]
     first, second = (
         Reading.parse(text, adapter.names, at) for text, at in ((before, BEFORE), (after, AFTER))

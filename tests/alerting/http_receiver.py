@@ -1,4 +1,4 @@
-"""A real HTTP receiver that answers as told and remembers what came."""
+"""A real HTTP receiver that answers as a test sets it, and keeps what it received."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Received:
 
 @dataclass(slots=True)
 class Receiver:
-    """`status` is what it answers from now on, without a body unless `garbled`: then with one that is not
-    what its header says."""
+    """`status`: the status of its answers from now on. They have no body; with `garbled` they have one that
+    does not match its header."""
 
     url: str
     status: int = 200
@@ -35,7 +35,7 @@ class Receiver:
     received: list[Received] = field(default_factory=list)
 
     def taken(self) -> list[Received]:
-        """What was answered with 2xx."""
+        """The requests that were answered with 2xx."""
         return [item for item in self.received if item.answered < 300]
 
 

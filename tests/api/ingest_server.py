@@ -39,7 +39,7 @@ def serving(app: Starlette, port: int = 0) -> Iterator[httpx.Client]:
 
 @contextmanager
 def writers_held_up(database: Database) -> Iterator[None]:
-    """No ingest transaction can commit meanwhile."""
+    """Inside, no ingest transaction can commit."""
     with psycopg.connect(database.libpq_url) as blocker:
         blocker.execute("LOCK TABLE streams IN ACCESS EXCLUSIVE MODE")
         yield

@@ -1,10 +1,10 @@
-"""The proxy against no proxy, and against the least that its HTTP library can do.
+"""The proxy compared with no proxy, and with the simplest proxy that its HTTP library allows.
 
 `python -m tests.benchmarks.bench_proxy [--seconds N] [--connections N] [--streams N] [--workers N ...]`:
 requests/s of small answers and CPU time of each, with so many workers, and the time to the first event of a
-streamed answer. "bare" passes bytes on with the same library and as many workers and looks at nothing. The
+streamed answer. "bare" passes bytes on with the same library and as many workers, and reads none of them. The
 load is made by `wrk` if it is installed, else by a client in Python, which takes more of the cores. Load,
-engine and proxies share this machine; the ways take turns, so that what else it does meets all of them.
+engine and proxies share this machine; they are measured in turn, so that other load affects all of them.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """How near to the exact oracle can a detector come? Prints one table.
 
-The exact oracle of `bench_detection` is told how large the drop will be and where. Here it stands beside
-three detectors that know less, all of them told the exact laws of requests before and after:
+The exact oracle of `bench_detection` is given the size and the place of the drop. Here it is compared with
+three detectors that know less; all of them are given the exact distributions of requests before and after:
 
-- one that knows everything but which of the three drops it will be;
+- one that knows all but the size of the drop, which is one of three;
 - one that knows neither the drop nor the place, which is any one segment or all of them;
 - one that knows as little and states its false alarms as DriftGuard does: by theory, A requests or more to
-  the first one, whatever the means are within `ignore`. It is the sum of likelihood ratios (Shiryaev,
-  Roberts) of all cases, equally weighted, against means that are lower by `ignore` already.
+the first one, whatever the means are within `ignore`. It is the sum of likelihood ratios (Shiryaev,
+Roberts) of all cases, equally weighted, against means that are already lower by `ignore`.
 
-The first two alarm where the oracle of any case is as far beyond its own threshold as makes the realised
-false-alarm rate the same. Nobody who knows as little can be much faster in all cases at once. The last column
-is DriftGuard, which knows no law. The runs are the first of `bench_detection`'s. Run it (twenty minutes;
+The first two alarm where the oracle of any case is beyond its own threshold by a margin that makes the
+measured false-alarm rate the same. No detector that knows as little can be much faster in all cases at once.
+The last column is DriftGuard, which knows no distribution. The runs are the first of `bench_detection`'s. Run
+it (twenty minutes;
 committed in results/unknown_change.md) as
 
     python -m tests.benchmarks.bench_unknown_change [--runs 100]

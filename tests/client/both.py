@@ -1,4 +1,4 @@
-"""Both clients by one face: the asyncio one in an event loop of its own."""
+"""Both clients behind one interface: the asyncio one in an event loop of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MakeClient = Callable[..., AnyClient]
 
 
 class Looped:
-    """An AsyncClient, whose calls are waited for."""
+    """An AsyncClient whose calls block until they are done."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, url: str, **options: Any) -> None:
         self._loop = loop

@@ -11,7 +11,7 @@ from driftguard.cost import TimedRequest
 
 
 def told(request: TimedRequest) -> dict[str, Any]:
-    """Its fields that a record has too."""
+    """Those of its fields that a record has too."""
     return {name: value for name, value in request._asdict().items() if name != "by_first"}
 
 

@@ -79,7 +79,7 @@ def every_query() -> list[Query]:
 
 
 def selectors(expression: str) -> list[Selector]:
-    """The generator writes every selector with braces, so that none is overlooked here."""
+    """The selectors of an expression; the generator writes all of them with braces."""
     found = []
     for match in _SELECTOR.finditer(expression):
         matchers = tuple(part.strip() for part in match["matchers"].split(","))

@@ -57,7 +57,7 @@ def fleet(
 
 
 def _go_on(fleet: Fleet, drifted: httpx.Client, mended: MendedSidecar, engine: ServingEngine) -> None:
-    """Everything counts on between scrapes, so that counters have a rate."""
+    """All counters increase between scrapes, so that they have a rate."""
     traffic = Traffic(seed=23, start=datetime.now(UTC) - timedelta(seconds=60), seconds_apart=0.1)
     for count in range(1, SCRAPES + 1):
         post(drifted, traffic.draw(30, BAD))
@@ -67,7 +67,7 @@ def _go_on(fleet: Fleet, drifted: httpx.Client, mended: MendedSidecar, engine: S
 
 
 def _fewest_samples(fleet: Fleet) -> float:
-    """Successful scrapes so far of what was scraped least often."""
+    """Successful scrapes so far of the target that was scraped least often."""
     samples = fleet.prometheus.query("sum_over_time(up[5m])")
     return min(float(sample["value"][1]) for sample in samples) if len(samples) == 3 else 0
 

@@ -1,5 +1,5 @@
-"""Processes to scrape: a sidecar's metrics that follow a database in which drafts were retrained, and the
-built-in engine's metrics while it serves. The numbers come from the methods that the product calls."""
+"""Servers to scrape: a sidecar's metrics, from a database in which drafts were retrained, and the built-in
+engine's metrics while it serves. The numbers come from the methods that the programs call."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def exposed(exposition: Callable[[], bytes]) -> Iterator[str]:
 
 
 class MendedSidecar:
-    """A server whose draft was replaced after a retraining that the gate let through; the one before was
+    """A server whose draft was replaced after a retraining that passed the gate; an earlier candidate was
     rejected."""
 
     def __init__(self, database: Database) -> None:
@@ -144,7 +144,7 @@ class MendedSidecar:
 
 
 class ServingEngine:
-    """The metrics of an engine whose requests end in words; it has no model."""
+    """The metrics of an engine without a model, whose finished requests are made up."""
 
     def __init__(self) -> None:
         telemetry = Telemetry(None, None, "test", "fake-target")

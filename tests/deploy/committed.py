@@ -1,4 +1,4 @@
-"""What a deployment is made of, as it is committed, and whether a command line is one of ours."""
+"""The files of a deployment, as committed, and a check that a command line is one of `driftguard`'s."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def manifests() -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def parse_command(arguments: list[str]) -> None:
-    """Of `driftguard`, without its name. Raises UsageError of click: no such option."""
+    """Parses arguments of `driftguard`, without its name. Raises click's UsageError: no such option."""
     command: Any = typer.main.get_command(app)
     name = "driftguard"
     if arguments[0] == "engine":
@@ -68,7 +68,7 @@ def commands_of_shell(script: str) -> list[list[str]]:
 
 
 def _arguments(words: list[str]) -> int | None:
-    """Where the arguments of `driftguard` begin; None where it is not what these words run."""
+    """Where the arguments of `driftguard` begin; None where these words run another command."""
     if words[:3] == ["docker", "compose", "exec"]:
         return words.index("driftguard", words.index("driftguard") + 1) + 1
     for number, word in enumerate(words):

@@ -1,4 +1,4 @@
-"""Requests of a server that chooses K: the counts per position are exact, K is not told."""
+"""Requests of a server that chooses K: the counts per position are exact, K is not in the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence of simulated changes: each scenario is what the edges would have gathered."""
+"""Evidence of simulated changes: each scenario is what the sidecar would have read from the database."""
 
 from __future__ import annotations
 

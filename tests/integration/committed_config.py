@@ -10,7 +10,7 @@ from tests.alerts.committed import ALERTMANAGER, RULES, load, rules
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3_600}
 
-LEAST_GROUP_WAIT = 500  # ms: a busy machine takes that long to take in the alerts of one group
+LEAST_GROUP_WAIT = 500  # ms: a busy machine needs that long to receive the alerts of one group
 
 
 def hastened_rules(times: float) -> str:

@@ -1,4 +1,4 @@
-"""What the tests against real servers share: a sidecar that has found a drift, and a Prometheus beside it.
+"""What the tests against real servers share: a sidecar with an open incident, and a Prometheus beside it.
 
 Started once per test process. Tests that share them only read; one that changes something starts its own.
 """
@@ -43,7 +43,7 @@ def drifted_sidecar(postgres_server: str, template_database: str) -> Iterator[ht
                 post(client, traffic.draw(1500, GOOD))
                 post(client, traffic.draw(300, BAD))
                 wait_until(lambda: _shows_incident(client), "the incident in the metrics")
-                # Measured before the fall arrived, its cost would be measured again a minute later only.
+                # A cost that was measured before the fall would be measured again only a minute later.
                 with database.session() as session:
                     session.execute(delete(StreamCost))
                 wait_until(lambda: _tells_loss(client), "what the fall costs")

@@ -34,14 +34,14 @@ class Prometheus:
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The samples of an instant query, as the API gives them: `metric` (labels) and `value` (time, text).
 
-        Raises AssertionError with Prometheus's own words if it does not take the expression.
+        Raises AssertionError with Prometheus's message if it refuses the expression.
         """
         answer = httpx.get(f"{self.url}/api/v1/query", params={"query": expression})
         assert answer.status_code == 200, f"{expression}: {answer.text}"
         return list(answer.json()["data"]["result"])
 
     def values(self, expression: str) -> list[float]:
-        """Of its samples: none while there are none, or while the newest scrape failed."""
+        """The values of its samples; none while there are none, or while the newest scrape failed."""
         return [float(sample["value"][1]) for sample in self.query(expression)]
 
     def alerts(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A receiver that answers byte by byte as a test wants it, and tells what became of the connection."""
+"""A receiver whose answer a test writes byte by byte, and which records what happens to the connection."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Answering = Callable[[socket.socket, threading.Event], None]
 
 @dataclass(slots=True)
 class RawReceiver:
-    """`requests`: connections that sent a request. `sent_bytes`: what an endless answer got rid of until the
-    other side closed. `closed`: set when the other side has closed a connection."""
+    """`requests`: connections that sent a request. `sent_bytes`: how much of an endless answer was sent until
+    the other side closed. `closed`: set when the other side has closed a connection."""
 
     url: str
     requests: int = 0
@@ -78,7 +78,7 @@ def _read_request(connection: socket.socket) -> None:
 
 
 def dripping(start: bytes, drip: bytes = b"x", every_seconds: float = 0.05) -> Answering:
-    """`start` at once, then `drip` for ever."""
+    """`start` at once, then `drip` without end."""
 
     def answer(connection: socket.socket, stopping: threading.Event) -> None:
         connection.sendall(start)

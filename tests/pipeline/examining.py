@@ -1,4 +1,4 @@
-"""The examination of what a fold has found, without the sidecar's threads."""
+"""The examination of a fold's incidents, without the sidecar's threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def examine(database: Database, paging: Paging = PAGER) -> None:
 
 
 def fold_and_examine(pipeline: Pipeline, database: Database) -> None:
-    """Everything there is."""
+    """Folds and examines everything that is stored."""
     while pipeline.fold_batch():
         pass
     examine(database)

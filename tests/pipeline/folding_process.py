@@ -1,4 +1,4 @@
-"""Folds a database until nothing is left, and examines what it finds, in processes that can be killed.
+"""Folds a database until nothing is left, and examines its incidents, in processes that can be killed.
 
     python -m tests.pipeline.folding_process URL
 

@@ -1,4 +1,4 @@
-"""A server that answers as an OpenAI-compatible one does, and as told."""
+"""An OpenAI-compatible server whose answers a test sets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answer(speculation: dict[str, Any] | None = SPECULATION, text: str = "hello"
 
 @dataclass(slots=True)
 class Stub:
-    """What it answers to completions, and what it was asked. `body` may be made from the request."""
+    """The answer to completions, and the requests received. `body` may be a function of the request."""
 
     url: str = ""
     owner: str | None = None  # how it signs its list of models

@@ -1,4 +1,4 @@
-"""Serving engines as they speak HTTP: what each answers to a request, in its own form and to the byte."""
+"""The HTTP answers of serving engines: what each answers to a request, in its own format and to the byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy between a client and an engine of the test's, with a sidecar of the test's; all on real sockets."""
+"""A proxy between a client and a test's engine, with a test's sidecar; all on real sockets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A TCP proxy between a sidecar and its database that can play a network that goes wrong.
+"""A TCP proxy between a sidecar and its database that can simulate network failures.
 
-What it holds back it keeps, as a network that drops packets does: their sender sends them again. Only that
-here the proxy's own kernel has acknowledged them, so that neither keepalives nor tcp_user_timeout see
-anything: as with a frozen server, whose kernel goes on acknowledging.
+What it holds back arrives later, as after lost packets, which are sent again. But here the proxy's kernel has
+acknowledged them, so that neither keepalives nor tcp_user_timeout notice anything: as with a frozen server,
+whose kernel still acknowledges.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Pair:
 
 
 class BlackHole:
-    """Passes everything until told otherwise. `url` is the database's, through it."""
+    """Passes everything until a method is called. `url`: that of the database, through the proxy."""
 
     def __init__(self, database_url: str) -> None:
         parsed = make_url(database_url)
@@ -67,8 +67,8 @@ class BlackHole:
         self._accept_from(self._listener)
 
     def hold(self, *directions: Direction, new_connections: bool = True) -> None:
-        """Passes nothing on any more, without a word to anybody. `new_connections`: False lets those pass
-        that begin later, as when an address has moved to another machine."""
+        """Passes nothing on from now, and closes nothing. `new_connections`: False lets those pass that begin
+        later, as when an address has moved to another machine."""
         with self._lock:
             if new_connections:
                 self._shut.update(directions or DIRECTIONS)
@@ -77,7 +77,7 @@ class BlackHole:
                     pair.open[direction].clear()
 
     def refuse(self) -> None:
-        """Cuts every connection, and takes none."""
+        """Cuts every connection, and accepts no new one."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()

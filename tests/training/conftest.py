@@ -20,7 +20,7 @@ def _one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target, a draft that does not know it, and traffic of the target."""
+    """A target, a draft that was not trained on it, and traffic of the target."""
 
     target: Path
     draft: Path

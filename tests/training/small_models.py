@@ -15,7 +15,7 @@ CONTEXT_TOKENS = 64
 
 
 def small_model(seed: int, *, vocabulary: int = VOCABULARY, sharpness: float = 4.0) -> LlamaForCausalLM:
-    """Untied, with a scaled head, so that a random target has something definite to say."""
+    """Untied, with a scaled head, so that the distributions of a random target are far from uniform."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(
         LlamaConfig(

@@ -47,7 +47,7 @@ def fleet_of_all(
 
 @pytest.fixture
 def scene(fleet_of_all: Scene) -> Scene:
-    """Heard a moment ago: after five minutes of other tests it would be stale."""
+    """Its records look new: after five minutes of other tests its streams would be stale."""
     now = datetime.now(UTC)
     with fleet_of_all.database.session() as session:
         session.execute(
@@ -60,10 +60,10 @@ def scene(fleet_of_all: Scene) -> Scene:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Opener]:
-    """Opens a URL in a window of its own; what it complains about fails the test at its end.
+    """Opens a URL in a window of its own; an error that the browser reports fails the test at its end.
 
-    `allowed`: a part of a complaint that belongs to the test, such as the 401 that it asks for. `chart`: not
-    drawn where it is not looked at, because the library takes seconds on a busy machine.
+    `allowed`: a part of an error message that the test expects, such as a 401. `chart`: False draws no chart,
+    because the library takes seconds on a busy machine.
     """
     contexts, complaints, is_over = [], [], False
 
@@ -74,7 +74,7 @@ def open_page(browser: Browser) -> Iterator[Opener]:
         origin = "/".join(url.split("/")[:3])
 
         def complain(text: str) -> None:
-            if allowed not in text and not is_over:  # what is under way then is broken off
+            if allowed not in text and not is_over:  # requests still running at the end are cancelled
                 complaints.append(f"{page.url}: {text}")
 
         page.on("console", lambda message: complain(message.text) if message.type == "error" else None)

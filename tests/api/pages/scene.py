@@ -59,7 +59,7 @@ class Scene:
 
 @contextmanager
 def fleet(database: Database, data_dir: Path) -> Iterator[Scene]:
-    """On loopback. The engine of chat-eu-1 is away, and somebody's training holds the lock there."""
+    """On loopback. The engine of chat-eu-1 does not answer, and another training holds its lock."""
     now = datetime.now(UTC)
     with (
         retrain_runs.try_lock(database, "chat-eu-1", TARGET),
@@ -70,7 +70,7 @@ def fleet(database: Database, data_dir: Path) -> Iterator[Scene]:
         with database.session() as session:
             sources.store(session, _sources(now))
         incident_id = _the_incident(client)
-        # It may have opened before its last requests had come; where traffic goes on it is measured again.
+        # It may have opened before its last requests were stored; its cost is measured again with them.
         with database.session() as session:
             session.execute(delete(StreamCost))
         cost_measurement.refresh(database, NOBODY, datetime.now(UTC))

@@ -1,7 +1,7 @@
-"""What else watches an acceptance rate: river's drift detectors, averages with a threshold, burn rates.
+"""Other detectors of an acceptance rate: river's drift detectors, averages with a threshold, burn rates.
 
 All of them see the stream as a whole, request by request, and may use its first REFERENCE requests as known
-good. Where a detector can be told to look for falls only, it is. Parameters other than the threshold keep
+good. A detector that can be set to look for falls only is set so. Parameters other than the threshold keep
 river's defaults. HDDM is made for bits; its bounds hold for any numbers in [0, 1], and it is fed 1 - x. The
 threshold is the detector's own, minus log10 of it where it is a probability: larger is stricter.
 """

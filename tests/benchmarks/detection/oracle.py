@@ -1,4 +1,5 @@
-"""The exact oracle: CUSUM of the log-likelihood ratio of the true law after the change to that before it.
+"""The exact oracle: CUSUM of the log-likelihood ratio of the true distribution after the change to that
+before.
 
 It knows the means, spreads and lengths of every segment, the size and course of the change and the
 segments it hits; only the moment is unknown. With it, W_t = max over k <= t of the log-likelihood ratio
@@ -8,9 +9,9 @@ its false-alarm rate, Moustakides 1986).
 Summed over k instead, the likelihood ratios are the statistic of Shiryaev and Roberts (Roberts 1966): without
 a change its mean grows by 1 per request, so that it needs A requests on average to reach A.
 
-Law of a request: accepted ~ beta-binomial(drafted, mean, spread). In sessions the mean of a session is
+Distribution of a request: accepted ~ beta-binomial(drafted, mean, spread). In sessions the mean of a session is
 itself beta-distributed and unknown to the oracle; it is integrated out on a grid, given everything the
-session has shown so far. Along a ramp the law depends on the age of the change.
+session has shown so far. Along a ramp the distribution depends on the age of the change.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def threshold(path: Floats, mean_time: float) -> float:
     """The threshold that a path without change crosses once in `mean_time` requests.
 
     Crossings are counted by excursions (runs above 0). The level that RARE excursions reach fixes the
-    constant of mean time ~ C exp(h), the law of log-likelihood ratio CUSUMs at large h (Siegmund 1985).
+    constant of mean time ~ C exp(h), which holds for CUSUMs of log-likelihood ratios at large h (Siegmund
+    1985).
     """
     starts = np.flatnonzero((path > 0.0) & np.concatenate([[True], path[:-1] <= 0.0]))
     peaks = np.sort(np.maximum.reduceat(path, starts))[::-1]
@@ -55,7 +57,7 @@ def threshold(path: Floats, mean_time: float) -> float:
     return float(peaks[seen - 1]) + math.log(mean_time / (len(path) / seen))
 
 
-def _log_law(accepted: Ints, drafted: Ints, mean: Floats, spread: float) -> Floats:
+def _log_probability(accepted: Ints, drafted: Ints, mean: Floats, spread: float) -> Floats:
     """log P(accepted) up to a term without the mean."""
     precision = mean * (1.0 - mean) / spread**2 - 1.0
     a, b = mean * precision, (1.0 - mean) * precision
@@ -76,7 +78,7 @@ def _ratio(traffic: Traffic, drop: float) -> Floats:
     ratio = np.zeros(len(traffic))
     a, d, mean = traffic.accepted[hit], layout.drafted[hit], layout.mean[hit]
     after = np.clip(mean - drop, 0.03, 0.97)
-    ratio[hit] = _log_law(a, d, after, layout.spread) - _log_law(a, d, mean, layout.spread)
+    ratio[hit] = _log_probability(a, d, after, layout.spread) - _log_probability(a, d, mean, layout.spread)
     return ratio
 
 
@@ -157,7 +159,8 @@ def _session_gains(traffic: Traffic, drop: float) -> Floats:
 def _fill_gains(gains: Floats, traffic: Traffic, drop: float, places: list[NDArray[np.intp]]) -> None:
     """Gains of some sessions, longest first; places[n] are their n-th requests.
 
-    L(j, n) = log of the integral over the session's mean s of the law of its first n requests, those from
+    L(j, n) = log of the integral over the session's mean s of the probability of its first n requests, those
+    from
     the j-th on at s - drop, minus the same without a change; the gain of the n-th is L(j, n) - L(j, n-1).
     """
     layout, prior = traffic.layout, _session_prior(float(traffic.layout.mean[0]))
@@ -168,8 +171,10 @@ def _fill_gains(gains: Floats, traffic: Traffic, drop: float, places: list[NDArr
         m = len(rows)
         a, d = traffic.accepted[rows, None], layout.drafted[rows, None]
         shifted[n, :m] = kept[:m]
-        kept[:m] += _log_law(a, d, SESSION_GRID, layout.spread)
-        shifted[: n + 1, :m] += _log_law(a, d, np.clip(SESSION_GRID - drop, 0.03, 0.97), layout.spread)
+        kept[:m] += _log_probability(a, d, SESSION_GRID, layout.spread)
+        shifted[: n + 1, :m] += _log_probability(
+            a, d, np.clip(SESSION_GRID - drop, 0.03, 0.97), layout.spread
+        )
         now = _log_sum(shifted[: n + 1, :m]) - _log_sum(kept[:m])
         gains[rows, : n + 1] = (now - ratio[: n + 1, :m]).T
         ratio[: n + 1, :m] = now
@@ -183,7 +188,7 @@ def _log_sum(log_weights: Floats) -> Floats:
 
 
 def _session_prior(mean: float) -> Floats:
-    """log weights of the grid under the beta law of a session's mean."""
+    """log weights of the grid under the beta distribution of a session's mean."""
     precision = mean * (1.0 - mean) / SESSION_SPREAD**2 - 1.0
     log_weight = (mean * precision - 1.0) * np.log(SESSION_GRID)
     log_weight += ((1.0 - mean) * precision - 1.0) * np.log(1.0 - SESSION_GRID)

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _target(url: str, recording: Recording) -> str:
-    """Of the server that is shown."""
+    """The target of the server that is shown."""
     parameters = {
         "match[]": f'driftguard_stream_verdict{{server="{SERVER}"}}',
         "start": str(recording.start),

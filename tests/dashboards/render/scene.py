@@ -56,14 +56,14 @@ interval_seconds = 2
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """When it was, in seconds since 1970. Prometheus' data lies beside it."""
+    """The times of the recording, in Unix seconds. Prometheus' data is in the same directory."""
 
     start: float
     end: float
 
 
 def record(directory: Path) -> Recording:
-    """Plays it, which takes minutes on two cores. Raises DemoFailed where a stage does not happen."""
+    """Plays the scene, which takes minutes on two cores. Raises DemoFailed where a stage does not happen."""
     print(f"seed {SEED}")
     with ExitStack() as stack:
         vllm = FakeVllm()
@@ -88,7 +88,7 @@ def record(directory: Path) -> Recording:
 
 
 def _play(engine_url: str, sidecar_url: str, receiver: Receiver, others: Others) -> None:
-    """The demo's story. The other servers get traffic from the page on: until then it has to be alone."""
+    """The stages of the demo. The other servers get traffic only after its incident was paged."""
     traffic = Traffic(engine_url, Load(stages.EVEN_MIX, stages.KNOWN), SEED)
     traffic.prepare(("python", "prose", "headers"))
     screen = Screen(Console())
@@ -104,7 +104,7 @@ def _play(engine_url: str, sidecar_url: str, receiver: Receiver, others: Others)
 
 
 class Others:
-    """chat-eu-1 sends a record per request, and its German goes bad after a while; a vLLM is scraped."""
+    """chat-eu-1 sends a record per request, and accepts less German after a while; a vLLM is scraped."""
 
     REQUESTS_PER_SECOND = 24
     FALL_AFTER_SECONDS = 90.0

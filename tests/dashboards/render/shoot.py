@@ -108,7 +108,7 @@ def _font() -> str:
 
 
 def _from_prometheus(route: Route, url: str) -> None:
-    """Asked from here: a browser lets no page of another origin ask loopback."""
+    """Requested from Python: a browser does not let a page of another origin request loopback."""
     asked = urlsplit(route.request.url)
     route.fulfill(response=route.fetch(url=f"{url}{asked.path}?{asked.query}"))
 

@@ -51,7 +51,7 @@ def test_one_request_never_takes_more_than_98_percent(
 def test_a_bet_is_fair_at_the_boundary_whatever_the_distribution(
     boundary: float, variance: float, high: float
 ) -> None:
-    """Two-point law on {0, value} with mean exactly the boundary: the expected factor is 1."""
+    """A two-point distribution on {0, value} with mean exactly the boundary: the expected factor is 1."""
     value = max(high, boundary)
     chance = boundary / value if value > 0 else 0.0
     at, spread = np.full(2, boundary), np.full(2, variance)

@@ -1,4 +1,4 @@
-"""A server whose step times and acceptances are known, to ask a policy what it makes of them."""
+"""A simulated server with known step times and acceptances, to test a policy on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from driftguard_engine.adaptive_k.plan import DraftingRow, FixedK, Given
 from driftguard_engine.adaptive_k.policy import AdaptiveK
 
 Seconds = Callable[[Sequence[int]], float]  # of a step, from the draft tokens of each row
-PAUSES = 0.01  # of the steps take eight times as long: the machine did something else
+PAUSES = 0.01  # share of the steps that take eight times as long, as under other load
 
 
 def seconds_of(*, plain: float, row: float, draft: float, token: float) -> Seconds:
@@ -25,7 +25,7 @@ def seconds_of(*, plain: float, row: float, draft: float, token: float) -> Secon
 
 @dataclass
 class Server:
-    """Rows end never, or after `answer_steps`; a draft token of row i is accepted with acceptance[i]."""
+    """Rows never end, or after `answer_steps`. acceptance[i]: probability for a draft token of row i."""
 
     policy: AdaptiveK | FixedK
     seconds: Seconds
@@ -46,14 +46,14 @@ class Server:
         self._random = random.Random(self.seed)
 
     def run(self, steps: int) -> float:
-        """Tokens per second of these steps: those to be expected of what was drafted."""
+        """Expected tokens per second of these steps, given what was drafted."""
         clock, tokens = self.clock, self.tokens
         for _ in range(steps):
             self._step()
         return (self.tokens - tokens) / (self.clock - clock)
 
     def run_batches(self, sizes: Sequence[int], acceptances: Sequence[float], batches: int) -> float:
-        """Ten steps of each batch; mean of tokens per second over those of its best fixed K."""
+        """Ten steps of each batch; mean of tokens per second divided by those of its best fixed K."""
         shares = []
         for _ in range(batches):
             size = self._random.choice(sizes)
@@ -95,7 +95,7 @@ class Server:
 
 
 def tokens_of(acceptance: float, k: int) -> float:
-    """Expected of one row in a step."""
+    """Expected tokens of one row in a step."""
     return sum(acceptance**position for position in range(k + 1))
 
 

@@ -13,7 +13,7 @@ from tests.engine.core.tiny import save
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directories: llama, odd_llama, gpt2, gpt_neox, and for each a disturbed one, KIND_draft."""
+    """Directories: llama, odd_llama, gpt2, gpt_neox, and for each one with disturbed weights, KIND_draft."""
     root = tmp_path_factory.mktemp("models")
     for kind in ("llama", "odd_llama", "gpt2", "gpt_neox"):
         save(root / kind, kind, seed=3)

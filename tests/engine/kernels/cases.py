@@ -1,4 +1,4 @@
-"""What the kernels are asked and what the reference answers, bit for bit: for the emulator and for a GPU."""
+"""Inputs of the kernels and the reference's results, bit for bit: for the emulator and for a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Case:
     sampling: SamplingBatch
     position: Integers  # [B]: of the first token drawn
     tokens: Tensor | None = None  # [B, K] offered instead of the drawn ones
-    certain: bool = False  # these tokens were certain, as n-grams are
+    certain: bool = False  # these tokens were not drawn, as those of n-grams
     padding: int = 0  # elements between rows in memory
 
     def rows(self, index: Tensor) -> Case:
@@ -161,7 +161,7 @@ def run(launcher: Launcher, given: Case, device: torch.device, blocks_per_row: i
 
 
 def spoil(space: Workspace) -> None:
-    """Nonsense where a kernel must not read before one has written."""
+    """Fills the memory that no kernel may read before one has written it."""
     of_distributions = [
         getattr(table, name) for table in (space.target, space.draft) for name in DistributionTable.__slots__
     ]
@@ -171,7 +171,7 @@ def spoil(space: Workspace) -> None:
 
 
 def apart(logits: Tensor, padding: int) -> Tensor:
-    """The same [B, S, V], rows `padding` elements apart, with NaN between them: nobody may read it."""
+    """The same [B, S, V], rows `padding` elements apart, with NaN between them, which must not be read."""
     if not padding:
         return logits.contiguous()
     batch, steps, size = logits.shape

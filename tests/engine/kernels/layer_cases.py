@@ -1,4 +1,4 @@
-"""Layers of a few small shapes, and what kernels may differ in from the torch functions: roundings alone."""
+"""Layers of a few small shapes, and by how much kernels may differ from torch: by rounding only."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EPSILON = 1e-5
 
 
 def assert_close(found: Tensor, known: Tensor, what: str) -> None:
-    """Both round twice, and from sums that another order may leave a few float32 roundings apart: each of the
-    two may then end one step further; of 16-bit numbers hardly any does."""
+    """Both round twice. Their sums may differ by a few float32 roundings, because of another order; then each
+    rounding may end one step further. Of 16-bit numbers hardly any does."""
     kind = torch.finfo(known.dtype)
     step = 2 * kind.eps + 2.0**-20
     bound = step * known.double().abs().clamp_min(kind.smallest_normal)
@@ -141,7 +141,7 @@ class Attending:
         return mixed
 
     def known(self) -> tuple[Tensor, Tensor]:
-        """Exactly, and what it would be of the values' sizes."""
+        """The exact result, and that of the values' absolute sizes."""
         keys, values = (each.double().nan_to_num() for each in (self.cache.keys, self.cache.values))
         both = (KeysValues(keys, each, self.cache.length) for each in (values, values.abs()))
         exact, sizes = (layers.attend(self.queries.double(), self.rows, cache) for cache in both)

@@ -1,4 +1,4 @@
-"""Linear layers of a few small shapes, and what kernels may differ in from exact sums: roundings alone."""
+"""Linear layers of a few small shapes, and by how much kernels may differ from exact sums: rounding only."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def unserved_port() -> Iterator[int]:
-    """Connections are refused there until a server of this test listens; it is kept from all others."""
+    """A port that refuses connections until a server of this test listens; no other process can take it."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))

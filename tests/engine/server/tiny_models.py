@@ -1,4 +1,4 @@
-"""A tiny random Llama pair over bytes: real text in, real text out, nothing downloaded."""
+"""A tiny random Llama pair with a byte tokenizer: real text in, real text out, nothing downloaded."""
 
 from __future__ import annotations
 

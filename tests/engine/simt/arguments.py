@@ -1,4 +1,4 @@
-"""From numpy's values to what a launch takes: a pointer to the bytes of each argument."""
+"""Packs numpy values as a launch takes them: a pointer to the bytes of each argument."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Arguments:
         return (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
 
     def copy_back(self) -> int | None:
-        """Take over what the kernel wrote. The position of an array beside which it wrote, if any."""
+        """Copies the kernel's writes to the arrays. The position of an array that it wrote beside, if any."""
         for position, buffer in self.buffers.items():
             if not buffer.unharmed():
                 return position

@@ -36,7 +36,7 @@ _OPTIONS = (
     *("-fno-ipa-reference", "-fno-ipa-pure-const", "-fno-ipa-modref"),
     # Stacks: fortified jumps refuse to leave one for another; large frames touch the guard page.
     *("-U_FORTIFY_SOURCE", "-fstack-clash-protection"),
-    # What CUDA leaves undefined ends the launch; variables without a value have a strange one.
+    # Undefined behaviour ends the launch; variables without a value get an unlikely one.
     "-fsanitize=bounds,alignment,shift,signed-integer-overflow,integer-divide-by-zero,float-cast-overflow",
     *("-fsanitize-undefined-trap-on-error", "-ftrivial-auto-var-init=pattern"),
 )
@@ -48,11 +48,11 @@ _DYNAMIC = re.compile(rf"\bextern\s+__shared__\s+{_ALIGNED}([^;\[\]]+?)\s*\b(\w+
 
 
 class KernelFault(Exception):
-    """{kernel}, block, thread: what a kernel did that would hang a GPU, be undefined or harm other memory."""
+    """{kernel}, block, thread: what it did that would hang a GPU, is undefined, or damages other memory."""
 
 
 class CompilationFailed(Exception):
-    """{files}: what g++ said."""
+    """{files}: {errors of g++}"""
 
 
 class _Report(ctypes.Structure):

@@ -26,7 +26,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 @dataclass(frozen=True, eq=False)
 class Guarded:
-    """A copy of an array between two inaccessible pages; `array` is it, `address` what a kernel is given."""
+    """A copy of an array between two inaccessible pages. `array`: the copy; `address`: what a kernel gets."""
 
     array: Array
     pages: Array  # uint8, all that is accessible
@@ -42,7 +42,7 @@ class Guarded:
         return all(bool((part == _CANARY).all()) for part in beside)
 
     def place(self, address: int) -> str | None:
-        """What to say of a fault at this address: None where it is neither in the array nor near it."""
+        """Describes a fault at this address; None where it is neither in the array nor near it."""
         distance = address - self.address
         if not -self.offset - mmap.PAGESIZE <= distance < len(self.pages) - self.offset + mmap.PAGESIZE:
             return None

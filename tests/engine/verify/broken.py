@@ -1,4 +1,4 @@
-"""A second verifier, written plainly, that can be told to make one known mistake of speculative engines.
+"""A second, simple verifier that can be set to make one known mistake of speculative engines.
 
 Without a mistake it is an independent implementation of the same rule on the same random numbers, so it
 must emit exactly the engine's tokens. With one, the checkers of `distributions` must notice.
@@ -72,7 +72,7 @@ def gumbel_sampler(
 
 
 def argmax_sampler(logits: Tensor, *_: Tensor) -> Tensor:
-    """The mistake of drafting greedily while the verifier believes in a soft q."""
+    """The mistake of drafting greedily while the verifier assumes that drafts were sampled from q."""
     return logits.argmax(-1)
 
 

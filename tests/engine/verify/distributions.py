@@ -18,7 +18,7 @@ from driftguard_engine.verify import VerifyResult, verify_chain
 from scipy import stats
 from torch import Tensor
 
-ALPHA = 1e-4  # chance that a correct verifier fails one check; seeds are fixed, so it fails always or never
+ALPHA = 1e-4  # probability that a correct verifier fails a check; with fixed seeds it fails always or never
 Verifier = Callable[..., VerifyResult]
 Sampler = Callable[..., Tensor]
 Distribution = dict[tuple[int, ...], float]
@@ -177,7 +177,7 @@ def assert_distribution(counts: dict[tuple[int, ...], int], distribution: Distri
     if expected[rare].sum() >= 10:
         observed = np.append(observed[~rare], observed[rare].sum())
         expected = np.append(expected[~rare], expected[rare].sum())
-    else:  # too little to test on its own: it joins the smallest of the others
+    else:  # too few to test on their own: added to the smallest of the others
         smallest = np.flatnonzero(~rare)[np.argmin(expected[~rare])]
         observed[smallest] += observed[rare].sum()
         expected[smallest] += expected[rare].sum()
