@@ -6,14 +6,13 @@ three detectors that know less; all of them are given the exact distributions of
 - one that knows all but the size of the drop, which is one of three;
 - one that knows neither the drop nor the place, which is any one segment or all of them;
 - one that knows as little and states its false alarms as DriftGuard does: by theory, A requests or more to
-the first one, whatever the means are within `ignore`. It is the sum of likelihood ratios (Shiryaev,
-Roberts) of all cases, equally weighted, against means that are already lower by `ignore`.
+  the first one, whatever the means are within `ignore`. It is the sum of likelihood ratios (Shiryaev,
+  Roberts) of all cases, equally weighted, against means that are already lower by `ignore`.
 
 The first two alarm where the oracle of any case is beyond its own threshold by a margin that makes the
 measured false-alarm rate the same. No detector that knows as little can be much faster in all cases at once.
 The last column is DriftGuard, which knows no distribution. The runs are the first of `bench_detection`'s. Run
-it (twenty minutes;
-committed in results/unknown_change.md) as
+it (twenty minutes; committed in results/unknown_change.md) as
 
     python -m tests.benchmarks.bench_unknown_change [--runs 100]
 """

@@ -1,1 +1,1 @@
-"""What breaks around a sidecar, done to a real one on purpose: `make chaos`."""
+"""Fault injection: attacks and failures around a real sidecar, on purpose. `make chaos` runs it."""

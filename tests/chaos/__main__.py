@@ -1,7 +1,7 @@
 """python -m tests.chaos [--seed N] [--rounds N] [--only NAME ...] [--output FILE]
 
-Attacks a sidecar as users start it, and prints one table of what is counted afterwards. About a quarter of an
-hour on two cores; every case is bounded. Exit code 1 where anything is wrong.
+Attacks a sidecar that is started as users start it, and prints a table of what is counted afterwards. Takes
+about a quarter of an hour on two cores; every case is bounded in time. Exit code 1 where anything is wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="where the table is written as Markdown")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing that was started is left behind
-    # What this process folds itself, to compare, is not the sidecar's.
+    # The log of this process' own folds, made to compare, is not the sidecar's.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     print(f"seed {options.seed}", flush=True)
     rows = []
@@ -43,7 +43,7 @@ def main() -> int:
             row = Row(name, "stopped by an error", wrong=[f"{type(error).__name__}: {error}"[:300]])
         seconds = time.monotonic() - begun
         if row is None:
-            print(f"{name}: cannot be done here", flush=True)
+            print(f"{name}: not possible on this machine", flush=True)
             continue
         print(f"{name}: {seconds:.0f} s; wrong: {'; '.join(row.wrong) or 'nothing'}", flush=True)
         rows.append(row)

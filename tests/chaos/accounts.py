@@ -1,4 +1,4 @@
-"""What a scene left behind, counted from the database and from what the receiver was sent."""
+"""The state after an attack, counted from the database and from what the receiver got."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def of_records(database: Database, acknowledged: Collection[UUID], settings: Set
 
 
 def _states_off(database: Database, settings: Settings) -> int:
-    # What the sidecar had not folded when it was stopped, or killed: then it was to go on.
+    # First the records that the sidecar had not folded when it was stopped or killed.
     _fold_all(Pipeline(database, detector_config(settings), Metrics(), take_over_seconds=0.0))
     kept = _states(database)
     with database.session() as session:
@@ -106,8 +106,9 @@ def unfolded(database: Database) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Of the incidents that opened, by what the webhook's receiver was sent and answered for. `repeated`: the
-    same event under one Idempotency-Key again, which a receiver can tell; `doubled`: under another."""
+    """Pages of opened incidents that the webhook's receiver got and answered. `repeated`: the same event
+    again with the same Idempotency-Key, which a receiver can detect; `doubled`: with another key.
+    """
 
     told: frozenset[str]  # servers
     repeated: int

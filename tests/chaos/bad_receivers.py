@@ -1,4 +1,4 @@
-"""Receivers of pages that take the call and do not behave."""
+"""Receivers of pages that accept the connection and then misbehave."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BEHAVIOURS: Final[dict[str, Callable[[socket.socket, threading.Event], None]]] =
 
 @contextmanager
 def behaving(behave: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
-    """The URL of a receiver that reads a little of each request and then does as told."""
+    """The URL of a receiver that reads a little of each request and then calls `behave`."""
     stopping = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
     listener.settimeout(0.1)

@@ -1,5 +1,5 @@
-"""A database in a network namespace of its own, whose packets can be dropped for real: only TCP's own timers
-tell then, which a relay on the same machine cannot show."""
+"""A database in a network namespace of its own, whose packets can really be dropped: only TCP's timers notice
+that, which a relay on the same machine cannot simulate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PORT: Final = 5_432
 
 
 class Namespace:
-    """Its name; `drop` loses what it would answer, `restore` ends that."""
+    """A network namespace by name; `drop` drops its outgoing packets, `restore` ends that."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +40,7 @@ def _run(*command: str) -> None:
 
 @contextmanager
 def namespace() -> Iterator[Namespace | None]:
-    """None where none can be made: it takes root, and iproute2."""
+    """None where none can be made: that needs root, and iproute2."""
     name, link = f"driftguard-{os.getpid()}", f"dg{os.getpid()}"
     here = Namespace(name)
     try:

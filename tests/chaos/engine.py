@@ -1,4 +1,4 @@
-"""The built-in engine, killed while it answers: what it has spooled reaches the sidecar, once."""
+"""The built-in engine, killed while it answers: each record that it spooled reaches the sidecar once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _spooled(directory: Path) -> list[Path]:
 
 
 def _judge(row: Row, clients: _Clients, stored: list[StoredRecord], kills: list[float]) -> None:
-    """More records than requests were invented; fewer than firmly answered were lost."""
+    """Wrong: more records than requests, or fewer than requests that were answered well before a kill."""
     firm = sum(all(not kill - UNSPOOLED_SECONDS < at <= kill for kill in kills) for at in clients.answered)
     if not firm <= len(stored) <= clients.asked:
         row.wrong.append(

@@ -1,4 +1,4 @@
-"""What anybody who reaches the port can send."""
+"""Requests that any client with access to the port can send."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HEAD: Final = b"POST /api/v1/records HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
 def slow_requests(seed: int, rounds: int) -> Row:
-    """Request headers that come a byte a second, for ever."""
+    """Request headers that come one byte per second, without end."""
     row = Row("slow requests", f"{SLOW_CONNECTIONS * rounds} connections, a header byte per second")
     with scene(seed) as here, _connected(here, SLOW_CONNECTIONS * rounds) as connections:
         here.send()
@@ -76,7 +76,7 @@ def _connected(here: Scene, count: int) -> Iterator[Sequence[socket.socket]]:
 
 
 def huge_body_without_a_key(seed: int, rounds: int) -> Row:
-    """Of a sidecar that others reach: two gigabytes, once with their length declared and once in chunks."""
+    """Two gigabytes for a sidecar that others reach, once with declared length and once in chunks."""
     return _huge_body(seed, rounds, with_key=False)
 
 
@@ -134,7 +134,7 @@ def _send_huge(url: str, key: str, expected: int, *, declared: bool) -> tuple[in
 
 
 def unread_exports(seed: int, rounds: int) -> Row:
-    """Exports of everything, of which nobody reads a byte."""
+    """Exports of everything, whose clients do not read a byte."""
     row = Row("unread exports", f"{UNREAD_EXPORTS * rounds} at once")
     with scene(seed) as here:
         here.send()

@@ -1,4 +1,4 @@
-"""Bodies as large as they may be, of what costs the most memory to read, several at once."""
+"""Bodies of the largest size allowed, with the content that needs most memory to read, several at once."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _varint(value: int) -> bytes:
 
 
 def largest_bodies(seed: int, rounds: int) -> Row:
-    """Sent by everybody of the machine, to a sidecar with its own database."""
+    """Sends every kind of body to a sidecar with its own database."""
     row = Row("largest bodies", f"{rounds} x {AT_ONCE} at once of each")
     with scene(seed, own_database=True) as here:
         here.send()

@@ -17,7 +17,7 @@ from tests.chaos.row import Row
 from tests.chaos.scene import SERVERS, Scene, closing, postmaster, scene
 from tests.chaos.sidecar import wait_for
 
-PAUSE: Final = 0.25  # of a sender between two batches, so that the trouble falls into the traffic
+PAUSE: Final = 0.25  # of a sender between two batches, so that the failure comes during traffic
 SILENCE_SECONDS: Final = 20.0
 DISK_BYTES: Final = 256_000_000
 REFUSED_WITHIN_SECONDS: Final = 30.0
@@ -37,7 +37,7 @@ def sidecar_is_killed(seed: int, rounds: int) -> Row:
 
 
 def database_process_is_killed(seed: int, rounds: int) -> Row:
-    """PostgreSQL then ends every session, recovers and goes on by itself."""
+    """PostgreSQL then ends every session, and recovers by itself."""
     row = Row("a backend is killed", f"{rounds} x SIGKILL of a process of PostgreSQL")
     with scene(seed) as here:
         here.send(pause_seconds=PAUSE)
@@ -124,7 +124,7 @@ def _silence(
     begin: Callable[[Scene], Callable[[], None]],
     inside: Namespace | None = None,
 ) -> Row:
-    """The sidecar says itself that it is not ready, and recovers by itself."""
+    """/readyz answers 503 during the outage, and the sidecar recovers by itself."""
     row = Row(case, f"{rounds} x {SILENCE_SECONDS:.0f} s")
     with scene(seed, inside=inside) as here:
         here.send(pause_seconds=PAUSE)
@@ -142,7 +142,7 @@ def _silence(
 
 
 def stopped_in_a_black_hole(seed: int, rounds: int) -> Row:
-    """SIGTERM while the database swallows everything: what ends the process must not wait for it."""
+    """SIGTERM while the database answers nothing: stopping must not wait for it."""
     row = Row("SIGTERM in a black hole", f"{rounds} x, recovery is the time to end")
     with scene(seed) as here:
         here.send(pause_seconds=PAUSE)

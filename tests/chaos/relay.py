@@ -1,4 +1,4 @@
-"""A TCP relay in front of a server, that can swallow what it is sent, or refuse connections.
+"""A TCP relay in front of a server that can discard what it receives, or refuse connections.
 
 python -m tests.chaos.relay SOCKET HOST PORT
 """
@@ -48,7 +48,7 @@ class Relay:
             threading.Thread(target=self._relay, args=(client,), daemon=True).start()
 
     def _relay(self, client: socket.socket) -> None:
-        """A connection that was swallowed never comes back to life: what was sent into it is lost."""
+        """A connection whose data was discarded is never used again: what was sent into it is lost."""
         with client, socket.socket(socket.AF_UNIX) as server, suppress(OSError):
             server.connect(self._target)
             while not self._stopping.is_set() and self.state != "refusing":
@@ -59,7 +59,7 @@ class Relay:
                     return
 
     def _stay_silent(self) -> None:
-        """Neither side hears of an end while the silence lasts."""
+        """Neither side sees the connection end while the silence lasts."""
         while self.state == "swallowing" and not self._stopping.wait(_LOOK_SECONDS):
             pass
 

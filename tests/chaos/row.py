@@ -30,7 +30,7 @@ class Row:
     wrong: list[str] = field(default_factory=list)
 
     def judge(self) -> Row:
-        """Writes into `wrong` what does not reach what is promised."""
+        """Adds to `wrong` each number that misses its limit."""
         if self.accounts is not None and not self.accounts.are_right:
             self.wrong.append(f"records: {self.accounts}")
         if self.accounts is not None and not self.accounts.acknowledged:

@@ -1,4 +1,4 @@
-"""Senders that keep what a sender promises: a batch is sent again until it is acknowledged."""
+"""Senders that follow the protocol: a batch is sent again until it is acknowledged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 
 from driftguard.records import AcceptanceRecord, encode_record
 
-_EVERY_NTH_AGAIN = 7  # acknowledged batches are sent once more: senders do not always hear the answer
+_EVERY_NTH_AGAIN = 7  # acknowledged batches are sent once more, as by a sender that did not get the answer
 _ANSWER_SECONDS = 20.0
 
 

@@ -1,4 +1,4 @@
-"""A sidecar as its users start it, that can be killed, and what is watched of it meanwhile."""
+"""A sidecar, started as by its users, that can be killed; its response times and memory are measured."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def watching(sidecar: ChaosSidecar) -> Iterator[Watch]:
 
 
 def _peak_mb(pid: int) -> float:
-    """The most that it ever had resident: what lasts shorter than the time between two looks counts too."""
+    """The peak of resident memory; a peak between two measurements counts too."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,6 +1,6 @@
-"""Traffic as it comes: many rare segments, conversations, and a source whose clock is slow.
+"""Realistic traffic: many rare segments, conversations, and a source whose clock is slow.
 
-Equally busy segments hide defects: a segment with a single request on one side of a change is the rule here.
+Equally busy segments hide defects: here most segments have a single request on one side of a change.
 """
 
 from __future__ import annotations

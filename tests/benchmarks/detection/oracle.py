@@ -9,8 +9,8 @@ its false-alarm rate, Moustakides 1986).
 Summed over k instead, the likelihood ratios are the statistic of Shiryaev and Roberts (Roberts 1966): without
 a change its mean grows by 1 per request, so that it needs A requests on average to reach A.
 
-Distribution of a request: accepted ~ beta-binomial(drafted, mean, spread). In sessions the mean of a session is
-itself beta-distributed and unknown to the oracle; it is integrated out on a grid, given everything the
+Distribution of a request: accepted ~ beta-binomial(drafted, mean, spread). In sessions the mean of a session
+is itself beta-distributed and unknown to the oracle; it is integrated out on a grid, given everything the
 session has shown so far. Along a ramp the distribution depends on the age of the change.
 """
 
