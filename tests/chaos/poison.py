@@ -17,7 +17,7 @@ SET_ASIDE_SECONDS: Final = 120.0
 
 
 def one_stream_raises(seed: int, rounds: int, healthy: int = HEALTHY) -> Row:
-    """The others' falls are paged, and its verdict is set aside; without the defect its own fall is detected."""
+    """The others' falls are paged, and it is set aside; without the defect its own fall is detected."""
     row = Row("one stream raises", f"in every fold of 1 of {healthy * rounds + 1} streams")
     names = [f"chat-{number:02d}" for number in range(healthy * rounds)]
     with scene(seed, module="tests.chaos.poisoned") as here:

@@ -1,4 +1,4 @@
-"""Tests that one process after another runs, each once: pytest's hooks. Imports no torch itself."""
+"""Hooks of pytest that run each test once over several processes, one after another. No torch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if (begun := _begun()) is not None:
         _tell(begun, item.nodeid)
-        # A kernel that never ends cannot be interrupted from within: the process ends.
+        # A kernel that never ends cannot be interrupted by this process: it has to end.
         faulthandler.dump_traceback_later(SECONDS_FOR_A_TEST, exit=True)
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """A device that fails whatever is asked of it would fail each test behind this one, too."""
+    """Stops the run where the device is lost: every later test would fail too."""
     if _begun() is not None:
         faulthandler.cancel_dump_traceback_later()
     torch = sys.modules.get("torch")

@@ -78,7 +78,7 @@ def _report_build(findings: Findings, built: building.Built) -> None:
     )
     say(f"build: {findings.build}")
     if not built.resources:
-        say("  the compiler does not tell what the kernels take")
+        say("  the compiler's log does not show the kernels' registers and memory")
     for one in built.resources:
         say(
             f"  {one.kernel}: {one.registers} registers, {one.stack_bytes} bytes of stack,"
@@ -96,7 +96,7 @@ def _test(findings: Findings, quick: bool) -> bool:
 def _measure(
     findings: Findings, built: building.Built, found: machine.Machine, quick: bool, end: float
 ) -> bool:
-    """True: something failed; what was measured before it stays."""
+    """True: something failed; the measurements before it are kept."""
     own_end = min(time.monotonic() + SECONDS_FOR_BENCHMARKS, end)
     plan = benchmarks.Plan(built.kernels, found.l2_bytes, quick, lambda: time.monotonic() > own_end, say)
     try:
@@ -112,7 +112,7 @@ def _measure_loop(findings: Findings, quick: bool, end: float) -> bool:
     """True: something failed."""
     try:
         torch.cuda.empty_cache()  # the loop's own process needs the memory
-    except RuntimeError as lost:  # by a benchmark that failed: the device is another process's as before
+    except RuntimeError as lost:  # lost by a benchmark that failed; another process can still use the device
         say(f"this process has lost the device: {str(lost).splitlines()[0]}")
     seconds = min(SECONDS_FOR_LOOP, end - time.monotonic())
     found = running.measure("quick" if quick else "full", seconds, say)
@@ -129,7 +129,7 @@ def _finish(findings: Findings, found: machine.Machine, options: argparse.Namesp
 
 
 def _keep(findings: Findings, found: machine.Machine, options: argparse.Namespace) -> str:
-    """The document of what was found so far: who ends this program early has that much."""
+    """The report of the results so far: it is kept even if this program is ended early."""
     day = datetime.now(UTC).date()
     text = report.document(findings, f"{found.gpu}, {day.isoformat()}")
     if options.write and options.only is None:

@@ -1,4 +1,4 @@
-"""What is timed: verification beside its floor and its peers, its parts, drawing a draft, top-k and top-p."""
+"""The timings: verification beside its floor and its peers, its parts, drawing drafts, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Plan:
 
 
 def run(plan: Plan, found: Measured) -> None:
-    """What there is time for, into `found`; the rest is named in its `left_out`."""
+    """Measures into `found` as long as there is time; names the rest in its `left_out`."""
     found.copy_bytes_per_second = copy_bytes_per_second(plan.kernels.device)
     plan.say(f"copy: {found.copy_bytes_per_second / 1e12:.2f} TB/s, read and written")
     for batch in QUICK_BATCHES if plan.quick else BATCHES:

@@ -1,4 +1,4 @@
-"""All kernels for the device: how long they take to build and to load, and what they take of it."""
+"""Builds all kernels for the device: seconds to compile and to load, registers and memory of each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build(device: torch.device) -> Built:
 
 
 def _told(logs: list[str]) -> list[Resources]:
-    """Another compiler may write its log in another way: that is no reason to check nothing."""
+    """What each kernel uses, from the compiler's log; nothing where its format is another one."""
     try:
         return [one for log in logs for one in resources(log)]
     except ValueError:

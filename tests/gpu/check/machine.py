@@ -1,4 +1,4 @@
-"""What is being measured on."""
+"""The machine that is measured on."""
 
 from __future__ import annotations
 

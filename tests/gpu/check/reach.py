@@ -1,4 +1,4 @@
-"""One thing that the engine is meant to reach."""
+"""One goal of the engine, and what was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine is meant to reach on a GPU, and what was measured of it."""
+"""The goals of the engine on a GPU, and the measurements against them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the loop in a process of its own: what a kernel breaks here, it breaks here.
+"""Measures the loop in a process of its own, so that a kernel that fails breaks only this process.
 
     python -m tests.gpu.check.loop --state FILE [--seconds S] [--extent full|quick|tiny]
 
@@ -66,7 +66,7 @@ def _try(name: str, part: parts.Part, run: parts.Measurement) -> bool:
     """False: nothing more can be measured by this process."""
     if run.late(name):
         return True
-    # A kernel that never ends cannot be interrupted from within: the process ends, and says where it was.
+    # A kernel that never ends cannot be interrupted by this process: it ends, and prints where it was.
     faulthandler.dump_traceback_later(SECONDS_FOR_A_PART, exit=True)
     try:
         part(run)

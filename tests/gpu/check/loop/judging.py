@@ -1,4 +1,4 @@
-"""What the loop is meant to reach, and what was measured of it."""
+"""The goals of the loop, and the measurements against them."""
 
 from __future__ import annotations
 

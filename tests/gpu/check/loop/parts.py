@@ -48,7 +48,7 @@ def quick(device: torch.device) -> Extent:
 
 
 def tiny(device: torch.device) -> Extent:
-    """To try the measurement itself: its numbers mean nothing."""
+    """To test the measurement itself: its numbers are meaningless."""
     setting = Setting(SMALL, device, torch.float32, 2, 96, prompt_tokens=4, most_drafts=3)
     return Extent(setting, {0.8: (2, 3)}, (1, 2), 8, 8, peer_tokens=8, learning_steps=8, shared_tokens=64)
 
@@ -91,7 +91,7 @@ class Measurement:
 
     @contextmanager
     def row(self, what: str) -> Iterator[None]:
-        """Requests that failed in one row are told, and the next row is tried: the engine has served on."""
+        """Reports requests that failed in one row, and goes on with the next: the engine still serves."""
         try:
             yield
         except ServingFailed as problem:

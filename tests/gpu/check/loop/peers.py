@@ -12,7 +12,7 @@ from tests.gpu.check.loop.models import Models
 from tests.gpu.check.loop.results import TRANSFORMERS, PeerSpeed
 
 WARM_UP_TOKENS = 16
-OWN_DRAFTS = (20, "constant", 0.4)  # what it does where nobody tells it
+OWN_DRAFTS = (20, "constant", 0.4)  # its default settings
 
 
 def transformers_assisted(models: Models, acceptance: float, drafts: int, tokens: int) -> list[PeerSpeed]:

@@ -1,4 +1,4 @@
-"""What was measured of the loop. Kept as one file, so that nothing is lost where a process is."""
+"""The measurements of the loop, kept in one file, so that nothing is lost when a process is."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class PrefixTime:
 
 @dataclass(frozen=True, slots=True)
 class Synchronisations:
-    """Of steps while requests decode. refused: what torch said where it was told to refuse waiting.
+    """Of steps while requests decode. refused: torch's error where its debug mode refuses calls that wait.
 
     uncounted: why the profiler's counts are not known.
     """

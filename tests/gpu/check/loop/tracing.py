@@ -1,4 +1,4 @@
-"""What steps ask of the device: calls that wait for it, and the kernels that they run."""
+"""Traces steps: the calls that wait for the device, and the kernels that run."""
 
 from __future__ import annotations
 
