@@ -22,7 +22,7 @@ _BOTH = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
 
 # The first that fits, in this order: a fused attention may have GEMM in its name.
 GROUPS = {
-    "verification and draft draws": r"draw_drafts|verify_chain|row_statistics|laws|cutoff|look_up_ngrams",
+    "verification and draft draws": r"draw_drafts|verify_chain|row_statistics|cutoff|look_up_ngrams",
     "attention": r"attend|combine_splits|attention|fmha|flash|softmax|sdpa|mha",
     "matrix products": r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma|matmul|dot_kernel|linear_",
     "norms, rotation, gate": r"norm|turn_and_store|gate_|silu",
