@@ -39,9 +39,7 @@ class ReusedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step: copies the prefixes in order, prefills the chunks, then runs one verification for each
-    request in `decode`.
-    """
+    """One step: copies the prefixes in order, prefills the chunks, verifies once per request in `decode`."""
 
     reused: tuple[ReusedPrefix, ...]
     prefill: tuple[PrefillChunk, ...]
@@ -98,8 +96,7 @@ class Scheduler:
         return admitted
 
     def _choose(self, blocks: Sequence[bytes]) -> int:
-        """The slot whose whole content this prompt continues; else an empty one, else the least recently
-        used.
+        """The slot whose content this prompt continues; else an empty one, else the least recently used.
 
         A slot that shares only a part keeps its content: copying the shared part is cheap, computing the rest
         again is not.

@@ -1,5 +1,4 @@
-"""One speculative step of a batch: draws drafts, and verifies them with the distributions they were drawn
-from.
+"""One speculative step of a batch: draws drafts, and verifies them with the same distributions.
 
 A drafter gives logits and gets tokens. The distribution of each token is kept here, so that no other one can
 be used to verify it.
@@ -65,8 +64,7 @@ class SpeculativeStep:
         self._draft_distributions = TokenDistributions.certain(sampling, drafts, vocabulary)
 
     def draw(self, draft_logits: Tensor, rows: Sequence[int]) -> None:
-        """Draws the next draft token of these R rows, which have equally many, from the draft's raw logits
-        [R, V].
+        """Draws the next draft token of these R rows, which have equally many, from raw logits [R, V].
 
         Raises ValueError, InvalidLogits.
         """

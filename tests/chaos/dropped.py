@@ -1,5 +1,7 @@
-"""A database in a network namespace of its own, whose packets can really be dropped: only TCP's timers notice
-that, which a relay on the same machine cannot simulate."""
+"""A database in a network namespace of its own, whose packets can really be dropped.
+
+Only TCP's timers notice that, which a relay on the same machine cannot simulate.
+"""
 
 from __future__ import annotations
 

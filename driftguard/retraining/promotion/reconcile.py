@@ -60,8 +60,7 @@ def settle(
 
 
 def settle_locked(database: Database, settings: Settings, engine: Engine, info: EngineInfo) -> EngineInfo:
-    """As `settle`, called by the holder of the lock; returns what the engine serves now. Raises
-    EngineRefused.
+    """As `settle`, by the holder of the lock; returns what the engine serves now. Raises EngineRefused.
 
     While speculation is off it is unknown which draft would serve: all is left as it is.
     """

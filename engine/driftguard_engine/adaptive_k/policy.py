@@ -2,11 +2,10 @@
 
     rate(K) = sum over rows of (1 + s_i1 + ... + s_iK) / seconds(rows, K)
 
-s comes from what was accepted (`acceptance.py`), seconds from the steps' own times (`step_cost.py`).
-K = 0 is a choice like any other, so speculation is switched off where it does not pay: with a poor draft, or
-in a batch so large that verification costs more than it gives. The longest draft of the batch decides how
-long a step takes, so K is chosen for the step first; a request whose tokens are accepted too rarely drafts
-fewer.
+s comes from what was accepted (`acceptance.py`), seconds from the steps' own times (`step_cost.py`). K = 0 is
+a choice like any other, so speculation is switched off where it does not pay: with a poor draft, or in a
+batch so large that verification costs more than it gives. The longest draft of the batch decides how long a
+step takes, so K is chosen for the step first; a request whose tokens are accepted too rarely drafts fewer.
 
 Only the K in use is measured, so a bounded share of the time (`EXPLORING_SHARE`) goes to steps with another
 K; while speculation is off, to a few steps with it.

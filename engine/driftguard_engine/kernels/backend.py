@@ -1,5 +1,4 @@
-"""The verify backend of a device: the CUDA kernels where they load and pass their self-test, else the
-reference.
+"""The verify backend of a device: CUDA kernels that load and pass their self-test, else the reference.
 
 Decided once per device. A fallback is logged as an error, and its reason is kept for metrics and status.
 """

@@ -158,8 +158,7 @@ def verify(
     space: Workspace,
     blocks_per_row: int = 4,
 ) -> None:
-    """Verifies space.draft_tokens with the distributions kept by `draw_drafts`; writes tokens, accepted,
-    status.
+    """Verifies space.draft_tokens with the distributions that `draw_drafts` kept, into the outputs of space.
 
     target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows at a constant stride, or None
     for drafts that were not drawn (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a

@@ -1,5 +1,4 @@
-"""The exact oracle: CUSUM of the log-likelihood ratio of the true distribution after the change to that
-before.
+"""The exact oracle: CUSUM of the log-likelihood ratio of the true distributions after and before a change.
 
 It knows the means, spreads and lengths of every segment, the size and course of the change and the
 segments it hits; only the moment is unknown. With it, W_t = max over k <= t of the log-likelihood ratio
@@ -160,8 +159,7 @@ def _fill_gains(gains: Floats, traffic: Traffic, drop: float, places: list[NDArr
     """Gains of some sessions, longest first; places[n] are their n-th requests.
 
     L(j, n) = log of the integral over the session's mean s of the probability of its first n requests, those
-    from
-    the j-th on at s - drop, minus the same without a change; the gain of the n-th is L(j, n) - L(j, n-1).
+        from the j-th on at s - drop, minus the same without a change; the n-th gain is L(j, n) - L(j, n-1).
     """
     layout, prior = traffic.layout, _session_prior(float(traffic.layout.mean[0]))
     kept = np.tile(prior, (len(places[0]), 1))  # [S, G] log weight of s without change
