@@ -13,7 +13,7 @@ from driftguard.adapters.condition import Condition
 from driftguard.cost import Cost
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
 from driftguard.detection.findings import SessionsGiven, duration
-from driftguard.detection.state.counts import SECONDS_PER_DAY
+from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.metrics.labels import StreamVerdict
 from driftguard.records import Fidelity
 from driftguard.records.positions import Positions

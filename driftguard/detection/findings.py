@@ -125,7 +125,7 @@ class ExpectedDelay:
     """From a drop of the segment's acceptance to its alarm, about half of the time sooner."""
 
     drop: float  # of the mean per request
-    requests: float | None  # of the segment, or windows; None: not detectable (expected_delay.py)
+    requests: float | None  # of the segment, or windows; None: not detectable (summary.py)
     seconds: float | None  # at the measured traffic; None where that is not known either
     unit: Literal["requests", "windows"] = "requests"
 

@@ -21,30 +21,45 @@ import numpy as np
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import AlarmWithheld, Direction, Finding
 from driftguard.detection.observations import ObservationBatch
-from driftguard.detection.state.columns import Columns, columns_of, history_rows
-from driftguard.detection.state.counts import counted, windows_in
-from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState, with_strata
+from driftguard.detection.state.columns import (
+    Columns,
+    columns_of,
+    counted,
+    history_rows,
+    sessions_before,
+    windows_in,
+)
+from driftguard.detection.state.stream_state import (
+    DIRECTIONS,
+    WAITING,
+    Floats,
+    OpenIncident,
+    StreamState,
+    with_strata,
+)
 from driftguard.detection.statistics.baseline import Baselines, baselines
-from driftguard.detection.statistics.sessions import NO_SESSION, OpenSessions, sums_before
+from driftguard.detection.statistics.sessions import NO_SESSION, OpenSessions
 from driftguard.detection.statistics.windows import after_gap
-from driftguard.detection.steps.blocks import in_blocks, in_past_blocks
-from driftguard.detection.steps.close_incident import closed
-from driftguard.detection.steps.days import (
+from driftguard.detection.steps.evidence import (
+    in_blocks,
+    in_past_blocks,
+    keep_evidence,
+    watch,
+    without_evidence,
+)
+from driftguard.detection.steps.expectation import predicted
+from driftguard.detection.steps.open_incident import open_incident
+from driftguard.detection.steps.recovery import closed, keep_tests, requests_until_silent, run_tests
+from driftguard.detection.steps.reference_period import (
+    check_reference,
     day_begins,
+    requests_until_check,
     requests_until_day_counts,
     tally,
     with_hours,
-    without_today,
-)
-from driftguard.detection.steps.evidence import keep_evidence, watch, without_evidence
-from driftguard.detection.steps.expectation import predicted
-from driftguard.detection.steps.open_incident import open_incident
-from driftguard.detection.steps.recovery import WAITING, keep_tests, requests_until_silent, run_tests
-from driftguard.detection.steps.reference_period import (
-    check_reference,
-    requests_until_check,
     with_joining,
     with_reference,
+    without_today,
 )
 
 STEP_OBSERVATIONS = 2048
@@ -157,7 +172,7 @@ def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows
 
 def _sessions(state: StreamState, rows: Columns, seen: int) -> tuple[Floats, OpenSessions]:
     """Each row's session as it was before it, and the table after all; `seen` requests came before."""
-    return sums_before(state.sessions, rows.session, rows.x - rows.rhythm, rows.log_length, seen + 1)
+    return sessions_before(state.sessions, rows, seen + 1)
 
 
 def _past(state: StreamState) -> Columns:

@@ -1,18 +1,20 @@
 """Folds the observations of many streams at once, to the same bits as `fold` one stream at a time.
 
 Nearly all traffic is quiet: every stratum has its baseline, no incident is open, no day ends, no block of
-requests joins a baseline, no alarm is raised. Streams whose whole batch is quiet are folded side by side
-(`stacked.py`): what is a formula of one request runs once over the requests of all of them, and what
+requests joins a baseline, no alarm is raised. Streams whose whole batch is quiet are folded side by side:
+what is a formula of one request runs once over the requests of all of them, and what
 must run through requests one after the other takes one request of every stream at a time
-(`running_sums.py`). Every other stream is folded by itself.
+(`bets.py`). Every other stream is folded by itself. Side by side, the states of many streams are one: their
+strata one after the other, their observations too.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, fields, replace
+from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,28 +23,35 @@ from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import Finding
 from driftguard.detection.fold import fold
 from driftguard.detection.observations import ObservationBatch
-from driftguard.detection.stacked import SideBySide, side_by_side
-from driftguard.detection.state.columns import Columns, columns_at
-from driftguard.detection.state.counts import counts_of, windows_in
+from driftguard.detection.state.columns import Columns, columns_at, counts_of, sessions_before, windows_in
 from driftguard.detection.state.history import COLUMNS, Piece
 from driftguard.detection.state.stream_state import Floats, Ints, StreamState, changed, known_strata
 from driftguard.detection.statistics.baseline import baselines
-from driftguard.detection.statistics.running_sums import last_per_group
+from driftguard.detection.statistics.bets import Running, last_per_group
+from driftguard.detection.statistics.hourly_profile import Rhythms
 from driftguard.detection.statistics.sessions import (
     KNOWN,
     NO_SESSION,
     OpenSessions,
     session_keys,
-    sums_before,
 )
 from driftguard.detection.statistics.strata import NO_SETTING, settings_of
 from driftguard.detection.statistics.windows import after_gap
-from driftguard.detection.steps.bet_shares import put_on_bets
-from driftguard.detection.steps.blocks import in_blocks
-from driftguard.detection.steps.days import tally, with_hours
-from driftguard.detection.steps.evidence import of_strata, run_evidence
+from driftguard.detection.steps.evidence import (
+    in_blocks,
+    of_strata,
+    of_streams,
+    put_on_bets,
+    run_evidence,
+    watched_among,
+)
 from driftguard.detection.steps.expectation import predicted
-from driftguard.detection.steps.reference_period import requests_until_joining, with_joining
+from driftguard.detection.steps.reference_period import (
+    requests_until_joining,
+    tally,
+    with_hours,
+    with_joining,
+)
 
 Result = tuple[StreamState, list[Finding]]
 
@@ -212,11 +221,110 @@ def _sessions(
     earlier, after = np.zeros((len(rows), KNOWN)), [state.sessions for state in states]
     if not rows.session.any():
         return earlier, after
-    gap = rows.x - rows.rhythm
     for place, (start, end) in enumerate(pairwise(starts)):
         own = slice(start, end)
         if start < end:
-            earlier[own], after[place] = sums_before(
-                after[place], rows.session[own], gap[own], rows.log_length[own], int(clock[start])
-            )
+            earlier[own], after[place] = sessions_before(after[place], rows[own], int(clock[start]))
     return earlier, after
+
+
+_OF_STRATUM = (  # columns of a state over its strata that a fold of watched strata reads or writes
+    "segment_of_stratum",
+    "setting_of_stratum",
+    "drafted_requests",
+    "reference",
+    "ready_ordinal",
+    "joining",
+    "growing",
+    "cut_off",
+    "stratum_evidence",
+    "stratum_mean_start",
+    "windows",
+    "blocks",
+    "open_block",
+)
+_WRITTEN = ("drafted_requests", "joining", "stratum_evidence", "stratum_mean_start", "open_block")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SideBySide:
+    """G streams. `state` has their C strata, and of each of them nothing that is not in _OF_STRATUM or in its
+    rhythms; the columns of `batch` [N] are those of their batches, one after the other."""
+
+    state: StreamState
+    first_stratum: list[int]  # [G + 1]
+    stream_of_stratum: NDArray[np.intp]  # [C]
+    first_segment: NDArray[np.int64]  # [G + 1]
+    begun: NDArray[np.int64]  # of each stream's segments, one after the other
+    evidence: Running  # [G, LANES] of each stream
+    batch: ObservationBatch
+    starts: NDArray[np.int64]  # [G] where each batch begins
+
+    def own(self, together: StreamState, place: int) -> dict[str, Any]:
+        """What a fold of watched strata writes, of the stream at this place: copies, which keep nothing of
+        the other streams in memory."""
+        strata = slice(*self.first_stratum[place : place + 2])
+        return {name: getattr(together, name)[strata].copy() for name in _WRITTEN}
+
+    @property
+    def segment_of_stratum(self) -> NDArray[np.int64]:
+        """[C] of the streams' segments one after the other."""
+        return self.first_segment[self.stream_of_stratum] + self.state.segment_of_stratum
+
+    @property
+    def watched_segments(self) -> NDArray[np.int64]:
+        """How many segments of each stream have a stratum with a baseline [G]."""
+        segments = int(self.first_segment[-1])
+        watched = watched_among(segments, self.segment_of_stratum, self.state.ready)
+        return np.add.reduceat(watched, self.first_segment[:-1], dtype=np.int64)
+
+    def own_rhythms(self, together: StreamState, place: int, before: Rhythms) -> Rhythms:
+        strata = slice(*self.first_stratum[place : place + 2])
+        return before.counted(together.rhythms.today[strata].copy(), strays=0)
+
+
+def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBatch]) -> SideBySide:
+    """Of streams in which the same day is under way."""
+    strata = np.array([len(state.ready_ordinal) for state in states])
+    requests = np.array([len(batch) for batch in batches])
+    streams = np.arange(len(states))
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(state, name) for state in states]) for name in _OF_STRATUM
+    }
+    return SideBySide(
+        state=StreamState(**columns, rhythms=_rhythms([state.rhythms for state in states])),
+        first_stratum=[0, *np.cumsum(strata).tolist()],
+        stream_of_stratum=np.repeat(streams, strata),
+        first_segment=np.concatenate([[0], np.cumsum([len(state.names) for state in states])]),
+        begun=np.concatenate([state.begun for state in states]),
+        evidence=of_streams(states),
+        batch=joined(batches),
+        starts=np.cumsum(requests) - requests,
+    )
+
+
+def _rhythms(parts: Sequence[Rhythms]) -> Rhythms:
+    """Without what only the end of a day asks for."""
+
+    def column(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    none, used = Rhythms.none(), column("used")
+    return replace(
+        none,
+        day=parts[0].day,
+        today=column("today"),
+        used=used,
+        effect=column("effect") if used.any() else none.effect,
+        variance=column("variance") if used.any() else none.variance,
+    )
+
+
+def joined(batches: Sequence[ObservationBatch]) -> ObservationBatch:
+    """One after the other. Each of them was checked; ordinals increase within each only."""
+    columns: dict[str, Any] = {}
+    for item in fields(ObservationBatch):
+        parts = [getattr(batch, item.name) for batch in batches]
+        is_array = isinstance(parts[0], np.ndarray)
+        columns[item.name] = np.concatenate(parts) if is_array else list(chain.from_iterable(parts))
+    return ObservationBatch.unchecked(columns)

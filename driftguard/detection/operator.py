@@ -12,9 +12,8 @@ from driftguard.detection.state.columns import history_rows
 from driftguard.detection.state.stream_state import DIRECTIONS, NOT_READY, StreamState
 from driftguard.detection.statistics.baseline import FIRST_CHECK
 from driftguard.detection.statistics.sessions import KNOWN, OpenSessions
-from driftguard.detection.statistics.strata import unpack
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE
-from driftguard.detection.steps.bet_shares import restart_bets
+from driftguard.detection.steps.evidence import restart_bets
 from driftguard.detection.steps.reference_period import with_reference
 
 
@@ -59,5 +58,5 @@ def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:
 
 
 def _history_suffices(state: StreamState, code: int) -> bool:
-    known = unpack(int(state.setting_of_stratum[code]))
+    known = state.setting_of(code)
     return known.kind == "window" or (not known.length_known and state.in_session == 0)

@@ -26,7 +26,7 @@ from driftguard.cost import Cost, TimedRequest, assess
 from driftguard.diagnosis.comparisons import Rate, decompose, rate_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.opening import Paging, raise_to, severity_of
-from driftguard.records.documents.incident import IncidentEvidence, names_of
+from driftguard.records.documents.incident import IncidentEvidence, names_of, positions_of
 from driftguard.store import examination_evidence, incidents, stream_costs, streams
 from driftguard.store.column_types import refuse_not_finite
 from driftguard.store.database import CHORE, Database
@@ -244,6 +244,13 @@ def _of_segments(measured: Measurement, changed: set[str], *, among: bool) -> fl
         for side in (measured.before, measured.since)
     ]
     return slower_at_least(*sides)
+
+
+def by_formula(incident: Incident, drafted_per_step: float | None) -> float | None:
+    """Part of the tokens per second lost. None where K varies: no speed follows from the first position."""
+    if not drafted_per_step or positions_of(incident.segments) != "all":
+        return None
+    return formula_slowdown(incident.acceptance_before, incident.acceptance_after, drafted_per_step)
 
 
 def slower_at_least(before: Sequence[TimedRequest], since: Sequence[TimedRequest]) -> float | None:

@@ -25,11 +25,10 @@ from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost
 from driftguard.errors import DatabaseUnavailable
-from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import cost_measurement, diagnosing, opening, target_replaced
 from driftguard.incidents.opening import NOBODY, Paging
 from driftguard.metrics import Metrics
-from driftguard.records.documents.incident import names_of, positions_of
+from driftguard.records.documents.incident import names_of
 from driftguard.store import examination_evidence, incidents
 from driftguard.store.database import CHORE, EXAMINATION, Database, DatabaseTimeout
 from driftguard.store.tables import Incident, Stream
@@ -122,16 +121,11 @@ def _complete(incident: Incident, change: _Change) -> None:
     incident.tokens_per_second_before = cost.before.tokens_per_second if cost and cost.before else None
     incident.tokens_per_second_after = cost.now.tokens_per_second if cost else None
     found = replace(
-        incident.evidence, slowdown_formula=_by_formula(incident, drafted), num_speculative_tokens=drafted
+        incident.evidence,
+        slowdown_formula=cost_measurement.by_formula(incident, drafted),
+        num_speculative_tokens=drafted,
     )
     incident.evidence = cost_measurement.with_cost(found, cost)
-
-
-def _by_formula(incident: Incident, drafted_per_step: float | None) -> float | None:
-    """Only where K does not vary: of acceptance at the first position no speed follows."""
-    if not drafted_per_step or positions_of(incident.segments) != "all":
-        return None
-    return formula_slowdown(incident.acceptance_before, incident.acceptance_after, drafted_per_step)
 
 
 class Examiner:

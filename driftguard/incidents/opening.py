@@ -7,6 +7,7 @@ severity may become graver, never less grave, until it is over.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
@@ -17,8 +18,8 @@ from sqlalchemy.orm import Session
 
 from driftguard.detection import DriftClosed, DriftOpened
 from driftguard.incident_lifecycle import PAGE_SLOWDOWN, Direction, Severity, severity
-from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, names_of
-from driftguard.records.positions import ACCEPTANCE, Positions, combined
+from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, names_of, positions_of
+from driftguard.records.positions import ACCEPTANCE, combined
 from driftguard.store import incidents, notifications
 from driftguard.store.tables import Incident, Stream
 
@@ -50,7 +51,8 @@ def open_incident(session: Session, incident: Incident, reason: str) -> None:
 def from_finding(stream: Stream, finding: DriftOpened, now: datetime, factor: float) -> tuple[Incident, str]:
     """The incident of an alarm, and why it opens. `factor`: what the stream's own A was multiplied by, see
     driftguard.detection.fleet."""
-    return _incident(stream, finding, factor, now), _reason(finding)
+    incident = _incident(stream, finding, factor, now)
+    return incident, _reason(finding, incident.segments)
 
 
 def closing_reason(finding: DriftClosed) -> str:
@@ -63,11 +65,11 @@ def closing_reason(finding: DriftClosed) -> str:
     return f"{acceptance} is back at its baseline: {now}"
 
 
-def _reason(finding: DriftOpened) -> str:
+def _reason(finding: DriftOpened, segments: Sequence[ChangedSegment]) -> str:
     verb = "fell" if finding.direction == "down" else "rose"
     before, after = _changed_acceptance(finding)
     return (
-        f"{ACCEPTANCE[_positions(finding)]} {verb} from {before:.2f} to {after:.2f}; "
+        f"{ACCEPTANCE[positions_of(segments)]} {verb} from {before:.2f} to {after:.2f}; "
         f"found {finding.requests_to_alarm} requests after the change"
     )
 
@@ -102,10 +104,6 @@ def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime
             stream_after=finding.after,
         ),
     )
-
-
-def _positions(finding: DriftOpened) -> Positions:
-    return combined([change.after.positions for change in finding.segments])
 
 
 def _changed_acceptance(finding: DriftOpened) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """The detector states of all streams: in memory as long as there is room, and stored in parts.
 
 Per batch a stream's head is written, and a piece of its history where one became full
-(driftguard.detection.state.parts). What the status shows of a stream takes longer to make than folding its
+(driftguard.detection.state.codec). What the status shows of a stream takes longer to make than folding its
 records: it is made at once where something was found, and in turn, a bounded number per batch, elsewhere.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -19,7 +18,7 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from driftguard.detection import DetectorConfig, Folded, StreamState, UnreadableState, describe
-from driftguard.detection.state.parts import StoredState, from_parts, parts_of
+from driftguard.detection.state.codec import StoredState, from_parts, parts_of
 from driftguard.metrics import Metrics
 from driftguard.pipeline.relearning import begin_anew
 from driftguard.store import folding
@@ -176,7 +175,5 @@ class StateCache:
         return bool(folded.findings) or changed or before.requests == 0
 
     def _summary(self, state: StreamState, factor: float) -> dict[str, Any]:
-        summary = describe(self._config.times(factor), state)
-        own = self._config.threshold(summary.requests_per_day)  # what is promised of it, whatever the others
-        described: dict[str, Any] = msgspec.to_builtins(replace(summary, false_alarm_every=own))
+        described: dict[str, Any] = msgspec.to_builtins(describe(self._config, state, factor))
         return described

@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from driftguard.detection.state.parts import StoredState
+from driftguard.detection.state.codec import StoredState
 from driftguard.store.database import FOLD, is_too_slow
 from driftguard.store.tables import (
     DetectorHistory,

@@ -202,7 +202,7 @@ class DetectorState(Base):
 
 
 class DetectorHistory(Base):
-    """The history of a state in pieces that never change, see driftguard.detection.state.parts."""
+    """The history of a state in pieces that never change, see driftguard.detection.state.codec."""
 
     __tablename__ = "detector_histories"
 

@@ -16,8 +16,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.statistics.bets import factors, mean_over_bets
-from driftguard.detection.statistics.running_sums import running_sums
+from driftguard.detection.statistics.bets import factors, mean_over_bets, running_sums
 
 Floats = NDArray[np.float64]
 

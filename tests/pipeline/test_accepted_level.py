@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from driftguard.detection import BaselineReady, Finding, StreamState
-from driftguard.detection.state.parts import from_parts
+from driftguard.detection.state.codec import from_parts
 from driftguard.incident_lifecycle import IllegalTransition
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline

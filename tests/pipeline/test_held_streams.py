@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from driftguard import detection
 from driftguard.detection import Finding
-from driftguard.detection.state import parts
+from driftguard.detection.state import codec
 from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents import opening
 from driftguard.metrics import Metrics
@@ -79,7 +79,7 @@ def in_the_summary(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
 
 
 def in_the_decoding(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
-    from_parts = parts.from_parts
+    from_parts = codec.from_parts
 
     def poisoned(parts: Any) -> Any:
         state = from_parts(parts)

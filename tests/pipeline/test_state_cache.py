@@ -7,7 +7,7 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from driftguard.detection import DetectorConfig, StreamState
-from driftguard.detection.state.parts import from_parts
+from driftguard.detection.state.codec import from_parts
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.pipeline import state_cache

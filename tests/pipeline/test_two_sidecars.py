@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from driftguard.detection import DetectorConfig
-from driftguard.detection.state.parts import StoredState
+from driftguard.detection.state.codec import StoredState
 from driftguard.metrics import Metrics
 from driftguard.pipeline import batch_fold, held, state_cache
 from driftguard.pipeline.fold_loop import TAKE_OVER_SECONDS, Pipeline

@@ -7,8 +7,7 @@ from alembic import command
 from sqlalchemy import select, text
 
 from driftguard.detection import DetectorConfig, StreamState, fold
-from driftguard.detection.state.codec import encode_state
-from driftguard.detection.state.parts import from_parts
+from driftguard.detection.state.codec import encode_state, from_parts
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store import folding

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from driftguard.detection.findings import duration
-from driftguard.detection.state.counts import SECONDS_PER_DAY
+from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.message import clock
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"

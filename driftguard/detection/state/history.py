@@ -127,7 +127,7 @@ class History:
 
     def followed_by(self, rows: Any, limit: int) -> History:
         """The history with `rows` (which has the same columns, wide) at its end: at most `limit` in all."""
-        if len(rows) == 0:
+        if len(rows.ordinal) == 0:
             return self
         piece = Piece.of({name: getattr(rows, name) for name in COLUMNS})
         return self.followed_by_piece(piece, limit)

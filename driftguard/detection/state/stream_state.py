@@ -22,15 +22,17 @@ from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.history import History
 from driftguard.detection.statistics.autocorrelation import BLOCK, PAIRED, SCALES
 from driftguard.detection.statistics.baseline import FIRST_CHECK, SUMS
-from driftguard.detection.statistics.bets import LANES, NOT_CUT
+from driftguard.detection.statistics.bets import BETS, LANES, NOT_CUT
 from driftguard.detection.statistics.hourly_profile import HOURS, Rhythms
 from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.detection.statistics.strata import (
     NO_SETTING,
+    Setting,
     assign,
     is_by_first,
     is_window,
     settings_of,
+    unpack,
     why_new,
 )
 from driftguard.detection.statistics.windows import LEARNED, WINDOW_REFERENCE
@@ -41,6 +43,7 @@ Ints = NDArray[np.int64]
 
 DIRECTIONS: tuple[Direction, Direction] = ("down", "up")
 NOT_READY = -1
+WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test (recovery.py)
 GROWN = SUMS + HOURS  # sums over requests, and how many of each hour of day
 OPEN_BLOCK = 4  # requests of a block that is not complete, sums of x, expected and margin
 
@@ -64,6 +67,12 @@ class OpenIncident:
     seen: Ints  # [K] requests tested
     last_seen: Ints  # [K] count of the stream's drafted observations when last seen
     outcome: Ints  # [K] see recovery.py
+
+
+def untested(tests: int, now: int) -> tuple[Floats, Ints, Ints, Ints]:
+    """(wealth [K, BETS], seen [K], last_seen [K], outcome [K]) of tests that have not begun."""
+    zero = np.zeros(tests, dtype=np.int64)
+    return np.zeros((tests, BETS)), zero, zero + now, zero + WAITING
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -90,12 +99,12 @@ class StreamState:
     joining: Floats = field(default_factory=lambda: np.zeros((0, 2, GROWN)))
     growing: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))  # [C]
     stratum_evidence: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] R_cj
-    # [C, LANES] see running_sums.py
+    # [C, LANES] see bets.py
     stratum_mean_start: Floats = field(default_factory=lambda: np.zeros((0, LANES)))
     cut_off: Floats = field(default_factory=lambda: np.zeros((0, LANES)))  # [C, LANES] b_j, see bets.py
     stream_evidence: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES] G_j
     stream_mean_start: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES]
-    begun: Ints = field(default_factory=lambda: _ints(0))  # [S] see bet_shares.py
+    begun: Ints = field(default_factory=lambda: _ints(0))  # [S] see evidence.py
     evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
     incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
     # [C] an operator accepted a new normal: the baseline is (being) relearned
@@ -135,13 +144,20 @@ class StreamState:
         same = np.flatnonzero(self.ready & (self.segment_of_stratum == segment))
         return int(same[self.ready_ordinal[same].argmax()]) if len(same) else None
 
-    def why_learning(self, code: int) -> str:
-        """Why stratum `code`, which has no baseline yet, needs one: against the segment's newest one."""
+    def setting_of(self, code: int) -> Setting:
+        return unpack(int(self.setting_of_stratum[code]))
+
+    def why_learned(self, code: int) -> str:
+        """Why stratum `code` has (or needs) a baseline of its own: against the segment's newest before."""
         if self.accepted_anew[code]:
             return "an operator accepted a new normal"
-        earlier = self.newest_baseline(int(self.segment_of_stratum[code]))
+        before = self.ready & (self.segment_of_stratum == self.segment_of_stratum[code])
+        if self.ready[code]:
+            before &= self.ready_ordinal < self.ready_ordinal[code]
+        earlier = np.flatnonzero(before)
         settings = self.setting_of_stratum
-        return why_new(int(settings[code]), None if earlier is None else int(settings[earlier]))
+        newest = earlier[self.ready_ordinal[earlier].argmax()] if len(earlier) else None
+        return why_new(int(settings[code]), None if newest is None else int(settings[newest]))
 
 
 def changed(state: StreamState, columns: dict[str, Any]) -> StreamState:

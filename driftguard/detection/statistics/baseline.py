@@ -1,6 +1,9 @@
 """The reference period of a stratum, and the baseline that it gives.
 
 Sums over the reference period are kept per stratum [.., SUMS]; their order is fixed here.
+
+Baselines and what is compared with them are acceptance rates with an interval that allows for requests that
+differ.
 """
 
 from __future__ import annotations
@@ -12,9 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from driftguard.detection.statistics.acceptance import acceptance_from_sums
 from driftguard.detection.statistics.autocorrelation import BLOCK, blocks_needed
-from driftguard.detection.statistics.sessions import cluster_terms
 from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import Positions
 
@@ -60,7 +61,27 @@ def terms(
     `named` [T]: the request names its session."""
     d, a, line = drafted.astype(np.float64), accepted.astype(np.float64), log_length
     own = [np.ones_like(x), x, x * x, d, a, d * d, d * a, a * a, line, line * line, line * x]
-    return np.hstack([np.stack(own, axis=1), cluster_terms(session_before, x, line), named[:, None]])
+    return np.hstack([np.stack(own, axis=1), _cluster_terms(session_before, x, line), named[:, None]])
+
+
+def _cluster_terms(before: Floats, x: Floats, line: Floats) -> Floats:
+    """What each request adds to the sums over sessions s of a reference period [T, 5].
+
+    The number of sessions, sum X_s^2 / n_s, sum X_s L_s / n_s, sum L_s^2 / n_s and sum n_s^2, with X_s
+    and L_s the session's sums of x and of log length; a request without a session is one of its own.
+    """
+    n, old_x, old_l = before[:, 0], before[:, 1], before[:, 2]
+    new_x, new_l, least = old_x + x, old_l + line, np.maximum(n, 1.0)
+    return np.stack(
+        [
+            (n == 0.0).astype(np.float64),
+            new_x * new_x / (n + 1.0) - old_x * old_x / least,
+            new_x * new_l / (n + 1.0) - old_x * old_l / least,
+            new_l * new_l / (n + 1.0) - old_l * old_l / least,
+            2.0 * n + 1.0,
+        ],
+        axis=1,
+    )
 
 
 def add_terms(sums: Floats, added: Floats) -> Floats:
@@ -233,3 +254,51 @@ def reference_acceptance(
     return acceptance_from_sums(
         n, drafted, accepted, drafted2, both, accepted2, of_windows=of_windows, positions=positions
     )
+
+
+LEVEL = 0.95
+WINDOW_DEVIATION = 0.01
+
+
+def acceptance_of(
+    drafted: NDArray[np.int64],
+    accepted: NDArray[np.int64],
+    *,
+    of_windows: bool = False,
+    positions: Positions = "all",
+) -> Acceptance:
+    """Of n >= 1 requests (or windows), each with drafted > 0."""
+    d, a = drafted.astype(np.float64), accepted.astype(np.float64)
+    sums = (float(column.sum()) for column in (d, a, d * d, d * a, a * a))
+    return acceptance_from_sums(len(d), *sums, of_windows=of_windows, positions=positions)
+
+
+def acceptance_from_sums(
+    requests: float,
+    drafted: float,
+    accepted: float,
+    drafted2: float,
+    both: float,
+    accepted2: float,
+    *,
+    of_windows: bool = False,
+    positions: Positions = "all",
+) -> Acceptance:
+    """From sums over n requests of d, a, d^2, d a and a^2.
+
+    Formula: rate r = sum a / sum d; interval r +- t se with the linearised (delta method) standard
+    error of a ratio of sums, se = sqrt(n s^2) / sum d, s^2 = sum (a - r d)^2 / (n - 1), t the Student
+    quantile of n - 1 degrees of freedom. Requests are the units, never tokens: the binomial error of
+    tokens is too small by a factor of 2 to 40. se is at least 1/n, because n requests cannot exclude
+    that one in n behaves differently; a window is a mean of many, with a deviation of at least .01.
+    Assumptions: independent requests; n of a few dozen or more for the level to hold well.
+    Paper: Cochran, Sampling Techniques (1977), section 6.3.
+    """
+    rate = accepted / drafted
+    if requests < 2:
+        return Acceptance(rate, 0.0, 1.0, int(requests), positions)
+    squares = max(accepted2 - 2.0 * rate * both + rate * rate * drafted2, 0.0)
+    error = math.sqrt(requests * squares / (requests - 1)) / drafted
+    least = WINDOW_DEVIATION / math.sqrt(requests) if of_windows else 1.0 / requests
+    half = float(stdtrit(requests - 1, 0.5 + LEVEL / 2)) * max(error, least)
+    return Acceptance(rate, max(rate - half, 0.0), min(rate + half, 1.0), int(requests), positions)

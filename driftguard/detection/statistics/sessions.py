@@ -108,23 +108,3 @@ def _places(table: OpenSessions, keys: Keys) -> dict[int, int]:
     nearest = wanted[np.minimum(np.searchsorted(wanted, table.key), len(wanted) - 1)]
     places = np.flatnonzero(nearest == table.key)
     return dict(zip(table.key[places].tolist(), places.tolist(), strict=True))
-
-
-def cluster_terms(before: Floats, x: Floats, line: Floats) -> Floats:
-    """What each request adds to the sums over sessions s of a reference period [T, 5].
-
-    The number of sessions, sum X_s^2 / n_s, sum X_s L_s / n_s, sum L_s^2 / n_s and sum n_s^2, with X_s
-    and L_s the session's sums of x and of log length; a request without a session is one of its own.
-    """
-    n, old_x, old_l = before[:, 0], before[:, 1], before[:, 2]
-    new_x, new_l, least = old_x + x, old_l + line, np.maximum(n, 1.0)
-    return np.stack(
-        [
-            (n == 0.0).astype(np.float64),
-            new_x * new_x / (n + 1.0) - old_x * old_x / least,
-            new_x * new_l / (n + 1.0) - old_x * old_l / least,
-            new_l * new_l / (n + 1.0) - old_l * old_l / least,
-            2.0 * n + 1.0,
-        ],
-        axis=1,
-    )

@@ -66,7 +66,7 @@ def settings_of(batch: ObservationBatch) -> Ints:
     packed = kind << _K_BITS | (batch.num_speculative_tokens + 1)
     packed = (packed << _RULE_BITS | rule) << _TEMPERATURE_BITS | temperature
     packed = packed << 1 | ((batch.output_tokens >= 0) & (kind == 0))
-    settings: Ints = packed | batch.by_first.astype(np.int64) << _FIRST_AT
+    settings: Ints = packed | (batch.first_drafted >= 0).astype(np.int64) << _FIRST_AT
     return settings
 
 

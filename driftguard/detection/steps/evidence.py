@@ -7,28 +7,47 @@ Per request of a watched stratum c, for every bet j and either direction (`bets.
     an alarm when 3/4 S_down >= A (a fall) or 1/4 S_up >= A (a rise, which pages nobody and may take longer)
 
 w is what is put on the bets that begin at the request: 1 where there is one segment, else what the
-segment was given since its last request (`bet_shares.py`). m_c may differ from request to request as long
+segment was given since its last request (below). m_c may differ from request to request as long
 as it is known before x is (`expectation.py`). The evidence of a segment is the sum over its strata. Where a
-session's earlier requests pull the expectation along, stakes follow the age of the bets (`running_sums.py`).
+session's earlier requests pull the expectation along, stakes follow the age of the bets (`bets.py`).
 Where neighbouring requests are alike and no session says which, x is the mean of a block and e is 1 for all
-requests but its last (`blocks.py`).
+requests but its last (below).
 
 Assumptions: E[x | past] >= m_c in every stratum (for a rise: <= its mirror image) and, where `bets.py` cuts
-the best requests, that those are no better than in the reference period; nothing else about the distribution
-of x, and nothing about the mix of strata or its dependence on time.
-Guarantee: G grows by at most 1 per request in expectation, and sum_c R_c, of which one request moves one
-stratum, by what is put on bets, which adds up to no more. So S of either direction grows by at most 1, and
-3/4 S_down + 1/4 S_up - t is a supermartingale. An alarm needs one of these two terms to reach A, hence
-E[requests to the first false alarm] >= A, over both directions and all segments, without a correction for
-their number.
-Papers: Shin, Ramdas, Rinaldo 2023 (e-detectors); segments are ranked by M_(k) >= A/k, which bounds the
-error over patience of those named (`fleet.py` says what that is; Dandapanthula, Ramdas 2025).
+the best requests, that those are no better than in the reference period; nothing else about the
+distribution of x, and nothing about the mix of strata or its dependence on time. Guarantee: G grows by at
+most 1 per request in expectation, and sum_c R_c, of which one request moves one stratum, by what is put on
+bets, which adds up to no more. So S of either direction grows by at most 1, and 3/4 S_down + 1/4 S_up - t
+is a supermartingale. An alarm needs one of these two terms to reach A, hence E[requests to the first false
+alarm] >= A, over both directions and all segments, without a correction for their number. Papers: Shin,
+Ramdas, Rinaldo 2023 (e-detectors); segments are ranked by M_(k) >= A/k, which bounds the error over
+patience of those named (`fleet.py` says what that is; Dandapanthula, Ramdas 2025).
+
+**What is put on the bets that begin at a request.** A stream may begin one bet per request. Of C segments
+that are watched each is given 1 / C of it, and puts what it was given on its next request: w_t = g_t / C,
+where g_t counts the drafted requests of the stream since the one at which the segment last began bets. All
+segments thus begin equally much. With one bet per request of its own, a segment of a tenth of the traffic
+would cause a tenth of the false alarms, and pay for that with a longer delay.
+
+Invariant: the w of all requests up to t add up to t at most, whatever the mix does; w_t is known before x
+is. It holds across a change of C because all begin anew then (`restart_bets`): what was given before is
+lost.
+
+**Blocks** of requests are the observations in strata where neighbours are alike (`autocorrelation.py`). The
+last request of a block carries its evidence: the mean x of the block against the mean of what its requests
+should accept, less the mean of their margins. The others hold no evidence (fresh is 0, so the stake is 0
+and e is 1). A request that holds no evidence of its own is in no block. The mean of a block is taken to be
+normal: NORMAL_CUT_OFF of `bets.py` is what its bets cut off. Assumption: E[mean of a block | earlier
+blocks] is at least the mean of its requests' safe baselines: the likeness reaches into the next block to a
+negligible part only. It always reaches a little, so that the guarantee is approximate here. Likeness across
+strata is not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,18 +55,28 @@ from numpy.typing import NDArray
 from driftguard.detection.state.columns import Columns
 from driftguard.detection.state.stream_state import Ints, StreamState
 from driftguard.detection.statistics.baseline import Baselines
-from driftguard.detection.statistics.bets import DOWN, LANES, UP, Floats, mean_over_bets
-from driftguard.detection.statistics.running_sums import (
+from driftguard.detection.statistics.bets import (
+    DOWN,
+    LANES,
+    UP,
+    Floats,
     InSessions,
+    Offers,
     Running,
     aging_sums,
     last_per_group,
+    mean_over_bets,
+    offers,
     running_sums,
+    stakes,
 )
 from driftguard.detection.statistics.windows import window_factors
-from driftguard.detection.steps.bet_shares import put_on_bets, watched_segments
-from driftguard.detection.steps.blocks import bets_against, offers_against
-from driftguard.detection.steps.expectation import deviations_of_first, safe_baseline
+from driftguard.detection.steps.expectation import (
+    change_shown,
+    deviations_of_first,
+    request_variance,
+    safe_baseline,
+)
 
 SHARES = (0.75, 0.25)  # of the evidence: down, up
 
@@ -166,6 +195,11 @@ def segment_evidence(state: StreamState, direction: int) -> Floats:
     return evidence
 
 
+def evidence_of_stream(state: StreamState, direction: int) -> float:
+    """M of the stream as a whole."""
+    return float(mean_over_bets(state.stream_evidence[(DOWN, UP)[direction]]))
+
+
 def ranked(evidence: Floats, threshold: float) -> list[int]:
     """Segments named by an alarm: the first k in order of evidence M [C], k the last with M_(k) >= A / k."""
     order = np.argsort(-evidence, kind="stable")
@@ -281,3 +315,112 @@ def _totals(
             totals[has] += means[newest[has]]
     shared: Floats = totals.T * np.array(SHARES)[:, None] / 2.0
     return shared
+
+
+def put_on_bets(group: NDArray[np.integer[Any]], clock: Ints, begun: Ints, segments: Ints | int) -> Floats:
+    """w of each of W requests.
+
+    `group` [W] is whose segment each request is of, `clock` [W] how many drafted requests its stream has
+    had up to it, `begun` that count when the segment last began bets, `segments` ([W], or one for all) C.
+    """
+    order = np.argsort(group, kind="stable")
+    previous = np.empty_like(clock)
+    previous[order[1:]] = clock[order[:-1]]
+    first = order[np.flatnonzero(np.diff(group[order].astype(np.int64), prepend=-1))]
+    previous[first] = begun[group[first]]
+    share: Floats = (clock - previous) / np.maximum(segments, 1)
+    return share
+
+
+def watched_segments(state: StreamState) -> NDArray[np.bool_]:
+    """Which segments [S] have a stratum with a baseline."""
+    return watched_among(len(state.names), state.segment_of_stratum, state.ready)
+
+
+def watched_among(
+    segments: int, segment_of_stratum: NDArray[np.integer[Any]], ready: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """The same of segments and strata [C] that need not be of one stream."""
+    watched = np.zeros(segments, dtype=np.bool_)
+    watched[segment_of_stratum[ready]] = True
+    return watched
+
+
+def restart_bets(state: StreamState) -> StreamState:
+    """The state in which all watched segments begin bets from now on."""
+    now = int(state.drafted_requests.sum())
+    return replace(state, begun=np.where(watched_segments(state), now, 0))
+
+
+def offers_against(
+    state: StreamState, base: Baselines, rows: Columns, boundary: Floats, *, rise: bool
+) -> Offers:
+    """What these rows offer to bet on: x below `boundary` [T] (above, for a rise)."""
+    cut = state.cut_off[rows.stratum, (UP if rise else DOWN)]
+    variance = request_variance(base.within[rows.stratum], base.between[rows.stratum], rows.fresh)
+    return offers(rows.x, boundary, variance, rise=rise, cut=cut)
+
+
+def bets_against(
+    state: StreamState, base: Baselines, rows: Columns, boundary: Floats, *, rise: bool
+) -> Floats:
+    """e [T, BETS] of the same, on a change at any time."""
+    shown = change_shown(base.within[rows.stratum], base.between[rows.stratum], rows.fresh)
+    return offers_against(state, base, rows, boundary, rise=rise).factors(stakes(shown))
+
+
+def in_blocks(state: StreamState, rows: Columns) -> tuple[Columns, Floats]:
+    """Rows that follow the state as they are bet on, and the blocks open after them [C, OPEN_BLOCK]."""
+    blocked = _blocked(state, rows)
+    if len(blocked) == 0:
+        return rows, state.open_block
+    columns, after = _bet_columns(rows), state.open_block.copy()
+    requests = np.vstack([np.ones(len(rows)), columns[:3]]).T  # [T, OPEN_BLOCK]
+    for code in blocked:
+        own, size, waiting = _evident(rows, code), int(state.blocks[code, 0]), int(after[code, 0])
+        filled = np.zeros((-(-(waiting + len(own)) // size) * size, requests.shape[1]))
+        filled[:1] = after[code]
+        filled[waiting : waiting + len(own)] = requests[own]
+        # accumulate adds one by one, so that a sum is the same however its requests were batched
+        sums = np.add.accumulate(filled.reshape(-1, size, requests.shape[1]), axis=1)[:, -1]
+        ends = own[size - 1 - waiting :: size]
+        after[code] = sums[-1] if len(sums) > len(ends) else 0.0
+        columns[3, rows.stratum == code] = 0.0
+        columns[:3, ends] = sums[: len(ends), 1:].T / size
+        columns[3, ends] = 1.0
+    return _with(rows, columns), after
+
+
+def in_past_blocks(state: StreamState, rows: Columns) -> Columns:
+    """The history's rows as they were bet on; a block that it holds only in part counts as no evidence."""
+    blocked = _blocked(state, rows)
+    if len(blocked) == 0:
+        return rows
+    columns = _bet_columns(rows)
+    for code in blocked:
+        own, size = _evident(rows, code), int(state.blocks[code, 0])
+        own = own[rows.ordinal[own] > state.ready_ordinal[code]]
+        last = len(own) - int(state.open_block[code, 0])
+        of_block = own[last % size : max(last, 0)].reshape(-1, size)
+        columns[3, rows.stratum == code] = 0.0
+        columns[:3, of_block[:, -1]] = columns[:3, of_block].mean(axis=2)
+        columns[3, of_block[:, -1]] = 1.0
+    return _with(rows, columns)
+
+
+def _blocked(state: StreamState, rows: Columns) -> NDArray[np.uint16]:
+    """The strata of the rows that have blocks."""
+    return np.unique(rows.stratum[state.blocks[rows.stratum, 0] > 0.0])
+
+
+def _evident(rows: Columns, code: int) -> NDArray[np.intp]:
+    return np.flatnonzero((rows.stratum == code) & (rows.fresh > 0.0))
+
+
+def _bet_columns(rows: Columns) -> Floats:
+    return np.stack([rows.x, rows.expected, rows.margin, rows.fresh])
+
+
+def _with(rows: Columns, columns: Floats) -> Columns:
+    x, expected, margin, fresh = columns
+    return replace(rows, x=x, expected=expected, margin=margin, fresh=fresh)

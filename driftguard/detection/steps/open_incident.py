@@ -8,14 +8,12 @@ import numpy as np
 
 from driftguard.detection.findings import AlarmWithheld, DriftOpened, SegmentChange
 from driftguard.detection.state.columns import Columns
-from driftguard.detection.state.stream_state import DIRECTIONS, Ints, OpenIncident, StreamState
+from driftguard.detection.state.stream_state import DIRECTIONS, Ints, OpenIncident, StreamState, untested
 from driftguard.detection.statistics.baseline import Baselines
-from driftguard.detection.statistics.bets import DOWN, UP, Floats, mean_over_bets
+from driftguard.detection.statistics.bets import Floats
 from driftguard.detection.statistics.change_point import INTERVAL_LEVEL, between_levels, locate
-from driftguard.detection.steps.at_baseline import acceptance_over, at_baseline
-from driftguard.detection.steps.evidence import bets_on, ranked, segment_evidence
-from driftguard.detection.steps.expectation import safe_baseline
-from driftguard.detection.steps.recovery import untested
+from driftguard.detection.steps.evidence import bets_on, evidence_of_stream, ranked, segment_evidence
+from driftguard.detection.steps.expectation import acceptance_over, at_baseline, safe_baseline
 
 SMALLEST_GAP = 0.002  # between before and after, so that a recovery test always has a direction
 SMALLEST_WEIGHT = 1e-9
@@ -49,7 +47,7 @@ def open_incident(
     Of several segments those that did not are left out.
     """
     evidence = segment_evidence(state, direction)
-    stream_evidence = float(mean_over_bets(state.stream_evidence[(DOWN, UP)[direction]]))
+    stream_evidence = evidence_of_stream(state, direction)
     since = np.maximum(state.evidence_since[direction], state.ready_ordinal)[rows.stratum]
     counted = rows[np.flatnonzero(state.ready[rows.stratum] & (rows.ordinal > since))]
     alarm = _Alarm(state, base, direction == 1, evidence, counted, threshold)

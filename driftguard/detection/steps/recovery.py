@@ -26,17 +26,25 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from driftguard.detection.findings import DriftClosed, SegmentChange
 from driftguard.detection.state.columns import Columns
-from driftguard.detection.state.stream_state import Ints, OpenIncident, StreamState
+from driftguard.detection.state.stream_state import (
+    DIRECTIONS,
+    RECOVERED,
+    SILENT,
+    WAITING,
+    OpenIncident,
+    StreamState,
+)
 from driftguard.detection.statistics.baseline import Baselines
-from driftguard.detection.statistics.bets import BETS, Floats, mean_over_bets
-from driftguard.detection.statistics.running_sums import running_sums
+from driftguard.detection.statistics.bets import Floats, mean_over_bets, running_sums
+from driftguard.detection.statistics.change_point import locate
 from driftguard.detection.statistics.windows import window_recovery_factors
-from driftguard.detection.steps.blocks import bets_against
+from driftguard.detection.steps.evidence import bets_against
+from driftguard.detection.steps.expectation import acceptance_over, at_baseline
 from driftguard.records import MAX_SEGMENTS_PER_STREAM
 
 RECOVERY_LEVEL = 0.01
-WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +139,35 @@ def requests_until_silent(incident: OpenIncident, before: int, history: int) -> 
     return max(int(waiting.min()) + history - before, 1)
 
 
-def untested(tests: int, now: int) -> tuple[Floats, Ints, Ints, Ints]:
-    """(wealth [K, BETS], seen [K], last_seen [K], outcome [K]) of tests that have not begun."""
-    zero = np.zeros(tests, dtype=np.int64)
-    return np.zeros((tests, BETS)), zero, zero + now, zero + WAITING
+def closed(
+    state: StreamState, base: Baselines, rows: Columns, incident: OpenIncident, direction: int
+) -> DriftClosed:
+    """At the request that decided the last recovery test, the last of `rows` (the history as columns)."""
+    changes = (
+        _back(state, base, rows, incident, place, direction) for place in range(len(incident.segments))
+    )
+    return DriftClosed(
+        direction=DIRECTIONS[direction],
+        ordinal=state.ordinal,
+        ended_at=rows.ended_at(-1),
+        opened_ordinal=incident.opened_ordinal,
+        change_point=incident.change_point,
+        reason="recovered" if (incident.outcome == RECOVERED).any() else "no_traffic",
+        segments=tuple(change for change in changes if change is not None),
+    )
+
+
+def _back(
+    state: StreamState, base: Baselines, rows: Columns, incident: OpenIncident, place: int, direction: int
+) -> SegmentChange | None:
+    """The segment's acceptance since it came back past the midpoint; None where it sent nothing since."""
+    code = int(incident.segments[place])
+    since = rows.ordinal > incident.opened_ordinal
+    own = rows[np.flatnonzero((rows.segment == code) & since & state.ready[rows.stratum])]
+    if len(own) == 0:
+        return None
+    halfway = np.full(len(own), incident.halfway[place])
+    begun = locate(recovery_bets(state, base, own, halfway, fall=direction == 0)).point
+    back = own[begun:]
+    after = acceptance_over(state, back)
+    return SegmentChange(state.names[code], at_baseline(state, back), after, float(incident.evidence[place]))

@@ -1,5 +1,6 @@
-"""Reference periods: what they count, when they are long enough, how they grow, and what is said then.
+"""What a stream learns while it is folded: the baselines of its strata, and the effects of the hours of day.
 
+**Reference periods**: what they count, when they are long enough, how they grow, and what is said then.
 Their size is counted in requests, not in time: on a busy stream it is seconds of traffic, and what moves
 more slowly than that (batch sizes that follow the load, say) is in no baseline and may count as a change.
 
@@ -12,6 +13,10 @@ to half the logarithm of A (`evidence.py`), in its stratum or the stream; else b
 alarm all are. So a fall joins by accident only where hardly any evidence of it comes within a whole block.
 The bets stay fair: what a request is held against is known before it. But the mean is looked at up to a
 dozen times, so that 2 se fail somewhere in about 5% of strata instead of 2%, until more requests mend it.
+
+**Days**: where one ends, which requests it counts, and what changes when it is over. The effects of the
+hours (`hourly_profile.py`) are what they are during a whole day. A step of the fold therefore ends where a
+day ends that counts; a day with too few requests is forgotten without a halt.
 """
 
 from __future__ import annotations
@@ -24,15 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.config import DetectorConfig
-from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding
+from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding, RhythmLearned
 from driftguard.detection.observations import ObservationBatch
-from driftguard.detection.state.columns import Columns, history_rows
-from driftguard.detection.state.counts import counted, requests_per_day
-from driftguard.detection.state.stream_state import Floats, StreamState
+from driftguard.detection.state.columns import Columns, counted, history_rows, requests_per_day
+from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState
 from driftguard.detection.statistics.autocorrelation import add_neighbours
 from driftguard.detection.statistics.baseline import (
     FIRST_CHECK,
     SUMS,
+    Baselines,
     add_terms,
     baselines,
     blocks_of,
@@ -40,12 +45,19 @@ from driftguard.detection.statistics.baseline import (
     terms,
 )
 from driftguard.detection.statistics.bets import DOWN, NORMAL_CUT_OFF, NOT_CUT, UP, cut_off, mean_over_bets
-from driftguard.detection.statistics.hourly_profile import HOURS
+from driftguard.detection.statistics.hourly_profile import (
+    HOURS,
+    LEAST_REQUESTS,
+    Rhythms,
+    counts,
+    day_over,
+    days_begun,
+    tallied,
+)
 from driftguard.detection.statistics.sessions import NO_SESSION
-from driftguard.detection.statistics.strata import unpack
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE, deviation, learn, window_margin
-from driftguard.detection.steps.at_baseline import baseline_of
-from driftguard.detection.steps.bet_shares import restart_bets, watched_segments
+from driftguard.detection.steps.evidence import restart_bets, watched_segments, without_evidence
+from driftguard.detection.steps.expectation import baseline_of, line
 
 SECONDS_PER_HOUR = 3600.0
 GROWTH_STEPS = 4  # a block of requests that joins is a quarter of what is there
@@ -142,7 +154,7 @@ def check_reference(
         learned, needed = _requests_learned(config, state, row, code)
     if needed > requests:
         return _with(state, "reference_size", code, needed), []
-    why, state = state.why_learning(code), learned
+    why, state = state.why_learned(code), learned
     if not state.ready.any():
         seen = counted(before, state, batch[: int(row.place[0]) + 1])
         state = replace(state, requests_per_day=requests_per_day(seen), steady_since=row.ended_at(0))
@@ -243,7 +255,7 @@ def _baseline(config: DetectorConfig, state: StreamState, code: int, row: Column
     mean, _, margin = _level(config, state, code)
     return {
         "segment": state.names[state.segment_of_stratum[code]],
-        "stratum": str(unpack(int(state.setting_of_stratum[code]))),
+        "stratum": str(state.setting_of(code)),
         "ordinal": int(row.ordinal[0]),
         "ended_at": row.ended_at(0),
         "requests": int(state.reference[code, 0]),
@@ -264,3 +276,76 @@ def _level(config: DetectorConfig, state: StreamState, code: int) -> tuple[float
     base = baselines(state.reference[code], state.blocks[code])
     margin = max(float(base.error_factor * base.mean_error), config.ignore)
     return float(base.mean), float(np.sqrt(base.variance)), margin
+
+
+def day_begins(state: StreamState, row: Columns, ignore: float) -> tuple[StreamState, list[Finding]]:
+    """Before a step that begins with this row.
+
+    Where a rhythm comes into use or is given up, the evidence of the stream starts anew: it was against
+    other baselines.
+    """
+    ended, _ = days_begun(state.rhythms.day, state.rhythms.strays, row.day)
+    if not ended:
+        return state, []
+    rhythms, changed = day_over(state.rhythms, int(row.day[0]), ignore)
+    state = replace(state, rhythms=rhythms)
+    if changed.any():
+        state = replace(state, ordinal=int(row.ordinal[0]) - 1)  # evidence counts from this row on
+        for direction in range(len(DIRECTIONS)):
+            state = without_evidence(state, direction)
+    return state, [_learned(state, int(code), row) for code in np.flatnonzero(changed)]
+
+
+def _learned(state: StreamState, code: int, row: Columns) -> RhythmLearned:
+    return RhythmLearned(
+        segment=state.names[state.segment_of_stratum[code]],
+        stratum=str(state.setting_of(code)),
+        ordinal=int(row.ordinal[0]),
+        ended_at=row.ended_at(0),
+        days=int(state.rhythms.days[code, 0]),
+        amplitude=float(state.rhythms.amplitude[code]),
+    )
+
+
+def requests_until_day_counts(state: StreamState, rows: Columns) -> int:
+    """How many of the rows come before the end of a day that counts for some stratum."""
+    begun, _ = days_begun(state.rhythms.day, state.rhythms.strays, rows.day)
+    start, seen = 0, state.rhythms.today[..., 0]
+    for place, _ in begun:
+        if place - start + seen.sum() >= LEAST_REQUESTS:
+            cell = rows.stratum[start:place].astype(np.int64) * HOURS + rows.hour[start:place]
+            seen = seen + np.bincount(cell, minlength=seen.size).reshape(seen.shape)
+            if counts(seen[..., None]).any():
+                return place
+        start, seen = place, np.zeros_like(seen)
+    return len(rows)
+
+
+def with_hours(state: StreamState, rows: Columns) -> Columns:
+    """The rows with the effects of their hours."""
+    if not state.rhythms.used.any():
+        return rows
+    return replace(rows, rhythm=state.rhythms.effect[rows.stratum, rows.hour])
+
+
+def tally(state: StreamState, base: Baselines, rows: Columns) -> Rhythms:
+    """The state's rhythms after its day has counted the rows that hold evidence.
+
+    Once a rhythm is used, a segment with an open incident says nothing about it.
+    """
+    told = state.ready[rows.stratum] & (rows.fresh > 0.0)
+    for incident in state.incidents:
+        if incident is not None:
+            told &= ~_disturbed(state, incident)[rows.stratum]
+    residual = np.where(told, rows.x - line(state, base, rows), 0.0)
+    return tallied(state.rhythms, rows.stratum, rows.day, rows.hour, residual, told)
+
+
+def without_today(state: StreamState, incident: OpenIncident) -> StreamState:
+    """The state that forgets the day so far where an incident opens: the change lies within it."""
+    today = np.where(_disturbed(state, incident)[:, None, None], 0.0, state.rhythms.today)
+    return replace(state, rhythms=replace(state.rhythms, today=today))
+
+
+def _disturbed(state: StreamState, incident: OpenIncident) -> NDArray[np.bool_]:
+    return state.rhythms.used & np.isin(state.segment_of_stratum, incident.segments)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from driftguard.detection import DetectorConfig, ObservationBatch, StreamState, UnreadableState, fold
-from driftguard.detection.state.codec import encode_state
+from driftguard.detection.state.codec import StoredState, encode_state, from_parts, parts_of
 from driftguard.detection.state.history import COMPACT_ROWS
-from driftguard.detection.state.parts import StoredState, from_parts, parts_of
 from tests.detection.traffic import requests
 
 NOTHING = range(0)

@@ -15,8 +15,8 @@ from driftguard.detection.statistics.bets import (
     cut_off,
     factors,
     mean_over_bets,
+    running_sums,
 )
-from driftguard.detection.statistics.running_sums import running_sums
 from driftguard.detection.steps.evidence import ranked
 
 UNIT = st.floats(0.0, 1.0)

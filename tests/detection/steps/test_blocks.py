@@ -27,7 +27,7 @@ from driftguard.detection.statistics import autocorrelation
 from driftguard.detection.statistics.autocorrelation import PAIRED, SCALES, add_neighbours
 from driftguard.detection.statistics.baseline import baselines
 from driftguard.detection.statistics.sessions import KNOWN
-from driftguard.detection.steps.blocks import in_blocks, in_past_blocks
+from driftguard.detection.steps.evidence import in_blocks, in_past_blocks
 from driftguard.detection.steps.expectation import predicted
 from tests.detection.traffic import fold_all, normal, requests, time_to_alarm
 

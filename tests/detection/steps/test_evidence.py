@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from driftguard.detection.statistics.running_sums import last_per_group
-from driftguard.detection.steps.bet_shares import put_on_bets
+from driftguard.detection.statistics.bets import last_per_group
+from driftguard.detection.steps.evidence import put_on_bets
 
 REQUESTS = 5_000
 

@@ -18,8 +18,8 @@ from driftguard.detection import (
     describe,
     fold,
 )
-from driftguard.detection.expected_delay import expected_requests
 from driftguard.detection.statistics.baseline import baselines
+from driftguard.detection.summary import expected_requests
 from tests.detection.statistics.test_windows import windows
 from tests.detection.traffic import START, normal
 
