@@ -20,7 +20,7 @@ INTRODUCTION: Final = """\
 
 Served at `/metrics` of the sidecar and of the built-in engine, and at `/driftguard/metrics` on the proxy's
 admin port; `make metrics` writes this file from them.
-Ratios are 0 to 1, times are seconds, moments are seconds since 1970. Besides these, all serve the
+Ratios are 0 to 1, times are seconds, timestamps are seconds since 1970. Besides these, all serve the
 `process_*` metrics of the Prometheus client, and the sidecar `python_info`.
 """
 
