@@ -1,4 +1,4 @@
-"""What a colour means, from a palette that people with a colour vision deficiency tell apart.
+"""What a colour means, from a palette that people with a colour vision deficiency can distinguish.
 
 Okabe and Ito, "Color Universal Design", 2008. Colour is never the only sign: every state is also a word.
 """
@@ -17,4 +17,4 @@ MAIN: Final = "#0072B2"  # blue
 NEUTRAL: Final = "#999999"
 GONE: Final = "#666666"
 
-SERIES: Final = (MAIN, WARNING, GOOD, SILENT, BETTER)  # for curves that are no states
+SERIES: Final = (MAIN, WARNING, GOOD, SILENT, BETTER)  # for curves that are not states

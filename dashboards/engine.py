@@ -23,9 +23,7 @@ def page() -> Page:
         uid=frame.ENGINE,
         description="The built-in speculative engine: what it serves, how fast, and how good its draft is.",
         scrape=SCRAPE,
-        choices=[
-            frame.choice("draft_version", "Draft version", query, description="The drafts that guessed.")
-        ],
+        choices=[frame.choice("draft_version", "Draft version", query, description="The draft versions.")],
         annotations=[_swaps()],
         rows=[
             Row("Now", _now()),
@@ -40,7 +38,7 @@ def page() -> Page:
 
 
 def _swaps() -> frame.Annotation:
-    """A version that is there now and was not before: the draft was swapped."""
+    """A draft version that has just appeared: the draft was swapped."""
     serving, by = promql.series(f"{P}_info"), "max by (instance, draft_version)"
     return frame.annotation(
         "Draft swaps",
@@ -66,8 +64,8 @@ def _now() -> list[Panel]:
     }
     serving = panels.rows_of(
         "What serves",
-        "Target, draft in service, what verifies (cuda, or the reference on the CPU), and where the state of "
-        "decoding is kept.",
+        "Target, draft in service, the verify backend (cuda, or the reference on the CPU), and where the "
+        "state of decoding is kept.",
         {"Up": promql.gauge(f"{P}_info", by=tuple(labels))},
         labels,
         sort_by="Server",
@@ -93,7 +91,7 @@ def _now() -> list[Panel]:
         ),
         panels.number(
             "K",
-            "Draft tokens per step where a request does not say.",
+            "Draft tokens per step if a request does not set them.",
             (promql.gauge(f"{P}_num_speculative_tokens", by=ENGINE), "{{instance}}"),
             unit="none",
             width=6,
@@ -140,8 +138,8 @@ def _throughput() -> list[Panel]:
     return [
         panels.lines(
             "Tokens",
-            "Prompt and output tokens per second of the requests that ended. Reused are those of the prompt "
-            "that a slot held from another request.",
+            "Prompt and output tokens per second of the requests that ended. Reused are prompt tokens "
+            "that were in the KV cache from another request.",
             (per_second("prompt_tokens"), "prompt"),
             (per_second("reused_prompt_tokens"), "reused"),
             (per_second("output_tokens"), "output"),
@@ -150,7 +148,7 @@ def _throughput() -> list[Panel]:
         ),
         panels.lines(
             "Requests",
-            "Requests per second that ended, by how: stop, length, abort, error.",
+            "Requests per second that ended, by reason: stop, length, abort, error.",
             (per_second("requests", "finish_reason"), "{{finish_reason}}"),
             unit="reqps",
             words=words.ENDINGS,
@@ -169,7 +167,7 @@ def _throughput() -> list[Panel]:
 def _batch() -> list[Panel]:
     batch = panels.lines(
         "Batch",
-        "Requests that run at once and requests that wait, against the slots there are.",
+        "Running and waiting requests, against the number of slots.",
         (promql.gauge(f"{P}_running_requests", by=ENGINE), "running {{instance}}"),
         (promql.gauge(f"{P}_waiting_requests", by=ENGINE), "waiting {{instance}}"),
         (promql.gauge(f"{P}_slots", by=ENGINE), "slots {{instance}}"),
@@ -183,8 +181,8 @@ def _batch() -> list[Panel]:
         panels.where_like(batch, "^slots .*", panels.dashed(colours.NEUTRAL)),
         panels.lines(
             "Cache in use",
-            "Tokens of the running requests, of all that the slots have room for. A slot is as long as the "
-            "longest request may be, so this stays low with short ones.",
+            "Tokens of the running requests, as a fraction of the room in all slots. A slot is as long as "
+            "the longest allowed request, so this stays low with short ones.",
             (f"{used} / {capacity}", "{{instance}}"),
             unit="percentunit",
         )
@@ -204,14 +202,14 @@ def _speculation() -> list[Panel]:
     return [
         panels.lines(
             "Acceptance rate",
-            "Accepted of all draft tokens, per draft version.",
+            "Accepted fraction of draft tokens, per draft version.",
             (promql.ratio(counts("accepted_tokens"), drafted, DRAFT, by=by), "{{draft_version}}"),
             unit="percentunit",
         ),
         panels.lines(
             "Acceptance rate per position",
-            "In how many of the steps that drafted a token at this position (from 0) it was accepted. Not "
-            "conditional on the positions before.",
+            "Of the steps that drafted a token at this position (from 0), the fraction in which it was "
+            "accepted. Not conditional on the positions before.",
             (
                 promql.ratio(
                     counts("position_accepted_tokens"),
@@ -245,9 +243,9 @@ def _speculation() -> list[Panel]:
             width=8,
         ),
         panels.lines(
-            "Why so many draft tokens",
-            "Verifications per second, counted per request, by what decided how many tokens they drafted: "
-            "below_break_even and high_concurrency mean that speculation does not pay now.",
+            "Drafting decisions",
+            "Verifications per second, counted per request, by the reason for the number of draft tokens: "
+            "below_break_even and high_concurrency mean that speculation does not pay off now.",
             (promql.summed_rate(counts("drafting_decisions"), by=("reason",)), "{{reason}}"),
             unit="ops",
         ),
@@ -267,7 +265,7 @@ def _telemetry() -> list[Panel]:
     return [
         panels.lines(
             "Records",
-            "Records per second: answered for, refused for good, lost, and batches to be sent again.",
+            "Records per second: acknowledged, refused, lost, and batches to be sent again.",
             *(
                 (promql.summed_rate(f"{P}_telemetry_records_{fate}_total"), fate.replace("_", " "))
                 for fate in fates
@@ -278,7 +276,7 @@ def _telemetry() -> list[Panel]:
         ),
         panels.lines(
             "Captured requests",
-            "The same of the requests that are captured for retraining.",
+            "The same for requests that are captured for retraining.",
             *(
                 (promql.summed_rate(f"{P}_telemetry_captures_{fate}_total"), fate.replace("_", " "))
                 for fate in fates
@@ -288,7 +286,7 @@ def _telemetry() -> list[Panel]:
         ),
         panels.lines(
             "Waiting records",
-            "Records that wait in memory or on disk while the sidecar is away.",
+            "Records that wait in memory or on disk while the sidecar is unreachable.",
             (promql.gauge(f"{P}_telemetry_waiting_records", by=ENGINE), "{{instance}}"),
             unit="short",
             width=4,

@@ -16,7 +16,7 @@ FAILING: Final = 'condition!~"reporting|idle|waiting"'
 def page() -> Page:
     return Page(
         uid=frame.FLEET,
-        description="Which streams of speculative decoding need somebody, and whether DriftGuard is well.",
+        description="Which streams of speculative decoding need attention, and whether DriftGuard works.",
         scrape=SCRAPE,
         annotations=[streams.change_points(), streams.promotions()],
         rows=[
@@ -44,7 +44,7 @@ def _now() -> list[Panel]:
         ),
         panels.number(
             "Degraded streams",
-            "Streams with an open incident: their acceptance fell and has not come back.",
+            "Streams with an open incident: their acceptance fell and has not recovered.",
             (streams_with(is_("verdict", "degraded")), ""),
             unit="none",
             bad_above=1,
@@ -59,7 +59,7 @@ def _now() -> list[Panel]:
         ),
         panels.number(
             "Servers that fail",
-            "Scraped servers that cannot be read, do not tell what is needed, or do not draft.",
+            "Scraped servers whose metrics cannot be read, are incomplete, or show no drafting.",
             (f"sum({failing}) or vector(0)", ""),
             unit="none",
             bad_above=1,
@@ -74,7 +74,7 @@ def _now() -> list[Panel]:
         ),
         panels.number(
             "Undelivered",
-            "Notifications that no destination has taken yet.",
+            "Notifications that are not delivered yet.",
             (promql.gauge("driftguard_notifications_undelivered"), ""),
             unit="none",
             bad_above=1,
@@ -93,8 +93,8 @@ def _streams() -> list[Panel]:
     traffic = (streams.SPECULATING, streams.TRAFFIC)
     table = panels.rows_of(
         "Every stream, the worst first",
-        "The verdict of each stream, since when it holds, acceptance now and at baseline (in today's mix of "
-        "segments), and what a fall costs. A row opens the stream.",
+        "The verdict of each stream, since when it holds, acceptance now and at baseline (in the current mix "
+        "of segments), and the cost of a fall. A row opens the stream.",
         {
             "Verdict": streams.verdicts(),
             "For": promql.age(promql.gauge(since, streams.SPECULATING, by=streams.LABELS)),
@@ -124,15 +124,15 @@ def _streams() -> list[Panel]:
         table,
         panels.states(
             "Verdicts over time",
-            "What each stream was, and when that changed.",
+            "The verdict of each stream over time.",
             (streams.verdicts(), streams.NAME),
             mappings=words.by_rank(words.VERDICTS),
             height=7,
         ),
         panels.lines(
             "Acceptance rate",
-            "Accepted of all draft tokens, per stream, without canary probes. Canary probes are left out "
-            "everywhere but where it says so.",
+            "Accepted fraction of draft tokens, per stream. Canary probes are left out here and in all "
+            "panels that do not name them.",
             (streams.acceptance(), streams.NAME),
             unit="percentunit",
         ),
@@ -168,7 +168,7 @@ def _incidents() -> list[Panel]:
         ),
         panels.lines(
             "Undelivered notifications",
-            "Notifications that no destination has taken yet.",
+            "Notifications that are not delivered yet.",
             (promql.gauge("driftguard_notifications_undelivered"), "undelivered"),
             unit="none",
             width=8,
@@ -184,8 +184,8 @@ def _open_incidents() -> Panel:
     slowdown = promql.gauge("driftguard_incident_slowdown_ratio", by=streams.INCIDENT)
     table = panels.rows_of(
         "Open incidents",
-        "Every incident that is not resolved: time since its change point, what it costs, the likely cause "
-        "and how sure that is. The last column opens it on the status page.",
+        "Every incident that is not resolved: time since its change point, cost, likely cause "
+        "and confidence. The last column opens it on the status page.",
         {"For": f"(time() - {since}) {joined}", "Slower": f"{slowdown} {joined}"},
         {
             "severity": "Severity",
@@ -213,20 +213,20 @@ def _sources() -> list[Panel]:
     return [
         panels.states(
             "Condition of the scraped servers",
-            "What was known of each server after its newest scrape.",
+            "The condition of each server after its newest scrape.",
             (streams.conditions(), "{{source}} ({{kind}})"),
             mappings=words.by_rank(words.CONDITIONS),
             height=7,
         ),
         panels.lines(
             "Time since the last good scrape",
-            "How long each server has not been read. It grows while a server is away.",
+            "How long each server's metrics have not been read. It grows while a server is unreachable.",
             (promql.age(last), "{{source}} ({{kind}})"),
             unit="s",
         ),
         panels.lines(
             "Scrapes",
-            "Scrapes per second of all servers, by what came of them.",
+            "Scrapes per second of all servers, by outcome.",
             (promql.summed_rate("driftguard_source_scrapes_total", by=("condition",)), "{{condition}}"),
             unit="cps",
             words=words.CONDITIONS,
@@ -239,7 +239,7 @@ def _ingest() -> list[Panel]:
     return [
         panels.lines(
             "Records in",
-            "Records per second that arrived over HTTP, by what became of them.",
+            "Records per second that arrived over HTTP, by outcome.",
             (promql.summed_rate("driftguard_ingest_records_total", by=("outcome",)), "{{outcome}}"),
             unit="cps",
             words=words.ARRIVALS,
@@ -280,13 +280,13 @@ def _health() -> list[Panel]:
         ),
         panels.lines(
             "Failures",
-            "Per second: batches whose fold failed and was rolled back, and detector states that began anew.",
+            "Per second: batches whose fold failed and was rolled back, and detector states that were lost.",
             *((promql.summed_rate(name), text) for name, text in failures),
             unit="cps",
         ),
         panels.lines(
-            "Time since the detector looked around",
-            "Every gauge of a stream, an incident or a retraining is set when it does, every few seconds.",
+            "Time since the gauges were set",
+            "The gauges of streams, incidents and retrainings are set every few seconds.",
             (
                 promql.age(
                     promql.gauge("driftguard_detector_last_round_timestamp_seconds", by=("instance",))
@@ -297,7 +297,7 @@ def _health() -> list[Panel]:
         ),
         panels.lines(
             "Failures of chores",
-            "Per second: failures of what runs now and then beside the detector.",
+            "Per second: failures of the recurring tasks beside the detector.",
             (promql.summed_rate("driftguard_chore_failures_total", by=("chore",)), "{{chore}}"),
             unit="cps",
         ),

@@ -31,9 +31,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One dashboard. `scrape`: a metric that every instance shown here has; it offers the jobs and instances.
-    `choices`: variables beyond those that every dashboard has. `kept`: which of them the link to another
-    dashboard carries along."""
+    """One dashboard. `scrape`: a metric that every instance shown here has; its labels are the choices of
+    jobs and instances. `choices`: variables beyond those that every dashboard has. `kept`: which of them the
+    link to another dashboard carries along."""
 
     uid: str
     description: str
@@ -72,7 +72,7 @@ def build(page: Page) -> models.Dashboard:
 def choice(
     name: str, label: str, query: str, *, description: str, several: bool = True
 ) -> dashboard.QueryVariable:
-    """A variable offered from Prometheus. `several`: any number of values, all at first."""
+    """A variable with values from Prometheus. `several`: any number of values, initially all."""
     variable = dashboard.QueryVariable(name).label(label).description(description).datasource(DATASOURCE)
     variable = variable.query(query).definition(query)
     variable = variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
@@ -86,15 +86,15 @@ def choice(
 def annotation(
     name: str, expression: str, *, colour: str, title: str, text: str, value_is_time: bool = False
 ) -> dashboard.AnnotationQuery:
-    """Marks on the time axis, from a query. `value_is_time`: the series' value is the moment, in
-    milliseconds; else the mark covers the time for which the query returns something."""
+    """Marks on the time axis, from a query. `value_is_time`: the series' value is the time, in
+    milliseconds; else the mark covers the time in which the query returns a value."""
     built = dashboard.AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).hide(False)
     built = built.icon_color(colour).expr(expression).step("60s")
     return built.title_format(title).text_format(text).use_value_for_time(value_is_time)
 
 
 def address(uid: str, *variables: str) -> str:
-    """Of a dashboard, with the values that these variables have now."""
+    """The URL of a dashboard, with the current values of these variables."""
     return f"/d/{uid}?{'&'.join(f'${{{name}:queryparam}}' for name in ('datasource', 'sidecar', *variables))}"
 
 
@@ -114,7 +114,7 @@ def _shared_variables(scrape: str) -> list[Variable]:
         dashboard.TextBoxVariable("sidecar")
         .label("Status page")
         .description(
-            "Address of the sidecar as the browser reaches it; the links to its pages start with it."
+            "Address at which the browser reaches the sidecar; the links to its web pages start with it."
         )
         .default_value(STATUS_PAGE)
         .current(models.VariableOption(text=STATUS_PAGE, value=STATUS_PAGE, selected=True)),
@@ -122,7 +122,7 @@ def _shared_variables(scrape: str) -> list[Variable]:
 
 
 def _links(page: Page) -> list[dashboard.DashboardLink]:
-    """The engine is scraped by another job than the sidecar: what is chosen there means nothing here."""
+    """The engine is scraped by another job than the sidecar, so its chosen job is not kept in links."""
     sidecars = {FLEET, STREAM, RETRAINING}
     found = []
     for uid, title in TITLES.items():
@@ -136,4 +136,4 @@ def _links(page: Page) -> list[dashboard.DashboardLink]:
 
 def _status_page() -> dashboard.DashboardLink:
     link = dashboard.DashboardLink("Status page").type(models.DashboardLinkType.LINK).url("${sidecar:raw}")
-    return link.icon("external link").target_blank(True).tooltip("The sidecar's own page")
+    return link.icon("external link").target_blank(True).tooltip("The sidecar's status page")

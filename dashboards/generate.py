@@ -26,7 +26,8 @@ def files() -> dict[str, str]:
 
 
 def _document(page: Page) -> dict[str, Any]:
-    """The SDK would put links and marks into a menu of the newest Grafana; they belong on the page."""
+    """The SDK would put links and annotations into a menu of the newest Grafana; here they are shown on the
+    page."""
     document: dict[str, Any] = json.loads(json.dumps(frame.build(page), cls=JSONEncoder))
     for item in (*document["links"], *document["annotations"]["list"]):
         item.pop("placement", None)

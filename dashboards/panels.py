@@ -1,4 +1,4 @@
-"""The kinds of panels, each with its queries, unit and description. The dashboards say what is in them."""
+"""The kinds of panels, each with its queries, unit and description. The dashboards fill them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lines(
     height: int = 8,
 ) -> timeseries.Panel:
     """Curves over time. Gaps stay gaps: no traffic is not an acceptance of 0. `words`: for series that are
-    called by a state."""
+    named after a state."""
     one_each = not any("{{" in name for _, name in queries)
     modes = common_models.LegendDisplayMode
     few = one_each or words  # in a table, more than two would have to be scrolled to
@@ -63,14 +63,14 @@ def lines(
 
 
 def bars(title: str, description: str, *queries: Query, unit: str, words: Words) -> timeseries.Panel:
-    """Counts of rare events, on top of each other."""
+    """Counts of rare events, stacked."""
     panel = lines(title, description, *queries, unit=unit, words=words)
     stacking = common.StackingConfig().mode(common_models.StackingMode.NORMAL)
     return panel.draw_style(common_models.GraphDrawStyle.BARS).stacking(stacking).fill_opacity(80).min(0)
 
 
 def shares(title: str, description: str, parts: str, whole: str, name: str) -> timeseries.Panel:
-    """Parts of a whole over time. `whole`: one series without labels."""
+    """Fractions of a total over time. `whole`: the total, one series without labels."""
     part = f"{parts} / on () group_left () ({whole} > 0)"
     panel = lines(title, description, (part, name), unit="percentunit")
     stacking = common.StackingConfig().mode(common_models.StackingMode.NORMAL)
@@ -88,7 +88,7 @@ def number(
     width: int = 4,
     height: int = 4,
 ) -> stat.Panel:
-    """Numbers of now. Above `bad_above` in the colour of what is bad."""
+    """Current numbers. Above `bad_above` in the colour BAD."""
     steps = [models.Threshold(value=None, color=colour if bad_above is None else colours.GOOD)]
     if bad_above is not None:
         steps.append(models.Threshold(value=bad_above, color=colours.BAD))
@@ -134,7 +134,7 @@ def rows_of(
 ) -> table.Panel:
     """A table: one row per combination of `labels` (label -> heading), one column per query of `columns`
     (heading -> PromQL). All queries have to keep the same labels, or their rows would not be merged.
-    `leading`: the column of values that comes before the labels. `labels_only`: the values say nothing."""
+    `leading`: the column of values in front of the labels. `labels_only`: the values are hidden."""
     panel = _common(table.Panel(), title, description, width, height).unit("none")
     panel = panel.min_width(MIN_COLUMN_PX)
     panel = panel.sort_by([common.TableSortByFieldState().display_name(sort_by).desc(descending)])
@@ -156,8 +156,8 @@ def rows_of(
 
 
 def process(scrape: str) -> list[Panel]:
-    """What the process of each instance takes that has the metric `scrape`: where all jobs are chosen,
-    Prometheus knows the processes of everything else too."""
+    """CPU and memory of each instance with the metric `scrape`: if all jobs are chosen, Prometheus has the
+    processes of other programs too."""
     by = ("job", "instance")
     ours = f"and on (job, instance) {promql.series(scrape)}"
     return [
@@ -177,7 +177,7 @@ def process(scrape: str) -> list[Panel]:
 
 
 def where(panel: AnyPanel, field: str, properties: Properties) -> AnyPanel:
-    """Settings of one series or column, by the name that is shown."""
+    """Settings of one series or column, by its displayed name."""
     values = [models.DynamicConfigValue(id_val=name, value=value) for name, value in properties.items()]
     panel.override_by_name(field, values)
     return panel
@@ -199,7 +199,8 @@ def dashed(value: str) -> Properties:
 
 
 def filled(words: Sequence[models.ValueMapping]) -> Properties:
-    """A table's cell in the colour of its state. To the left, where ranks, being numbers, would not be."""
+    """A table's cell in the colour of its state, aligned left (Grafana aligns numbers, such as ranks,
+    right)."""
     cell = {"type": "color-background", "mode": "basic"}
     return {"mappings": list(words), "custom.cellOptions": cell, "custom.align": "left"}
 

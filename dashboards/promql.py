@@ -1,4 +1,4 @@
-"""The few shapes of PromQL that the dashboards are made of.
+"""The few forms of PromQL queries that the dashboards use.
 
 Every selector asks for the job and instance chosen on the dashboard. Several sidecars may share a database:
 their counters add up, because only one folds a record, while their gauges say the same, so gauges are
@@ -18,7 +18,7 @@ def is_(label: str, value: str) -> str:
 
 
 def chosen(variable: str, label: str | None = None) -> str:
-    """Any of the values chosen in a variable; it is called like the label unless said otherwise."""
+    """Matches the chosen values of a variable, which has the name of the label unless given."""
     return f'{label or variable}=~"${variable}"'
 
 
@@ -45,16 +45,16 @@ def gauge(name: str, *matchers: str, by: Sequence[str] = ()) -> str:
 
 
 def ratio(over: str, under: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    """Of two counters, as a ratio of sums; nothing where the lower one stands still."""
+    """Of two counters, as a ratio of sums; nothing while the denominator does not grow."""
     return f"{summed_rate(over, *matchers, by=by)} / ({summed_rate(under, *matchers, by=by)} > 0)"
 
 
-def quantile(q: float, histogram: str, *matchers: str, by: Sequence[str] = ()) -> str:
-    return f"histogram_quantile({q}, {summed_rate(f'{histogram}_bucket', *matchers, by=('le', *by))})"
+def quantile(q: float, histogram: str) -> str:
+    return f"histogram_quantile({q}, {summed_rate(f'{histogram}_bucket', by=('le',))})"
 
 
 def age(timestamp_gauge: str) -> str:
-    """Seconds since then."""
+    """Seconds since that time."""
     return f"time() - {timestamp_gauge}"
 
 

@@ -20,7 +20,7 @@ def page() -> Page:
     verdict = "driftguard_stream_verdict"
     return Page(
         uid=frame.RETRAINING,
-        description="Whether drafts are mended when they have to be: runs, the gate, promotions, rollbacks.",
+        description="Whether drafts are retrained when necessary: runs, the gate, promotions, rollbacks.",
         scrape="driftguard_fold_lag_records",
         choices=[
             frame.choice(
@@ -33,7 +33,7 @@ def page() -> Page:
                 "target",
                 "Target",
                 f"label_values({verdict}{{{base}, {CHOSEN[0]}}}, target)",
-                description="The large models that decide.",
+                description="The large models, which decide every token.",
             ),
         ],
         annotations=[streams.promotions(*CHOSEN), streams.change_points(*CHOSEN)],
@@ -42,7 +42,7 @@ def page() -> Page:
             Row("Runs", _runs()),
             Row("The gate", _gate()),
             Row("Drafts", _drafts()),
-            Row("Traffic to learn from", _captures()),
+            Row("Training traffic", _captures()),
         ],
     )
 
@@ -55,8 +55,8 @@ def _now() -> list[Panel]:
     newest = f"{outcome} or {len(words.NEWEST_RUN)} * ({watching} == 1)"
     table = panels.rows_of(
         "Servers",
-        "How the newest run ended (a promoted draft is watched first), how long ago one last ended as it "
-        "should (promoted, or nothing to do), and how many candidates in a row the gate has rejected.",
+        "How the newest run ended (a promoted draft is watched first), how long ago one last succeeded "
+        "(promoted, or nothing to do), and how many candidates in a row the gate has rejected.",
         {
             "Newest run": newest,
             "Since a success": promql.age(last),
@@ -83,7 +83,7 @@ def _now() -> list[Panel]:
         ).decimals(0),
         panels.number(
             "Rollbacks",
-            "Promoted drafts in the time range shown that did worse on live traffic and were taken back.",
+            "Promoted drafts in the time range shown that did worse on live traffic and were rolled back.",
             (_ended(RANGE, is_("outcome", "rolled_back")), "{{outcome}}"),
             unit="none",
             bad_above=1,
@@ -93,7 +93,8 @@ def _now() -> list[Panel]:
 
 
 def _ended(over: str, *matchers: str) -> str:
-    """Ended runs by outcome. The counter follows the database: several sidecars of one show the same."""
+    """Ended runs by outcome. The counter follows the database: several sidecars on one database show the
+    same."""
     rose = promql.increase("driftguard_retrain_runs_total", over, *CHOSEN, *matchers)
     return f"sum by (outcome) (max by ({', '.join((*PLACE, 'outcome'))}) ({rose}))"
 
@@ -102,23 +103,23 @@ def _runs() -> list[Panel]:
     stages = promql.ranked("driftguard_retrain_stage", "stage", words.names(words.STAGES), *CHOSEN, by=PLACE)
     return [
         panels.states(
-            "Run under way",
-            "The stage of the run under way, per server and target. Empty while there is none.",
+            "Current run",
+            "The stage of the current run, per server and target. Empty while there is none.",
             (stages, NAME),
             mappings=words.by_rank(words.STAGES),
             height=6,
         ),
         panels.bars(
             "Ended runs",
-            "Runs that ended, by how they did.",
+            "Ended runs, by outcome.",
             (_ended(promql.INTERVAL), "{{outcome}}"),
             unit="none",
             words=words.OUTCOMES,
         ),
         panels.lines(
             "Time since a success",
-            "Since a run last ended as it should: promoted, or nothing to do. With the nightly job, this "
-            "should hardly pass a day.",
+            "Since a run last succeeded: promoted, or nothing to do. With the nightly job, this "
+            "should hardly exceed a day.",
             (
                 promql.age(
                     promql.gauge("driftguard_retrain_last_success_timestamp_seconds", *CHOSEN, by=PLACE)
@@ -143,14 +144,14 @@ def _gate() -> list[Panel]:
     return [
         panels.states(
             "Decision",
-            "What the gate made of the last candidate, per server and target.",
+            "The gate's decision on the last candidate, per server and target.",
             (promql.gauge("driftguard_gate_passed", *CHOSEN, by=PLACE), NAME),
             mappings=words.by_name(words.PASSED),
             height=5,
         ),
         panels.where_like(drafts, "^in_service .*", panels.dashed(colours.NEUTRAL)),
         panels.lines(
-            "Bounds that decide",
+            "Deciding bounds",
             "95% bounds: the least that the candidate gains on the changed traffic, and the most that it "
             "loses in any group of the traffic.",
             (promql.gauge("driftguard_gate_gain_lower_ratio", *CHOSEN, by=PLACE), f"gains at least {NAME}"),
@@ -173,7 +174,7 @@ def _drafts() -> list[Panel]:
     )
     table = panels.rows_of(
         "Drafts in service",
-        "Which draft serves where, and for how long.",
+        "The draft in service of each server, and for how long.",
         {"For": promql.age(since)},
         {"server": "Server", "target": "Target", "draft_version": "Draft version"},
         sort_by="For",
@@ -186,7 +187,7 @@ def _captures() -> list[Panel]:
     return [
         panels.lines(
             "Captured requests",
-            "Requests per second that arrived for retraining, by what became of them.",
+            "Captured requests per second, by outcome.",
             (promql.summed_rate("driftguard_captures_total", by=("outcome",)), "{{outcome}}"),
             unit="cps",
             words=words.ARRIVALS,

@@ -61,13 +61,13 @@ def _choices() -> list[frame.Variable]:
             "target",
             "Target",
             f"label_values({records}{{{base}, {PLACE[0]}}}, target)",
-            description="The large model that decides.",
+            description="The large model, which decides every token.",
             several=False,
         ),
     ]
     for name, label, metric, text in (
-        ("draft_version", "Draft version", records, "The drafts that guessed."),
-        ("method", "Method", records, "How was drafted."),
+        ("draft_version", "Draft version", records, "The draft versions."),
+        ("method", "Method", records, "The drafting method."),
         ("segment", "Segment", RECORDS, "Bounded labels of the traffic."),
     ):
         query = f"label_values({metric}{{{base}, {place}}}, {name})"
@@ -81,7 +81,7 @@ def _now() -> list[Panel]:
     return [
         panels.states(
             "Verdict",
-            "What each draft version's stream was, and when that changed.",
+            "The verdict of each draft version's stream over time.",
             (streams.verdicts(*CHOSEN), NAME),
             mappings=words.by_rank(words.VERDICTS),
             width=12,
@@ -89,7 +89,7 @@ def _now() -> list[Panel]:
         ),
         panels.number(
             "Acceptance",
-            "Accepted of all draft tokens now.",
+            "Accepted fraction of draft tokens now.",
             (streams.acceptance(*SEGMENTS, by=DRAFT), NAME),
             unit="percentunit",
             width=3,
@@ -97,7 +97,7 @@ def _now() -> list[Panel]:
         ),
         panels.number(
             "Baseline",
-            "Acceptance while the segments were in control, in today's mix of segments.",
+            "Acceptance at baseline, in the current mix of segments.",
             (streams.baseline(*SEGMENTS, by=DRAFT), NAME),
             unit="percentunit",
             colour=colours.NEUTRAL,
@@ -114,7 +114,7 @@ def _now() -> list[Panel]:
         ),
         panels.number(
             "Slower",
-            "Part of the tokens per second that the open incident costs; nothing without an incident.",
+            "Fraction of the tokens per second that the open incident costs; empty without an incident.",
             (slowdown, NAME),
             unit="percentunit",
             bad_above=0.2,
@@ -127,8 +127,8 @@ def _now() -> list[Panel]:
 def _acceptance() -> list[Panel]:
     against = panels.lines(
         "Acceptance rate against the baseline",
-        "Accepted of all draft tokens, per draft version. Dashed: the baseline, in today's mix of segments, "
-        "so that a mix that moves does not look like a change; in grey, where speculation stops to pay.",
+        "Accepted fraction of draft tokens, per draft version. Dashed: the baseline in the current mix of "
+        "segments, so that a change of the mix does not look like a change; in grey, the break-even.",
         (streams.acceptance(*SEGMENTS, by=DRAFT), NAME),
         (streams.baseline(*SEGMENTS, by=DRAFT), f"baseline {NAME}"),
         (
@@ -145,13 +145,13 @@ def _acceptance() -> list[Panel]:
         against,
         panels.lines(
             "Acceptance length",
-            "Emitted tokens per verification: 1 is no use of the draft at all, K + 1 the most.",
+            "Emitted tokens per verification: 1 if no draft token is accepted, at most K + 1.",
             (promql.ratio(EMITTED, STEPS, *TRAFFIC, streams.SPECULATING, by=DRAFT), NAME),
             unit="short",
         ),
         panels.lines(
             "Draft tokens per step",
-            "Drafted tokens per verification: K, where every step drafts K.",
+            "Drafted tokens per verification: K, if every step drafts K.",
             (promql.ratio(DRAFTED, STEPS, *TRAFFIC, streams.SPECULATING, by=DRAFT), NAME),
             unit="short",
         ),
@@ -166,7 +166,7 @@ def _segments() -> list[Panel]:
     return [
         panels.lines(
             "Acceptance rate per segment",
-            "Accepted of all draft tokens of each segment.",
+            "Accepted fraction of the draft tokens of each segment.",
             (acceptance, name),
             unit="percentunit",
         ),
@@ -179,13 +179,13 @@ def _segments() -> list[Panel]:
         ),
         panels.lines(
             "Baselines",
-            "What each segment accepted while it was in control. A step is a baseline learned anew.",
+            "The baseline of each segment. A step means that the baseline was learned anew.",
             (baseline, name),
             unit="percentunit",
         ),
         panels.shares(
             "Mix of segments",
-            "Each segment's part of the draft tokens.",
+            "Each segment's fraction of the draft tokens.",
             drafted,
             promql.summed_rate(DRAFTED, *TRAFFIC),
             "{{segment}}",
@@ -198,8 +198,8 @@ def _named_by_incidents() -> Panel:
     by = (*DRAFT, "direction", "severity", "segment", "positions")
     table = panels.rows_of(
         "Segments that an open incident names",
-        "Where acceptance changed: its rate before the change point and after it, as the incident opened. "
-        "Where K varies it is that of the first draft position.",
+        "The acceptance rate before and after the change point, when the incident opened. "
+        "If K varies, it is that of the first draft position.",
         {
             "Before": promql.gauge("driftguard_incident_acceptance_before_ratio", *SEGMENTS, by=by),
             "After": promql.gauge("driftguard_incident_acceptance_after_ratio", *SEGMENTS, by=by),
@@ -223,8 +223,8 @@ def _named_by_incidents() -> Panel:
 def _tokens() -> list[Panel]:
     tokens = panels.lines(
         "Drafted, accepted and emitted tokens",
-        "Tokens per second: offered by the draft, kept by the target, received by users (the accepted and "
-        "one more per step).",
+        "Tokens per second: offered by the draft, kept by the target, received by users (accepted tokens "
+        "and one bonus token per step).",
         (promql.summed_rate(DRAFTED, *TRAFFIC), "drafted"),
         (promql.summed_rate(ACCEPTED, *TRAFFIC), "accepted"),
         (promql.summed_rate(EMITTED, *TRAFFIC), "emitted"),
@@ -262,7 +262,7 @@ def _cost() -> list[Panel]:
     faster = "driftguard_speculation_speedup_ratio"
     best = panels.lines(
         "K in use and the best K",
-        "Draft tokens per step as configured, and what would be fastest with the present acceptance; 0 is "
+        "Draft tokens per step as configured, and the fastest K at the current acceptance; 0 is "
         "without speculation.",
         (
             promql.gauge("driftguard_stream_num_speculative_tokens", streams.SPECULATING, *CHOSEN, by=DRAFT),
@@ -274,13 +274,13 @@ def _cost() -> list[Panel]:
     return [
         panels.where_like(speeds, "^before .*", panels.dashed(colours.NEUTRAL)),
         panels.lines(
-            "What incidents cost",
-            "Part of the tokens per second lost: measured where that is sure, else by formula.",
+            "Cost of incidents",
+            "Fraction of the tokens per second lost: measured if that is precise enough, else by formula.",
             (promql.gauge(slowdown, *CHOSEN, by=(*DRAFT, "direction")), f"{NAME} {{{{direction}}}}"),
             unit="percentunit",
         ),
         panels.lines(
-            "What speculation gives",
+            "Gain of speculation",
             "Tokens per second as a multiple of those without speculation, with a 95% interval.",
             (promql.gauge(faster, *CHOSEN, by=(*DRAFT, "bound")), f"{NAME} {{{{bound}}}}"),
             unit="none",
@@ -303,21 +303,21 @@ def _server() -> list[Panel]:
     return [
         panels.states(
             "Condition at the newest scrape",
-            "What was known of the server after its newest scrape. Empty where it is not scraped.",
+            "The condition of the server after its newest scrape. Empty if it is not scraped.",
             (streams.conditions(source), "{{source}} ({{kind}})"),
             mappings=words.by_rank(words.CONDITIONS),
             width=12,
         ),
         panels.lines(
             "Time since the last good scrape",
-            "How long the server has not been read. Empty where it is not scraped.",
+            "How long the server's metrics have not been read. Empty if it is not scraped.",
             (promql.age(last), "{{source}} ({{kind}})"),
             unit="s",
         ),
         panels.where(arrived, "none none", streams.UNSPECULATED),
         panels.lines(
             "Age of the draft in service",
-            "Time since the draft was put into service. Empty where DriftGuard was never told of one.",
+            "Time since the draft was put into service. Empty if DriftGuard does not know when.",
             (promql.age(since), "{{draft_version}}"),
             unit="s",
         ),

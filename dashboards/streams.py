@@ -1,4 +1,4 @@
-"""What the dashboards say of streams: their names, verdicts, servers, and the marks on their time axes."""
+"""The parts of dashboards about streams: names, verdicts, servers, and marks on the time axis."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ HEADINGS: Final = {
     "draft_version": "Draft version",
     "method": "Method",
 }
-TRAFFIC: Final = 'kind!="probe"'  # canary probes are no traffic
+TRAFFIC: Final = 'kind!="probe"'  # canary probes are not traffic
 SPECULATING: Final = 'method!="none"'  # requests without speculation have a stream of their own
 UNSPECULATED: Final = {"displayName": "without speculation"}  # for such a stream, called "none none"
 
 
 def link() -> panels.Properties:
-    """From a table's row to its stream."""
+    """A link from a table's row to its stream."""
     place = "&".join(f"var-{name}=${{__data.fields.{name}:percentencode}}" for name in ("server", "target"))
     address = frame.address(frame.STREAM, "job", "instance")
     return panels.link("Open the stream", f"{address}&{place}&${{__url_time_range}}")
@@ -46,7 +46,7 @@ def acceptance(*matchers: str, by: tuple[str, ...] = LABELS) -> str:
 
 
 def baseline(*matchers: str, by: tuple[str, ...] = LABELS) -> str:
-    """The baselines of the segments, weighted with the draft tokens that they have now."""
+    """The baselines of the segments, weighted by their current draft tokens."""
     of = (*LABELS, "segment")
     drafted = promql.summed_rate("driftguard_draft_tokens_total", TRAFFIC, *matchers, by=of)
     known = promql.gauge("driftguard_acceptance_baseline_ratio", *matchers, by=of)

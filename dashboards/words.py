@@ -1,4 +1,5 @@
-"""States in words and colours. Ranks count from 1, the worst first, so that sorting a table sorts by need."""
+"""States in words and colours. Ranks count from 1, the worst first, so that a table can be sorted by
+urgency."""
 
 from __future__ import annotations
 

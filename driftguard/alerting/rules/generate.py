@@ -1,7 +1,7 @@
 """The rules as text: for Prometheus itself, and as a manifest for its operator.
 
-A template of text, not objects that are dumped, so that comments and line breaks reach the reader. It is in
-Jinja with << and >> for what is filled in, because {{ and }} are those of Prometheus' own templates.
+The template is text, not dumped objects, so that the rules keep their comments and line breaks. It is Jinja
+with << and >> around values, because {{ and }} belong to Prometheus' own templates.
 """
 
 from __future__ import annotations

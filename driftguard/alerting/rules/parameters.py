@@ -1,4 +1,4 @@
-"""What of the alert rules depends on the place where they are loaded."""
+"""The parameters of the alert rules: names, labels, links and thresholds of an installation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from driftguard.errors import BadInput
 
-# The labels of the alerts and of the series behind them: to set one of these would change what an alert says.
+# The labels of the alerts and of the series behind them: setting one of these would change the meaning of an
+# alert.
 RULE_LABELS: Final = frozenset(
     {
         *(
@@ -32,7 +33,7 @@ RULE_LABELS: Final = frozenset(
 
 _LABEL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of Prometheus' data model
 _JOB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:-]*")
-_URL: Final = re.compile(r"[A-Za-z0-9._~:/\[\]%+-]+")  # no character that YAML or a template would read
+_URL: Final = re.compile(r"[A-Za-z0-9._~:/\[\]%+-]+")  # no character with a meaning in YAML or a template
 
 Number = TypeVar("Number", int, float)
 
@@ -57,8 +58,9 @@ class RuleParameters:
     """Address under which people reach the sidecar; every link and `runbook_url` begins with it."""
 
     cluster_label: str | None = None
-    """A label that tells apart the clusters that one Prometheus sees. With it all is judged per cluster, and
-    alerts carry the label. That nothing is there at all is told only if it is so in every cluster."""
+    """A label that distinguishes the clusters of one Prometheus. With it, each cluster is judged by itself,
+    and alerts carry the label. The alerts for no sidecar and for no stream fire only if it is so in every
+    cluster."""
 
     extra_labels: Mapping[str, str] = field(default_factory=dict)
     """Label -> value that every alert gets, for example for the routes of Alertmanager."""
@@ -68,7 +70,7 @@ class RuleParameters:
     )
     low_acceptance: float = _threshold(
         0.4,
-        "ThroughputCost: information below this acceptance if no cost is measured",
+        "ThroughputCost: fires as info below this acceptance, if no cost is measured",
         least=0.01,
         below=1,
     )
@@ -121,7 +123,8 @@ def _check_base_url(url: str) -> None:
 def _check_label_name(field_name: str, name: str) -> None:
     if not _LABEL_NAME.fullmatch(name) or name.startswith("__"):
         raise BadInput(
-            f"{field_name}: {name!r} is no label name: letters, digits and _, first no digit and no __"
+            f"{field_name}: {name!r} is not a label name: letters, digits and _ only, "
+            "not beginning with a digit or __"
         )
     if name in RULE_LABELS:
         raise BadInput(f"{field_name}: the rules need the label {name} for themselves")
