@@ -70,10 +70,10 @@ def in_the_fold(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
 def in_the_summary(patch: pytest.MonkeyPatch, calls: list[str]) -> None:
     describe = detection.describe
 
-    def poisoned(config: Any, state: Any) -> Any:
+    def poisoned(config: Any, state: Any, factor: float) -> Any:
         if SEGMENT in state.names:
             raise_for(calls, "the summary")
-        return describe(config, state)
+        return describe(config, state, factor)
 
     patch.setattr(state_cache, "describe", poisoned)
 
