@@ -29,7 +29,7 @@ RUN if [ -n "$TORCH_INDEX_URL" ]; then \
  && /opt/driftguard/bin/pip install --no-cache-dir "$(ls /wheels/driftguard_llm-*.whl)[proxy,otlp,engine,cuda]"
 
 FROM python:3.12-slim-bookworm AS runtime
-# HOME: what the engine keeps while the sidecar is away, and what it takes from a hub, is on the volume too.
+# HOME: the engine's spool, and models from a hub, are on the volume too.
 ENV PATH=/opt/driftguard/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -47,7 +47,7 @@ HEALTHCHECK --interval=15s --timeout=5s --start-period=120s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8100/health', timeout=4)"]
 CMD ["engine", "--host", "0.0.0.0"]
 
-# The last one is what `docker build .` makes.
+# `docker build .` makes the last one.
 FROM runtime AS sidecar
 COPY --from=sidecar-packages /opt/driftguard /opt/driftguard
 EXPOSE 8200

@@ -142,7 +142,7 @@ class Sidecar:
 
     def start(self) -> None:
         self._deferring.open()
-        # Today's partitions must exist before the first record; what is past retention may wait.
+        # Today's partitions must exist before the first record; dropping old ones may wait.
         retention.create_ahead(self.database, datetime.now(UTC), self.settings.retention.partitions_ahead)
         self.ingest.start()
         self._ingest_watch.start()
@@ -155,7 +155,8 @@ class Sidecar:
         self._chores.start()
 
     def stop(self) -> None:
-        """What was acknowledged is stored; what was folded is committed; the rest begins again."""
+        """Acknowledged records are stored, folded ones are committed; the rest is done by the next
+        process."""
         self.stop_soon()
         self.scraping.stop()
         self.ingest.stop()
@@ -170,9 +171,9 @@ class Sidecar:
         self._deferring.close()
 
     async def work(self) -> None:
-        """Runs the jobs until cancelled, through any failure of the database.
+        """Runs the jobs until cancelled, and restarts them after any failure of the database.
 
-        A worker that cannot reach it raises that instead of having been cancelled.
+        A worker that cannot reach the database raises its error even if it was cancelled.
         """
         while not self._stopping.is_set():
             try:
@@ -194,8 +195,8 @@ class Sidecar:
             )
 
     def stop_soon(self) -> None:
-        """A training process that runs is told to end. Who waits for a commit is answered within 5 seconds,
-        the database or not. Returns at once; may be called more than once."""
+        """Ends a running training process. Senders that wait for a commit are answered within 5 seconds, even
+        without the database. Returns at once; may be called more than once."""
         with self._stop_lock:
             if self._stopping.is_set():
                 return
@@ -215,10 +216,10 @@ class Sidecar:
         self.metrics.database.timeouts.labels(timeout.work.name, timeout.reason).inc()
 
     def _do_chores(self) -> None:
-        """Small things that recur: partitions and retention every hour, the rest every few seconds."""
+        """The recurring chores: partitions and retention every hour, the rest every few seconds."""
         for chore in CHORES:
             self.metrics.loops.chore_last_success.labels(chore).set_to_current_time()
-        since_maintenance = MAINTENANCE_SECONDS  # at once: the last may have been cut short
+        since_maintenance = MAINTENANCE_SECONDS  # run at once: the last may have been interrupted
         while not self._stopping.wait(DUE_SECONDS):
             self._attempt("diagnose", self._diagnose)
             self._attempt("measure_costs", self._measure_costs)
@@ -318,13 +319,13 @@ def run_sidecar(settings: Settings) -> None:
 
 
 def _unwind(*_: object) -> None:
-    """On SIGTERM before it serves and after: the embedded database is stopped too."""
+    """Raises on SIGTERM, before and after serving, so that the embedded database is stopped too."""
     raise SystemExit(0)
 
 
 @contextmanager
 def _bind(settings: Settings) -> Iterator[socket.socket]:
-    """Before anything else starts, so that a port in use is told at once."""
+    """Binds before anything else starts, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -339,8 +340,8 @@ def _bind(settings: Settings) -> Iterator[socket.socket]:
 
 
 def run_retraining(settings: Settings, *, server: str | None, force: bool, traffic: Path | None) -> int:
-    """The nightly job: one retraining; prints how it goes and ends, returns the exit code. At a terminal it
-    counts as started by hand: nobody waits for it tomorrow.
+    """The nightly job: one retraining. Prints its progress and outcome, and returns the exit code. At a
+    terminal it counts as started by hand, and no next run is expected.
 
     Raises BadSettings (no such engine), BadInput (the traffic file), DatabaseUnavailable.
     """

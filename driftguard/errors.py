@@ -1,4 +1,4 @@
-"""Errors that a user may meet. Each knows its HTTP status and the exit code of the command line."""
+"""Errors that a user may see. Each has an HTTP status and an exit code of the command line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 class DriftGuardError(Exception):
     """{detail}
 
-    Base of every refusal that DriftGuard makes on purpose. `status` is the HTTP status of the
-    problem+json answer (RFC 9457), `title` its summary, `exit_code` what a command ends with.
+    Base of all expected errors of DriftGuard. `status` is the HTTP status of the
+    problem+json answer (RFC 9457), `title` its summary, `exit_code` the exit code of a command.
     """
 
     status = 500
@@ -54,14 +54,14 @@ class Busy(DriftGuardError):
 
 
 class NotFound(DriftGuardError):
-    """There is no such thing; the message says what was asked for."""
+    """The requested object does not exist; the message names it."""
 
     status = 404
     title = "Not found"
 
 
 class Conflict(DriftGuardError):
-    """The request does not fit the present state, for example an illegal transition."""
+    """The request conflicts with the current state, for example an illegal transition."""
 
     status = 409
     title = "Conflict"

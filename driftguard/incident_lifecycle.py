@@ -1,7 +1,7 @@
 """States of an incident and the legal transitions between them. Pure.
 
-open: nobody has looked; acknowledged: somebody has; mitigating: a retraining or a rollback is under way;
-resolved: over, for ever. A new drift of the same stream is a new incident.
+open: nobody has seen it; acknowledged: a person has; mitigating: a retraining or a rollback is under way;
+resolved: ended, and final. A new drift of the same stream is a new incident.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ State = Literal["open", "acknowledged", "mitigating", "resolved"]
 Severity = Literal["critical", "warning", "info"]
 Direction = Literal["down", "up"]
 
-# A mitigation that fails returns to open, so that a person is asked again, or to acknowledged if one was.
+# After a failed mitigation it is open again, so that a person looks at it, or acknowledged if it was before.
 LEGAL: Final[Mapping[str, tuple[State, ...]]] = {
     "open": ("acknowledged", "mitigating", "resolved"),
     "acknowledged": ("mitigating", "resolved"),
@@ -69,8 +69,8 @@ def transition(from_state: State | None, to_state: State, reason: str, at: datet
 
 
 def severity(direction: Direction, slowdown: float | None, page_slowdown: float = PAGE_SLOWDOWN) -> Severity:
-    """`slowdown`: the part of the tokens per second lost, measured or by formula; None if unknown. What is
-    only "info" pages nobody: a rise, and a fall that is known to cost less than `page_slowdown`."""
+    """`slowdown`: the part of the tokens per second lost, measured or by formula; None if unknown. "info"
+    pages nobody: a rise, and a fall that is known to cost less than `page_slowdown`."""
     if direction == "up":
         return "info"
     if slowdown is None:
@@ -81,7 +81,7 @@ def severity(direction: Direction, slowdown: float | None, page_slowdown: float 
 
 
 def is_graver(one: str, other: str) -> bool:
-    """Of two severities."""
+    """Whether severity `one` is higher than `other`."""
     return GRAVITY.index(one) > GRAVITY.index(other)
 
 

@@ -14,9 +14,9 @@ _NONE: Final = Secrets([])
 
 
 def configure_logging(level: str, secrets: Secrets = _NONE) -> None:
-    """Lines of our own and of libraries, tracebacks included, have `secrets` masked when they are whole: at
-    that point nothing can add one any more."""
-    # The default shows local variables of a traceback, and keys and token ids could be among them.
+    """Masks `secrets` in complete lines, of DriftGuard and of libraries, tracebacks included: after that,
+    nothing is added to a line."""
+    # The default prints local variables in tracebacks, which may contain keys and token ids.
     render = structlog.dev.ConsoleRenderer(
         colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback
     )

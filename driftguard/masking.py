@@ -1,6 +1,7 @@
-"""Secrets that the settings hold, kept out of what people read: logs, error texts, answers, stored rows.
+"""Masks the secrets of the settings in all output: logs, error texts, answers, stored rows.
 
-The password of a URL is one, and so is all of a webhook's URL behind its host: whoever knows it can post.
+The password of a URL is a secret, and so are the path and query of a webhook's URL: everybody who knows it
+can post.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from urllib.parse import quote, quote_plus, unquote, unquote_plus, urlsplit
 
 MASK: Final = "***"
 UNREADABLE: Final = "(an address that cannot be read)"
-LEAST_CHARACTERS: Final = 4  # of a secret; to mask a shorter one would mask half of every line
-_LEAST_PATH_CHARACTERS: Final = 8  # of a part of a path: "hook" is none
+LEAST_CHARACTERS: Final = 4  # of a secret; masking a shorter one would mask half of every line
+_LEAST_PATH_CHARACTERS: Final = 8  # of a part of a path: "hook" is not a secret
 _ADDRESS: Final = re.compile(
     r"^([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?(\[[0-9a-fA-F:.]*\]|[^/?#@:\[\]]*)(:[0-9]*)?"
-)  # a port is digits only: of a password that nobody encoded, a part could stand there
+)  # a port is digits only: part of a password that was not percent-encoded could be there
 
 
 def address(url: str) -> str:
@@ -29,14 +30,15 @@ def address(url: str) -> str:
 
 
 def secrets_of_url(url: str, *, is_webhook: bool = False) -> Iterator[str]:
-    """Its password (or its user name, where that is all), the values of its query; a webhook's path too."""
+    """Its password (or its user name, if there is no password), the values of its query; a webhook's path
+    too."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return
     userinfo = parts.netloc.rpartition("@")[0]
     yield userinfo.partition(":")[2] or userinfo
-    yield b64encode(unquote(userinfo).encode()).decode()  # as the Authorization header carries it
+    yield b64encode(unquote(userinfo).encode()).decode()  # as in the Authorization header
     yield from (pair.partition("=")[2] or pair for pair in parts.query.split("&"))
     if is_webhook:
         path = parts.path.strip("/")
@@ -44,7 +46,8 @@ def secrets_of_url(url: str, *, is_webhook: bool = False) -> Iterator[str]:
 
 
 class Secrets:
-    """Replaces each of these values, as it is or as JSON, repr() and URLs write it, by three asterisks."""
+    """Replaces each of these values, also in the escaped forms of JSON, repr() and URLs, by three
+    asterisks."""
 
     def __init__(self, values: Iterable[str]) -> None:
         forms = {form for value in values for form in _forms(value) if len(form) >= LEAST_CHARACTERS}

@@ -1,7 +1,7 @@
-"""What stands between the network and an application, for the sidecar, the engine and the proxy alike.
+"""The layer between the network and an application, shared by the sidecar, the engine and the proxy.
 
-`Bounded` bounds what a connection may cost before there is a request, `Guard` what a request may cost
-before it is routed. Knows neither of its users.
+`Bounded` limits the cost of a connection before there is a request, `Guard` the cost of a request before it
+is routed. Imports none of the three.
 """
 
 from driftguard_http.connections import Bounded, ConnectionLimits, bounded_protocol

@@ -1,7 +1,8 @@
-"""Connections that send nothing, too slowly, or read nothing, on top of servers that bound none of these.
+"""Limits for connections that send nothing, send too slowly, or read nothing, on top of servers without such
+limits.
 
-Sources: uvicorn's H11Protocol and aiohttp's RequestHandler, which have a time limit between two requests
-only, and close no connection in favour of another.
+Sources: uvicorn's H11Protocol and aiohttp's RequestHandler, which only limit the
+time between two requests, and never close a connection in favour of another.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ _LOOKS_SECONDS: Final = 1.0  # between two looks at an answer that waits for its
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`most`: connections open at once; never more than `share_of_descriptors` of those that the process may
-    open: the rest is for the database, files, and connections to others. `header_seconds`: from a
-    connection's opening, or the first byte of its next request, to the end of the headers. `unread_seconds`:
-    how long an answer of which nothing is read waits for its reader before the connection is cut."""
+    """`most`: connections open at once; never more than `share_of_descriptors` of the file descriptors that
+    the process may open: the rest is for the database, files, and outgoing connections. `header_seconds`:
+    from a connection's opening, or the first byte of its next request, to the end of the headers.
+    `unread_seconds`: how long an answer of which the client reads nothing is kept before the connection is
+    closed."""
 
     most: int = 512
     header_seconds: float = 10.0
@@ -39,8 +41,9 @@ class ConnectionLimits:
 
 
 class Bounded(asyncio.Protocol):
-    """One connection; stands before the protocol of a library among the bases of a class. While it keeps the
-    server waiting it may be closed in favour of a newer one, so that whoever opens many shuts nobody out."""
+    """One connection; a mixin in front of the protocol class of a library. While it keeps the server waiting,
+    it may be closed in favour of a newer one, so that a client with many connections does not lock others
+    out."""
 
     limits: ConnectionLimits
     transport: Any  # asyncio.Transport, or None where a library has closed it
@@ -48,12 +51,12 @@ class Bounded(asyncio.Protocol):
     _header_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
     _unread_bytes = 0
-    _read_at = 0.0  # of the loop's clock: when its answer was last seen to be read, while that waits
+    _read_at = 0.0  # by the loop's clock: when the client last read from a waiting answer
 
     @property
     @abstractmethod
     def peers(self) -> MutableSet[Any]:
-        """The connections of this server, itself too."""
+        """The connections of this server, including this one."""
 
     @property
     @abstractmethod
@@ -63,19 +66,20 @@ class Bounded(asyncio.Protocol):
     @property
     @abstractmethod
     def awaits_body(self) -> bool:
-        """Of the request that is being answered."""
+        """Whether the body of the request that is being answered has not arrived completely."""
 
     @property
     @abstractmethod
     def waits_since(self) -> float:
-        """Of any clock: when it was opened, or its last request was answered."""
+        """When it was opened, or its last request was answered; by any clock."""
 
     def made_room(self) -> None:
         """A connection was closed to make room."""
 
     @property
     def rank(self) -> int | None:
-        """The lower, the sooner it makes room; None: never, for the server is at work for it."""
+        """The lower, the sooner it is closed to make room; None: never, because the server is working on its
+        request."""
         if self.idle:
             return 0
         if self.awaits_body:
@@ -145,14 +149,15 @@ class Bounded(asyncio.Protocol):
             self._reader_timer = None
 
     def _make_room(self) -> None:
-        """Of those without a request, then of those whose body is awaited, then of those whose answer is not
-        read, closes the one that waits longest; this one where the server is at work for all others."""
+        """Closes the connection that has waited longest: first among those without a request, then those
+        whose body is awaited, then those whose answer is not read. Closes this one if the server works on all
+        others."""
         if len(self.peers) <= self.limits.allowed:
             return
         others = [other for other in self.peers if isinstance(other, Bounded) and other is not self]
         waiting = [((rank, other.waits_since), other) for other in others if (rank := other.rank) is not None]
         victim = min(waiting, key=lambda each: each[0])[1] if waiting else self
-        self.peers.discard(victim)  # at once: the loop tells of its end only later
+        self.peers.discard(victim)  # at once: the loop reports its end only later
         victim._give_up()
         self.made_room()
 

@@ -1,7 +1,7 @@
-"""The middleware in front of routing: who asks, may they, and how much may they send.
+"""The middleware in front of routing: who sends the request, whether it is allowed, and how large it may be.
 
-Order: Host; Origin of writes; key; length of the body as declared; then, while the application reads it, its
-length and its pace. What is refused is refused before a byte of the body is kept.
+Order: Host; Origin of writes; key; declared length of the body; then, while the application reads it, its
+actual length and speed. A request is refused before a byte of its body is kept.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from driftguard_http.origins import SAFE_METHODS, Origins
 
 BODY_SECONDS: Final = 30.0  # for the body of a request,
-LEAST_BYTES_PER_SECOND: Final = 10_000  # and more where it comes at least as fast as this
-DISCARDED_BYTES: Final = 1_000_000  # of a refused body, so that most senders come to read why
+LEAST_BYTES_PER_SECOND: Final = 10_000  # and longer if it arrives at least as fast as this
+DISCARDED_BYTES: Final = 1_000_000  # of a refused body, so that most senders can read the answer
 DISCARD_SECONDS: Final = 2.0
 CLOSE: Final = {"Connection": "close"}
 
@@ -30,21 +30,21 @@ class Refusal(HTTPException):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What is asked of a request before it is routed. `most_bytes`: of its body."""
+    """The requirements for a request before it is routed. `most_bytes`: of its body."""
 
     needs_key: bool
     most_bytes: int
 
 
-# Raises Refusal where the value of the Authorization header (None: there is none) lets nobody in.
+# Raises Refusal if the value of the Authorization header (None: no header) is not a valid key.
 KeyCheck = Callable[[str | None], Awaitable[None]]
 
 
 class Guard:
     """Pure ASGI, outermost.
 
-    `route_of` tells what is asked of a request; `answer` makes the answer to a refused one. A request that
-    passed the key check is not asked for it again: `scope["state"]["key_checked"]` is True.
+    `route_of` gives the requirements for a request; `answer` makes the answer to a refused one. The key is
+    not checked twice: after the check, `scope["state"]["key_checked"]` is True.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Guard:
         await self._app(scope, _bounded(receive, route.most_bytes), send)
 
     async def _admit(self, scope: Scope) -> Route:
-        """Raises Refusal: 403 of a foreign Host or Origin, 401, 413."""
+        """Raises Refusal: 403 for a foreign Host or Origin, 401, 413."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         host = headers.get(b"host")
         if problem := self._origins.host_problem(host):
@@ -104,11 +104,12 @@ def too_large(most_bytes: int) -> Refusal:
 
 
 async def _is_discarded(scope: Scope, receive: Receive) -> bool:
-    """Whether all of the body has come: a connection that is closed before may lose the answer too."""
+    """Reads and drops the body. Whether all of it arrived: if the connection is closed before, the answer may
+    be lost."""
     headers = dict(scope["headers"])
     declared = headers.get(b"content-length", b"0")
     if b"expect" in headers or not declared.isdigit() or int(declared) > DISCARDED_BYTES:
-        return False  # receiving would ask for what is only announced
+        return False  # receiving would make the client send the body it has only announced
     size_bytes = 0
     try:
         async with asyncio.timeout(DISCARD_SECONDS):
@@ -118,12 +119,12 @@ async def _is_discarded(scope: Scope, receive: Receive) -> bool:
                 if not message.get("more_body", False):
                     return True
     except TimeoutError:
-        pass  # whoever sends slowly is told at once, and cut off
+        pass  # a slow sender is answered at once, and disconnected
     return False
 
 
 def _bounded(receive: Receive, most_bytes: int) -> Receive:
-    """Raises Refusal where the body becomes too large, or comes too slowly."""
+    """Raises Refusal if the body becomes too large, or arrives too slowly."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     size_bytes = 0
@@ -131,14 +132,14 @@ def _bounded(receive: Receive, most_bytes: int) -> Receive:
 
     async def bounded() -> Message:
         nonlocal size_bytes, complete
-        if complete:  # what follows tells that the client is gone, whenever that is
+        if complete:  # the next message only says that the client has disconnected
             return await receive()
         until = begun + BODY_SECONDS + size_bytes / LEAST_BYTES_PER_SECOND
         try:
             async with asyncio.timeout_at(until):
                 message = await receive()
         except TimeoutError:
-            raise Refusal(408, "the body came too slowly", headers=CLOSE) from None
+            raise Refusal(408, "the body arrived too slowly", headers=CLOSE) from None
         size_bytes += len(message.get("body", b""))
         complete = not message.get("more_body", False)
         if size_bytes > most_bytes:

@@ -13,7 +13,7 @@ _log = structlog.get_logger(__name__)
 
 
 def raise_limit() -> int:
-    """Raises the soft limit as far as the hard one allows, and warns where that is little. Returns it."""
+    """Raises the soft limit up to the hard one, and warns if that is too low. Returns the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _possible(soft, hard)
     if limit != soft:
@@ -25,7 +25,7 @@ def raise_limit() -> int:
 
 
 def _possible(soft: int, hard: int) -> int:
-    """What is unlimited (-1) stays so."""
+    """Unlimited (-1) stays unlimited."""
     if soft == resource.RLIM_INFINITY or soft >= WANTED:
         return soft
     return WANTED if hard == resource.RLIM_INFINITY else max(soft, min(hard, WANTED))

@@ -1,8 +1,8 @@
-"""Under which names a server may be asked, and from which pages it may be written to.
+"""Under which host names a server may be reached, and which web pages may send writes to it.
 
-A page of any web site can make its reader's browser send requests to a server on loopback: a form or a fetch
-writes without reading the answer, and a name that is resolved anew to 127.0.0.1 (DNS rebinding) reads too.
-Sources: RFC 6454 (Origin); W3C Fetch Metadata (Sec-Fetch-Site).
+A page of any web site can make a browser send requests to a server on loopback: with a form or a fetch it can
+write without reading the answer; with a name that later resolves to 127.0.0.1 (DNS rebinding) it can also
+read. Sources: RFC 6454 (Origin); W3C Fetch Metadata (Sec-Fetch-Site).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """`bound`: the address that the server is bound to. `names`: further names under which it is reached.
-    `external`: the URL under which people reach it, if that is another, say of a reverse proxy.
+    """`bound`: the address that the server is bound to. `names`: other names under which it is reached.
+    `external`: the URL under which people reach it, if it differs, such as that of a reverse proxy.
     `hint`: what to do about a refused name.
 
-    On loopback only its own names are answered; on another address any, unless `names` are given.
+    On loopback only its own names are accepted; on another address any name, unless `names` are given.
     """
 
     bound: str
@@ -42,7 +42,7 @@ class Origins:
     hint: str = "see http.allowed_hosts"
 
     def host_problem(self, host: bytes | None) -> str | None:
-        """What is wrong with a request's Host; None where nothing is. HTTP/1.0 needs none."""
+        """What is wrong with a request's Host header; None if nothing. HTTP/1.0 needs none."""
         if host is None or not (self.names or is_loopback(self.bound)):
             return None
         name = _name_of(host)
@@ -53,7 +53,7 @@ class Origins:
         return f"Host {host.decode('latin-1')!r} is not a name of this server; {self.hint}"
 
     def write_problem(self, site: bytes | None, origin: bytes | None, host: bytes | None) -> str | None:
-        """What is wrong with a write, by its Sec-Fetch-Site, Origin and Host; None where nothing is. Only
+        """What is wrong with a write, by its Sec-Fetch-Site, Origin and Host; None if nothing. Only
         browsers send the first two."""
         if site is not None:
             if site in _SAME_SITE:
@@ -72,7 +72,7 @@ class Origins:
 
 
 def _name_of(host: bytes) -> str:
-    """Without port, brackets and the dot that may end a name."""
+    """The host name without port, brackets and trailing dot."""
     try:
         name = urlsplit(f"//{host.decode('latin-1')}").hostname or ""
     except ValueError:

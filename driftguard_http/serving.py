@@ -1,7 +1,7 @@
-"""Serves until a signal comes, and then ends within a bound, whatever hangs.
+"""Serves until a signal arrives, and then exits within a time limit, whatever hangs.
 
-The event loop runs on a thread of its own. The main thread keeps the signals: it can wait for the other one
-with a deadline, and go on to what has to be done in any case.
+The event loop runs on a thread of its own. The main thread handles the signals: it can wait for the
+other thread with a deadline, and then do what must be done in any case.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 import uvicorn
 
-REQUESTS_SECONDS: Final = 8  # for requests that run when the signal comes
+REQUESTS_SECONDS: Final = 8  # for requests that run when the signal arrives
 STOP_SECONDS: Final = 15.0  # for everything that is stopped in order
 EXIT_SECONDS: Final = 5.0  # for threads of requests that nobody waits for any more
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 
 def serve(server: uvicorn.Server, listener: socket.socket, stop_soon: Callable[[], None]) -> bool:
-    """`stop_soon` is called when a signal came, and returns at once. Returns whether all ended in time.
+    """`stop_soon` is called after a signal, and must return at once. Returns whether all ended in time.
 
     Raises what the server raises, SystemExit if it does not start.
     """
@@ -63,7 +63,7 @@ def _exit_after(seconds: float) -> None:
 
 
 def _threads() -> list[str]:
-    """Names of those that run besides this one, the watchers excepted."""
+    """Names of the threads that run besides this one, except the watchers."""
     others = {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()}
     return sorted(others - {"MainThread", "exit"})
 
@@ -86,9 +86,9 @@ class _Ended:
 
 @contextmanager
 def _woken_by_signals() -> Iterator[tuple[Callable[[], object], Callable[[], None]]]:
-    """Sleeping, and what ends that sleep, as SIGTERM and Ctrl-C do, which do nothing else meanwhile.
+    """Yields (sleep, wake): SIGTERM and Ctrl-C also end the sleep, and do nothing else meanwhile.
 
-    Over a pipe: a handler runs on the main thread at any moment, where it must not ask for a lock.
+    It uses a pipe: a signal handler may run on the main thread at any moment, and must not take a lock.
     """
     reading, writing = os.pipe()
 

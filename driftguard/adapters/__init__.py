@@ -1,4 +1,4 @@
-"""What serving engines tell about speculative decoding, as acceptance records: one file per engine.
+"""Makes acceptance records from the counts of serving engines: one file per engine.
 
 Everything here is pure: text in, counts out. `driftguard.sources` fetches the text.
 """

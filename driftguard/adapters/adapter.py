@@ -1,4 +1,5 @@
-"""What every scrape adapter offers. `counters.CounterAdapter` serves the engines with complete counters."""
+"""The interface of every scrape adapter. `counters.CounterAdapter` is the one for engines with complete
+counters."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Kind = Literal[
     "lmdeploy",
     "bentoml",
     "driftguard",
-    "opentelemetry",  # metrics of our own names, which are pushed: nobody serves them
+    "opentelemetry",  # DriftGuard's own metric names; pushed only, never scraped
 ]
 
 
@@ -30,37 +31,37 @@ class Adapter(Protocol):
 
     @property
     def name(self) -> str:
-        """As people write it."""
+        """The engine's usual spelling."""
         ...
 
     @property
     def prefix(self) -> str:
-        """What the names of its metrics begin with."""
+        """The prefix of its metrics' names."""
         ...
 
     @property
     def path(self) -> str:
-        """Where it serves them."""
+        """The path of its metrics."""
         ...
 
     @property
     def names(self) -> frozenset[str]:
-        """The samples that `windows` wants to see."""
+        """The names of the samples that `windows` needs."""
         ...
 
     @property
     def fidelity(self) -> Fidelity:
-        """The best that its metrics allow."""
+        """The best fidelity that its metrics allow."""
         ...
 
     @property
     def names_target(self) -> bool:
-        """Whether its metrics carry the model's name."""
+        """Whether its metrics contain the model's name."""
         ...
 
     @property
     def show_metrics(self) -> str:
-        """How to make the server show these metrics."""
+        """How to make the server expose these metrics."""
         ...
 
     @property
@@ -69,6 +70,6 @@ class Adapter(Protocol):
         ...
 
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
-        """One per target, or per stream and segment where the metrics tell them; none where the server has
+        """One per target, or per stream and segment if the metrics distinguish them; none if the server has
         no series of speculation. Raises Incomplete, LeftOut."""
         ...

@@ -1,4 +1,4 @@
-"""BentoML and OpenLLM: /metrics ends with the metrics of the vLLM that they started."""
+"""BentoML and OpenLLM: their /metrics also has the metrics of the vLLM that they started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""DriftGuard's own engine. It sends a record per request itself; this is for one that cannot reach us."""
+"""DriftGuard's own engine. It sends a record per request itself; this adapter is for an engine that cannot
+reach the sidecar."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ class BuiltInEngine:
     names = _COUNTERS | {_RUNNING, _INFO}
     fidelity: Fidelity = "counter"
     names_target = True
-    show_metrics = "ask the port of `driftguard engine`"
+    show_metrics = "use the port of `driftguard engine`"
     speculate = "start `driftguard engine` with --draft"
 
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
-        """One per draft version; the counts that are of no version go to the one in service."""
+        """One per draft version; counts without a version belong to the one in service."""
         del known
         increase = Increase.between(before, after, _COUNTERS)
         drafts = _drafts(before) | _drafts(after)

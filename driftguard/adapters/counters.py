@@ -34,7 +34,7 @@ class CounterAdapter:
     decode_seconds: tuple[
         str, ...
     ] = ()  # counter: seconds between the tokens of all requests; newest name first
-    tpot: str | None = None  # sum over count: seconds per token, where decode_seconds is not told
+    tpot: str | None = None  # sum over count: seconds per token, if there are no decode_seconds
     positions_are_k: bool = False  # a series for each of the K positions from the start
     names_target: bool = True
     path: str = "/metrics"
@@ -88,7 +88,7 @@ class CounterAdapter:
         )
 
     def _seconds_per_token(self, increase: Increase, labels: dict[str, str]) -> float | None:
-        """A ratio of sums where the seconds are told: the first token of a request has no seconds there."""
+        """A ratio of sums if there are decode_seconds, which do not include the first token of a request."""
         if not self.decode_seconds:
             return increase.mean(self.tpot, **labels) if self.tpot else None
         told = (increase.of(name, **labels) for name in self.decode_seconds)

@@ -1,4 +1,4 @@
-"""Which engine is this? By the names of its metrics."""
+"""Detects an engine by the names of its metrics."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ ADAPTERS: dict[Kind, Adapter] = {adapter.kind: adapter for adapter in _ALL}
 
 
 def detect(text: str) -> Adapter | None:
-    """None: no metric of an engine that is known."""
+    """None if there is no metric of a supported engine."""
     names = list(sample_names(text))
     return next((adapter for adapter in _ALL if any(name.startswith(adapter.prefix) for name in names)), None)

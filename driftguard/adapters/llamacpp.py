@@ -1,4 +1,4 @@
-"""llama.cpp's server. The positions appear with the first draft, and nothing names the model."""
+"""llama.cpp's server. The series of positions appear with the first draft; no metric names the model."""
 
 from __future__ import annotations
 

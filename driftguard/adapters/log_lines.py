@@ -1,4 +1,4 @@
-"""What the logs of vLLM and SGLang have in common: `key: value` pairs, and times that tell too little."""
+"""The common parts of vLLM's and SGLang's logs: `key: value` pairs, and incomplete times."""
 
 from __future__ import annotations
 

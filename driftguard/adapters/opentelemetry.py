@@ -1,8 +1,8 @@
-"""Counts of speculative decoding under OpenTelemetry names of our own, for a server that we have no adapter
-for; docs/otlp.md lists them. They arrive by OTLP only.
+"""Counts of speculative decoding under DriftGuard's own OpenTelemetry names, for servers without an adapter;
+docs/otlp.md lists them. They arrive by OTLP only.
 
-Attributes of the points tell streams and segments apart. The `gen_ai.*` metrics know of neither drafts nor
-segments: they are used where a target has one window.
+Attributes of the points distinguish streams and segments. The `gen_ai.*` metrics have neither drafts nor
+segments: they are used if a target has a single window.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _COUNTERS = frozenset(
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Stream:
-    """What the attributes of a point say; '' where they do not."""
+    """The names in the attributes of a point; '' if there is none."""
 
     target: str
     draft: str
@@ -62,7 +62,7 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A reading in parts, so that each series is looked at once however many streams there are: samples by
+    """A reading, indexed so that each series is read only once for any number of streams: samples by
     metric and stream, and by metric and target."""
 
     by_stream: Mapping[tuple[str, _Stream], Series]
@@ -133,7 +133,7 @@ def _window(
     interval: tuple[datetime, datetime],
     alone: bool,
 ) -> Window:
-    """`alone`: the only one of its target."""
+    """`alone`: whether it is the only stream of its target."""
     target = stream.target
     running = now.of_target(METRICS["concurrency"], target)
     return Window(

@@ -1,4 +1,4 @@
-"""Which server the metrics of an OTLP resource are of, by the attributes of the resource."""
+"""Names the server of an OTLP resource, by the attributes of the resource."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 from driftguard.adapters.window import Identity
 from driftguard.records import DEFAULT_SEGMENT
 
-PREFIX: Final = "driftguard."  # of names that are our own
+PREFIX: Final = "driftguard."  # of DriftGuard's own names
 ADDRESS: Final = ("server.address", "server.port")
 TARGET: Final = ("driftguard.target", "gen_ai.response.model", "gen_ai.request.model")
 
-# The first attribute that is there.
+# The first attribute that is present.
 SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
     "server": ("driftguard.server", "service.instance.id", ADDRESS[0], "service.name"),
     "target": TARGET,
@@ -33,7 +33,7 @@ def identity(attributes: Mapping[str, Any]) -> Identity:
     """Raises BadResource."""
     for name in sorted(attributes):
         if name.startswith(PREFIX) and name not in _KNOWN:
-            raise BadResource(f"{name}: no such attribute of a resource")
+            raise BadResource(f"{name}: unknown attribute of a resource")
     found = {field: _first(attributes, names) for field, names in SOURCES.items()}
     if not found["server"]:
         raise BadResource("the resource names no server; set driftguard.server or service.instance.id")
@@ -57,11 +57,11 @@ def _text(value: Any) -> str | None:
 
 
 def _k(value: Any) -> int | None:
-    """Attributes that a collector was given by its environment are text."""
+    """Attributes from the environment of a collector are text."""
     if value is None:
         return None
     if not (isinstance(value, int | str) and str(value).isdecimal() and 1 <= int(value) <= 1024):
         raise BadResource(
-            f"driftguard.num_speculative_tokens: {str(value)[:20]!r} is no number from 1 to 1024"
+            f"driftguard.num_speculative_tokens: {str(value)[:20]!r} is not a number from 1 to 1024"
         )
     return int(value)

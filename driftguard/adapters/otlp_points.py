@@ -1,6 +1,6 @@
 """Data points of OTLP metrics, and which of them an adapter can use.
 
-A monotonic sum may have lost the `_total` that Prometheus ends its name with: some collectors take it off.
+The name of a monotonic sum may lack Prometheus' suffix `_total`: some collectors remove it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Literal
 from driftguard.adapters.reading import MAX_POSITION, POSITION_LABELS, START_TIME, Labels, is_position
 from driftguard.records import FUTURE_TOLERANCE
 
-MAX_COUNT: Final = 2.0**53  # what a float counts exactly
+MAX_COUNT: Final = 2.0**53  # up to which a float is an exact integer
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 Temporality = Literal["cumulative", "delta", "unspecified", "none"]  # none: a gauge
@@ -23,8 +23,8 @@ Series = tuple[str, Labels]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One data point. `parts`: what follows the metric's name -> value, as Prometheus would show it: a number
-    has one without a suffix, a histogram _sum and _count. Times are nanoseconds since 1970; 0: not told."""
+    """One data point. `parts`: suffix of the metric's name -> value, as Prometheus would show it: a number
+    has one without a suffix, a histogram _sum and _count. Times are nanoseconds since 1970; 0: unknown."""
 
     name: str
     labels: Labels
@@ -33,7 +33,7 @@ class Point:
     start_ns: int = 0
     temporality: Temporality = "none"
     is_monotonic: bool = False
-    is_gone: bool = False  # NO_RECORDED_VALUE: whoever collects it has no value any more
+    is_gone: bool = False  # NO_RECORDED_VALUE: the collector no longer has a value
 
     @property
     def series(self) -> Iterator[tuple[Series, float]]:
@@ -41,7 +41,7 @@ class Point:
 
 
 def selected(point: Point, names: Collection[str]) -> Point | None:
-    """The point under the name that an adapter knows it by; None: it asks for no such metric."""
+    """The point under the name that an adapter uses for it; None if the adapter does not use this metric."""
     for name in (point.name, f"{point.name}_total" if point.is_monotonic else point.name):
         if name == START_TIME or any(name + suffix in names for suffix, _ in point.parts):
             return replace(point, name=name)
@@ -49,9 +49,9 @@ def selected(point: Point, names: Collection[str]) -> Point | None:
 
 
 def refusal(point: Point, now: datetime, oldest: datetime) -> str | None:
-    """Why a point cannot be used, with its name; None: it can."""
+    """Why a point cannot be used, with its name; None if it can."""
     if point.temporality == "unspecified":
-        return f"{point.name}: aggregation temporality is not told"
+        return f"{point.name}: aggregation temporality is unspecified"
     first, last = _nanoseconds(oldest), _nanoseconds(now + FUTURE_TOLERANCE)
     if not first <= point.at_ns <= last:
         return f"{point.name}: time_unix_nano {point.at_ns} is in the future, or older than records are kept"
@@ -61,10 +61,10 @@ def refusal(point: Point, now: datetime, oldest: datetime) -> str | None:
         return None
     for suffix, value in point.parts:
         if not math.isfinite(value) or abs(value) > MAX_COUNT or (point.is_monotonic and value < 0):
-            return f"{point.name}{suffix}: {value!r} is no count"
+            return f"{point.name}{suffix}: {value!r} is not a count"
     for label, text in point.labels:
         if label in POSITION_LABELS and not is_position(text):
-            return f"{point.name}: {label} {text[:20]!r} is no position from 0 to {MAX_POSITION}"
+            return f"{point.name}: {label} {text[:20]!r} is not a position from 0 to {MAX_POSITION}"
     return None
 
 

@@ -1,16 +1,16 @@
-"""The exports of one OTLP resource, put together as readings: what a scrape of the server would have shown.
+"""Combines the exports of one OTLP resource into readings, as a scrape of the server would give them.
 
-Points of about the same time are one reading, whichever requests bring them: a collector may split what it
-scraped, and may send several scrapes at once. Only readings with the same counters are compared, because one
-without the others of its moment would look like a change of acceptance:
+Points of about the same time are one reading, in whichever requests they arrive: a collector may split a
+scrape, and may send several scrapes at once. Only readings with the same counters are compared, because a
+reading with some counters missing would look like a change of acceptance:
 
-- a counter is missing: the reading waits for it, until the next one begins. It is passed over then, and the
-  next window is longer; after PATIENCE such readings the counter is taken to be gone.
-- a counter is new and counts since before the reading before: how much of it is new, nobody can say. The next
-  window begins here.
+- a counter is missing: the reading waits for it until the next reading begins. Then it is skipped, and the
+  next window is longer; after PATIENCE such readings the counter is assumed to have ended.
+- a counter is new, but began to count before the previous reading: its increase since then is unknown. The
+  next window begins here.
 
-Points that came before change nothing, so that an export may be sent again. Delta points are added up and are
-never missing: who sends deltas leaves out what did not happen.
+Points that have arrived before have no effect, so that an export may be sent again. Delta points are summed,
+and are never missing: deltas of zero are usually not sent.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Final
 from driftguard.adapters.otlp_points import Point, Series, moment
 from driftguard.adapters.reading import SAME_START_SECONDS, START_TIME, Labels, Reading
 
-TOGETHER_NS: Final = 1_000_000_000  # points of one reading: some SDKs ask the clock for each instrument
+TOGETHER_NS: Final = 1_000_000_000  # points of one reading: some SDKs read the clock for each instrument
 PATIENCE: Final = 3
 MAX_SERIES: Final = 20_000
-MAX_SAMPLES: Final = 500_000  # deltas of the past are in each reading: few points could make many samples
+MAX_SAMPLES: Final = 500_000  # each reading holds all earlier deltas: few points could make many samples
 
 
 class TooManySeries(ValueError):
@@ -36,8 +36,8 @@ class TooManySeries(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A reading. `place`: a reading replaces the one of the same place, of which more points arrived.
-    `left_out`: why no window ends here; empty if one does."""
+    """A reading. `place`: its number; a later reading with the same number replaces it, because more points
+    arrived. `left_out`: why no window ends here; empty if one does."""
 
     reading: Reading
     place: int
@@ -54,12 +54,12 @@ class _Value:
 
 @dataclass(slots=True)
 class Readings:
-    """What is known of one resource."""
+    """The state of one resource."""
 
-    _open: dict[Series, _Value] = field(default_factory=dict)  # the reading that is put together
+    _open: dict[Series, _Value] = field(default_factory=dict)  # the reading that is not complete yet
     _place: int = 0
-    _is_told: bool = True  # whether all of it was given out
-    _last: dict[Series, _Value] = field(default_factory=dict)  # what was given out last
+    _is_told: bool = True  # whether all of it was returned
+    _last: dict[Series, _Value] = field(default_factory=dict)  # the last returned reading
     _sums: dict[Series, _Value] = field(default_factory=dict)  # of deltas, since the first one
     _passed_over: int = 0  # readings in a row
     _began_ns: int = 0  # the first time of the open reading
@@ -67,12 +67,12 @@ class Readings:
 
     @property
     def series(self) -> int:
-        """How many it remembers."""
+        """The number of remembered series."""
         return len(self._open) + len(self._sums)
 
     def take(self, points: Sequence[Point], room: int = MAX_SERIES) -> list[Taken]:
-        """The readings that these points complete, oldest first. `room`: for so many more series. Raises
-        TooManySeries."""
+        """The readings that these points complete, oldest first. `room`: how many more series may be
+        remembered. Raises TooManySeries."""
         self._most = min(MAX_SERIES, self.series + room)
         taken = self._beginning(points)
         samples = 0
@@ -90,7 +90,7 @@ class Readings:
         return [*taken, *self._settle(is_over=False)]
 
     def _beginning(self, points: Iterable[Point]) -> list[Taken]:
-        """Of the first deltas: they are a window by themselves, which begins where they do."""
+        """The reading at the start of the first deltas, so that they are a window of their own."""
         counters = [point for point in points if point.temporality != "none" and point.is_monotonic]
         starts = [point.start_ns for point in counters if point.temporality == "delta" and point.start_ns]
         if self._last or self._open or not starts or len(starts) < len(counters):
@@ -98,7 +98,7 @@ class Readings:
         return [Taken(Reading(moment(min(starts)), {}), -1)]
 
     def _is_known(self, series: Series, point: Point) -> bool:
-        """It came before, or belongs to a reading that is over."""
+        """Whether it arrived before, or belongs to a completed reading."""
         of_series = (known[series].at_ns for known in (self._open, self._last, self._sums) if series in known)
         if point.at_ns <= max(of_series, default=-1):
             return True
@@ -110,7 +110,7 @@ class Readings:
             raise TooManySeries(
                 f"more than {MAX_SERIES} series of one resource"
                 if self._most == MAX_SERIES
-                else f"no room for more than the {self._most} series that are remembered of it"
+                else f"no room for more than the {self._most} series that are already remembered"
             )
         self._began_ns = min(self._began_ns, point.at_ns) if self._open else point.at_ns
         if point.temporality == "delta":
@@ -142,7 +142,7 @@ class Readings:
         return [Taken(self._reading(), self._place, left_out)]
 
     def _counting_since_before(self) -> set[Series]:
-        """Counters that were not there in the reading before, and count since before then."""
+        """Counters that are missing in the previous reading, but began to count before it."""
         before_ns = max(known.at_ns for known in self._last.values()) - SAME_START_SECONDS * 1e9
         new = _counters(self._open) - self._last.keys()
         return {series for series in new if self._open[series].start_ns < before_ns}

@@ -1,10 +1,10 @@
-"""What a Prometheus kept of a serving engine's counters: the answer of /api/v1/query_range.
+"""The history of a serving engine's counters in a Prometheus: the answer of /api/v1/query_range.
 
     curl -G 'http://prometheus:9090/api/v1/query_range' -d 'start=...' -d 'end=...' -d 'step=30s' \
          --data-urlencode 'query={__name__=~"vllm:.*|process_start_time_seconds",job="vllm"}'
 
-Every step of the query is a scrape; the windows come out as they would have, had we scraped. Servers are told
-apart by `instance`. A series that is missing at a step is taken as missing in that scrape.
+Every step of the query is taken as a scrape, and gives the windows of such a scrape. Servers are
+distinguished by `instance`. A series that is missing at a step is taken as missing in that scrape.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from driftguard.adapters.kinds import detect
 from driftguard.adapters.reading import Labels, Reading
 from driftguard.adapters.window import Identity, LeftOut, Window
 
-NOTHING_FOUND: Final = (
-    "no counter of a serving engine in it; ask for its series by name, see the documentation"
-)
+NOTHING_FOUND: Final = "no counter of a serving engine in it; query its series by name, see docs/sources.md"
 _OF_PROMETHEUS: Final = frozenset({"__name__", "instance", "job"})
 
 
@@ -49,7 +47,7 @@ class NoHistory(ValueError):
 
 
 def windows(text: bytes, known: Identity) -> Iterator[tuple[str, Window]]:
-    """(instance, window), each instance in the order of time. Raises NoHistory, Incomplete."""
+    """(instance, window), in the order of time for each instance. Raises NoHistory, Incomplete."""
     try:
         answer = msgspec.json.decode(text, type=_Answer)
     except msgspec.DecodeError as error:
@@ -57,7 +55,7 @@ def windows(text: bytes, known: Identity) -> Iterator[tuple[str, Window]]:
     if answer.data is None or answer.data.result_type != "matrix":
         detail = (
             answer.error
-            or f"a matrix is needed, this is {answer.data.result_type if answer.data else 'nothing'}"
+            or f"a matrix is needed, but this is {answer.data.result_type if answer.data else 'nothing'}"
         )
         raise NoHistory(f"not an answer of Prometheus' /api/v1/query_range: {detail}")
     by_instance: dict[str, list[_Series]] = defaultdict(list)

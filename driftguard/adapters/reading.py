@@ -1,10 +1,11 @@
-"""One scrape of a server, and what its counters gained since the scrape before.
+"""One scrape of a server, and the increase of its counters since the previous scrape.
 
-Counters of a process begin at 0 when it starts, and a restart shows in two ways: `process_start_time_seconds`
-changes, or a counter falls. Either way what the counter holds is what was counted since the restart, so
-nothing is lost and no increase is negative. Without a start time, all counters with the same labels (but for
-the position) restart together: those of one rank or one replica, which may restart without the others. OTLP
-tells of each counter since when it counts (`starts`); without a start time, a later one is a restart too.
+Counters of a process begin at 0 when it starts, and a restart is detected in two ways:
+`process_start_time_seconds` changes, or a counter falls. In both cases the counter holds the counts since the
+restart, so nothing is lost and no increase is negative. Without a start time, all counters with the same
+labels (except for the position) restart together: those of one rank or one replica, which may restart without
+the others. OTLP gives the start time of each counter (`starts`); without a process start time, a later one is
+a restart too.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ START_TIME = "process_start_time_seconds"
 SAME_START_SECONDS = 1.0
 POSITION_LABELS = frozenset({"position", "token_position", "driftguard.position"})
 MAX_POSITION: Final = 1_023
-MAX_VALUES: Final = 1_000  # of a label that tells windows apart
+MAX_VALUES: Final = 1_000  # of a label that distinguishes windows
 
 _SERIES_KEPT: Final = 4_096  # 200 servers of 20 series each, at most some 4 MB
 _LONGEST_KEPT: Final = 1_000  # characters of a line
-_PLAIN: Final = re.compile(r"[0-9.eE+-]+")  # number: what else float() takes, or refuses, the library decides
+_PLAIN: Final = re.compile(r"[0-9.eE+-]+")  # plain numbers; the library parses all others
 
 
 class Unreadable(ValueError):
@@ -42,8 +43,8 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The samples of one scrape that an adapter asked for: name -> labels -> finite value. `starts`: since
-    when a counter counts, in seconds since 1970, where that is told."""
+    """The samples of one scrape that an adapter asked for: name -> labels -> finite value. `starts`: when
+    a counter began to count, in seconds since 1970, if known."""
 
     at: datetime
     samples: Mapping[str, Mapping[Labels, float]]
@@ -51,10 +52,10 @@ class Reading:
 
     @classmethod
     def parse(cls, text: str, names: Collection[str], at: datetime) -> Reading:
-        """Reads the samples called exactly `names`, and the start time: `_created`, `_bucket` and what an
-        engine adds one day are other names. Raises Unreadable.
+        """Reads the samples with exactly these `names`, and the start time; not `_created`, `_bucket` and
+        other names. Raises Unreadable.
         """
-        # An engine prints 600 lines, of which 20 matter.
+        # An engine prints 600 lines, of which 20 are needed.
         wanted = {*names, START_TIME}
         lines = [line for line in text.split("\n") if line.partition("{")[0].partition(" ")[0] in wanted]
         samples: dict[str, dict[Labels, float]] = defaultdict(dict)
@@ -69,17 +70,17 @@ class Reading:
 
     @property
     def started_at(self) -> float | None:
-        """Seconds since 1970; None where the server does not tell, or several processes answer."""
+        """Seconds since 1970; None if the server does not give it, or if several processes answer."""
         found = self.samples.get(START_TIME, {})
         return next(iter(found.values())) if len(found) == 1 else None
 
     def of(self, name: str, **labels: str) -> dict[Labels, float]:
-        """The series of one name that carry these labels."""
+        """The series of one name with these labels."""
         wanted = frozenset(labels.items())
         return {key: value for key, value in self.samples.get(name, {}).items() if wanted <= key}
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Sum over the series; None where there is none."""
+        """Sum over the series; None if there is none."""
         found = self.of(name, **labels)
         return sum(found.values()) if found else None
 
@@ -88,8 +89,8 @@ class Reading:
         return None if total is None else round(total)
 
     def values_of(self, name: str, label: str) -> set[str]:
-        """The values of a label; '' where a series lacks it. Raises Incomplete: each would be a window, which
-        looks at all series."""
+        """The values of a label; '' if a series lacks it. Raises Incomplete if there are too many: each would
+        be a window, which reads all series."""
         found = {dict(key).get(label, "") for key in self.samples.get(name, {})}
         if len(found) > MAX_VALUES:
             raise Incomplete(f"{name}: more than {MAX_VALUES} values of {label}")
@@ -118,8 +119,9 @@ def _sample(line: str) -> tuple[str, Labels, float]:
 
 @lru_cache(_SERIES_KEPT)
 def _series(text: str) -> tuple[str, Labels] | None:
-    """Name and labels as they stand before a value, the same at every scrape: the library takes 50 us to read
-    them. None where `text` is not just those: a timestamp follows the value, or there is no value."""
+    """Name and labels in front of a value. They are the same at every scrape, and are cached because the
+    library takes 50 us to parse them. None if `text` is anything else: a timestamp follows the value, or
+    there is none."""
     try:
         sample = _read(f"{text} 0")
     except (ValueError, KeyError, IndexError):
@@ -135,7 +137,7 @@ def _read(line: str) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Increase:
-    """What counters gained from one reading to the next; `begun_at`: since when."""
+    """The increase of counters from one reading to the next; `begun_at`: its start."""
 
     samples: Reading
     begun_at: datetime
@@ -163,14 +165,14 @@ class Increase:
         return cls(Reading(after.at, gained), begun_at)
 
     def of(self, name: str, **labels: str) -> float | None:
-        """Sum over the series of one name; None where there is none."""
+        """Sum over the series of one name; None if there is none."""
         return self.samples.total(name, **labels)
 
     def whole(self, name: str, **labels: str) -> int | None:
         return self.samples.whole(name, **labels)
 
     def mean(self, histogram: str, **labels: str) -> float | None:
-        """sum / count; None where nothing was observed."""
+        """sum / count; None if nothing was observed."""
         total, count = self.of(f"{histogram}_sum", **labels), self.of(f"{histogram}_count", **labels)
         return total / count if total is not None and count else None
 
@@ -180,18 +182,18 @@ class Increase:
 
 
 def by_position(name: str, series: Mapping[Labels, float], label: str) -> list[int] | None:
-    """Counts of a metric by position, from 0 without a gap; None where there is none. Raises Incomplete."""
+    """Counts of a metric by position, from 0 without a gap; None if there is none. Raises Incomplete."""
     found: dict[int, float] = defaultdict(float)
     for labels, value in series.items():
         place = value_of(name, labels, label)
         if not is_position(place):
-            raise Incomplete(f"{name}: {label} {place[:20]!r} is no position from 0 to {MAX_POSITION}")
+            raise Incomplete(f"{name}: {label} {place[:20]!r} is not a position from 0 to {MAX_POSITION}")
         found[int(place)] += value
     return [round(found[place]) for place in range(max(found) + 1)] if found else None
 
 
 def value_of(name: str, labels: Labels, label: str) -> str:
-    """Of one label of a series of the metric `name`. Raises Incomplete: it lacks the label."""
+    """The value of a label of a series of the metric `name`. Raises Incomplete if it lacks the label."""
     value = dict(labels).get(label)
     if value is None:
         raise Incomplete(f"{name}: a series lacks the label {label}")
@@ -216,7 +218,7 @@ def _group(labels: Labels) -> Labels:
 def _restarted_groups(
     before: Reading, after: Reading, counters: Collection[str]
 ) -> dict[Labels, float | None]:
-    """Groups of counters that restarted, and since when they count; None: not told."""
+    """Groups of counters that restarted, and when they began to count; None if unknown."""
     same_process = before.started_at is not None and after.started_at is not None
     groups: dict[Labels, float | None] = {}
     for name in counters:
@@ -239,5 +241,5 @@ def _begun_at(groups: Mapping[Labels, float | None], before: Reading, after: Rea
     starts = [start for start in groups.values() if start is not None]
     if starts:
         return min(max(datetime.fromtimestamp(min(starts), UTC), before.at), after.at)
-    # Somewhere in between. The middle leaves a gap, which the detector knows as a restart.
+    # Between the two readings. The middle leaves a gap, which the detector treats as a restart.
     return before.at + (after.at - before.at) / 2

@@ -1,9 +1,9 @@
 """SGLang. Tokens per verification are counted; draft tokens are not, so their number is steps x K.
 
-K is `spec_num_draft_tokens` - 1: SGLang counts the token that the drafts hang on among them. Under
---speculative-adaptive K moves between scrapes; a window in which it moved is left out.
-Versions without `spec_verify_calls_total` tell the acceptance length of their last log interval as a gauge,
-which keeps its value while the server is idle: it is used where tokens were generated.
+K is `spec_num_draft_tokens` - 1: SGLang includes the token that the drafts follow. With
+--speculative-adaptive K changes between scrapes; a window in which it changed is left out.
+Versions without `spec_verify_calls_total` give the acceptance length of their last log interval as a gauge,
+which keeps its value while the server is idle: it is only used if tokens were generated.
 Gauges repeat per rank of one replica; counters are kept by its first rank.
 """
 
@@ -60,10 +60,10 @@ def _window(target: str, increase: Increase, before: Reading, after: Reading, kn
     k, k_before = _k(after, known, label), _k(before, known, label)
     if k is None:
         raise Incomplete(
-            "this version of SGLang does not tell how many tokens it drafts; set `num_speculative_tokens`"
+            "this version of SGLang does not report how many tokens it drafts; set `num_speculative_tokens`"
         )
     if k_before not in (None, k):
-        raise LeftOut(f"it changed from {k_before} to {k} draft tokens since the last scrape")
+        raise LeftOut(f"K changed from {k_before} to {k} draft tokens since the last scrape")
     generated = increase.whole(_GENERATED, **label) or 0
     steps, fidelity = _steps(increase, after, generated, k, label)
     return Window(
@@ -106,7 +106,7 @@ def _steps(
 
 
 def _seconds_per_token(increase: Increase, generated: int, label: dict[str, str]) -> float | None:
-    """Requests finish and count their tokens at once, and their inter-token seconds as they come."""
+    """The tokens of a request are counted when it finishes, its inter-token seconds while it runs."""
     seconds, first = increase.of(f"{_BETWEEN}_sum", **label), increase.of(f"{_FIRST_TOKEN}_count", **label)
     tokens = generated - (first or 0.0)
     return seconds / tokens if seconds is not None and tokens > 0 else None

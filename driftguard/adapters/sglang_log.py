@@ -3,9 +3,9 @@
     [2026-08-14 13:55:48 TP0] Decode batch, #running-req: 2, #token: 240768, ..., accept len: 5.06, accept
     rate: 0.81, ...
 
-It tells means with two decimals and no counts. Steps are taken as 40 x the running requests, right up to
-requests that came or went in between, hence fidelity gauge. `accept rate` is not used: before 2026 the bonus
-token was in it. K has to be known: draft tokens are steps x K. Times are taken as UTC.
+It has means with two decimals and no counts. Steps are estimated as 40 x the running requests, which ignores
+requests that began or ended in between, hence fidelity gauge. `accept rate` is not used: before 2026 it
+included the bonus token. K must be given: draft tokens are steps x K. Times are taken as UTC.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MARK: Final = "Decode batch"
 NOTHING_FOUND: Final = f"no line {MARK!r} with an accept len: SGLang writes none without speculation"
 PASSES: Final = 40
 _HEAD = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)([^\]]*)\]")
-_LONGEST: Final = timedelta(minutes=5)  # a line after a longer pause does not tell since when it counts
+_LONGEST: Final = timedelta(minutes=5)  # after a longer pause, the start of a line's interval is unknown
 
 
 def windows(lines: Iterable[str], k: int | None) -> Iterator[tuple[int, Window]]:
@@ -35,9 +35,9 @@ def windows(lines: Iterable[str], k: int | None) -> Iterator[tuple[int, Window]]
         if found is None or "accept len" not in told or "#running-req" not in told:
             continue
         if re.search(r"\b(TP|PP|EP)[1-9]", found[2]) and "DP" not in found[2]:
-            continue  # another rank tells the same
+            continue  # another rank prints the same
         if k is None:
-            raise Incomplete(f"SGLang's log does not tell how many tokens it drafts; {_hint(told)}")
+            raise Incomplete(f"SGLang's log does not contain how many tokens it drafts; {_hint(told)}")
         ended_at = datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
         begun_at = before.get(found[2], ended_at)
         before[found[2]] = ended_at
@@ -46,7 +46,7 @@ def windows(lines: Iterable[str], k: int | None) -> Iterator[tuple[int, Window]]
 
 def _hint(told: dict[str, list[float]]) -> str:
     length, rate = told["accept len"][0], told.get("accept rate", [0.0])[0]
-    seen = f" (this line looks like {round((length - 1.0) / rate)})" if rate > 0.0 and length > 1.0 else ""
+    seen = f" (this line suggests {round((length - 1.0) / rate)})" if rate > 0.0 and length > 1.0 else ""
     return f"set --num-speculative-tokens to its --speculative-num-draft-tokens less one{seen}"
 
 

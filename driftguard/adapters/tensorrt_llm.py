@@ -1,7 +1,8 @@
-"""TensorRT-LLM's trtllm-serve, on /prometheus/metrics: reading its JSON /metrics takes it from other readers.
+"""TensorRT-LLM's trtllm-serve, on /prometheus/metrics: reading its JSON /metrics consumes it for other
+readers.
 
-Counters per position (of finished requests) tell the steps: every step drafts position 0. Versions without
-them count per iteration and tell no steps; with a fixed K the steps are draft tokens / K, fidelity gauge.
+Counters per position (of finished requests) give the steps: every step drafts position 0. Versions without
+them count per iteration and have no steps; with a fixed K the steps are draft tokens / K, fidelity gauge.
 """
 
 from __future__ import annotations

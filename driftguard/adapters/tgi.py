@@ -1,7 +1,8 @@
-"""Hugging Face TGI. `tgi_request_skipped_tokens` observes, for every step, the draft tokens it kept.
+"""Hugging Face TGI. `tgi_request_skipped_tokens` observes the accepted draft tokens of every step.
 
-What was drafted is not told: steps x the configured --speculate, hence fidelity gauge. The first step of a
-request drafts nothing and is counted too, so acceptance reads low by about 1 / (steps of an answer).
+Drafted tokens are not reported; they are estimated as steps x the configured --speculate, hence fidelity
+gauge. The first step of a request drafts nothing and is counted too, so acceptance is too low by about 1 /
+(steps of an answer).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Tgi:
         k = known.num_speculative_tokens
         if k is None and kept_ever:
             raise Incomplete(
-                "TGI does not tell how many tokens it drafts; set `num_speculative_tokens` to its --speculate"
+                "TGI does not report how many tokens it drafts; set `num_speculative_tokens` to its "
+                "--speculate"
             )
         speculates = bool(kept_ever) and k is not None
         return [

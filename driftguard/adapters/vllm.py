@@ -1,7 +1,9 @@
-"""vLLM (0.8 to 0.33). Its counters begin with the server, a series per `engine` under data parallelism.
+"""vLLM (0.8 to 0.33). Its counters exist from the start; with data parallelism there is a series per
+`engine`.
 
-`inter_token_latency_seconds` observes once per step, whatever the step emitted, so its sum over the tokens is
-the time per output token; before 0.11 the same histogram was called `time_per_output_token_seconds`.
+`inter_token_latency_seconds` observes once per step, for any number of tokens, so its sum divided by the
+tokens is the time per output token; before 0.11 the same histogram was called
+`time_per_output_token_seconds`.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _USUAL_SECONDS: Final = 10.0
 
 
 def windows(lines: Iterable[str], now: datetime) -> Iterator[tuple[int, Window]]:
-    """(number of the line, window); lines of another kind are passed over. `now`: no line is newer."""
+    """(number of the line, window); other lines are skipped. `now`: no line is newer."""
     for number, line in enumerate(lines, start=1):
         head, mark, text = line.partition(MARK)
         time = _TIME.search(head)
@@ -45,7 +45,7 @@ def _window(told: dict[str, list[float]], ended_at: datetime) -> Window | None:
         accepted, drafted = round(told["Accepted"][0]), round(told["Drafted"][0])
         length = told["Mean acceptance length"][0]
     except KeyError:
-        return None  # a version before 0.9 tells no length, and so no steps
+        return None  # versions before 0.9 have no length, so the steps are unknown
     rates = told.get("Per-position acceptance rate", [])
     steps = _steps(accepted, drafted, length, len(rates))
     throughput = told.get("Drafted throughput", [0.0])[0]

@@ -1,4 +1,4 @@
-"""What one server counted between two scrapes, and how it becomes an acceptance record."""
+"""The counts of one server between two scrapes, and the acceptance record made of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from driftguard.records import AcceptanceRecord, Fidelity, check_record, new_rec
 
 
 class Incomplete(ValueError):
-    """{what is missing}: a label, or a setting that the metrics do not replace, named in the message"""
+    """{what is missing}: a label, or a setting for a value that the metrics lack; the message names it"""
 
 
 class LeftOut(ValueError):
-    """{why}: what was counted since the scrape before belongs to no one window"""
+    """{why}: the counts since the previous scrape cannot be one window"""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the settings say of a server. None: as the server tells, else 'unknown'."""
+    """The settings of a server. None: as its metrics say, else 'unknown'."""
 
     server: str
     target: str | None = None
@@ -34,7 +34,7 @@ class Identity:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Counts of one target between two scrapes. `target`, `draft`, `draft_version`, `method`, `segment`: None
-    where the server does not tell."""
+    if its metrics do not say."""
 
     target: str | None
     begun_at: datetime
@@ -42,9 +42,9 @@ class Window:
     steps: int
     drafted: int
     accepted: int
-    generated: int | None  # tokens, with and without speculation; None: not told
+    generated: int | None  # tokens, with and without speculation; None: unknown
     fidelity: Fidelity
-    speculated_before: bool  # ever since the server started
+    speculated_before: bool  # at any time since the server started
     drafted_per_position: list[int] | None = None
     accepted_per_position: list[int] | None = None
     num_speculative_tokens: int | None = None
@@ -66,8 +66,8 @@ class Window:
         return "drafting_stopped" if self.speculated_before else "not_speculating"
 
     def record(self, known: Identity) -> AcceptanceRecord:
-        """Raises Incomplete: nobody names the target; RecordError: the counts contradict each other, which
-        happens where a server updates its counters while it prints them."""
+        """Raises Incomplete: neither the server nor the settings name the target; RecordError: the counts
+        contradict each other, which happens if a server updates its counters while it prints them."""
         target = known.target or self.target
         if target is None:
             raise Incomplete("the server does not name its model; set `target`")
@@ -101,7 +101,7 @@ class Window:
 
 
 def condition_of(windows: Sequence[Window]) -> Condition:
-    """Of a server with several targets: the most telling of theirs."""
+    """The condition of a server with several targets: the most informative one."""
     found = {window.condition for window in windows}
     order: tuple[Condition, ...] = ("reporting", "drafting_stopped", "idle", "not_speculating")
     return next((condition for condition in order if condition in found), "not_speculating")

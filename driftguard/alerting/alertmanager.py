@@ -1,10 +1,11 @@
-"""Alertmanager v2 sink: every page is posted to every peer until it is over and each peer knows.
+"""Alertmanager v2 sink: every page is posted to every peer until its incident has ended and each peer has
+received that.
 
-An alert is re-sent with `endsAt` two minutes ahead while its incident is not resolved, so that it ends by
-itself if this process dies. Everything that a restart needs is in the incident (id, resolved_at), the
-severities in its history and its notification rows: an incident of one severity gives the same labels and the
-same startsAt, for ever. The severity is a label, so an incident that becomes graver is another alert, and the
-one before it ends in the same post.
+An alert is re-sent with `endsAt` two minutes ahead while its incident is not resolved, so that it ends
+if this process dies. Everything that a restart needs is in the incident (id, resolved_at), the severities in
+its history and its notification rows: an incident of one severity always gives the same labels and the same
+startsAt. The severity is a label, so an incident whose severity is raised is another alert, and the previous
+one ends in the same post.
 Source: Alertmanager's OpenAPI v2, POST /api/v2/alerts.
 """
 
@@ -30,7 +31,7 @@ from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
 
-ALERTNAME: Final = "DriftGuardIncident"  # never that of a Prometheus rule: those page by themselves
+ALERTNAME: Final = "DriftGuardIncident"  # never the name of a Prometheus rule: those fire on their own
 RESEND_SECONDS: Final = 30.0
 ENDS_AHEAD: Final = timedelta(minutes=2)
 REPEAT_RESOLUTION_FOR: Final = timedelta(minutes=15)
@@ -44,7 +45,7 @@ class Alert:
     """One alert as posted, and the incident event that a delivery proves."""
 
     incident_id: UUID
-    event: str  # firing | resolved | raised: one of a graver severity has taken its place
+    event: str  # firing | resolved | raised: an alert of a higher severity has replaced it
     severity: str
     body: Mapping[str, Any]
 
@@ -56,7 +57,8 @@ def alerts(
     external_url: str,
     now: datetime,
 ) -> Iterator[Alert]:
-    """Those of one incident at this moment: its own, and one of each severity that it lately had before."""
+    """The alerts of one incident at this moment: one of its severity, and one of each severity that it had
+    recently."""
     ends = [since for _, since in severities[1:]]
     for (severity, since), raised_at in zip(severities, [*ends, None], strict=True):
         if severity == "info" or (raised_at is not None and raised_at < now - REPEAT_RESOLUTION_FOR):
@@ -78,7 +80,7 @@ def _body(
             "draft_version": stream.draft_version,
             "method": stream.method,
             "severity": severity,
-            "incident": str(incident.id),  # else a resolution, repeated, would end the stream's next incident
+            "incident": str(incident.id),  # else a repeated resolution would end the stream's next incident
         },
         "annotations": {
             "summary": summary(incident, stream),
@@ -106,7 +108,8 @@ class Alertmanager:
         self._failures = 0  # in a row
 
     def deliver(self) -> float:
-        """A round when it is time, or at once when there is something new. Returns the seconds to wait."""
+        """Sends a round when it is due, or at once when there is something new. Returns the seconds to
+        wait."""
         if time.monotonic() >= self._next_round or self.news():
             failure = self.send(datetime.now(UTC))
             self._failures = 0 if failure is None else self._failures + 1
@@ -114,13 +117,13 @@ class Alertmanager:
         return LOOK_SECONDS
 
     def _wait_seconds(self, failure: Failure | None) -> float:
-        """Never longer than without a failure: what was refused may have changed by then."""
+        """Never longer than without a failure: the alerts may have changed by then, and be accepted."""
         if failure is None:
             return RESEND_SECONDS
         return min(wait_seconds(failure, self._failures, random.random()), RESEND_SECONDS)
 
     def send(self, now: datetime) -> Failure | None:
-        """One round: everything that the peer has to hear now. A failure is logged and counted."""
+        """One round: every alert that the peer has to receive now. A failure is logged and counted."""
         sent = self._alerts(now)
         if not sent:
             return None

@@ -1,4 +1,4 @@
-"""The threads that see to it that what was stored as a notification leaves the house."""
+"""The threads that deliver the stored notifications."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Destination(Protocol):
     name: str
 
     def deliver(self) -> float:
-        """Sends what is due, if anything; returns the seconds to wait before the next turn."""
+        """Sends what is due, if anything; returns the seconds to wait before the next call."""
         ...
 
 
 class AlertLoop:
-    """A thread for each destination: one that hangs, drips or refuses makes nobody else wait."""
+    """A thread for each destination, so that one that hangs, is slow or refuses does not delay the others."""
 
     def __init__(self, destinations: Sequence[Destination], metrics: Metrics) -> None:
         self._metrics = metrics
@@ -46,7 +46,7 @@ class AlertLoop:
             thread.start()
 
     def stop(self) -> None:
-        """Waits for posts under way, so that what a receiver takes is stored as taken."""
+        """Waits for posts under way, so that what a receiver has accepted is stored as delivered."""
         self._stopping.set()
         until = time.monotonic() + STOP_SECONDS
         for thread in self._threads:

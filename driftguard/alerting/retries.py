@@ -1,7 +1,7 @@
-"""When a delivery that failed is tried again: soon, unless it is the message itself that is refused.
+"""When a failed delivery is tried again: soon, unless the message itself is refused.
 
 A page must not be late because its receiver is being rolled out (which answers 404), has its key changed
-(401) or restarts: each is over in minutes, and nobody tells when.
+(401) or restarts: each of these ends within minutes, at an unknown time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _WAITS: Final[dict[Kind, tuple[float, float]]] = {
     "misplaced": (5.0, 120.0),
     "refused": (30.0, 3_600.0),
 }
-_LONGEST_ASKED_SECONDS: Final = 120.0  # a receiver that asks for a longer wait would hold a page back
+_LONGEST_ASKED_SECONDS: Final = 120.0  # a longer Retry-After would delay a page too much
 _MAX_REASON: Final = 300  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One attempt that came to nothing.
+    """One attempt that failed.
 
-    `away`: nobody answers, or says to try later. `misplaced`: whoever answers does not take messages there,
-    or not with this key, or sends elsewhere. `refused`: it took the message for wrong.
+    `away`: no answer, or one that asks to try later. `misplaced`: the server that answers does not accept
+    messages at this URL or with this key, or redirects. `refused`: the message itself is not accepted.
     """
 
     kind: Kind
@@ -40,7 +40,7 @@ class Failure:
 
 
 def failure_of(answer: Answer) -> Failure | None:
-    """None: delivered, which any 2xx says."""
+    """None for any 2xx, which means delivered."""
     if answer.is_success:
         return None
     text = " ".join(answer.text.replace("\0", "").split())[:_MAX_REASON]
@@ -55,9 +55,10 @@ def _kind(status: int) -> Kind:
 
 
 def wait_seconds(failure: Failure, attempts: int, draw: float) -> float:
-    """After `attempts` attempts, at least 1. `draw`: uniform in [0, 1), so that not all come back at once.
+    """After `attempts` attempts, at least 1. `draw`: uniform in [0, 1), so that not all retry at the same
+    time.
 
-    What a receiver asks for by Retry-After is kept, up to two minutes.
+    The receiver's Retry-After is respected, up to two minutes.
     """
     first, longest = _WAITS[failure.kind]
     wait = min(first * 2.0 ** min(attempts - 1, 20), longest) * (1.0 - draw / 2.0)

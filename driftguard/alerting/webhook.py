@@ -1,7 +1,8 @@
 """Generic webhook: one JSON document per incident event, posted until the receiver answers 2xx.
 
-The notification row is the truth: its lease says that somebody posts it, its next attempt when it is due.
-Only a process that dies between the answer and storing it can post twice; the `Idempotency-Key` tells then.
+The notification row holds the state: a lease while a sidecar posts it, and the time of the next attempt. A
+notification is posted twice only if a process dies between the answer and storing it; the receiver sees that
+by the same `Idempotency-Key`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from driftguard.outgoing.posting import DEADLINE_SECONDS, NotAnswered, post
 from driftguard.store import incidents, notifications
 from driftguard.store.database import Database
 
-# Of a process that dies, another one takes over after this time.
+# After this time another process takes over from one that died.
 LEASE: Final = timedelta(seconds=3 * DEADLINE_SECONDS)
 LOOK_SECONDS: Final = 1.0
 
@@ -51,10 +52,10 @@ class Webhook:
         self._unsettled: tuple[Claimed, Failure | None] | None = None
 
     def deliver(self) -> float:
-        """Posts what has been due for longest. Returns the seconds to wait before the next turn.
+        """Posts what has been due for longest. Returns the seconds to wait before the next call.
 
-        Raises DatabaseUnavailable; what came of a post is then stored in the next turn, before anything else:
-        else what was delivered would be posted again when its lease is over.
+        Raises DatabaseUnavailable. The outcome of a post is then stored by the next call, before anything
+        else: otherwise a delivered notification would be posted again when its lease ends.
         """
         if self._unsettled is None:
             claimed = self._claim()

@@ -1,4 +1,4 @@
-"""The HTTP application without what it works with: every route, its errors and its OpenAPI document.
+"""The HTTP application without its context: every route, its errors and its OpenAPI document.
 
 python -m driftguard.api.application > docs/openapi.json
 """
@@ -65,10 +65,10 @@ def http_application(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
 _DESCRIPTION = """\
 Watches the acceptance of speculative decoding.
 
-Lists come in pages: pass `next_cursor` as `cursor` for the next one. `stream`, `segment`, `server`, \
-`target`, `since` (inclusive) and `until` (exclusive) mean the same everywhere; a parameter that a list does \
-not know is refused. Every error is a problem document (RFC 9457) whose `detail` names what was wrong; \
-those of OTLP are a google.rpc.Status. \
+Lists are paginated: pass `next_cursor` as `cursor` for the next page of the list. `stream`, \
+`segment`, `server`, `target`, `since` (inclusive) and `until` (exclusive) mean the same everywhere; an \
+unknown parameter is refused. Every error is a problem document (RFC 9457) whose `detail` names what was \
+wrong; errors of OTLP are a google.rpc.Status. \
 On any other address than loopback, writing and captured text need an API key (`driftguard keys create`)."""
 
 

@@ -46,7 +46,7 @@ def refuse_open_bind(host: str, *, has_keys: bool) -> None:
 
 
 CHECKS_AT_ONCE: Final = 4  # unknown keys must not take all connections to the database
-MOST_CHECKS: Final = 64  # those that wait for their turn included
+MOST_CHECKS: Final = 64  # waiting ones included
 CHECK_SECONDS: Final = 5.0
 VALID_SECONDS: Final = 30.0
 KEYS_REMEMBERED: Final = 1_000
@@ -78,18 +78,18 @@ def _is_stored(database: Database, key: str) -> bool:
 
 
 class KeyChecks:
-    """The check of a key before the request is routed. A key that was found valid stays so for VALID_SECONDS,
-    also where it is revoked meanwhile."""
+    """The check of a key before the request is routed. A valid key is accepted for VALID_SECONDS without
+    another look-up, even if it is revoked meanwhile."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # Threads of its own: a look-up that hangs holds one until the database's own limit ends it.
+        # Threads of its own: a look-up that hangs occupies one until the database's own limit ends it.
         self._threads = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="key check")
         self._asking = 0
         self._valid: OrderedDict[bytes, float] = OrderedDict()  # digest -> until, monotonic seconds
 
     async def check(self, authorization: str | None) -> None:
-        """Raises Refusal: 401, or 503 where the database does not tell."""
+        """Raises Refusal: 401, or 503 if the database does not answer."""
         key = key_in(authorization or "")
         if not key:
             raise Refusal(401, "this call needs an API key: Authorization: Bearer KEY", headers=_ASK)
@@ -103,7 +103,7 @@ class KeyChecks:
             self._valid.popitem(last=False)
 
     async def _is_valid(self, key: str) -> bool:
-        """Raises Refusal (503) where the database does not tell, or too many ask it."""
+        """Raises Refusal (503) if the database does not answer, or if too many look-ups wait."""
         if self._asking >= MOST_CHECKS:
             raise Refusal(503, "too many API keys are being checked", headers=_LATER)
         self._asking += 1
@@ -118,11 +118,11 @@ class KeyChecks:
     def _looked_up(self, future: asyncio.Future[bool]) -> None:
         self._asking -= 1
         if not future.cancelled():
-            future.exception()  # seen here where nobody waits for it any more
+            future.exception()  # retrieved here if nobody waits for it any more
 
 
 def key_in(authorization: str) -> str:
-    """The key of an Authorization header; empty where it holds none. Of a login (RFC 7617) the password."""
+    """The key in an Authorization header; empty if it has none. In a login (RFC 7617) it is the password."""
     scheme, _, given = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return given.strip()

@@ -35,14 +35,14 @@ from driftguard.store.database import Database
 router = APIRouter(tags=["captures"], dependencies=[Depends(require_key)])
 _JSON_LINES = "application/x-ndjson"
 _PAGE = 500
-GROWTH = 20  # a token id of two bytes takes forty: an integer, and its place in a list
+GROWTH = 20  # a token id of two bytes takes forty in memory: an integer, and its reference in a list
 _decode = msgspec.json.Decoder(CapturedRequest).decode
 _encode = msgspec.json.Encoder().encode
 
 _BODY = {
     "requestBody": {
         "required": True,
-        "description": "Captured requests as JSON Lines or as a JSON array; gzip is understood.",
+        "description": "Captured requests as JSON Lines or as a JSON array; gzip is supported.",
         "content": {
             _JSON_LINES: {"schema": {"type": "string"}, "example": json_line(openapi_examples.CAPTURE)},
             "application/json": {
@@ -56,7 +56,7 @@ _ANSWERS = (
     example("batch", BATCH_COUNTS)
     | batch_problems("captures")
     | problem(Forbidden, "capture is off; set capture.enabled to keep token ids of sampled requests")
-    | problem(Busy, "other large bodies are being worked on; send it again later")
+    | problem(Busy, "other large bodies are being processed; send it again later")
 )
 _LINES = {"schema": {"type": "string"}, "example": json_line(openapi_examples.CAPTURE)}
 
@@ -100,7 +100,8 @@ async def post_captures(request: Request, context: Annotated[Context, Depends(ge
 def list_captures(
     query: Annotated[CaptureQuery, Query()], context: Annotated[Context, Depends(get_context)]
 ) -> StreamingResponse:
-    """Exports captured requests, in the order of arrival, as JSON Lines; by the time of their capture."""
+    """Exports captured requests as JSON Lines, in the order of arrival; `since` and `until` are times of
+    capture."""
     wanted = CaptureFilter(query.server, query.target, query.segment, query.since, query.until)
 
     def begun() -> Iterator[bytes]:
@@ -113,7 +114,7 @@ def list_captures(
 def parse_captures(
     body: Body, content_type: str, settings: Settings, now: datetime
 ) -> tuple[list[CapturedRequest], list[RecordError]]:
-    """The good captures, and why the others are refused. Raises MalformedBody, TooLarge."""
+    """The valid captures, and the errors of the others. Raises MalformedBody, TooLarge."""
     good: list[CapturedRequest] = []
     errors: list[RecordError] = []
     most = settings.ingest.max_batch_records

@@ -1,4 +1,4 @@
-"""Answers as gzip, for whoever accepts that."""
+"""Compresses answers with gzip for clients that accept it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ACCEPT: Final = "accept-encoding"
 
 
 class Compression(GZipMiddleware):
-    """Starlette's, which looks for the word alone: `gzip;q=0` refuses it, and `*` accepts it."""
+    """Starlette's middleware only looks for the word gzip. Here `gzip;q=0` refuses it, and `*` accepts it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -23,7 +23,7 @@ class Compression(GZipMiddleware):
 
 
 def accepts_gzip(headers: Headers) -> bool:
-    """RFC 9110, 12.5.3; a weight that is none counts as 0."""
+    """RFC 9110, 12.5.3; an invalid weight counts as 0."""
     weights: dict[str, float] = {}
     for item in ",".join(headers.getlist(ACCEPT)).lower().split(","):
         coding, _, parameter = item.partition(";")

@@ -1,4 +1,4 @@
-"""What every router works with; the composition root stores it at `app.state.context`."""
+"""The context of every route; the composition root stores it at `app.state.context`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Context:
     metrics: Metrics
     pushed: PushedSources
     exports: ExportSlots = field(default_factory=lambda: ExportSlots(HttpSettings().max_exports))
-    # Servers that nobody tried to scrape for too long, and those that another sidecar scrapes.
+    # Servers that no sidecar has tried to scrape for too long, and those that another sidecar scrapes.
     overdue_sources: Callable[[datetime], Sequence[str]] = lambda _: ()
     sources_elsewhere: Callable[[], Sequence[str]] = lambda: ()
     exposing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    listing: asyncio.Lock = field(default_factory=asyncio.Lock)  # of what looks at every stream
+    listing: asyncio.Lock = field(default_factory=asyncio.Lock)  # for queries over all streams
     bodies: Bodies = field(default_factory=Bodies)
     fold_watch: FoldWatch = field(default_factory=FoldWatch)
     usual_silences: UsualSilences = field(default_factory=UsualSilences)

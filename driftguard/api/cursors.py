@@ -17,11 +17,11 @@ def encode_cursor(key: tuple[Any, ...]) -> str:
 
 
 def decode_cursor(text: str, key: type[Key]) -> Key:
-    """The sort key of the last row of the page before. Raises BadInput: not a cursor of this list."""
+    """The sort key of the last row of the previous page. Raises BadInput: not a cursor of this list."""
     try:
         found: Key = msgspec.json.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=key)
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         raise BadInput(
-            "cursor: not a cursor of this list; take next_cursor of the page before", field="cursor"
+            "cursor: not a cursor of this list; use next_cursor of the previous page", field="cursor"
         ) from None
     return found

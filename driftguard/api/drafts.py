@@ -29,11 +29,13 @@ class DraftModel(BaseModel):
     method: str
     state: DraftState
     parent_version: str | None = Field(description="The draft that it was trained from.")
-    directory: str | None = Field(description="Where it lies; null where unknown, or removed.")
+    directory: str | None = Field(description="Its directory; null if unknown, or removed.")
     created_at: datetime
     promoted_at: datetime | None
     retired_at: datetime | None
-    retrain_run_id: UUID | None = Field(description="The run that made it; null for a draft of yours.")
+    retrain_run_id: UUID | None = Field(
+        description="The run that trained it; null for a draft from elsewhere."
+    )
 
 
 class DraftPage(BaseModel):

@@ -1,4 +1,4 @@
-"""Rows as JSON Lines, CSV or Parquet, page by page: however long an export is, it takes the memory of one."""
+"""Rows as JSON Lines, CSV or Parquet, page by page: an export of any length takes the memory of one page."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ MEDIA_TYPES: Final[dict[Format, str]] = {
     "csv": "text/csv",
     "parquet": "application/vnd.apache.parquet",
 }
-BUSY_SECONDS: Final = 10  # after which an export may be asked for again
+BUSY_SECONDS: Final = 10  # after which the client may try again
 Page = Sequence[msgspec.Struct]
 _encode = msgspec.json.Encoder().encode
 
 
 class ExportSlots:
-    """How many exports may run at once: each holds a page of rows for as long as its reader takes."""
+    """Limits how many exports run at once: each holds a page of rows until its reader has read it."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -51,7 +51,8 @@ class ExportSlots:
 
 
 class ExportSlot:
-    """Is free again when given back, or forgotten: an answer may never begin, because its client has gone."""
+    """Is free again when given back or garbage-collected: an answer never begins if its client has
+    disconnected."""
 
     def __init__(self, free: threading.Semaphore) -> None:
         self.give_back = weakref.finalize(self, free.release)
@@ -65,7 +66,7 @@ class ExportsBusy(Busy):
 
 
 class ExportResponse(StreamingResponse):
-    """Gives its slot back when it has ended, however that was."""
+    """Gives its slot back when it has ended, also by an error."""
 
     def __init__(self, slot: ExportSlot, content: Iterator[bytes], **more: Any) -> None:
         super().__init__(content, **more)
@@ -79,13 +80,13 @@ class ExportResponse(StreamingResponse):
 
 
 def exporting(slots: ExportSlots, pages: Callable[[], Iterator[bytes]], **more: Any) -> ExportResponse:
-    """`pages` reads the first one at once, so that a database that fails is told as such, before the answer
-    begins. Raises ExportsBusy, and what `pages` raises."""
+    """`pages` reads the first page at once, so that a failure of the database becomes an error status before
+    the answer begins. Raises ExportsBusy, and what `pages` raises."""
     return ExportResponse(slots.take(), pages(), **more)
 
 
 def encoder(format_: Format, row: type[msgspec.Struct]) -> Callable[[Iterator[Page]], Iterator[bytes]]:
-    """What turns pages of `row` into a file's bytes. Raises MissingExtra for Parquet without pyarrow."""
+    """A function from pages of `row` to a file's bytes. Raises MissingExtra for Parquet without pyarrow."""
     if format_ == "jsonl":
         return json_lines
     if format_ == "csv":
@@ -104,7 +105,7 @@ def json_lines(pages: Iterator[Page]) -> Iterator[bytes]:
 
 
 def csv_lines(pages: Iterator[Page], row: type[msgspec.Struct]) -> Iterator[bytes]:
-    """A header, then one line per row (RFC 4180). What is null is empty; a list is a JSON array."""
+    """A header, then one line per row (RFC 4180). Null is written as empty; a list as a JSON array."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(row.__struct_fields__)
@@ -173,7 +174,7 @@ def _arrow_type(kind: msgspec.inspect.Type) -> pa.DataType:
 
 
 class _Written(io.RawIOBase):
-    """Keeps what was written until it is taken; its position counts on."""
+    """Keeps written bytes until they are taken; its position continues to count."""
 
     def __init__(self) -> None:
         self._parts = bytearray()

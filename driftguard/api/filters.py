@@ -1,4 +1,4 @@
-"""Query parameters of lists and exports: one name means the same everywhere, any other is refused by name."""
+"""Query parameters of lists and exports: a name means the same everywhere, and unknown names are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Name = Annotated[
 
 
 def _as_date(value: object) -> object:
-    if isinstance(value, str) and not _DATE.match(value):  # else a number would be seconds since 1970
+    if isinstance(value, str) and not _DATE.match(value):  # else a number would mean seconds since 1970
         raise ValueError("should be a date and time with UTC offset, as in 2026-11-01T00:00:00Z")
     return value
 
@@ -55,7 +55,8 @@ _REPEATABLE = ("stream", "segment", "kind")
 
 
 def refuse_repeated(request: Request) -> None:
-    """FastAPI dependency of every list: of a parameter given twice, one would be passed over in silence.
+    """FastAPI dependency of every list: otherwise one value of a repeated parameter would be silently
+    ignored.
 
     Raises BadInput.
     """
@@ -66,7 +67,7 @@ def refuse_repeated(request: Request) -> None:
 
 
 class Pages(BaseModel):
-    """A list in pages."""
+    """Pagination of a list."""
 
     model_config = ConfigDict(extra="forbid")
     limit: int = Field(50, ge=1, le=500, description="Rows of a page.")
@@ -74,14 +75,16 @@ class Pages(BaseModel):
 
 
 class StatusQuery(BaseModel):
-    """How much of the status."""
+    """Query of the status."""
 
     model_config = ConfigDict(extra="forbid")
-    limit: int = Field(500, ge=1, le=500, description="Streams; GET /api/v1/streams has all, in pages.")
+    limit: int = Field(
+        500, ge=1, le=500, description="Most streams to return; GET /api/v1/streams has all, paginated."
+    )
 
 
 class TimeRange(BaseModel):
-    """A stretch of time; which time of a row is meant, the operation says."""
+    """A range of time; the operation says which time of a row is compared."""
 
     since: Time | None = Field(
         None, description="From here on, with UTC offset.", examples=["2026-11-01T00:00:00Z"]
@@ -139,13 +142,13 @@ class CaptureQuery(TimeRange, Segments, Servers):
 
 
 class TrafficQuery(Pages, TimeRange, Segments, Servers, Streams):
-    """Records and rollups: a list in pages, or an export of everything that fits."""
+    """Records and rollups: a paginated list, or an export of all matching rows."""
 
     kind: list[Kind] = Field([], description="Any of these; may be repeated.", examples=[["request"]])
     format: Literal["json", "jsonl", "csv", "parquet"] | None = Field(
         None,
-        description="json: one page. jsonl, csv, parquet: everything that fits, streamed; these take neither "
-        "limit nor cursor. Left out, the Accept header decides between them.",
+        description="json: one page of the list. jsonl, csv, parquet: all matching rows, streamed; these "
+        "accept neither limit nor cursor. Left out, the Accept header decides between them.",
     )
 
 
@@ -161,7 +164,7 @@ _WANTED = {"stream": "streams", "segment": "segments", "kind": "kinds"}
 
 
 def row_filter(query: TimeRange) -> RowFilter:
-    """What the query chooses rows by; limit, cursor, state, format and resolution are another matter."""
+    """The part of the query that selects rows: without limit, cursor, state, format and resolution."""
     names = ("stream", "segment", "kind", "server", "target", "since", "until")
     return RowFilter(
         **{_WANTED.get(name, name): getattr(query, name) for name in names if hasattr(query, name)}

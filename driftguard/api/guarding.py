@@ -1,4 +1,4 @@
-"""What the sidecar asks of a request before it is routed; see driftguard_http.guard."""
+"""What the sidecar checks before a request is routed; see driftguard_http.guard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from driftguard_http import Guard, Origins, Refusal, Route
 from driftguard_http.origins import SAFE_METHODS
 
 COMPRESSED_BYTES: Final = 1_000
-COMPRESSION_LEVEL: Final = 3  # metrics hardly shrink further at a higher one, which takes three times as long
+COMPRESSION_LEVEL: Final = 3  # a higher level takes three times as long, and makes metrics hardly smaller
 SMALL_BODY_BYTES: Final = 64_000
 BATCHES: Final = frozenset({"/api/v1/records", "/api/v1/captures", *PATHS})
 CAPTURED_TEXT: Final = "/api/v1/captures"
@@ -30,7 +30,7 @@ TITLES: Final = {
 }
 # A browser asks its user for a login where it opens a page; a button's call must not make it ask.
 LOGIN: Final = {"WWW-Authenticate": 'Bearer realm="driftguard", Basic realm="driftguard"'}
-ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz"})  # who asks after the process's health has no key
+ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz"})  # health checks have no key
 
 
 def install_guard(app: FastAPI, context: Context) -> None:
@@ -52,7 +52,7 @@ def install_guard(app: FastAPI, context: Context) -> None:
 
 
 def route_of(scope: Scope, settings: Settings) -> Route:
-    """By method and path. Every write needs a key where one is needed at all, and so does captured text."""
+    """By method and path. Where keys are needed, every write and captured text need one."""
     path = scope["path"].rstrip("/")
     is_write = scope["method"] not in SAFE_METHODS
     guarded = is_write or path == CAPTURED_TEXT

@@ -1,4 +1,4 @@
-"""/healthz: the process answers. /readyz: it can do its work. /metrics: what Prometheus scrapes."""
+"""/healthz: the process is alive. /readyz: it can do its work. /metrics: the metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FoldStopped(DriftGuardError):
 
 
 class ScrapingStopped(DriftGuardError):
-    """Nobody scrapes {servers}; the sidecar needs a restart."""
+    """No sidecar scrapes {servers}; this one needs a restart."""
 
     status = 503
     title = "Scraping stopped"
@@ -80,7 +80,7 @@ class Readiness(BaseModel):
 
 @router.get("/healthz", responses=example("alive"))
 async def healthz() -> Health:
-    """The process answers; nothing else is looked at, and no thread is waited for."""
+    """200 as long as the process is alive; nothing else is checked, and no thread is waited for."""
     return Health(status="ok")
 
 
@@ -90,11 +90,11 @@ async def healthz() -> Health:
     | problem(DatabaseUnavailable, "database 'driftguard' at db.internal:5432: connection refused"),
 )
 async def readyz(context: Annotated[Context, Depends(get_context)]) -> Readiness:
-    """503 while the database is unreachable or its schema does not fit, a batch has waited for long, the
-    detector is far behind or has not got on for a minute while records wait, or the sidecar does not get to
-    its sources. A source that does not answer is told by its own metrics. Whatever hangs, there is an answer
-    within 10 seconds."""
-    # Not on the threads of the requests, who may all wait for the database.
+    """503 while the database is unreachable or its schema does not fit, a batch has waited too long, the
+    detector is far behind or has folded nothing for a minute while records wait, or the sidecar has stopped
+    scraping. Sources that do not answer have metrics of their own. The answer comes within 10 seconds in any
+    case."""
+    # Not on the threads of requests, which may all be waiting for the database.
     checking = asyncio.get_running_loop().run_in_executor(_CHECKING, _check, context)
     try:
         return await asyncio.wait_for(checking, READY_SECONDS)
@@ -113,12 +113,13 @@ def _check(context: Context) -> Readiness:
         lag = folding.lag(session)
     _check_fold(context, lag)
     if overdue := context.overdue_sources(datetime.now(UTC)):
-        raise ScrapingStopped(f"nobody scrapes {', '.join(overdue[:3])}; {len(overdue)} servers in all")
+        raise ScrapingStopped(f"no sidecar scrapes {', '.join(overdue[:3])}; {len(overdue)} servers in all")
     return Readiness(status="ready", database="reachable, schema up to date", fold_lag_records=lag.records)
 
 
 def _check_fold(context: Context, lag: Lag) -> None:
-    """What waits for streams that are held is told by their verdict: the others are served as ever."""
+    """Records of held streams are not counted: the verdict shows those, and the other streams are still
+    watched."""
     if lag.unread > MAX_FOLD_LAG_RECORDS:
         raise FoldBehind(
             f"the detector is {lag.unread} records behind; it is ready below {MAX_FOLD_LAG_RECORDS}"
@@ -128,7 +129,7 @@ def _check_fold(context: Context, lag: Lag) -> None:
         since = datetime.now(UTC) - timedelta(seconds=seconds)
         raise FoldStopped(
             f"no fold has succeeded since {since:%F %T} UTC ({seconds:.0f} s) although {lag.unread} records "
-            "wait; the log tells why",
+            "wait; the log gives the reason",
             since=since.isoformat(timespec="seconds"),
         )
 
@@ -136,7 +137,7 @@ def _check_fold(context: Context, lag: Lag) -> None:
 @router.get("/metrics", response_class=PlainTextResponse, responses={200: _EXPOSITION})
 async def metrics(context: Annotated[Context, Depends(get_context)]) -> Response:
     """For Prometheus."""
-    # One after the other: many threads that compute keep the event loop from its turn, and /healthz waits.
+    # One at a time: many computing threads starve the event loop, and delay /healthz.
     async with context.exposing:
         text = await run_in_threadpool(context.metrics.exposition)
     return Response(text, media_type=CONTENT_TYPE)

@@ -1,4 +1,4 @@
-"""Trying a stream again at whose records the detector failed."""
+"""Trying a held stream again: one at whose records the detector failed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ router = APIRouter(prefix="/api/v1", tags=["status"])
 
 
 class HeldStreamModel(FrozenModel):
-    """A stream without which the fold goes on, because it raised."""
+    """A stream that the fold leaves out, because its records raised an error."""
 
     stream_id: int
     since: datetime
-    failures: int = Field(description="One after the other.")
+    failures: int = Field(description="Failures in a row.")
     reason: str = Field(description="Of the last failure.")
-    records_behind: int = Field(description="Its records that wait.")
-    set_aside_at: datetime | None = Field(description="null: it is still tried again by itself.")
+    records_behind: int = Field(description="Its records that wait for the detector.")
+    set_aside_at: datetime | None = Field(description="null: it is still tried again automatically.")
     next_try_at: datetime | None
 
 

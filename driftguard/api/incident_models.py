@@ -27,7 +27,7 @@ class FactModel(FrozenModel):
 
 
 class ExampleModel(FrozenModel):
-    """A captured request that is typical of what is new; there is one only while captures are kept."""
+    """A captured request that is typical of the new traffic; present only while captures are kept."""
 
     record_id: UUID
     prompt_token_ids: list[int]
@@ -40,7 +40,7 @@ class DiagnosisModel(FrozenModel):
     summary: str = Field(examples=["the traffic moved (new topic)"])
     reason: str
     facts: list[FactModel] = Field(description="The evidence, each piece in words and numbers.")
-    missing: list[str] = Field(description="Evidence that was not there, and how to have it the next time.")
+    missing: list[str] = Field(description="Evidence that was missing, and how to have it next time.")
     recommended_action: str
     retrain: bool = Field(description="The cause calls for a new draft.")
     awaits_probes: bool = Field(description="The canary probes have yet to be replayed since the change.")
@@ -67,7 +67,7 @@ class IncidentModel(FrozenModel):
     since: datetime = Field(description="When acceptance changed, by the change point's record.")
     since_interval: tuple[datetime, datetime]
     change_point_record: int = Field(description="Running number of the first record after the change.")
-    opened_record: int = Field(description="Running number of the record at which the detector was sure.")
+    opened_record: int = Field(description="Running number of the record at which the alarm was raised.")
     acceptance_before: float = Field(description="Of the changed segments.", examples=[0.74])
     acceptance_after: float = Field(examples=[0.58])
     positions: Positions = Field(description=POSITIONS, examples=["all"])
@@ -78,7 +78,8 @@ class IncidentModel(FrozenModel):
     segments: tuple[ChangedSegment, ...] = Field(description="Changed segments, strongest evidence first.")
     evidence: IncidentEvidence
     diagnosis: DiagnosisModel | None = Field(
-        description="Why; null until the incident has been examined, which is tried until it works."
+        description="The cause; null until the incident has been examined, which is repeated until it "
+        "succeeds."
     )
     resolved_at: datetime | None
     resolution: str | None

@@ -28,7 +28,7 @@ AnyContext = Annotated[Context, Depends(get_context)]
 
 
 class Reason(BaseModel):
-    """Why the incident changes; it is kept with the transition."""
+    """Why the incident changes; it is stored with the transition."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -76,21 +76,21 @@ def get_incident(incident_id: UUID, context: AnyContext) -> IncidentDetail:
 
 @router.post("/{incident_id}/acknowledge", dependencies=[Depends(require_key)], responses=_CHANGED)
 def acknowledge_incident(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
-    """Somebody looks at it. 409 with the legal next states when it cannot be acknowledged."""
+    """A person has seen it. 409, with the legal next states, if it cannot be acknowledged."""
     return _move(context, incident_id, "acknowledged", body.reason)
 
 
 @router.post("/{incident_id}/resolve", dependencies=[Depends(require_key)], responses=_CHANGED)
 def resolve_incident(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
-    """It is over; the detector starts looking for the next change. 409 when it is resolved already."""
+    """Ends the incident; the detector starts to look for the next change. 409 if it is already resolved."""
     return _move(context, incident_id, "resolved", body.reason)
 
 
 @router.post("/{incident_id}/accept", dependencies=[Depends(require_key)], responses=_CHANGED)
 def accept_new_level(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
     """The new level is normal: resolves the incident, and with the stream's next record the detector learns
-    the baselines of its segments anew, beginning at the change point where it can. 409 when the incident is
-    resolved already, or was opened by something else than the detector (a new target)."""
+    the baselines of its segments anew, from the change point on where it can. 409 if the incident is already
+    resolved, or was not opened by the detector (but because the target was replaced)."""
     with context.database.session() as session:
         incidents.accept_level(session, incident_id, body.reason, datetime.now(UTC))
         return detail(session, incident_id)

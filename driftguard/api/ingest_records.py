@@ -24,13 +24,13 @@ from driftguard.store.partitions import oldest_kept
 from driftguard.store.records import BatchResult
 
 router = APIRouter(tags=["records"])
-GROWTH: Final = 8  # the objects of a record, and what is sent of it to the database
-MAX_RECORD_BYTES: Final = 64_000  # with every field as long as it may be it has a third of that
+GROWTH: Final = 8  # the objects of a record, and its copy for the database
+MAX_RECORD_BYTES: Final = 64_000  # three times the size of a record whose fields are all as long as allowed
 
 _BODY = {
     "requestBody": {
         "required": True,
-        "description": "AcceptanceRecords as JSON Lines or as a JSON array; gzip is understood.",
+        "description": "AcceptanceRecords as JSON Lines or as a JSON array; gzip is supported.",
         "content": {
             "application/x-ndjson": {
                 "schema": {"type": "string"},
@@ -52,7 +52,7 @@ _ANSWERS = (
 
 @dataclass(frozen=True, slots=True)
 class ParsedBatch:
-    """The records of good lines, and the numbers of those lines; why the others are refused."""
+    """The records of valid lines, the numbers of those lines, and the errors of the others."""
 
     records: list[AcceptanceRecord] = field(default_factory=list)
     errors: list[RecordError] = field(default_factory=list)
@@ -66,9 +66,9 @@ class ParsedBatch:
 
 @router.post("/api/v1/records", dependencies=[Depends(require_key)], responses=_ANSWERS, openapi_extra=_BODY)
 async def post_records(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
-    """Stores the good records of a batch; sending one again is harmless.
+    """Stores the valid records of a batch; idempotent by `record_id`.
 
-    200 `{"accepted", "duplicates"}`. When lines are refused: 422 with `accepted`, `duplicates` (the good
+    200 `{"accepted", "duplicates"}`. When lines are refused: 422 with `accepted`, `duplicates` (the valid
     lines are stored), `errors` (at most 100, each with line, field and detail) and `errors_total`.
     """
     content_type, most = request.headers.get("content-type", ""), context.settings.ingest.max_batch_bytes

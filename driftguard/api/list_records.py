@@ -1,4 +1,4 @@
-"""GET /api/v1/records and /api/v1/rollups: in pages, or exported whole."""
+"""GET /api/v1/records and /api/v1/rollups: paginated, or exported whole."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ _OF_TIER: Final[dict[str, dict[str, Any]]] = {
     "kept_since": {
         "type": "string",
         "format": "date-time",
-        "description": "What ended before may be gone in this resolution; a coarser one looks back further.",
+        "description": "Records that ended before this may be missing in this resolution; a coarser one "
+        "looks back further.",
     },
 }
 
@@ -52,7 +53,7 @@ _OF_TIER: Final[dict[str, dict[str, Any]]] = {
 def _answers(
     name: str, row: type[msgspec.Struct], item: dict[str, Any], about: dict[str, dict[str, Any]] | None = None
 ) -> Responses:
-    """`about`: what a page says beside its rows."""
+    """`about`: fields of a page beside its rows."""
     properties = {
         name: {"type": "array", "items": reference(row)},
         "next_cursor": {"type": ["string", "null"], "description": "null at the end."},
@@ -78,10 +79,11 @@ def _answers(
     responses=_answers("records", AcceptanceRecord, openapi_examples.RECORD),
 )
 def list_records(query: Traffic, context: AnyContext, accept: Accept = "") -> Response:
-    """Acceptance records in the order of arrival, by the time at which they ended.
+    """Acceptance records in the order of arrival; `since` and `until` are times at which they ended.
 
-    As `jsonl` they are the interchange format: `driftguard replay` reads it, and `POST /api/v1/records` takes
-    it. `draft` is the name under which the stream was seen first; segments beyond the limit are `other`.
+    As `jsonl` they are the interchange format: `driftguard replay` reads it, and `POST /api/v1/records`
+    accepts it. `draft` is the name with which the stream was first seen; segments beyond the limit are
+    `other`.
     """
     chosen = row_filter(query)
     with context.database.session() as session:
@@ -133,7 +135,7 @@ def _answer(
         return _page(name, query, context.database, read, key, about or {})
     for parameter in sorted(query.model_fields_set & {"limit", "cursor"}):
         raise BadInput(
-            f"{parameter}: an export has no pages; leave it out, or ask for format=json", field=parameter
+            f"{parameter}: an export is not paginated; leave it out, or ask for format=json", field=parameter
         )
     encode = encoder(format_, row)
 

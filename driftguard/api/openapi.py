@@ -27,12 +27,12 @@ PROBLEM_JSON: Final = "application/problem+json"
 _SCHEMAS: Final = "#/components/schemas/"
 _STRUCTS: Final = (AcceptanceRecord, RollupRow, CapturedRequest)
 _TAGS: Final = {
-    "records": "Acceptance records: in one by one or in batches, out in pages or as an export.",
-    "otlp": "Records out of the spans and the metrics of OpenTelemetry exporters and collectors.",
+    "records": "Acceptance records: sent one by one or in batches, read as a paginated list or an export.",
+    "otlp": "Records made from the spans and the metrics of OpenTelemetry exporters and collectors.",
     "status": "One verdict per stream, and its acceptance over time.",
     "incidents": "What changed, since when, how bad, where and why.",
     "drafts": "The drafts in service, candidates, and former ones.",
-    "retraining": "Retraining runs, asking for one, and taking its draft back.",
+    "retraining": "Retraining runs: list, start, roll back.",
     "captures": "Token ids of sampled requests; off unless `capture.enabled` is set.",
     "health": "Liveness, readiness, metrics.",
 }
@@ -118,7 +118,7 @@ def problem(
 
 
 def reference(schema: type[msgspec.Struct]) -> dict[str, str]:
-    """To the schema of a struct that is written to JSON by msgspec."""
+    """A reference to the schema of a struct that msgspec writes to JSON."""
     return {"$ref": _SCHEMAS + schema.__name__}
 
 
@@ -133,16 +133,16 @@ def shown(name: str) -> dict[str, Any]:
 
 
 def json_line(value: object) -> str:
-    """As it stands in JSON Lines."""
+    """As one line of JSON Lines."""
     return msgspec.json.encode(value).decode() + "\n"
 
 
 def batch_problems(things: str) -> Responses:
-    """What may be wrong with a batch of lines."""
+    """Errors of a batch of lines."""
     return (
         problem(MalformedBody, f"the body is empty; send JSON Lines or a JSON array of {things}")
         | problem(TooLarge, f"more than 10000 {things} in one batch; send smaller ones", max_records=10_000)
-        | problem(UnsupportedEncoding, "Content-Encoding 'br' is not understood; send gzip or none")
+        | problem(UnsupportedEncoding, "Content-Encoding 'br' is not supported; send gzip or none")
         | problem(
             BadInput,
             f"1 of 2 {things} are refused; first: line 2: segment: missing; this field is required",
@@ -230,7 +230,7 @@ _FOREIGN: Final = problem(
 )
 _BAD_BODY: Final = (
     problem(MalformedBody, "the body is not JSON text")
-    | problem(TooSlow, "the body came too slowly")
+    | problem(TooSlow, "the body arrived too slowly")
     | problem(TooLarge, "the body is larger than 64000 bytes; send less at once")
 )
 _NO_KEY: Final = problem(Unauthorized, "this call needs an API key: Authorization: Bearer KEY")

@@ -1,4 +1,4 @@
-"""Examples of the OpenAPI document, from the JSON file beside it; a test holds them against the schemas."""
+"""Examples of the OpenAPI document, from the JSON file beside it; a test checks them against the schemas."""
 
 from __future__ import annotations
 

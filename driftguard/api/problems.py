@@ -1,4 +1,4 @@
-"""Every error leaves as RFC 9457 problem+json: what was wrong, named, and nothing of the inside."""
+"""Every error is answered as RFC 9457 problem+json: it names what was wrong, and shows no internals."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from driftguard.errors import Busy, DatabaseUnavailable, DriftGuardError, Unauth
 from driftguard.records import RecordError
 
 DATABASE_RETRY_SECONDS: Final = 5
+_MAX_LISTED: Final = 100  # errors in one answer
 _log = structlog.get_logger(__name__)
 
 
@@ -26,28 +27,28 @@ class MalformedBody(DriftGuardError):
 
 
 class TooSlow(DriftGuardError):
-    """The body comes too slowly to be waited for."""
+    """The body arrives too slowly."""
 
     status = 408
     title = "Request timeout"
 
 
 class UnsupportedEncoding(DriftGuardError):
-    """The Content-Encoding is not one that is understood here."""
+    """The Content-Encoding is not supported here."""
 
     status = 415
     title = "Unsupported content encoding"
 
 
 class UnsupportedContent(DriftGuardError):
-    """The Content-Type is not one that is understood here."""
+    """The Content-Type is not supported here."""
 
     status = 415
     title = "Unsupported content type"
 
 
 class MissingExtra(DriftGuardError):
-    """What was asked for needs an optional package that is not installed; the message names it."""
+    """The request needs an optional package that is not installed; the message names it."""
 
     status = 501
     title = "Not installed"
@@ -74,14 +75,14 @@ def problem_response(
     )
 
 
-def record_errors(errors: list[RecordError], *, listed: int = 100) -> dict[str, object]:
-    """The members `errors` (the first `listed`, each with line, field and detail) and `errors_total`."""
-    shown = [{"line": e.line, "field": e.field, "detail": e.detail} for e in errors[:listed]]
+def record_errors(errors: list[RecordError]) -> dict[str, object]:
+    """The members `errors` (the first 100, each with line, field and detail) and `errors_total`."""
+    shown = [{"line": e.line, "field": e.field, "detail": e.detail} for e in errors[:_MAX_LISTED]]
     return {"errors": shown, "errors_total": len(errors)}
 
 
 def headers_of(error: DriftGuardError) -> dict[str, str]:
-    """Of the answer that tells it, whatever its form."""
+    """The headers of an answer with this error, in any format."""
     if isinstance(error, Busy):
         return {"Retry-After": str(error.retry_after_seconds)}
     if isinstance(error, DatabaseUnavailable):
@@ -122,13 +123,13 @@ async def _invalid(_request: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 (registered for this class only)
     detail = str(error.detail)
-    if detail == "There was an error parsing the body":  # FastAPI's words for bytes that are no text
+    if detail == "There was an error parsing the body":  # FastAPI's message for bytes that are not text
         return problem_response(400, "the body is not JSON text", title=MalformedBody.title)
     if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:
-        detail = f"{request.url.path}: there is nothing here"
+        detail = f"{request.url.path}: not found"
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        detail = f"{request.url.path} does not take {request.method}"
+        detail = f"{request.url.path} does not support {request.method}"
         # A path may have more than one route, and Starlette names the methods of the first.
         operations = request.app.openapi()["paths"].get(request.url.path, {})
         headers |= {"Allow": ", ".join(sorted(operations)).upper()} if operations else {}

@@ -1,6 +1,6 @@
 """Reading a request body within a bound, plain or gzip, and taking its items one by one.
 
-What a body becomes while it is worked on is larger than itself: all requests share the room for that.
+A body takes several times its size in memory while it is processed: all requests share a limit for that.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ _GZIP = 16 + zlib.MAX_WBITS
 _PART_BYTES = 65_536
 _UNPACKED_BYTES = 1_000_000  # at once
 _MAX_MEMBERS = 1_000
-UNSHARED_BYTES: Final = 64_000  # of a body, that come whether there is room or not
+UNSHARED_BYTES: Final = 64_000  # of a body, read even if there is no room
 COMING_BYTES: Final = 12_000_000
 OF_SMALL_BYTES: Final = 16_000_000
 OF_LARGE_BYTES: Final = 48_000_000
-LARGE_BODY_SECONDS: Final = 30.0  # that one may take room for while it comes
+LARGE_BODY_SECONDS: Final = 30.0  # for which an arriving body may hold room
 _JSON_LINES = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
-# What the depth of a JSON value depends on, each text as a whole.
+# The tokens that the depth of a JSON value depends on; each string is one token.
 _MARKS: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{},]', re.DOTALL)
 _NESTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{}]', re.DOTALL)
 _BLANK: Final = re.compile(rb"\s*")
-_check = msgspec.json.Decoder(msgspec.Raw).decode  # reads all of it, and makes nothing of it
+_check = msgspec.json.Decoder(msgspec.Raw).decode  # parses all of it without making objects
 
 Body = bytearray | bytes
 
 
 class Bodies:
-    """Room for the bodies that come, and for what is made of them; small ones wait for no large one."""
+    """Memory for arriving bodies and the objects made of them; small bodies never wait for large ones."""
 
     def __init__(self) -> None:
         self._coming = Room(COMING_BYTES)
@@ -51,12 +51,13 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request, *, max_bytes: int, growth: int) -> AsyncIterator[Body]:
-        """The body, unpacked. `growth`: bytes of memory that a byte of it becomes at most while it is worked
-        on. Raises TooLarge as soon as the bound is passed, Busy, MalformedBody, UnsupportedEncoding, Refusal.
+        """The body, unpacked. `growth`: bytes of memory that one byte of it takes at most while it is
+        processed. Raises TooLarge as soon as the bound is passed, Busy, MalformedBody, UnsupportedEncoding,
+        Refusal.
         """
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", "gzip"):
-            raise UnsupportedEncoding(f"Content-Encoding {encoding!r} is not understood; send gzip or none")
+            raise UnsupportedEncoding(f"Content-Encoding {encoding!r} is not supported; send gzip or none")
         declared = request.headers.get("content-length", "")
         size = int(declared) if declared.isdecimal() else max_bytes
         if declared and size > max_bytes:
@@ -68,7 +69,7 @@ class Bodies:
                 async with asyncio.timeout(LARGE_BODY_SECONDS):
                     await _receive(parts, stream, max_bytes, max_bytes)
             except TimeoutError:
-                raise Refusal(408, "the body came too slowly", headers=CLOSE) from None
+                raise Refusal(408, "the body arrived too slowly", headers=CLOSE) from None
             is_packed = encoding == "gzip"
             size = await run_in_threadpool(_unpacked_bytes, parts, max_bytes) if is_packed else len(parts)
             worked_on = self._large if size > UNSHARED_BYTES else self._small
@@ -77,15 +78,15 @@ class Bodies:
                 try:
                     yield body
                 except Exception as error:
-                    traceback.clear_frames(error.__traceback__)  # which hold what was made of the body
+                    traceback.clear_frames(error.__traceback__)  # whose frames hold objects made of the body
                     raise
                 finally:
-                    parts.clear()  # whoever still knows of it
+                    parts.clear()  # frees it even if it is still referenced
                     body.clear()
 
 
 async def _receive(parts: bytearray, stream: AsyncIterator[bytes], until: int, max_bytes: int) -> None:
-    """Until there are more bytes than that, or no more come. Raises TooLarge."""
+    """Reads until there are more than `until` bytes, or the body ends. Raises TooLarge."""
     while len(parts) <= until:
         part = await anext(stream, None)
         if part is None:
@@ -151,7 +152,7 @@ def is_json(text: Body) -> bool:
 
 
 def _unpacked_bytes(packed: Body, max_bytes: int) -> int:
-    """How many it would be. Raises TooLarge, MalformedBody."""
+    """The size after decompression. Raises TooLarge, MalformedBody."""
     size = 0
     for part in _gunzip(packed):
         size += len(part)
@@ -168,7 +169,7 @@ def _unpacked(packed: Body) -> bytearray:
 
 
 def _gunzip(packed: Body) -> Iterator[bytes]:
-    """In parts: what follows a member is copied with each that ends. Raises TooLarge, MalformedBody."""
+    """Yields parts, because the rest is copied at the end of each member. Raises TooLarge, MalformedBody."""
     members, member = 1, zlib.decompressobj(_GZIP)
     try:
         for start in range(0, len(packed), _PART_BYTES):
@@ -187,7 +188,7 @@ def _gunzip(packed: Body) -> Iterator[bytes]:
     except zlib.error as error:
         raise MalformedBody(f"the body is not valid gzip ({error})") from None
     if packed and not member.eof:
-        raise MalformedBody("the gzip body is cut short")
+        raise MalformedBody("the gzip body is truncated")
 
 
 def _too_large(max_bytes: int) -> TooLarge:

@@ -1,4 +1,4 @@
-"""Retraining runs: list, one, start one, take its draft back."""
+"""Retraining runs: list, show one, start one, roll back its draft."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class RetrainBody(BaseModel):
         extra="forbid", strict=True, json_schema_extra={"example": {"server": "chat-eu-1", "force": True}}
     )
     server: str | None = Field(None, description="May be left out when the settings name one engine.")
-    force: bool = Field(False, description="Also when no incident calls for it.")
+    force: bool = Field(False, description="Retrain even if no incident calls for it.")
 
 
 class RollBackBody(BaseModel):
-    """Which draft to take back, and why."""
+    """Which draft to roll back, and why."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -56,14 +56,15 @@ class RollBackBody(BaseModel):
         },
     )
     server: str
-    draft_version: str = Field(description="The draft in service; 409 where it is another by now.")
+    draft_version: str = Field(description="The draft in service; 409 if another one is in service by now.")
     reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2_000)]
 
 
 class RolledBackModel(BaseModel):
     server: str
     draft_version: str = Field(
-        description="The draft that serves now; of an engine that restarts for it, the one it restarts with: "
+        description="The draft that is served now; for an engine that restarts for it, the draft of the "
+        "restart: "
         "the run is rolling_back until records of it arrive."
     )
 
@@ -89,7 +90,9 @@ class RunModel(BaseModel):
     ended_at: datetime | None
     parent_version: str | None
     candidate_version: str | None
-    progress: dict[str, Any] | None = Field(description="step, steps, loss and acceptance while it trains.")
+    progress: dict[str, Any] | None = Field(
+        description="step, steps, loss and acceptance during the training."
+    )
     numbers: RunNumbers | None = Field(
         description="The gate's decision and the watch, with their numbers; `rollout`: the restart that was "
         "asked for, and the end of what the command printed or the webhook answered."
@@ -135,7 +138,7 @@ def get_retrain_run(run_id: UUID, context: AnyContext) -> RunModel:
     responses=example("job", status=202) | problem(Conflict, "a retraining of chat-eu-1 is queued already"),
 )
 def retrain(body: RetrainBody, request: Request) -> JobModel:
-    """Queues a retraining. 409 while one of this server runs or waits."""
+    """Queues a retraining. 409 while one for this server runs or is queued."""
     ask = cast("RequestRetraining", request.app.state.request_retraining)
     return JobModel(job_id=ask(body.server, force=body.force))
 
@@ -144,13 +147,13 @@ def retrain(body: RetrainBody, request: Request) -> JobModel:
     "/rollback",
     dependencies=[Depends(require_key)],
     responses=example("rolled_back")
-    | problem(Conflict, "draft 3f9c01d2ab44 was not promoted here: there is none to return to")
+    | problem(Conflict, "draft 3f9c01d2ab44 was not promoted here: there is no draft to return to")
     | problem(EngineRefused, "the engine at http://127.0.0.1:8100 cannot be reached: connection refused"),
 )
 def roll_back_draft(body: RollBackBody, context: AnyContext) -> RolledBackModel:
-    """The draft that the one in service was trained from serves again.
+    """Puts the parent of the draft in service back into service.
 
-    409: a retraining runs, another draft is in service, or there is none to return to. 502: the engine, or
+    409: a retraining runs, another draft is in service, or there is no parent. 502: the engine, or
     what restarts it (`retraining.promote_command`, `promote_webhook`), refuses.
     """
     serving = roll_back(

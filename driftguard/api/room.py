@@ -1,4 +1,4 @@
-"""So much memory for the bodies of requests, whoever sends them, and however many at once."""
+"""A limit of memory for the bodies of all requests together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RETRY_AFTER_SECONDS: Final = 2
 
 
 class Room:
-    """Used on one event loop. Who finds too little room waits, in the order of arrival."""
+    """Used on one event loop. A body for which there is too little room waits, in the order of arrival."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total = self._free = total_bytes
@@ -23,7 +23,7 @@ class Room:
 
     @asynccontextmanager
     async def taken(self, size_bytes: int) -> AsyncIterator[None]:
-        """What is larger than the whole room gets all of it. Raises Busy after WAIT_SECONDS."""
+        """A body that is larger than the whole room gets all of it. Raises Busy after WAIT_SECONDS."""
         size = min(size_bytes, self._total)
         if not size:
             yield
@@ -48,7 +48,7 @@ class Room:
                 self._let_in()
             if isinstance(error, TimeoutError):
                 raise Busy(
-                    "other large bodies are being worked on; send it again later",
+                    "other large bodies are being processed; send it again later",
                     retry_after_seconds=RETRY_AFTER_SECONDS,
                 ) from None
             raise

@@ -92,7 +92,7 @@ class AcceptanceSeries(BaseModel):
 async def get_status(
     query: Annotated[StatusQuery, Query()], context: Annotated[Context, Depends(get_context)]
 ) -> StatusAnswer:
-    """One verdict per stream, with the numbers that it rests on, and the servers that are scraped."""
+    """One verdict per stream, with the numbers behind it, and the servers that are scraped."""
     async with context.listing:
         return await run_in_threadpool(_status, query, context)
 
@@ -166,7 +166,7 @@ def _series(session: Session, stream: Stream, now: datetime, minutes: int) -> Ac
 
 
 def bin_seconds(minutes: int) -> int:
-    """The finest bin that keeps a line readable."""
+    """The smallest bin with which a line stays readable."""
     return next((width for width in _BIN_SECONDS if minutes * 60 / width <= _POINTS), _BIN_SECONDS[-1])
 
 
@@ -222,7 +222,7 @@ def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceMod
 
 
 def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusModel:
-    """`present`: requests per day; None where only what the detector measured is known."""
+    """`present`: requests per day; None if only the detector's own measurement is known."""
     stream, summary = item.stream, item.summary
     measured = summary.requests_per_day if summary else 0.0
     per_day = present or measured or None

@@ -49,7 +49,7 @@ class Rate(FrozenModel):
 
 class NowAndBaseline(FrozenModel):
     now: Rate | None = Field(description="Newest requests of the watched segments.")
-    baseline: Rate | None = Field(description="The same segments while they were in control, in today's mix.")
+    baseline: Rate | None = Field(description="The baselines of the same segments, in the current mix.")
 
 
 class TokensPerSecond(FrozenModel):
@@ -60,30 +60,31 @@ class TokensPerSecond(FrozenModel):
         description="Before the change while degraded, else the two hours before.", examples=[52.8]
     )
     cost_percent: float | None = Field(
-        description="Part lost to the drift; null unless degraded.", examples=[22.0]
+        description="Percentage lost to the drift; null unless degraded.", examples=[22.0]
     )
 
 
 class ExpectedDelayModel(FrozenModel):
-    """From a drop of acceptance to its alarm; half of the alarms come sooner."""
+    """From a drop of acceptance to its alarm; half of the alarms are raised sooner."""
 
     drop: float = Field(examples=[0.05])
     requests: float | None = Field(
         description="Of the segment, or windows of its counter; null: not detectable.", examples=[118.0]
     )
     seconds: float | None = Field(
-        description="At the segment's present traffic; null where that is not known.", examples=[7_080.0]
+        description="At the segment's current traffic; null if that is not known.", examples=[7_080.0]
     )
     unit: Literal["requests", "windows"]
     text: str = Field(examples=["a drop of 0.05: about 118 requests (2.0 h)"])
 
 
 class FalseAlarms(FrozenModel):
-    """How rare a false page is made: the expected time to one is at least this, while nothing changes."""
+    """The false-alarm guarantee: while nothing changes, the expected time to a false page is at least
+    this."""
 
     requests: float = Field(description="A of the guarantee.", examples=[777_600.0])
     days: float | None = Field(
-        description="The same at the present traffic; null until that is known.", examples=[90.0]
+        description="The same at the current traffic; null until that is known.", examples=[90.0]
     )
     text: str = Field(examples=["at most one false page in 90 days (777,600 requests)"])
 
@@ -100,11 +101,11 @@ class SegmentStatus(FrozenModel):
     segment: str = Field(examples=["german"])
     verdict: Literal["insufficient_data", "steady", "degraded", "improved"]
     requests: int
-    requests_needed: int = Field(description="At least so many more until the segment is watched.")
+    requests_needed: int = Field(description="At least this many more requests until the segment is watched.")
     now: Rate | None
     baseline: Rate | None
     learning: str | None = Field(
-        description="Why its present traffic is not watched yet; null once it is.",
+        description="Why its current traffic is not watched yet; null once it is.",
         examples=["request, num_speculative_tokens 6: num_speculative_tokens changed from 4 to 6"],
     )
     baseline_reason: str | None = Field(
@@ -112,7 +113,8 @@ class SegmentStatus(FrozenModel):
     )
     expected_delays: list[ExpectedDelayModel] = Field(description="Empty until the segment is watched.")
     block_length: int = Field(
-        description="Requests that count as one, because neighbours are alike; 1: each for itself."
+        description="Requests that are watched as one block, because neighbours are correlated; 1: each by "
+        "itself."
     )
     length_of_acceptance: bool = Field(
         description="Answer length is not used: it follows from acceptance (equally many steps each)."
@@ -120,7 +122,8 @@ class SegmentStatus(FrozenModel):
 
     @classmethod
     def of(cls, item: SegmentSummary, slower: float) -> SegmentStatus:
-        """`slower`: the traffic that the expected delays were made for, as a part of the present one."""
+        """`slower`: the traffic for which the expected delays were computed, divided by the current
+        traffic."""
         delays = [
             replace(delay, seconds=None if delay.seconds is None else delay.seconds * slower)
             for delay in item.expected_delays
@@ -168,7 +171,8 @@ class LastRetrain(FrozenModel):
 class StreamStatusModel(StreamInfo):
     verdict: StreamVerdict = Field(
         description="relearning: the detector's state was stored by another version of DriftGuard. "
-        "cannot_be_judged: the detector fails at the stream's records, and is not tried again by itself."
+        "cannot_be_judged: the detector fails at the stream's records, and the stream is not tried again "
+        "automatically."
     )
     text: str = Field(
         description="The verdict in one sentence.", examples=["Steady: acceptance 0.74, baseline 0.75."]
@@ -179,7 +183,9 @@ class StreamStatusModel(StreamInfo):
     acceptance: NowAndBaseline
     tokens_per_second: TokensPerSecond
     sample_size: int = Field(description="Requests folded by the detector.")
-    requests_missing: int = Field(description="At least so many until the first segment is watched.")
+    requests_missing: int = Field(
+        description="At least this many more requests until the first segment is watched."
+    )
     incident_id: UUID | None
     last_retrain: LastRetrain | None
     segments: list[SegmentStatus]
@@ -189,10 +195,11 @@ class StreamStatusModel(StreamInfo):
     last_seen_at: datetime
     records_in_other: int = Field(description="Records whose segment was beyond the limit of 64.")
     sessions: SessionsGiven = Field(
-        description="Do requests name their session? Where not, only neighbours are known to belong together."
+        description="Whether requests name their session. If not, only neighbouring requests are treated as "
+        "correlated."
     )
     windows_after_gap: int = Field(
-        description="Windows of a counter that restarted or was missed: counted, never evidence."
+        description="Windows after a restart or a missed scrape: counted, but never used as evidence."
     )
     requests_per_day: float | None = Field(
         description="Of the last day; of the first reference period until it is known for an hour, and "
@@ -202,12 +209,14 @@ class StreamStatusModel(StreamInfo):
 
 
 class FleetModel(FrozenModel):
-    """How many streams are watched, and what the rarity of false pages is a promise about."""
+    """How many streams are watched, and whether the false-alarm rate is per stream or for all together."""
 
     streams: int = Field(description="In service, with speculation.")
-    false_alarm_scope: FalseAlarmScope = Field(description="Whose rate is set: of each, or of all together.")
+    false_alarm_scope: FalseAlarmScope = Field(
+        description="The scope of the false-alarm rate: each stream, or all together."
+    )
     false_alarm_factor: float = Field(
-        description="What the A of the next stream to be named is multiplied by: N / k with the scope fleet."
+        description="Factor on A for the next stream with an alarm: N / k with the scope fleet."
     )
     text: str
 
@@ -231,20 +240,20 @@ class SourceModel(FrozenModel):
     kind: str = Field(description="The serving engine; unknown until it answered.", examples=["vllm"])
     url: str = Field(description="OTLP: its metrics are pushed.", examples=["http://chat-eu-1:8000/metrics"])
     fidelity: Fidelity | None = Field(
-        description="How much to trust its counts: counter, or gauge (in part derived); null: not known.",
+        description="The precision of its counts: counter, or gauge (in part derived); null: not known.",
         examples=["counter"],
     )
     condition: Condition = Field(examples=["reporting"])
     detail: str = Field(
         description="What to do about it; empty if nothing.",
-        examples=["vLLM answers and does not speculate; start vLLM with --speculative-config"],
+        examples=["vLLM answers, but does not speculate; start vLLM with --speculative-config"],
     )
     since: datetime = Field(description="Of the condition.")
     scraped_at: datetime
-    answered_at: datetime | None = Field(description="When its metrics could be read last.")
+    answered_at: datetime | None = Field(description="When its metrics were last read successfully.")
     scraped_by: str | None = Field(
         None,
-        description="The sidecar whose turn it is or was last: host and process.",
+        description="The sidecar that holds, or last held, its scraping lease: host and process.",
         examples=["driftguard-0, process 7"],
     )
 
@@ -255,15 +264,15 @@ class SourceModel(FrozenModel):
 
 class StatusAnswer(FrozenModel):
     generated_at: datetime
-    unfolded_records: int = Field(description="Stored records that the detector has not read yet.")
+    unfolded_records: int = Field(description="Stored records that the detector has not folded yet.")
     false_alarm_days: float = Field(
-        description="The setting: at most one false page in so many days, or in "
+        description="The setting: at most one false page in this many days, or in "
         "detection.false_alarm_minimum_requests of a stream if that takes longer."
     )
     fleet: FleetModel
     streams: list[StreamStatusModel] = Field(description="The worst in service first, `limit` at most.")
     streams_left_out: int = Field(
-        description="Beyond `limit`: GET /api/v1/streams has all streams, in pages.", examples=[0]
+        description="Number of streams beyond `limit`; GET /api/v1/streams has all, paginated.", examples=[0]
     )
     sources: list[SourceModel] = Field(description="Servers whose metrics are scraped or pushed, by name.")
     sources_elsewhere: list[str] = Field(

@@ -1,4 +1,4 @@
-"""GET /api/v1/streams: the status of the streams of a fleet of any size, in pages."""
+"""GET /api/v1/streams: the status of all streams, paginated."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _NO_STREAM: Final = problem(NotFound, "there is no stream 7")
 
 
 class StreamQuery(Pages, Servers):
-    """Streams, by their present status."""
+    """Streams, by their current status."""
 
     q: Name | None = Field(
         None,
-        description="Part of a server, target, draft, method or segment, in capitals or not.",
+        description="Part of the name of a server, target, draft, method or segment; not case-sensitive.",
         examples=["chat-eu"],
     )
     verdict: StreamVerdict | None = None
@@ -48,13 +48,13 @@ class StreamQuery(Pages, Servers):
 
 class StreamPage(FrozenModel):
     streams: list[StreamStatusModel]
-    matching: int = Field(description="On all pages together.", examples=[1])
+    matching: int = Field(description="Matching streams, on all pages of the list together.", examples=[1])
     next_cursor: str | None = Field(description="Pass as `cursor` for the next page; null at the end.")
 
 
 @router.get("", dependencies=[Depends(refuse_repeated)], responses=example("streams"))
 async def list_streams(query: Annotated[StreamQuery, Query()], context: AnyContext) -> StreamPage:
-    """One verdict per stream, with the numbers that it rests on. A stream whose place in the order changes
+    """One verdict per stream, with the numbers behind it. A stream whose place in the order changes
     between two pages may be on both or on neither: `sort=server` has every stream once."""
     async with context.listing:
         return await run_in_threadpool(_list, query, context)
@@ -104,7 +104,7 @@ def decode(cursor: str | None, order: Order) -> Key | None:
     after = decode_cursor(cursor, Key)
     if after.order != order:
         raise BadInput(
-            f"cursor: of a list sorted by {after.order}, not by {order}; begin with its first page",
+            f"cursor: belongs to a list sorted by {after.order}, not by {order}; begin with the first page",
             field="cursor",
         )
     return after

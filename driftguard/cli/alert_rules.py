@@ -29,7 +29,10 @@ def alert_rules(
     ] = _DEFAULT.base_url,
     cluster_label: Annotated[
         str | None,
-        typer.Option(help="Judge each cluster by itself, for a Prometheus that sees several by this label."),
+        typer.Option(
+            help="Judge each cluster by itself; for one Prometheus with several clusters, which this label "
+            "distinguishes."
+        ),
     ] = None,
     label: Annotated[
         list[str] | None,
@@ -44,7 +47,9 @@ def alert_rules(
     ] = None,
     format: Annotated[  # noqa: A002 (the name of the option)
         Format,
-        typer.Option(help="A rules file of Prometheus, or a PrometheusRule for its operator in Kubernetes."),
+        typer.Option(
+            help="A rules file for Prometheus, or a PrometheusRule for the Prometheus operator in Kubernetes."
+        ),
     ] = Format.PROMETHEUS,
     output: Annotated[
         Path | None, typer.Option(help="File to write (default: standard output).", dir_okay=False)
@@ -83,12 +88,12 @@ def _pairs(option: str, texts: list[str] | None) -> dict[str, str]:
 
 
 def _numbers(texts: list[str] | None) -> dict[str, int]:
-    """Threshold -> value. One that is not whole is a float, which only some fields take."""
+    """Threshold -> value. A number that is not whole is a float, which only some fields accept."""
     known = [each.name for each in thresholds()]
     numbers: dict[str, int] = {}
     for name, text in _pairs("--threshold", texts).items():
         if name not in known:
-            raise BadInput(f"--threshold: there is no {name!r}; there are: {', '.join(known)}")
+            raise BadInput(f"--threshold: unknown threshold {name!r}; the thresholds are: {', '.join(known)}")
         try:
             numbers[name] = int(text) if text.strip("-").isdecimal() else float(text)  # type: ignore[assignment]
         except ValueError as error:

@@ -28,7 +28,7 @@ key_commands = typer.Typer(no_args_is_help=True, help="API keys, needed when bin
 app.add_typer(database_commands, name="db")
 app.add_typer(key_commands, name="keys")
 probe_commands = typer.Typer(
-    no_args_is_help=True, help="Canary probes: fixed prompts that tell the machine from the traffic."
+    no_args_is_help=True, help="Canary probes: fixed prompts that distinguish the machine from the traffic."
 )
 app.add_typer(probe_commands, name="probe")
 
@@ -56,7 +56,8 @@ def options(
 
 
 def load_settings(config: Path | None, **overrides: Any) -> Settings:
-    """Imports what checks the settings, half of what a command that has none would wait for."""
+    """Imports the checks of settings only now: they are half of the start-up time of a command without
+    settings."""
     from driftguard.settings.loading import load_settings
 
     return load_settings(config, **overrides)
@@ -87,7 +88,7 @@ def serve(
 
 
 def _source(text: str) -> dict[str, str]:
-    """The kind stands before the address, which may hold a = too."""
+    """The kind is in front of the address, which may contain = too."""
     kind, equals, url = text.partition("=")
     return {"kind": kind, "url": url} if equals and "/" not in kind else {"url": text}
 
@@ -114,17 +115,18 @@ def proxy(
     workers: Annotated[int | None, typer.Option(help="Processes that share the port (default 1).")] = None,
     sidecar: Annotated[str | None, typer.Option(help=f"Address of the sidecar ({DEFAULT_SIDECAR}).")] = None,
     engine: Annotated[
-        str | None, typer.Option(help="vllm, sglang, llamacpp or other; asked of the upstream without it.")
+        str | None,
+        typer.Option(help="vllm, sglang, llamacpp or other (default: detected from the upstream)."),
     ] = None,
     server: Annotated[str | None, typer.Option(help="The server's name in records.")] = None,
     target: Annotated[str | None, typer.Option(help="The target's name in records.")] = None,
     draft: Annotated[str | None, typer.Option(help="The draft's name in records.")] = None,
     draft_version: Annotated[str | None, typer.Option(help="The draft's version in records.")] = None,
     method: Annotated[
-        str | None, typer.Option(help="How it drafts; none for a server that does not speculate.")
+        str | None, typer.Option(help="Drafting method; none for a server that does not speculate.")
     ] = None,
 ) -> None:
-    """Pass requests on to any serving engine, and record what their answers tell of speculation."""
+    """Pass requests on to any serving engine, and make records of the counts in its answers."""
     if find_spec("aiohttp") is None or find_spec("uvloop") is None:
         raise DriftGuardError("the proxy is not installed; run: pip install 'driftguard-llm[proxy]'")
     from driftguard.logs import configure_logging
@@ -176,7 +178,7 @@ def retrain(
     ] = False,
     traffic: Annotated[
         Path | None,
-        typer.Option(help="JSON Lines of token ids to learn from, instead of captured traffic."),
+        typer.Option(help="JSON Lines of token ids to train on, instead of captured traffic."),
     ] = None,
 ) -> None:
     """Retrain, gate and promote once; for cron or a timer.
@@ -202,23 +204,25 @@ def status(
 
 @app.command()
 def retry(
-    stream: Annotated[int, typer.Argument(min=1, help="Id of a stream, as `driftguard status` tells it.")],
+    stream: Annotated[int, typer.Argument(min=1, help="Id of a stream, as `driftguard status` prints it.")],
     sidecar: Server = DEFAULT_SIDECAR,
 ) -> None:
     """Read the records again of a stream that cannot be judged, because the detector failed at them."""
     from driftguard.cli.sidecar_client import call
 
     held = call("POST", sidecar, f"/api/v1/streams/{stream}/retry", {})
-    typer.echo(f"stream {stream}: its {held['records_behind']:,} records are read again within seconds")
+    typer.echo(
+        f"stream {stream}: its {held['records_behind']:,} waiting records are read again within seconds"
+    )
 
 
 @app.command()
 def accept(
     incident_id: Annotated[str, typer.Argument(help="Id of an incident, as its page and its link show it.")],
-    reason: Annotated[str, typer.Option(help="Why the new level is normal; it is kept.")],
+    reason: Annotated[str, typer.Option(help="Why the new level is normal; it is stored with the incident.")],
     sidecar: Server = DEFAULT_SIDECAR,
 ) -> None:
-    """Accept the new level of an incident as normal: resolved, and its baselines will be learned anew."""
+    """Accept the new level of an incident as normal: resolve it, and learn its baselines anew."""
     from urllib.parse import quote
 
     from driftguard.cli.sidecar_client import call
@@ -245,7 +249,7 @@ def replay(
         str, typer.Option(help="Name of the server of a log; the file's name when left out.")
     ] = "",
     num_speculative_tokens: Annotated[
-        int | None, typer.Option(min=1, help="K as configured, where the format does not tell.")
+        int | None, typer.Option(min=1, help="K as configured, if the format does not contain it.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per line instead of text.")
@@ -254,10 +258,10 @@ def replay(
         float, typer.Option(help="Expected number of requests to a false alarm, per stream.")
     ] = 100_000.0,
     minimum_drop: Annotated[
-        float, typer.Option(help="Smallest drop of acceptance worth finding; sets the reference period.")
+        float, typer.Option(help="Smallest drop of acceptance worth detecting; sets the reference period.")
     ] = 0.05,
 ) -> None:
-    """Run recorded traffic through the detector, without a database, and print what it finds."""
+    """Run recorded traffic through the detector, without a database, and print its findings."""
     from driftguard.adapters.window import Identity
     from driftguard.cli.replay import run_replay
 
@@ -296,7 +300,7 @@ def settings(config: Config = None) -> None:
 
 @database_commands.command("upgrade")
 def database_upgrade(config: Config = None) -> None:
-    """Bring the database's tables to this version's."""
+    """Update the database's tables to this version."""
     from driftguard.store.open_database import upgrade_database
 
     typer.echo(f"{upgrade_database(load_settings(config))}: tables are up to date")
@@ -318,21 +322,21 @@ def key_create(
 
 @key_commands.command("add")
 def key_add(name: Annotated[str, typer.Argument(help="Whose key this is.")], config: Config = None) -> None:
-    """Store the key in DRIFTGUARD_API_KEY, made elsewhere; nothing to do where it is stored already."""
+    """Store the key in DRIFTGUARD_API_KEY, which was made elsewhere; does nothing if it is already stored."""
     from driftguard.store.keys import add_key
     from driftguard.store.open_database import open_database
 
     key = os.environ.get("DRIFTGUARD_API_KEY")
     if not key:
-        raise BadInput("DRIFTGUARD_API_KEY: holds no key")
+        raise BadInput("DRIFTGUARD_API_KEY: is empty or not set")
     with open_database(load_settings(config)) as database, database.session() as session:
         is_new = add_key(session, name, key)
-    typer.echo(f"{name}: {'stored' if is_new else 'stored already'}")
+    typer.echo(f"{name}: {'stored' if is_new else 'already stored'}")
 
 
 @key_commands.command("list")
 def key_list(config: Config = None) -> None:
-    """Names of the keys, since when, and whether revoked."""
+    """List the keys: name, creation time, and whether revoked."""
     from driftguard.store.keys import list_keys
     from driftguard.store.open_database import open_database
 
@@ -364,7 +368,9 @@ def probe_init(
     per_segment: Annotated[
         int, typer.Option(min=1, max=100, help="Without --file: captured prompts to choose per segment.")
     ] = 10,
-    replace: Annotated[bool, typer.Option("--replace", help="Make a new set in place of the old.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Make a new set instead of the old one.")
+    ] = False,
 ) -> None:
     """Keep a fixed set of prompts for a server, from a file or chosen from its captured traffic."""
     from collections import Counter
@@ -410,7 +416,7 @@ app.command()(alert_rules)
 
 
 def main() -> NoReturn:
-    """Runs the command; a refusal is one line on standard error and an exit code."""
+    """Runs the command; an expected error is one line on standard error and an exit code."""
     try:
         app(standalone_mode=True)
     except DriftGuardError as error:

@@ -6,7 +6,7 @@ event names. The files are read in the order given, `-` is standard input, and e
 must be in the order in which they ended.
 
 A line that is not a record is reported with its file, line and field and skipped; the exit code is
-then 2. Probes are counted and hold no evidence; a window is one observation. `replay_files` reads the
+then 2. Probes are counted, but are not evidence; a window is one observation. `replay_files` reads the
 formats.
 """
 
@@ -47,8 +47,8 @@ from driftguard.records.positions import ACCEPTANCE, combined
 CHUNK_RECORDS = 5_000
 _SESSIONS_MEAN: dict[SessionsGiven, str] = {
     "given": "",
-    "in part": "; of the others only neighbours are known to belong together",
-    "not given": "; only neighbours are known to belong together",
+    "in part": "; of the others only neighbouring requests are treated as correlated",
+    "not given": "; only neighbouring requests are treated as correlated",
     "no requests": "",
 }
 
@@ -72,7 +72,7 @@ class ReplayEvent:
 
 @dataclass(slots=True)
 class Replay:
-    """A replay under way: feed it numbered records, ask it for its streams at the end."""
+    """A running replay: feed it numbered records, and read its streams at the end."""
 
     config: DetectorConfig
     streams: dict[StreamKey, Watched] = field(default_factory=dict)
@@ -122,7 +122,7 @@ def run_replay(
     """What `driftguard replay` does; returns its exit code: 0, or 2 when something could not be read.
 
     `json`: one JSON object per event and nothing else on `out`; otherwise text, with a summary at the
-    end. `known`: what the format does not tell. Raises BadSettings when a number is out of its range.
+    end. `known`: values that the format lacks. Raises BadSettings when a number is out of its range.
     """
     config = DetectorConfig(false_alarm_every=false_alarm_every, minimum_drop=minimum_drop)
     running, reader = Replay(config), Reader(err, format, known)
@@ -253,9 +253,9 @@ def event_text(event: ReplayEvent) -> str:
             return f"{head} segment {finding.segment} has its final baseline; {known}"
         case RhythmLearned():
             if finding.amplitude == 0.0:
-                return f"{head} segment {finding.segment} has other hours: its daily rhythm is learned anew"
+                return f"{head} segment {finding.segment} has another daily rhythm, which is learned anew"
             by = f"by {finding.amplitude:.3f} either way, learned from {finding.days} days"
-            return f"{head} segment {finding.segment} depends on the hour of day, {by}; allowed for from here"
+            return f"{head} segment {finding.segment} depends on the hour of day, {by}; corrected from here"
         case DriftOpened():
             first, last = finding.interval
             when = (
@@ -268,17 +268,17 @@ def event_text(event: ReplayEvent) -> str:
             ]
             return "\n".join(lines)
         case DriftClosed():
-            why = {"recovered": "is back", "no_traffic": "has no traffic left in the changed segments"}
+            why = {"recovered": "has recovered", "no_traffic": "has no traffic left in the changed segments"}
             acceptance = _acceptance_of(finding.segments)
             lines = [
                 f"{head} {acceptance} {why[finding.reason]}; reported at record {finding.opened_ordinal}"
             ]
             return "\n".join([*lines, *map(_change_text, finding.segments)])
         case AlarmWithheld():
-            compared = {"down": "less", "up": "more"}[finding.direction]
+            compared, moved = {"down": ("lower", "fallen"), "up": ("higher", "risen")}[finding.direction]
             return (
-                f"{head} alarm withheld: {compared} is accepted than such requests were, but not {compared} "
-                "than before"
+                f"{head} alarm withheld: acceptance is {compared} than expected of such requests, but has "
+                f"not {moved}"
             )
 
 
@@ -314,7 +314,7 @@ def _summary(running: Replay) -> Iterator[str]:
                 told = f"{segment.verdict}, {acceptance} {segment.baseline.rate:.3f} at first, now {recent}"
             yield f"    segment {segment.segment}: {segment.requests} requests, {told}"
             if segment.block_length > 1:
-                yield f"        neighbours are alike: watched in blocks of {segment.block_length} requests"
+                yield f"        neighbours correlate: watched in blocks of {segment.block_length} requests"
             if segment.daily_rhythm > 0.0:
                 yield f"        depends on the hour of day, by {segment.daily_rhythm:.3f} either way"
             if segment.length_of_acceptance:

@@ -1,7 +1,7 @@
-"""The files that `driftguard replay` reads: records, logs of serving engines, what a Prometheus kept.
+"""The files that `driftguard replay` reads: records, logs of serving engines, the history in a Prometheus.
 
 Records are numbered over all the input, so that an event can name one: the N-th line of records or of a log
-(blank lines are not counted), the N-th window of what a Prometheus kept.
+(blank lines are not counted), the N-th window of a Prometheus' history.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MAX_LISTED_PROBLEMS: Final = 100
 
 @dataclass(slots=True)
 class Reader:
-    """Numbers the records of the files; says on `err` what could not be read, and counts it. `known`: what
-    logs and metrics do not tell; its server may be empty, and is then the file's name or the instance."""
+    """Numbers the records of the files; prints to `err` what could not be read, and counts it. `known`:
+    values that logs and metrics lack; if its server is empty, the file's name or the instance is used."""
 
     err: TextIO
     format: ReplayFormat = "records"

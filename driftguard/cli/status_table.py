@@ -1,4 +1,4 @@
-"""`driftguard status`: what GET /api/v1/status says, for a terminal."""
+"""`driftguard status`: the answer of GET /api/v1/status, for a terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
         console.print(told, highlight=False, markup=False)
     if not status["streams"]:
         console.print(
-            "No records yet: scrape a server with serve --source, send some to POST /api/v1/records, or "
+            "No records yet: scrape a server with serve --source, send records to POST /api/v1/records, or "
             "start an engine with --sidecar."
         )
         return
@@ -54,7 +54,11 @@ def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
             console.print(f"  {line}", highlight=False, markup=False)
         console.print()
     if left_out := status["streams_left_out"]:
-        console.print(f"{left_out:,} more: --limit, or search at {base_url}", highlight=False, markup=False)
+        console.print(
+            f"{left_out:,} more; raise --limit, or search at {base_url}",
+            highlight=False,
+            markup=False,
+        )
 
 
 def _numbers(stream: dict[str, Any]) -> str:
@@ -69,7 +73,7 @@ def _numbers(stream: dict[str, Any]) -> str:
 
 
 def _detector(stream: dict[str, Any]) -> list[str]:
-    """What is promised, at which traffic, and what the records do not tell."""
+    """The false-alarm guarantee, the traffic, and what the records lack."""
     if stream["false_alarms"] is None:
         return []
     per_day = _number(stream["requests_per_day"], "{:,.0f}")

@@ -1,4 +1,4 @@
-"""Sends acceptance records from a serving process, and reads what the sidecar says about them.
+"""Sends acceptance records from a serving process, and reads the sidecar's status and incidents.
 
     from driftguard.client import Client
 
@@ -7,12 +7,12 @@
         print(client.status().streams[0].text)
 
 `AsyncClient` is the same for asyncio. `send` puts the record into a bounded buffer, from which it is sent in
-batches and again until the sidecar has answered for it: a record_id is stored once, however often it is
-sent. When the buffer is full because the sidecar is away, the oldest record is dropped and counted
+batches, repeatedly until the sidecar has acknowledged it. A record_id is stored once, however often it is
+sent. When the buffer is full because the sidecar is unreachable, the oldest record is dropped and counted
 (`counts.dropped`). A record that the sidecar refuses is logged with the reason and counted
 (`counts.refused`); `post` sends some records now and raises instead.
 
-Needs nothing of the sidecar but the record's definition and the errors.
+Imports only the record's definition and the errors from the sidecar.
 """
 
 from driftguard.client.aio import AsyncClient

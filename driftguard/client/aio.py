@@ -1,4 +1,4 @@
-"""The client for asyncio: one task of its own sends what `send` was given."""
+"""The client for asyncio: a background task sends the records given to `send`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AsyncClient:
         self._linger_seconds = linger_seconds
         self._buffer = Buffer(max_buffered, max_batch)
         self._arrived = asyncio.Event()  # there is a record, or the client is closing
-        self._hurry = asyncio.Event()  # a full batch, a flush or closing: no reason to linger
+        self._hurry = asyncio.Event()  # a full batch, a flush or closing: send without delay
         self._idle = asyncio.Event()  # nothing waits
         self._idle.set()
         self._closing = asyncio.Event()
@@ -59,7 +59,7 @@ class AsyncClient:
 
     @property
     def counts(self) -> Counts:
-        """What became of the records given to `send`, now."""
+        """The outcome so far of the records given to `send`."""
         return replace(self._buffer.counts)
 
     def send(self, record: AcceptanceRecord) -> None:
@@ -78,7 +78,7 @@ class AsyncClient:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="driftguard-client")
 
     async def flush(self, timeout_seconds: float = 5.0) -> bool:
-        """Sends at once what waits. False: not all of it was answered for in time; it goes on waiting."""
+        """Sends all waiting records now. False: not all were acknowledged in time; the rest keeps waiting."""
         self._flushes += 1
         self._hurry.set()
         try:
@@ -91,7 +91,7 @@ class AsyncClient:
         return True
 
     async def close(self, timeout_seconds: float = 5.0) -> None:
-        """Sends what waits for at most so long; what is left then is dropped and counted."""
+        """Sends waiting records for at most `timeout_seconds`; then the rest is dropped and counted."""
         for event in (self._closing, self._hurry, self._arrived):
             event.set()
         if self._task is not None:
@@ -104,8 +104,8 @@ class AsyncClient:
     async def post(self, records: Sequence[AcceptanceRecord]) -> BatchCounts:
         """Sends these records now, and waits until they are stored.
 
-        Raises RefusedRecords (the others are stored), SidecarUnavailable (after some attempts; sending them
-        again stores none twice), TooLarge, Unauthorized.
+        Raises RefusedRecords (the others are stored), SidecarUnavailable (after several attempts; they may be
+        sent again, and none is stored twice), TooLarge, Unauthorized.
         """
         content = protocol.body([encode_record(record) for record in records])
 
@@ -125,7 +125,8 @@ class AsyncClient:
     async def incidents(
         self, *, state: str | None = None, stream: int | None = None
     ) -> AsyncIterator[Incident]:
-        """Newest first, page by page. `state`: one of an incident's states, or "unresolved".
+        """Newest first; reads one page of the list after the other. `state`: one of an incident's states, or
+        "unresolved".
 
         Raises BadInput, SidecarUnavailable.
         """
@@ -183,7 +184,7 @@ class AsyncClient:
         return batch
 
     async def _deliver(self, batch: list[bytes]) -> None:
-        """Until the sidecar has answered for it; closing cancels it when its time is up."""
+        """Sends until the sidecar has acknowledged the batch; close() cancels this after its timeout."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(SidecarUnavailable),
             wait=protocol.seconds_to_wait,

@@ -1,4 +1,4 @@
-"""What the sidecar answers, as far as a client needs it; fields that are not named here are left out.
+"""The sidecar's answers, with the fields that a client needs; other fields are ignored.
 
 docs/openapi.json says what each field means.
 """
@@ -13,7 +13,7 @@ import msgspec
 
 
 class BatchCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one batch: accepted records are new, duplicates were stored before."""
+    """Counts of one batch: accepted records are new, duplicates were stored before."""
 
     accepted: int
     duplicates: int
@@ -26,7 +26,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     high: float
     requests: int
-    positions: str = "all"  # the draft positions that it is of: all, first or both
+    positions: str = "all"  # draft positions: all, first or both
 
 
 class NowAndBaseline(msgspec.Struct, frozen=True, kw_only=True):

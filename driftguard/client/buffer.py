@@ -1,4 +1,5 @@
-"""What waits to be sent: bounded, the oldest dropped first, everything counted. Not thread-safe by itself."""
+"""A bounded buffer of records to send: the oldest is dropped first, and everything is counted. Not
+thread-safe."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ log = logging.getLogger("driftguard.client")
 
 @dataclass(slots=True)
 class Counts:
-    """Records given to `send`, by what became of them; `waiting` may still become any of the others."""
+    """Records given to `send`, by outcome; `waiting` records may still get any other outcome."""
 
     sent: int = 0
     refused: int = 0
@@ -38,7 +39,8 @@ class Buffer:
         self.counts = Counts()
 
     def add(self, record: AcceptanceRecord) -> None:
-        """Never raises: what cannot be written as JSON is refused here as the sidecar would refuse it."""
+        """Never raises: a record that cannot be written as JSON is refused here, as the sidecar would refuse
+        it."""
         try:
             line = encode_record(record)
         except (TypeError, ValueError, RecursionError) as error:
@@ -61,11 +63,11 @@ class Buffer:
         return len(self._lines) >= self._max_batch
 
     def take(self) -> list[bytes]:
-        """The next batch; it still counts as waiting until one of the methods below is told about it."""
+        """The next batch; it still counts as waiting until one of the methods below is called for it."""
         return [self._lines.popleft() for _ in range(min(self._max_batch, len(self._lines)))]
 
     def take_smaller_batches(self, batch: list[bytes]) -> None:
-        """The sidecar found this batch too large: it goes back, to be taken in halves."""
+        """Puts a batch that was too large for the sidecar back, to be taken in halves."""
         self._max_batch = max(1, len(batch) // 2)
         self._lines.extendleft(reversed(batch))
 
@@ -80,14 +82,14 @@ class Buffer:
             log.info("the sidecar answers again; %d records were dropped so far", self.counts.dropped)
 
     def failed(self, error: SidecarUnavailable) -> None:
-        """An attempt; the batch will be sent again."""
+        """Notes a failed attempt; the batch will be sent again."""
         self.counts.failed_attempts += 1
         if not self._is_away:
             self._is_away = True
-            log.warning("the sidecar does not take records, they wait here: %s", error.detail)
+            log.warning("the sidecar accepts no records; they wait in memory: %s", error.detail)
 
     def give_up(self) -> None:
-        """Whatever waits, or is being sent, is dropped."""
+        """Drops all records that wait or are being sent."""
         if self.counts.waiting:
             log.warning("closed with %d records unsent; they are lost", self.counts.waiting)
         self.counts.dropped += self.counts.waiting

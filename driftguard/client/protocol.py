@@ -1,4 +1,4 @@
-"""The HTTP side that both clients share: requests, what an answer means, and when to try again."""
+"""The HTTP part of both clients: requests, the meaning of answers, and when to try again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RECORDS: Final = "/api/v1/records"
 JSON_LINES: Final = {"Content-Type": "application/x-ndjson"}
 TIMEOUT: Final = httpx.Timeout(30.0, connect=2.0)  # the sidecar answers after its commit
 INCIDENTS_PER_PAGE: Final = 100
-REASONS: Final = 5  # that are logged
-ATTEMPTS: Final = 4  # of a call that somebody waits for; what is sent in the background is tried for ever
+REASONS: Final = 5  # logged at most
+ATTEMPTS: Final = 4  # of a call in the foreground; background sends are repeated without limit
 LONGEST_RETRY_AFTER_SECONDS: Final = 300.0
 _ERRORS: Final = {
     error.status: error for error in (BadInput, Conflict, Forbidden, NotFound, TooLarge, Unauthorized)
@@ -29,7 +29,7 @@ _backoff = wait_random_exponential(multiplier=0.2, max=5.0)
 
 
 class SidecarUnavailable(DriftGuardError):
-    """{what the sidecar answered, or why it could not be reached}; worth another attempt later."""
+    """{what the sidecar answered, or why it could not be reached}; may be tried again later."""
 
     status = 503
     title = "Sidecar unavailable"
@@ -42,7 +42,8 @@ class SidecarUnavailable(DriftGuardError):
 class RefusedRecords(BadInput):
     """The sidecar refuses some of the records; the others are stored.
 
-    `errors`: at most 100 of (place in the list that was sent, from 0; why). `refused`: how many in all.
+    `errors`: at most 100 pairs (index in the list that was sent, from 0; reason). `refused`: their number in
+    all.
     """
 
     def __init__(self, detail: str, errors: list[tuple[int, RecordError]], *, refused: int) -> None:
@@ -69,7 +70,8 @@ def unreachable(error: httpx.TransportError) -> SidecarUnavailable:
 
 
 def read(response: httpx.Response, kind: type[Answer]) -> Answer:
-    """A good answer as `kind`. Raises SidecarUnavailable (429, 5xx), or what the problem document says."""
+    """A successful answer as `kind`. Raises SidecarUnavailable (429, 5xx), or the error in the problem
+    document."""
     if response.is_success:
         return _decoded(response, kind)
     detail = _detail(response)
@@ -79,7 +81,7 @@ def read(response: httpx.Response, kind: type[Answer]) -> Answer:
 
 
 def read_counts(response: httpx.Response) -> BatchCounts:
-    """Of a batch. Raises RefusedRecords, and what `read` raises."""
+    """The counts of a batch. Raises RefusedRecords, and what `read` raises."""
     if response.status_code != BadInput.status:
         return read(response, BatchCounts)
     try:
@@ -92,7 +94,7 @@ def read_counts(response: httpx.Response) -> BatchCounts:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch that was sent in the background; `reasons` of the first refusals."""
+    """The outcome of a batch that was sent in the background; `reasons`: of the first refusals."""
 
     sent: int
     refused: int = 0
@@ -116,13 +118,13 @@ def outcome(response: httpx.Response, lines: Sequence[bytes]) -> Outcome:
         return Outcome(0, len(lines), (error.detail,))
     except SidecarUnavailable:
         raise
-    except DriftGuardError as error:  # a missing key, a wrong address: nothing is wrong with the records
+    except DriftGuardError as error:  # a missing key, a wrong address: not an error of the records
         raise SidecarUnavailable(error.detail) from error
     return Outcome(len(lines))
 
 
 def seconds_to_wait(state: RetryCallState) -> float:
-    """What the sidecar asked for (Retry-After), else a growing random time."""
+    """The sidecar's Retry-After, else a growing random time."""
     error = state.outcome.exception() if state.outcome else None
     asked = error.retry_after_seconds if isinstance(error, SidecarUnavailable) else None
     return _backoff(state) if asked is None else asked
@@ -148,7 +150,7 @@ def _decoded(response: httpx.Response, kind: type[Answer]) -> Answer:
     try:
         return msgspec.json.decode(response.content, type=kind)
     except msgspec.DecodeError as error:
-        raise SidecarUnavailable(f"{response.url} does not answer as a sidecar does: {error}") from error
+        raise SidecarUnavailable(f"{response.url} does not answer like a sidecar: {error}") from error
 
 
 def _detail(response: httpx.Response) -> str:

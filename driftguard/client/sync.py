@@ -1,4 +1,4 @@
-"""The client for threads: one thread of its own sends what `send` was given."""
+"""The client for threads: a background thread sends the records given to `send`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Answer = TypeVar("Answer")
 
 
 class Client:
-    """Of the sidecar at `url`. May be used from any thread; make one per process, after forking.
+    """A client of the sidecar at `url`. May be used from any thread; make one per process, after forking.
 
     api_key: needed where the sidecar is bound to more than loopback. max_buffered: records that wait while
-    the sidecar is away; the oldest is dropped first and counted. max_batch: records of one request.
-    linger_seconds: how long a batch that is not full gathers.
+    the sidecar is unreachable; the oldest is dropped first and counted. max_batch: records of one request.
+    linger_seconds: how long to wait for more records before a batch that is not full is sent.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Client:
 
     @property
     def counts(self) -> Counts:
-        """What became of the records given to `send`, now."""
+        """The outcome so far of the records given to `send`."""
         with self._changed:
             return replace(self._buffer.counts)
 
@@ -78,7 +78,7 @@ class Client:
             self._changed.notify_all()
 
     def flush(self, timeout_seconds: float = 5.0) -> bool:
-        """Sends at once what waits. False: not all of it was answered for in time; it goes on waiting."""
+        """Sends all waiting records now. False: not all were acknowledged in time; the rest keeps waiting."""
         with self._changed:
             self._flushing = True
             self._changed.notify_all()
@@ -88,7 +88,7 @@ class Client:
                 self._flushing = False
 
     def close(self, timeout_seconds: float = 5.0) -> None:
-        """Sends what waits for at most so long; what is left then is dropped and counted."""
+        """Sends waiting records for at most `timeout_seconds`; then the rest is dropped and counted."""
         with self._changed:
             self._closing.set()
             self._changed.notify_all()
@@ -98,13 +98,13 @@ class Client:
         with self._changed:
             self._buffer.give_up()
         if self._thread is None or not self._thread.is_alive():
-            self._http.close()  # else an attempt is under way, and the thread ends after it
+            self._http.close()  # otherwise an attempt is in progress, and the thread ends after it
 
     def post(self, records: Sequence[AcceptanceRecord]) -> BatchCounts:
         """Sends these records now, and waits until they are stored.
 
-        Raises RefusedRecords (the others are stored), SidecarUnavailable (after some attempts; sending them
-        again stores none twice), TooLarge, Unauthorized.
+        Raises RefusedRecords (the others are stored), SidecarUnavailable (after several attempts; they may be
+        sent again, and none is stored twice), TooLarge, Unauthorized.
         """
         content = protocol.body([encode_record(record) for record in records])
         return self._attempt(lambda: protocol.read_counts(self._post(content)))
@@ -118,7 +118,8 @@ class Client:
         return self._get(f"/api/v1/incidents/{incident_id}", Incident)
 
     def incidents(self, *, state: str | None = None, stream: int | None = None) -> Iterator[Incident]:
-        """Newest first, page by page. `state`: one of an incident's states, or "unresolved".
+        """Newest first; reads one page of the list after the other. `state`: one of an incident's states, or
+        "unresolved".
 
         Raises BadInput, SidecarUnavailable.
         """
@@ -166,7 +167,7 @@ class Client:
             return [] if self._abandoned.is_set() else self._buffer.take()
 
     def _deliver(self, batch: list[bytes]) -> None:
-        """Until the sidecar has answered for it, or the client is closed and its time is up."""
+        """Sends until the sidecar has acknowledged the batch, or until the timeout of close()."""
         retrying = Retrying(
             retry=retry_if_exception_type(SidecarUnavailable),
             wait=protocol.seconds_to_wait,

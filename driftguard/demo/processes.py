@@ -18,11 +18,12 @@ from driftguard.errors import DriftGuardError
 
 SERVER = "demo"
 STOP_SECONDS = 15.0
+_TAIL_LINES = 15  # of a log, in an error message
 _KEPT_PORTS: list[socket.socket] = []
 
 
 class DemoFailed(DriftGuardError):
-    """A stage of the demo did not happen; the message says which and why."""
+    """A stage of the demo failed; the message says which and why."""
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Process:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops them in order
+                start_new_session=True,  # Ctrl-C only reaches the demo, which then stops them in order
             )
         return cls(name, popen, log)
 
@@ -70,15 +71,15 @@ class Process:
             os.killpg(self.popen.pid, signal.SIGKILL)
             self.popen.wait()
 
-    def log_tail(self, lines: int = 15) -> str:
+    def log_tail(self) -> str:
         text = self.log.read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
 
 def sidecar_config(
     directory: Path, engine_url: str, sidecar_url: str, webhooks: Sequence[str], alertmanagers: Sequence[str]
 ) -> str:
-    """The demo's own choices, in TOML: a short reference period, capture on, and a short training."""
+    """The demo's settings, in TOML: a short reference period, capture on, and a short training."""
     return f"""
 data_dir = "{directory / "data"}"
 [[engines]]
@@ -109,7 +110,7 @@ def start_sidecar(directory: Path, url: str, config: str) -> Process:
 
 
 def start_engine(directory: Path, url: str, sidecar_url: str) -> Process:
-    """With the bundled models. All files are in `directory`."""
+    """Starts the engine with the bundled models. All files are in `directory`."""
     arguments = [
         *("driftguard_engine", "--port", _port(url), "--server-name", SERVER),
         *("--num-speculative-tokens", "3", "--threads", "1"),
@@ -124,15 +125,15 @@ def _port(url: str) -> str:
 
 
 def free_url() -> str:
-    """Of a server on this machine, on a port as by `free_port`."""
+    """The URL of a server on this machine, with a port of `free_port`."""
     return f"http://127.0.0.1:{free_port()}"
 
 
 def free_port() -> int:
-    """A port of loopback, kept for a server of this process or its children until this process ends.
+    """A port on loopback, reserved for a server of this process or its children until this process ends.
 
-    Connections there are refused until a server listens, which may stop and come again. A port that is only
-    known to have been free a moment ago may become the near end of anybody's outgoing connection. The server
+    Connections to it are refused until a server listens; the server may stop and start again. A port that was
+    only free a moment ago could become the local port of any outgoing connection. The server
     must set SO_REUSEADDR, as asyncio, uvicorn, PostgreSQL and Go do (socket(7)).
     """
     kept = socket.socket()

@@ -1,4 +1,4 @@
-"""A local webhook receiver that stands in for the pager."""
+"""A local webhook receiver, in place of a pager."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Receiver:
                 self.end_headers()
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)
-                """The demo's own screen shows what arrives."""
+                """Logs nothing: the demo's screen shows what arrives."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}/page"

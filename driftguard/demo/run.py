@@ -1,4 +1,4 @@
-"""`driftguard demo`: starts engine and sidecar as a user would, plays the story, and stops them again."""
+"""`driftguard demo`: starts engine and sidecar as a user would, runs the stages, and stops both again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Plays the demo; 0 when every stage happened, 1 otherwise (and says which did not)."""
+    """Runs the demo; 0 if every stage succeeded, 1 otherwise (and prints which failed)."""
     console = Console()
     facts = Facts(seed=options.seed)
     with ExitStack() as stack:
@@ -54,7 +54,7 @@ def run_demo(options: DemoOptions) -> int:
         try:
             _play(options, console, facts, directory, stack)
         except (DemoFailed, httpx.HTTPError) as error:
-            console.print(f"[bold red]The demo did not get through:[/] {error}", highlight=False)
+            console.print(f"[bold red]The demo failed:[/] {error}", highlight=False)
         except KeyboardInterrupt:
             console.print("stopped")
         finally:

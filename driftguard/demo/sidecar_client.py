@@ -1,4 +1,4 @@
-"""The sidecar as the demo sees it: its public API, nothing else."""
+"""The demo's access to the sidecar: its public API only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SidecarClient:
 
 
 def wait_for(what: str, seconds: float, look: Callable[[], T | None]) -> T:
-    """Polls `look` until it gives something. Raises DemoFailed naming what did not happen in time."""
+    """Polls `look` until it returns a value. Raises DemoFailed, which names what did not happen in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = look()

@@ -1,5 +1,5 @@
-"""The story of the demo, stage by stage. Nothing here decides anything: it sends traffic, and reads what
-engine and sidecar say through their APIs."""
+"""The stages of the demo. Nothing is decided here: the stages send traffic, and read the state of engine and
+sidecar through their APIs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHIFTED_MIX = {"code": 0.85, "docs": 0.15}
 BASELINE_SECONDS = 240.0
 MIX_REQUESTS = 100
 INCIDENT_SECONDS = 120.0
-ANSWERS_SECONDS = 180.0  # limits, not delays: a slow machine must get through as well
+ANSWERS_SECONDS = 180.0  # limits, not delays: a slow machine must succeed too
 PAGE_SECONDS = 20.0
 RETRAIN_SECONDS = 480.0
 RECOVERY_SECONDS = 180.0
@@ -38,7 +38,7 @@ BACKGROUND_PAUSE_SECONDS = 1.0  # between requests of one worker while the draft
 
 @dataclass(slots=True)
 class Facts:
-    """Everything that the demo saw; `driftguard demo --json` writes it."""
+    """All measurements of the demo; `driftguard demo --json` writes them."""
 
     seed: int
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Facts:
 
 @dataclass(slots=True)
 class Loop:
-    """What the stages work with."""
+    """The context of the stages."""
 
     screen: Screen
     traffic: Traffic
@@ -78,7 +78,7 @@ class Loop:
 
 
 def without_speculation(loop: Loop, stage: Stage) -> dict[str, Any]:
-    """What the same engine does without a draft: the floor that drift approaches."""
+    """The same engine without a draft: the speed that drift approaches from above."""
     loop.traffic.load = Load(EVEN_MIX, KNOWN, speculation=False)
     loop.traffic.start()
     answers = loop.wait_for_answers(REFERENCE_REQUESTS, ANSWERS_SECONDS)
@@ -110,10 +110,10 @@ def baseline(loop: Loop, stage: Stage) -> dict[str, Any]:
 
 
 def mix_shift(loop: Loop, stage: Stage) -> dict[str, Any]:
-    """Another mix of the same routes: acceptance moves in the aggregate, and nothing may fire."""
+    """Another mix of the same routes: the aggregate acceptance changes, and no alarm may be raised."""
     loop.traffic.load = Load(SHIFTED_MIX, KNOWN)
     answers = loop.wait_for_answers(MIX_REQUESTS, ANSWERS_SECONDS)
-    time.sleep(2.0)  # the last of them must have been folded before silence counts
+    time.sleep(2.0)  # the last of them must have been folded before `no incident` means something
     incidents = loop.sidecar.incidents()
     if incidents:
         raise DemoFailed(f"a shift of the mix alone opened an incident: {incidents[0]['summary']}")
@@ -123,10 +123,10 @@ def mix_shift(loop: Loop, stage: Stage) -> dict[str, Any]:
 
 
 def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
-    """One route receives text that the draft has never seen; the detector has to notice by itself."""
+    """One route receives text that the draft has never seen; the detector is not informed of it."""
     loop.traffic.load = Load(EVEN_MIX, DRIFTED)
     shifted_at, answered_before = time.time(), len(loop.traffic.answers)
-    loop.screen.state = "traffic has shifted; the detector does not know"
+    loop.screen.state = "traffic has shifted; the detector is not informed"
 
     def examined() -> dict[str, Any] | None:
         falls = loop.sidecar.incidents("down")
@@ -142,7 +142,7 @@ def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
         f"change point {since - shifted_at:+.1f} s from the true moment"
     )
     if segments[0] != "code":
-        raise DemoFailed(f"the incident blames {segments[0]!r} first, and 'code' has changed")
+        raise DemoFailed(f"the incident names {segments[0]!r} first, but 'code' has changed")
     return {
         "incident_id": incident["id"],
         "true_shift_at": shifted_at,
@@ -157,7 +157,7 @@ def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
 
 
 def page(loop: Loop, stage: Stage) -> dict[str, Any]:
-    """The page has to reach the pager."""
+    """The page must arrive at the pager."""
     if loop.alertmanager_url:
         alert = wait_for("an alert in Alertmanager", PAGE_SECONDS, _alertmanager_alert(loop.alertmanager_url))
         stage.note = f"Alertmanager holds {alert['labels']['alertname']}"
@@ -180,7 +180,7 @@ def _alertmanager_alert(url: str) -> Callable[[], dict[str, Any] | None]:
 
 
 def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
-    """The sidecar collects, distils, gates and promotes; requests go on all the while."""
+    """The sidecar collects, distils, gates and promotes; requests continue meanwhile."""
     start = len(loop.traffic.answers)
     degraded_until: list[int] = []
 
@@ -190,7 +190,7 @@ def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
             why = run["reason"] if run else "waiting for a run"
             stage.note = f"{len(loop.traffic.answers) - start} more requests; {why}"
             return None
-        if not degraded_until:  # from here on training shares the cores, so speed says nothing
+        if not degraded_until:  # from here on training uses the same cores, so the speed means nothing
             degraded_until.append(len(loop.traffic.answers))
             loop.traffic.pause_seconds = BACKGROUND_PAUSE_SECONDS
         progress = run["progress"] or {}
@@ -213,7 +213,7 @@ def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
 
 
 def recovery(loop: Loop, stage: Stage) -> dict[str, Any]:
-    """The promoted draft is watched on live traffic; the incident closes when the numbers say so."""
+    """The promoted draft is watched on live traffic; the incident closes when acceptance has recovered."""
     incident_id = loop.facts.stages["drift"]["incident_id"]
     loop.screen.state = "watching the promoted draft"
 

@@ -1,7 +1,7 @@
 """Real requests over HTTP to the engine's OpenAI-compatible API, at a fixed concurrency.
 
-Prompts are cut from text that every machine has; a route (the segment) takes its prompts from one domain,
-and the demo moves the traffic by giving a route another domain or by changing the routes' weights.
+Prompts are cut from text that exists on every machine. A route (the segment) takes its prompts from one
+domain; the demo shifts the traffic by giving a route another domain, or by changing the routes' weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REQUEST_TIMEOUT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one request. `finished_at` is time.time(); counts are the engine's own."""
+    """The answer to one request. `finished_at` is time.time(); counts are the engine's own."""
 
     finished_at: float
     route: str
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Load:
-    """What the generator sends now. Replaced as a whole, so that a worker never sees half a change."""
+    """The current load. It is replaced as a whole, so that a worker never sees half a change."""
 
     weights: Mapping[str, float]
     domains: Mapping[str, str]
@@ -45,7 +45,8 @@ class Load:
 
 @dataclass(slots=True)
 class Traffic:
-    """Sends requests from a thread of its own until stopped. `answers` only grows; read it freely."""
+    """Sends requests from a thread of its own until stopped. `answers` only grows, and may be read at any
+    time."""
 
     base_url: str
     load: Load
@@ -62,7 +63,7 @@ class Traffic:
     _thread: threading.Thread | None = None
 
     def prepare(self, domains: tuple[str, ...]) -> None:
-        """Cuts the prompts. Raises driftguard_training's error when a domain has no text here."""
+        """Cuts the prompts. Raises driftguard_training's error if a domain has no text on this machine."""
         for domain in domains:
             self._prompts[domain] = prompts(
                 domain, PROMPTS_PER_DOMAIN, self.seed, characters=PROMPT_CHARACTERS, split="heldout"
@@ -80,7 +81,7 @@ class Traffic:
             self._thread.join(REQUEST_TIMEOUT_SECONDS)
 
     def pause(self) -> None:
-        """Returns when nothing is in flight."""
+        """Returns when no request is in flight."""
         self._idle.clear()
         self._running.clear()
         self._idle.wait(REQUEST_TIMEOUT_SECONDS)
@@ -150,7 +151,8 @@ def acceptance_rate(answers: list[Answer]) -> float | None:
 
 
 def tokens_per_second(answers: list[Answer]) -> float | None:
-    """Output tokens of all requests over the time they took together, None for fewer than two answers."""
+    """Output tokens of all requests divided by the time from first to last, None for fewer than two
+    answers."""
     if len(answers) < 2:
         return None
     seconds = answers[-1].finished_at - answers[0].finished_at

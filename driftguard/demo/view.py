@@ -56,7 +56,7 @@ class Screen:
 
     @contextmanager
     def stage(self, name: str, title: str) -> Iterator[Stage]:
-        """Counts as done only when its body returns; an exception leaves it open and ends the demo."""
+        """The stage is done only when the body returns; an exception leaves it open and ends the demo."""
         stage = Stage(name, title)
         self.stages.append(stage)
         yield stage

@@ -1,6 +1,6 @@
 """Between the HTTP endpoint and the database: a bounded queue and the one thread that writes.
 
-What waits is written together in one transaction, so that many small batches cost one commit; a batch is
+All waiting batches are written in one transaction, so that many small batches cost one commit. A batch is
 acknowledged only after its commit.
 """
 
@@ -83,31 +83,31 @@ class IngestQueue:
         self._thread.start()
 
     def stop_soon(self) -> None:
-        """Later submissions get DatabaseUnavailable; what waits is written. Returns at once."""
+        """Later submissions raise DatabaseUnavailable; waiting batches are written. Returns at once."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
     def stop(self) -> None:
-        """Writes what waits, then ends the thread. Later submissions get DatabaseUnavailable."""
+        """Writes the waiting batches, then ends the thread. Later submissions raise DatabaseUnavailable."""
         self.stop_soon()
         if self._thread.is_alive():
             self._thread.join()
 
     def oldest_unacknowledged_seconds(self) -> float:
-        """How long the batch has waited that has waited longest; 0 where none waits."""
+        """The age of the oldest waiting batch; 0 if none waits."""
         with self._changed:
             waiting = [*self._writing, *list(self._waiting)[:1]]
             arrived = [item.arrived_at for item in waiting if not item.future.done()]
         return time.monotonic() - min(arrived) if arrived else 0.0
 
     def refuse_unacknowledged(self, error: DriftGuardError) -> int:
-        """Tells everybody who still waits; what is being written may be stored all the same, and is not
-        stored twice when it comes again. Returns how many batches were refused."""
+        """Refuses all waiting batches. The one that is being written may still be stored; if it is sent
+        again, it is not stored twice. Returns how many batches were refused."""
         with self._changed:
             waiting = [item.future for item in (*self._writing, *self._waiting) if not item.future.done()]
             for future in waiting:
-                with suppress(InvalidStateError):  # its request went away just now
+                with suppress(InvalidStateError):  # its client has just disconnected
                     future.set_exception(error)
         return len(waiting)
 
@@ -158,7 +158,8 @@ class IngestQueue:
             return group
 
     def _write(self, group: list[_Submission]) -> None:
-        # A request that went away or was refused while it waited is dropped: it was never acknowledged.
+        # A batch whose client disconnected, or that was refused while it waited, is dropped: it was not
+        # acknowledged.
         with self._changed:
             wanted = [
                 item
@@ -172,7 +173,7 @@ class IngestQueue:
         self._writing = ()
 
     def _make_room(self, group: Iterable[_Submission]) -> None:
-        """Before its sender is answered, who may send the next batch at once."""
+        """Called before the sender is answered, because it may send the next batch at once."""
         with self._changed:
             self._unacknowledged -= sum(len(submission.records) for submission in group)
 
@@ -182,7 +183,7 @@ class IngestQueue:
                 results = insert_batches(
                     session, [item.records for item in group], self._registry, datetime.now(UTC)
                 )
-        except Exception as error:  # noqa: BLE001 (the thread outlives any failure, and tells every waiter)
+        except Exception as error:  # noqa: BLE001 (the thread survives any failure, and every waiting future receives it)
             self._registry = StreamRegistry(self._max_streams)
             self._handle_failure(group, error)
             return
@@ -237,7 +238,7 @@ class IngestQueue:
                     submission.future.set_exception(error)
 
     def _write_less(self) -> None:
-        """A database too slow for that many records at once would be too slow for them again."""
+        """Halves the size of transactions: the database would be too slow for as many records again."""
         halved = max(self._records_per_transaction // 2, LEAST_RECORDS_PER_TRANSACTION)
         if halved < self._records_per_transaction:
             _log.warning("ingest_transactions_become_smaller", records=halved)

@@ -1,4 +1,5 @@
-"""Watches how long senders wait for an answer, on a thread of its own: the one that writes may hang."""
+"""Watches how long senders wait for an answer, on a thread of its own, because the writing thread may
+hang."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _log = structlog.get_logger(__name__)
 
 
 class IngestWatch:
-    """Tells the log when the oldest batch has waited for too long, and when that is over."""
+    """Logs when the oldest batch has waited too long, and when that ends."""
 
     def __init__(self, queue: IngestQueue, *, longest_wait_seconds: float = LONGEST_WAIT_SECONDS) -> None:
         self._queue = queue

@@ -1,7 +1,7 @@
 """Every Prometheus metric of the sidecar. Labels are bounded: never a request, a user or a session.
 
-One `Metrics` per process (and per test), handed to whoever counts. Ratios are left to the reader: counters
-are exported, `rate(accepted) / rate(drafted)` is a ratio of sums.
+One `Metrics` per process (and per test), passed to the code that counts. Only counters are exported, no
+ratios: `rate(accepted) / rate(drafted)` is a ratio of sums.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics:
     """The metrics by subject, and their registry.
 
-    `max_streams`: so many streams have series of their own, the others are counted together.
+    `max_streams`: number of streams with series of their own; the others are counted together.
     """
 
     def __init__(self, max_streams: int = 1_000) -> None:

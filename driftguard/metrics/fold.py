@@ -15,15 +15,16 @@ class FoldMetrics:
         )
         self.stream_failures = series.counter(
             "driftguard_stream_failures",
-            "Failures of one stream's part of a batch, which went on without it.",
+            "Failures of one stream's part of a batch, which continued without it.",
         )
         self.states_lost = series.counter(
             "driftguard_detector_states_lost",
-            "Stored detector states that were damaged, so that their streams began anew.",
+            "Stored detector states that were damaged, so that their streams learn new baselines.",
         )
         self.states_of_other_version = series.counter(
             "driftguard_detector_states_of_other_version",
-            "Stored detector states of another version of DriftGuard, so that their streams began anew.",
+            "Stored detector states of another version of DriftGuard, so that their streams learn new "
+            "baselines.",
         )
         self.last_round = series.gauge(
             "driftguard_detector_last_round_timestamp_seconds",

@@ -30,7 +30,7 @@ class IncidentMetrics:
         self.slowdown = series.gauge(
             "driftguard_incident_slowdown_ratio",
             "Part of the tokens per second that an incident that is not resolved costs, measured where that "
-            "is sure, else by formula; negative is a gain. Only where it is known.",
+            "is precise enough, else by formula; negative is a gain. Only where it is known.",
             *INCIDENT,
         )
         self.acceptance_before = series.gauge(
@@ -38,7 +38,7 @@ class IncidentMetrics:
             "Acceptance rate of a segment before the change of an incident that is not resolved.",
             *INCIDENT,
             "segment",
-            "positions",  # all | first | both: the draft positions that it is of
+            "positions",  # all | first | both: its draft positions
         )
         self.acceptance_after = series.gauge(
             "driftguard_incident_acceptance_after_ratio",

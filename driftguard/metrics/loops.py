@@ -14,7 +14,7 @@ class LoopMetrics:
         )
         self.chore_failures = series.counter(
             "driftguard_chore_failures",
-            "Failures of a recurring chore, those for want of the database left out.",
+            "Failures of a recurring chore, without those caused by an unavailable database.",
             "chore",
         )
         self.chore_last_success = series.gauge(
@@ -24,7 +24,7 @@ class LoopMetrics:
         )
         self.failures = series.counter(
             "driftguard_loop_failures",
-            "Unexpected failures in a loop that goes on, those for want of the database left out.",
+            "Unexpected failures in a loop that continues, without those caused by an unavailable database.",
             "loop",
         )
         for chore in CHORES:

@@ -1,4 +1,4 @@
-"""What is posted to webhooks and Alertmanagers."""
+"""Notifications that are posted to webhooks and Alertmanagers."""
 
 from __future__ import annotations
 
@@ -15,5 +15,6 @@ class NotificationMetrics:
             "outcome",  # delivered | failed | refused: the message itself, which is tried again slowly
         )
         self.undelivered = series.gauge(
-            "driftguard_notifications_undelivered", "Notifications that their destination has not taken yet."
+            "driftguard_notifications_undelivered",
+            "Notifications that are not delivered to their destination yet.",
         )

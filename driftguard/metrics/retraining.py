@@ -25,7 +25,7 @@ class RetrainingMetrics:
         )
         self.last_run = series.gauge(
             "driftguard_retrain_last_run_timestamp_seconds",
-            "When a retraining run last ended, however it did, by what had started it.",
+            "When a retraining run last ended, with any outcome, by its trigger.",
             *PLACE,
             "trigger",  # incident | nightly | manual
         )
@@ -36,7 +36,7 @@ class RetrainingMetrics:
         )
         self.last_success = series.gauge(
             "driftguard_retrain_last_success_timestamp_seconds",
-            "When a retraining last ended as it should: promoted, or nothing to do.",
+            "When a retraining last ended well: promoted, or nothing to do.",
             *PLACE,
         )
         self.drafts = series.gauge("driftguard_drafts", "Known drafts by state.", *PLACE, "state")
@@ -69,12 +69,12 @@ class RetrainingMetrics:
             *PLACE,
         )
         self.gate_passed = series.gauge(
-            "driftguard_gate_passed", "1 if the gate let the last candidate through.", *PLACE
+            "driftguard_gate_passed", "1 if the gate accepted the last candidate.", *PLACE
         )
 
     def set_ended_runs(self, totals: Iterable[tuple[str, str, str, int]]) -> None:
-        """`totals`: (server, target, outcome, how many ever). Runs end in other processes too (the nightly
-        job), so the counter follows what the database counts; it never goes down."""
+        """`totals`: (server, target, outcome, number ever). Runs end in other processes too (the nightly
+        job), so the counter follows the number in the database; it never decreases."""
         for server, target, outcome, total in totals:
             key = (server, target, outcome)
             counted = self._ended_runs.get(key)

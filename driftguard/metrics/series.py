@@ -1,4 +1,4 @@
-"""The registry, and what is done alike to all of its metrics."""
+"""The registry, and the operations on all of its metrics."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Series:
         return Gauge(name, text, labels, registry=self.registry)
 
     def replace(self, gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
-        """Shows these series (label values -> value) of a gauge that is only ever set by this, and no others.
-        A series that stays is there at every moment: a scrape meanwhile must not see it missing."""
+        """Shows exactly these series (label values -> value) of a gauge that only this method sets. A series
+        that stays is never removed for a moment: a scrape meanwhile must not miss it."""
         self.set(gauge, values)
         shown = self._shown[gauge]
         for labels in shown.keys() - values.keys():
@@ -30,7 +30,7 @@ class Series:
             del shown[labels]
 
     def set(self, gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
-        """Those that changed: most do not, and setting one takes the library 3 us."""
+        """Sets only series that changed: most have not, and setting one takes the library 3 us."""
         shown = self._shown.setdefault(gauge, {})
         for labels, value in values.items():
             if shown.get(labels) != value:

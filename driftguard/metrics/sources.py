@@ -33,7 +33,7 @@ class SourceMetrics:
         )
         self.scrapes = series.counter(
             "driftguard_source_scrapes",
-            "Scrapes of this server, or exports of its metrics, by what came of them: a condition of "
+            "Scrapes of this server, or exports of its metrics, by outcome: a condition of "
             "driftguard_source_condition.",
             *SOURCE,
             "condition",
@@ -51,7 +51,7 @@ class SourceMetrics:
         self.show(source, kind, condition, None if condition in DOWN else at)
 
     def show(self, source: str, kind: str, condition: Condition, answered_at: datetime | None) -> None:
-        """As a `kind` that it was taken for before, it is shown no longer."""
+        """Series of a `kind` that was detected before are removed."""
         self.up.labels(source, kind).set(0 if condition in DOWN else 1)
         for name in CONDITIONS:
             if name == condition:
@@ -67,8 +67,8 @@ class SourceMetrics:
     def set_scraping(
         self, sources: Collection[str], here: Collection[str], elsewhere: Collection[str]
     ) -> None:
-        """Which of the sources this sidecar scrapes. What it found before at those that another scrapes is
-        shown no longer."""
+        """Which of the sources this sidecar scrapes. Series of sources that another sidecar scrapes are
+        removed."""
         self._series.replace(self.scraping_active, {(source,): float(source in here) for source in sources})
         for source in elsewhere:
             if source in self._kinds:

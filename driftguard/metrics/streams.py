@@ -1,4 +1,4 @@
-"""Each stream as it is now, and how many there are."""
+"""The current state of each stream, and their number."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ class StreamMetrics:
     def __init__(self, series: Series) -> None:
         self.set_aside = series.gauge(
             "driftguard_streams_set_aside",
-            "Streams in service whose fold failed so often that it is not tried again by itself.",
+            "Streams in service whose fold failed so often that it is not tried again automatically.",
         )
         self.set_aside_since = series.gauge(
             "driftguard_stream_set_aside_since_timestamp_seconds",
-            "From when on no drift of a stream that is set aside is found; of 100 streams at the most, the "
+            "Since when drift of a set-aside stream is not detected; of at most 100 streams, the "
             "longest first.",
             *STREAM,
         )
         self.last_arrival = series.gauge(
             "driftguard_stream_last_arrival_timestamp_seconds",
-            "When the stream's newest record arrived that was no canary probe.",
+            "When the stream's newest record arrived, without canary probes.",
             *STREAM,
         )
         self.speedup = series.gauge(
             "driftguard_speculation_speedup_ratio",
-            "Tokens per second with the stream's present speculation, as a multiple of those without; with a "
+            "Tokens per second with the stream's current speculation, as a multiple of those without; with a "
             "95% interval. Only where requests without speculation were timed.",
             *STREAM,
             "bound",  # estimate | low | high
         )
         self.verdict = series.gauge(
             "driftguard_stream_verdict",
-            "1 for the stream's present verdict; no series for every other.",
+            "1 for the stream's current verdict; no series for the others.",
             *STREAM,
             "verdict",
         )
         self.verdict_since = series.gauge(
             "driftguard_stream_verdict_since_timestamp_seconds",
-            "Since when the stream's present verdict holds, where that is known: the change point of an "
+            "Since when the stream has its current verdict, where that is known: the change point of an "
             "incident, the last arrival of a stale source.",
             *STREAM,
         )
         self.baseline = series.gauge(
             "driftguard_acceptance_baseline_ratio",
-            "Acceptance rate of the segment while it was in control. Only of segments judged by all draft "
-            "positions, so that it compares with the counters.",
+            "Acceptance rate of the segment's baseline. Only of segments judged by all draft "
+            "positions, so that it can be compared with the counters.",
             *STREAM,
             "segment",
         )
@@ -68,11 +68,11 @@ class StreamMetrics:
         )
         self.break_even = series.gauge(
             "driftguard_stream_break_even_acceptance_ratio",
-            "Acceptance rate at which the K in use is as fast as no speculation; above 1: none would do.",
+            "Acceptance rate at which the K in use is as fast as no speculation; above 1: none is enough.",
             *STREAM,
         )
         self.by_verdict = series.gauge(
-            "driftguard_streams", "Streams with speculation by their present verdict.", "verdict"
+            "driftguard_streams", "Streams with speculation by their current verdict.", "verdict"
         )
         self.left_out = series.gauge(
             "driftguard_metrics_streams_left_out",

@@ -1,4 +1,4 @@
-"""What the folded records hold, as counters."""
+"""The contents of the folded records, as counters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TrafficMetrics:
         self.emitted_tokens.labels(*labels, kind).inc(counts.emitted)
 
     def _counted_as(self, stream: tuple[str, ...], segment: str) -> tuple[str, ...]:
-        """A counter must not begin anew while the process lives: the first streams keep theirs."""
+        """A counter must not restart while the process runs, so the first streams keep theirs."""
         if stream in self._counted or len(self._counted) < self._max_streams:
             self._counted.add(stream)
             return *stream, segment

@@ -1,7 +1,8 @@
-"""One POST to a receiver that may hang, drip or flood: over at a deadline, and of its answer 64 kB are read.
+"""One POST to a receiver that may hang, or send too slowly or too much: it ends at a deadline, and at most 64
+kB of the answer are read.
 
-The client's own timeouts are for each operation: a receiver that sends a byte every five seconds never runs
-into them. So the whole exchange is a task that is cancelled at the deadline, which closes the connection.
+The client's own timeouts are for each operation: a receiver that sends a byte every five seconds never
+reaches them. So the whole exchange is a task that is cancelled at the deadline, which closes the connection.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class NotAnswered(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`text`: the first MAX_ANSWER_BYTES of its body, or as much as came before the deadline, without the
-    secrets of the request. `problem`: why that is not all of it, or cannot be read."""
+    """`text`: the first MAX_ANSWER_BYTES of its body, or as much as arrived before the deadline, without the
+    secrets of the request. `problem`: why the body is incomplete or unreadable."""
 
     status: int
     text: str = ""
@@ -52,14 +53,14 @@ def post(
     *,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> Answer:
-    """Posts `body` as JSON to a webhook or the like. Redirects are not followed; `text` says where they lead.
+    """Posts `body` as JSON to a webhook or the like. Redirects are not followed; `text` names their target.
 
     Raises NotAnswered: no connection, no status in time, or an address that cannot be used. A status that
-    came in time is an answer, whatever becomes of the body behind it.
+    arrived in time is an answer, even if its body is incomplete.
     """
     key = headers.get("Authorization", "").rpartition(" ")[2]
     secrets = Secrets([*secrets_of_url(url, is_webhook=True), key])
-    # Not asyncio.run(), which waits for a name that is still being looked up.
+    # Not asyncio.run(), which would wait for a name look-up that hangs.
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(
@@ -85,18 +86,18 @@ async def _exchange(
     except TimeoutError:
         raise NotAnswered(f"no answer within {deadline_seconds:g} s") from None
     except httpx.InvalidURL:
-        raise NotAnswered(f"{address(url)} is no address that can be posted to") from None
+        raise NotAnswered(f"{address(url)} is not an address that can be posted to") from None
     except (httpx.HTTPError, OSError) as error:
         raise NotAnswered(secrets.masked(f"{type(error).__name__}: {error}")) from None
 
 
 async def _read(answer: httpx.Response, deadline: float, secrets: Secrets) -> Answer:
-    """Whatever becomes of the body, the status stands."""
+    """The status is valid, even if reading the body fails."""
     status, retry_after = answer.status_code, _retry_after_seconds(answer.headers)
     if answer.has_redirect_location:
         return Answer(status, f"a redirect to {_leads_to(answer)}, which is not followed", None, retry_after)
     encoding = answer.headers.get("content-encoding", "identity")
-    if encoding != "identity":  # unpacked it may be of any length
+    if encoding != "identity":  # decompressed, it could have any length
         return Answer(status, "", f"the answer is encoded ({encoding}), which was not asked for", retry_after)
     content, problem = bytearray(), None
     chunks = aclosing(cast("AsyncGenerator[bytes]", answer.aiter_raw()))
@@ -121,7 +122,7 @@ def _leads_to(answer: httpx.Response) -> str:
 
 
 def _retry_after_seconds(headers: httpx.Headers) -> float | None:
-    """In seconds, or as a date by the receiver's clock (RFC 9110 §10.2.3). None: not told, or unreadable."""
+    """In seconds, or as a date by the receiver's clock (RFC 9110 §10.2.3). None: missing, or unreadable."""
     told = headers.get("retry-after", "").strip()
     if told.isdecimal():
         return float(told)
@@ -129,7 +130,7 @@ def _retry_after_seconds(headers: httpx.Headers) -> float | None:
         until = parsedate_to_datetime(told)
         now = parsedate_to_datetime(headers["date"]) if "date" in headers else datetime.now(UTC)
         return max(0.0, (until - now).total_seconds())
-    except (ValueError, TypeError):  # the latter: one of the two tells its time zone, the other does not
+    except (ValueError, TypeError):  # the latter: only one of the two times has a time zone
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a server says about one probe: its counts, as its engine names them, and what it said, as a digest."""
+"""A server's answer to one probe: its counts, and a digest of its text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer. `text`: a digest; what was said is nobody's business here."""
+    """One answer. `text`: a digest, so that the text itself is not kept."""
 
     text: str
     told: AnswerCounts
@@ -58,14 +58,14 @@ def parse_answer(content: bytes, url: str, engine: Engine) -> Answer:
 def _why_untold(engine: Engine) -> str:
     if (field := ASKED_FIELDS.get(engine)) is not None:
         return (
-            f"answers without the numbers that {field} asks for, so its probes tell nothing: speculation is "
-            "off, or this version does not know that field"
+            f"answers without the counts that {field} asks for, so its probes measure nothing: "
+            "speculation is off, or this version does not support that field"
         )
     missing = (
-        "answers without metrics.speculative_decoding, so its probes tell nothing: speculation is off, or "
+        "answers without metrics.speculative_decoding, so its probes measure nothing: speculation is off, or "
         "vLLM was not started with --per-request-spec-decode-metrics summary"
     )
-    hint = "; where it is another engine, name it as probes.targets.engine"
+    hint = "; if it is another engine, set probes.targets.engine"
     return missing + hint if engine == "other" else missing
 
 

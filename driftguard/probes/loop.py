@@ -47,7 +47,7 @@ class ProbeLoop:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends after the answer at hand; what was asked so far is not stored."""
+        """Ends after the current answer; the answers so far are not stored."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()

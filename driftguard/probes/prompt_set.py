@@ -31,7 +31,7 @@ def make(
     """
     if probe_prompts.of_server(session, server) and not is_replacing:
         raise Conflict(
-            f"{server} has canary prompts already; --replace makes new ones, without a past to compare with"
+            f"{server} has canary prompts already; --replace makes a new set, which has no earlier replays"
         )
     prompts = read_prompts(file) if file else _chosen(session, server, per_segment)
     stored = [StoredPrompt(prompt.key, prompt.segment, prompt.body) for prompt in prompts]

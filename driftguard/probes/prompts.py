@@ -1,4 +1,4 @@
-"""The fixed set of canary prompts: read from a file, told apart by a digest of what is asked."""
+"""The fixed set of canary prompts: read from a file, identified by a digest of the prompt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAXIMUM_PROMPTS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`body`: what makes up the question in a request, {"prompt": ...} or {"messages": [...]}."""
+    """`body`: the fields of a request that hold the prompt, {"prompt": ...} or {"messages": [...]}."""
 
     key: str
     segment: str
@@ -41,7 +41,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line: a text, token ids, or a conversation; and where it belongs."""
+    """One line: a text, token ids, or a conversation; and its segment."""
 
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
@@ -50,7 +50,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a JSON Lines file, equal ones once. Raises BadInput that names the line."""
+    """The prompts of a JSON Lines file, without duplicates. Raises BadInput that names the line."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -67,7 +67,7 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def checked(prompts: Iterable[Prompt], source: str) -> list[Prompt]:
-    """Equal prompts once, in order. Raises BadInput: too few to show a change, or too many."""
+    """The prompts without duplicates, in order. Raises BadInput: too few to show a change, or too many."""
     distinct: Sequence[Prompt] = list({prompt.key: prompt for prompt in prompts}.values())
     if not MINIMUM_PROMPTS <= len(distinct) <= MAXIMUM_PROMPTS:
         raise BadInput(

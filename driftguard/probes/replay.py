@@ -45,7 +45,7 @@ def replay(
 ) -> Replay | None:
     """Asks every prompt once, with a pause after each, and stores all records or none.
 
-    None when it was told to stop. Raises BadInput (there are no prompts, or the stream is not known yet),
+    None if it was stopped. Raises BadInput (there are no prompts, or the stream is not known yet),
     ProbeFailed (the server), DatabaseUnavailable.
     """
     with database.session() as session:
@@ -67,7 +67,7 @@ def replay(
             sleep(rules.pause_seconds)
         if _serving(database, server, target.server) != serving:
             raise ProbeFailed(
-                f"{server.url}: another draft came into service during the replay; replay again"
+                f"{server.url}: another draft was put into service during the replay; replay again"
             )
     with database.session() as session:
         (stored,) = insert_batches(session, [records], StreamRegistry(max_streams), datetime.now(UTC))
@@ -83,7 +83,7 @@ def _serving(database: Database, server: ProbedServer, name: str) -> Serving:
         stream = probe_prompts.newest_stream(session, name)
         if stream is None:
             raise BadInput(
-                f"no records of {name} have arrived yet, so the draft that it serves is not known; send "
+                f"no records of {name} have arrived yet, so its draft is not known; send "
                 "its traffic's records first"
             )
         return Serving(stream.target, stream.draft, stream.draft_version, stream.method)

@@ -11,7 +11,7 @@ RETRY_AFTER: Final = timedelta(minutes=1)  # a server that did not answer
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is known of the probes of one server's draft in service."""
+    """The earlier probes of one server's draft in service."""
 
     replayed_at: datetime | None
     failed_at: datetime | None

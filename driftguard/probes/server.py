@@ -22,7 +22,7 @@ NOT_FOUND: Final = (404, 405)
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the built-in engine says that it serves."""
+    """The models that the built-in engine serves, by its own answer."""
 
     target: str
     draft: str
@@ -79,7 +79,7 @@ class ProbedServer:
         self._client.close()
 
     def ask(self, prompt: Prompt) -> Answer:
-        """One greedy answer, asked to tell the numbers of speculation where that has to be asked for."""
+        """One greedy answer; the request asks for counts of speculation if the engine needs that."""
         engine = self._identified()
         path = "/v1/chat/completions" if prompt.is_chat else "/v1/completions"
         body = {
@@ -94,13 +94,15 @@ class ProbedServer:
         return parse_answer(self._checked(path, self._call("POST", path, body)), self.url, engine)
 
     def serving(self) -> Serving | None:
-        """None for any other server than the built-in engine: only that one tells its draft's version."""
+        """None for any other server than the built-in engine: only that one gives its draft's version."""
         answer = self._call("GET", "/admin/info")
         if answer.status_code in NOT_FOUND:
             return None
         info = self._decode(self._checked("/admin/info", answer), _Info)
         if info.server != self._name:
-            raise ProbeFailed(f"{self.url} calls itself {info.server!r}, not {self._name!r}; give that name")
+            raise ProbeFailed(
+                f"{self.url} has the server name {info.server!r}, not {self._name!r}; use that name"
+            )
         return Serving(info.target, info.draft.name, info.draft.version, info.draft.method)
 
     def _identified(self) -> Engine:

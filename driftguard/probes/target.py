@@ -1,4 +1,4 @@
-"""Where a server is probed: named on the command line, else in the settings."""
+"""The address at which a server is probed: from the command line, else from the settings."""
 
 from __future__ import annotations
 
@@ -23,5 +23,6 @@ def target_of(settings: Settings, server: str, url: str | None) -> ProbeTargetSe
                 server=server, url=engine.admin_url, model=None, api_key=engine.api_key
             )
     raise BadSettings(
-        f"probes.targets: none is named {server!r}, and no engine is; add [[probes.targets]] or give --url"
+        f"probes.targets: none is for {server!r}, and no engine has that name; "
+        "add [[probes.targets]] or give --url"
     )

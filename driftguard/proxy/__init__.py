@@ -1,1 +1,2 @@
-"""`driftguard proxy`: passes requests on to a serving engine and records what their answers tell."""
+"""`driftguard proxy`: passes requests on to a serving engine and makes records of the counts in its
+answers."""

@@ -14,7 +14,7 @@ _CODING: Final = istr("Transfer-Encoding")
 
 
 def ambiguity_of(request: web.BaseRequest) -> str | None:
-    """What is wrong with it; None where nothing is. The parser has refused contradictory lengths already.
+    """What is wrong with it; None if nothing. The parser has already refused contradictory lengths.
 
     Sources: RFC 9112 §3.2 (Host; a target has no fragment), §6.1 (Transfer-Encoding).
     """
@@ -23,9 +23,9 @@ def ambiguity_of(request: web.BaseRequest) -> str | None:
         if request.version <= HttpVersion10:
             return "HTTP/1.0 has no Transfer-Encoding"
         if [coding.lower() for coding in headers.getall(_CODING)] != ["chunked"]:
-            return "no Transfer-Encoding but chunked passes through this proxy"
+            return "this proxy supports no Transfer-Encoding but chunked"
     if _HOST.fullmatch(headers.get(_HOST_NAME, "")) is None:
         return "Host is not a name or an address"
     if "#" in request.raw_path:
-        return "a target has no fragment"
+        return "a request target must not have a fragment"
     return None

@@ -42,8 +42,8 @@ def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
     check(settings)
     raise_limit()
     gc.collect()
-    gc.freeze()  # what is imported stays; to walk it again and again would cost a tenth of the throughput
-    gc.set_threshold(10_000)  # a request leaves few cycles: looking after every 700 objects costs a tenth too
+    gc.freeze()  # modules are never freed; scanning them each time costs a tenth of the throughput
+    gc.set_threshold(10_000)  # few cycles per request: collecting after every 700 objects costs a tenth too
     all_listeners = listeners_of(settings.host, settings.port, settings.admin_port, settings.workers)
     ready = f"proxy ready on http://{settings.host}:{all_listeners[0].port} for {settings.upstream}"
 
@@ -91,7 +91,7 @@ async def running(
     linger_seconds: float = LINGER_SECONDS,
     limits: ConnectionLimits | None = None,
 ) -> AsyncIterator[None]:
-    """At the end requests under way finish first, then the queue is sent."""
+    """At the end requests in flight finish first, then the queue is sent."""
     metrics = ProxyMetrics(worker.shared, worker.number)
     sidecar = AsyncClient(
         settings.sidecar,
@@ -102,7 +102,7 @@ async def running(
     upstream = Upstream(settings)
     async with AsyncExitStack() as stack:
         to_upstream = await stack.enter_async_context(_upstream_session(settings))
-        stack.callback(metrics.update)  # what became of the last records
+        stack.callback(metrics.update)  # counts the outcome of the last records
         stack.push_async_callback(sidecar.close, FLUSH_SECONDS)
         await stack.enter_async_context(_background(upstream.identify(to_upstream)))
         forwarder = Forwarder(settings, upstream, to_upstream, sidecar.send, metrics)
@@ -164,7 +164,7 @@ def _admin(metrics: ProxyMetrics, settle: Callable[[], None]) -> web.Application
     async def own_names_only(
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Reads only: other methods than GET are refused for all."""
+        """Refuses foreign host names. No check of writes is needed: only GET is supported."""
         host = request.headers.get("Host", "").encode("utf-8", "replace")
         if problem := _ADMIN_ORIGINS.host_problem(host):
             return web.Response(status=HTTPStatus.FORBIDDEN, text=problem)

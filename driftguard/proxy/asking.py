@@ -1,4 +1,5 @@
-"""What a request asks the engine, what is added to it, and what therefore has to come out of its answer."""
+"""What the proxy adds to a request so that the answer holds counts, and what it must remove from the
+answer."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _OPENAI: Final = ("/v1/completions", "/chat/completions")
 _NATIVE: Final = ("/generate", "/generate_stream", "/completion", "/completions", "/infill")
 _TRITON: Final = re.compile(r"/v2/models/.+/generate(_stream)?$")
 _MII: Final = re.compile(r"/mii/[^/]+$")
-_GIVES_USAGE_LAST: Final = ("vllm", "sglang")  # and their speculative numbers with it, or beside it
+_GIVES_USAGE_LAST: Final = ("vllm", "sglang")  # with their speculative counts in it, or beside it
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -41,7 +42,7 @@ NOTHING: Final = Excess()
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request that is understood. `body` is what goes to the engine."""
+    """A request that was parsed. `body` is sent to the engine."""
 
     body: bytes
     fields: Fields
@@ -53,8 +54,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def has_several_answers(self) -> bool:
-        """More than one sequence: their numbers are told together, of the first only, or not at all. Raises
-        Unreadable."""
+        """More than one sequence: engines give counts for all together, for the first only, or not at all.
+        Raises Unreadable."""
         sampling = self.field("sampling_params")
         counts = (self.field("n"), sampling.get("n") if isinstance(sampling, dict) else None)
         if any(isinstance(count, int) and count > 1 for count in counts):
@@ -65,14 +66,14 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def decoded(value: msgspec.Raw) -> object:
-    """Raises Unreadable: what the decoder of the whole only passed over need not be right inside."""
+    """Raises Unreadable: the decoder of the whole body skipped this value without checking it."""
     with _unreadable():
         return msgspec.json.decode(value)
 
 
 @contextmanager
 def _unreadable() -> Iterator[None]:
-    """RecursionError: JSON that is nested deeper than the decoder goes."""
+    """RecursionError: JSON that is nested too deeply for the decoder."""
     try:
         yield
     except (msgspec.DecodeError, UnicodeDecodeError, NotAnObject, RecursionError) as error:
@@ -91,7 +92,7 @@ def kind_of(method: str, path: str) -> Kind | None:
 
 
 def ask(kind: Kind, engine: Engine, body: bytes, *, usage_always: bool) -> Asked:
-    """Adds what makes this engine tell its numbers. Raises Unreadable."""
+    """Adds the fields that make this engine return its counts. Raises Unreadable."""
     with _unreadable():
         fields = _decode_fields(body)
         if kind == "openai":
@@ -109,7 +110,7 @@ def _ask_openai(engine: Engine, fields: Fields, body: bytes, *, usage_always: bo
         raw = fields.get("stream_options")
         options = b"{}" if raw is None or bytes(raw) == b"null" else bytes(raw)
         stated = _decode_fields(options)
-        # A client that wants usage in every event gets it by a rule of each engine's own: not ours to change.
+        # A client that wants usage in every event: engines differ in this, so nothing is changed.
         wants_usage = not _is(stated, "include_usage", b"true") and not _is(
             stated, "continuous_usage_stats", b"true"
         )
@@ -135,7 +136,7 @@ def _is(fields: Fields, name: str, value: bytes) -> bool:
 def _is_batch(prompt: msgspec.Raw) -> bool:
     """Raises Unreadable."""
     text = bytes(prompt)
-    if text[:1] != b"[" or text[1:2].isdigit():  # one text, or the token ids of one
+    if text[:1] != b"[" or text[1:2].isdigit():  # one text, or the token ids of one prompt
         return False
     with _unreadable():
         items = _decode_list(text)

@@ -1,8 +1,8 @@
-"""Finished requests on their way to becoming records, a burst at a time.
+"""Finished requests that wait to become records, several at a time.
 
-The code that makes records is long beside the code that passes bytes on. Run for one request after another it
-stays in the processor's caches; run between two passages it is fetched anew each time, which costs more than
-to execute it.
+The code that makes records is long, compared with the code that passes bytes on. If it runs for several
+requests in a row, it stays in the processor's caches; if it runs after each request, it must be fetched again
+each time, which costs more than running it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 
 Item = TypeVar("Item")
 
-AT_ONCE: Final = 16  # takes less than a millisecond, for which traffic waits
+AT_ONCE: Final = 16  # takes less than a millisecond, during which traffic waits
 LATEST_SECONDS: Final = 0.05
 
 

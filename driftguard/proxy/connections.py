@@ -1,4 +1,5 @@
-"""A server of aiohttp's with bounded connections; a request whose body breaks off is told of it."""
+"""An aiohttp server with bounded connections; a handler whose request body is broken off receives an
+error."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ MOST_HEADER_BYTES: Final = 131_072  # of a request, its first line included
 KEEPALIVE_SECONDS: Final = 75.0
 HEADER_SECONDS: Final = 30.0
 UNREAD_SECONDS: Final = 300.0
-SHARE_OF_DESCRIPTORS: Final = 0.4  # each connection may have another upstream; some go on for a while
+SHARE_OF_DESCRIPTORS: Final = 0.4  # each may have another one upstream, which may stay open longer
 _WHY_TOO_LARGE: Final = b"the headers have more than %d bytes\n" % MOST_HEADER_BYTES
 _TOO_LARGE: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Type: text/plain\r\n"
@@ -31,7 +32,7 @@ class BadBody(Exception):
 
 
 def limits_of(max_connections: int) -> ConnectionLimits:
-    """`max_connections`: of the settings."""
+    """`max_connections`: from the settings."""
     return ConnectionLimits(max_connections, HEADER_SECONDS, UNREAD_SECONDS, SHARE_OF_DESCRIPTORS)
 
 
@@ -68,7 +69,7 @@ class _Connection(Bounded, RequestHandler):
         self.made_room = server.on_room  # type: ignore[method-assign]
         self._open = server.open
         self._arriving: StreamReader = EMPTY_PAYLOAD  # the body of the latest request
-        self._header_bytes = 0  # of a request that is not whole
+        self._header_bytes = 0  # of a request that has not arrived completely
 
     @property
     def peers(self) -> MutableSet[Any]:
@@ -100,8 +101,8 @@ class _Connection(Bounded, RequestHandler):
         requests, awaited_body = self._request_count, self.awaits_body
         super().data_received(data)
         if self._request_count > requests:
-            if self.awaits_body:  # else another request could not have come: it is the parser's complaint,
-                self._arriving.set_exception(BadBody())  # which it makes to nobody who reads the body
+            if self.awaits_body:  # no new request can have arrived: this is a parser error,
+                self._arriving.set_exception(BadBody())  # which the body's reader does not receive
             self._arriving = self._messages[-1][1]
             self._header_bytes = 0
         elif not awaited_body:
@@ -110,7 +111,7 @@ class _Connection(Bounded, RequestHandler):
                 self._refuse_headers()
 
     def log_exception(self, *args: Any, **keywords: Any) -> None:
-        """Not what is wrong with a request: the library would log part of it, whatever that is."""
+        """Does not log errors of requests: the library would log part of the request."""
         if not isinstance(keywords.get("exc_info"), HttpProcessingError | BadBody):
             super().log_exception(*args, **keywords)
 

@@ -1,4 +1,4 @@
-"""Numbers that each worker counts for itself, in memory that all of them read: any can tell the sum."""
+"""Counts of each worker, in shared memory, so that every worker can compute the totals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Outcome = Literal[
     "unreachable",
     "timeout",
     "broken_off",  # the upstream ended the connection before the end of its answer
-    "refused",  # what this proxy does not pass on: WebSocket, CONNECT, ambiguous requests
+    "refused",  # not passed on: WebSocket, CONNECT, ambiguous requests
 ]
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 RECORDS: Final = (RECORDED, *REASONS)
@@ -28,7 +28,7 @@ SENT, REFUSED, DROPPED, SEND_FAILURES = range(3, 7)
 RESTARTS: Final = 7
 MADE_ROOM: Final = 8
 ADDED_SECONDS: Final = 9
-ADDED: Final = 10  # a place for each bucket, and one for what is longer
+ADDED: Final = 10  # a place for each bucket, and one for longer times
 REQUESTS: Final = ADDED + len(ADDED_BUCKETS) + 1  # outcome by outcome, a place for each of RECORDS
 _PLACES: Final = REQUESTS + len(OUTCOMES) * len(RECORDS)
 _BYTES: Final = 8
@@ -45,7 +45,8 @@ class SharedCounts:
         return sum([row[place] for row in self.rows])
 
     def bury(self, worker: int) -> None:
-        """It was killed: what waited in its memory is lost, and another takes its place."""
+        """After a worker was killed: records that waited in its memory are lost, and another worker takes its
+        place."""
         row = self.rows[worker]
         row[DROPPED] += row[QUEUED]
         row[QUEUED] = row[IN_FLIGHT] = row[PROCESS_ID] = 0

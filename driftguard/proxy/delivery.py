@@ -1,4 +1,4 @@
-"""An answer on its way to the client, chunk by chunk as it comes."""
+"""An answer that is passed to the client, chunk by chunk as it arrives."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class ClientGone(Exception):
 
 
 class Delivery:
-    """One answer. After `run`, `heard` is what a passage's answer told, or `refusal` says why nothing is.
+    """One answer. After `run`, `heard` holds the counts of the answer, or `refusal` says why it has none.
 
-    Of an answer that was not streamed, `heard` is the whole.
+    If the answer was not streamed, `heard` is the whole answer.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Delivery:
         async for chunk in self._answer.content.iter_any():
             kept = events.feed(chunk, perf_counter())
             if events.is_done:
-                self._heard_all(events)  # before it is written: a client may leave at once
+                self._heard_all(events)  # before it is written: the client may disconnect at once
             if kept:
                 await self._write(response, kept)
         self._heard_all(events)
@@ -112,7 +112,7 @@ class Delivery:
         return response
 
     async def _write(self, response: web.StreamResponse, chunk: bytes) -> None:
-        """Waits while the client does not read: the library would go on for another 64 kB."""
+        """Waits while the client does not read: the library would buffer another 64 kB."""
         try:
             await response.write(chunk)
             if self._request.protocol.writing_paused:

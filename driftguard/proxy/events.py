@@ -1,4 +1,4 @@
-"""A streamed answer on its way: what it tells is noted, what the client did not ask for is taken out."""
+"""A streamed answer: its counts are noted, and what the client did not ask for is removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DONE: Final = b"[DONE]"
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """What an answer told. Times as perf_counter() gives them, and only of a streamed one."""
+    """The counts in an answer. Times are those of perf_counter(), and only of a streamed answer."""
 
     parts: dict[bytes, bytes] = field(default_factory=dict)  # see adapters.answers.reading.counts_of
     model_part: bytes = b""
@@ -30,19 +30,20 @@ class StreamedAnswer:
 
 
 class EventStream:
-    """Splits server-sent events as they arrive. With nothing to take out, bytes pass before they are read."""
+    """Splits server-sent events as they arrive. If nothing has to be removed, bytes are passed on before they
+    are parsed."""
 
     def __init__(self, excess: Excess, max_event_bytes: int) -> None:
         self.heard = StreamedAnswer()
         self.is_too_large = False
-        self.is_done = False  # the engine has said that this was all
+        self.is_done = False  # the engine has sent its end marker
         self._excess = excess
         self._takes_out = excess != NOTHING
         self._max = max_event_bytes
         self._rest = b""
 
     def feed(self, chunk: bytes, now: float) -> bytes:
-        """What the client receives of it."""
+        """Returns the bytes for the client."""
         if self.is_too_large:
             return chunk
         text = self._rest + chunk
@@ -58,7 +59,7 @@ class EventStream:
         return b"".join(passed) if self._takes_out else chunk
 
     def end(self) -> bytes:
-        """An event that was not ended: it passes as it is."""
+        """Returns an incomplete last event unchanged."""
         rest, self._rest = self._rest, b""
         return rest if self._takes_out else b""
 
@@ -84,9 +85,9 @@ class EventStream:
 
 
 def reduced(answer: bytes, excess: Excess, *, is_event: bool) -> bytes:
-    """The answer without what the client did not ask for; an event that was only that becomes empty.
+    """The answer without what the client did not ask for; an event with nothing else becomes empty.
 
-    An answer that cannot be read is left alone.
+    An answer that cannot be parsed is not changed.
     """
     try:
         if excess.outputs:

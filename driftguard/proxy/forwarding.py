@@ -37,15 +37,15 @@ _ADDED_BY_LIBRARY: Final = (
     *map(istr, ("Accept", "Content-Type", "User-Agent")),
     _ACCEPT_ENCODING,
 )
-_KEPT_UP_TO_BYTES: Final = 65_536  # of a larger answer the record is made at once, so that few wait in memory
+_KEPT_UP_TO_BYTES: Final = 65_536  # the record of a larger answer is made at once, so that few wait in memory
 
 
 @dataclass(slots=True)
 class _Course:
-    """What became of a request so far."""
+    """The progress of a request."""
 
     share: Share
-    outcome: Outcome = "client_gone"  # unless it comes to another end
+    outcome: Outcome = "client_gone"  # unless another outcome is set
     intake: Intake | None = None
     asked_at: float = 0.0  # perf_counter()
     delivery: Delivery | None = None
@@ -80,7 +80,7 @@ class Forwarder:
         self._backlog = Backlog(self._record)
 
     def settle(self) -> None:
-        """Makes the records of all that has finished, now."""
+        """Makes the records of all finished requests now."""
         self._backlog.drain()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -96,14 +96,14 @@ class Forwarder:
     async def _pass_on(self, request: web.BaseRequest, course: _Course, in_flight: int) -> web.StreamResponse:
         if "Upgrade" in request.headers or request.method == "CONNECT":
             course.outcome = "refused"
-            return self._problem(501, "WebSocket and tunnels do not pass through this proxy")
+            return self._problem(501, "this proxy does not support WebSocket and tunnels")
         if ambiguity := ambiguity_of(request):
             course.outcome = "refused"
             return self._problem(400, ambiguity)
         target = target_of(request)
         if not target.startswith("/"):
             course.outcome = "refused"
-            return self._problem(400, "only requests for a path pass through this proxy")
+            return self._problem(400, "this proxy only supports requests for a path")
         try:
             course.intake = await take_in(
                 request, target, self._settings, self._upstream.engine, in_flight, course.share
@@ -123,10 +123,10 @@ class Forwarder:
             course.outcome = "unreachable"
             return self._problem(502, f"it cannot be reached ({why_not_connected(error)})")
         except aiohttp.ClientError as error:
-            if isinstance(request.content.exception(), BadBody):  # which the library tells as its own error
+            if isinstance(request.content.exception(), BadBody):  # which the library reports as its own error
                 return self._bad_body(request, course)
             course.outcome = "broken_off"
-            problem = self._problem(502, f"it broke off ({type(error).__name__})")
+            problem = self._problem(502, f"the connection broke off ({type(error).__name__})")
             return _cut(request, course.delivery, problem)
         course.outcome = "answered"
         return response
@@ -141,7 +141,7 @@ class Forwarder:
             self._refused(course.outcome, (intake and intake.refusal) or NotRecorded("not_generation"))
         elif delivery is None or delivery.heard is None:
             self._refused(course.outcome, (delivery and delivery.refusal) or NotRecorded("failed"))
-        else:  # a client may leave as soon as it has all
+        else:  # a client may disconnect as soon as it has the whole answer
             self._backlog.add(_Finished(intake.passage, delivery.heard, delivery.ended))
             course.outcome = "answered"
             if isinstance(delivery.heard, bytes) and len(delivery.heard) > _KEPT_UP_TO_BYTES:
@@ -195,7 +195,8 @@ class Forwarder:
 def _cut(
     request: web.BaseRequest, delivery: Delivery | None, problem: web.Response | None = None
 ) -> web.StreamResponse:
-    """The problem, or the end of the connection where an answer has begun, so that it is seen to be cut."""
+    """The problem document; if an answer has begun, the connection is closed, so that the client sees the
+    break."""
     response = None if delivery is None else delivery.response
     if response is None and problem is not None:
         return problem

@@ -1,4 +1,4 @@
-"""Which headers pass (RFC 9110 §7.6.1), and which are this proxy's own."""
+"""Which headers are passed on (RFC 9110 §7.6.1), and which the proxy sets itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VIA: Final = "1.1 driftguard"
 
 
 def to_upstream(headers: CIMultiDictProxy[str], client: str | None) -> CIMultiDict[str]:
-    """Of a request; `client` is the address that it came from."""
+    """The headers of a request to the upstream; `client`: its source address."""
     passing = _passing(headers, _NOT_UPSTREAM)
     _append(passing, _VIA, VIA)
     if client:
@@ -30,7 +30,7 @@ def to_upstream(headers: CIMultiDictProxy[str], client: str | None) -> CIMultiDi
 
 
 def to_client(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """Of an answer. Without a Server header it would get one that names a library."""
+    """The headers of an answer to the client. Without a Server header the library would add its own name."""
     passing = _passing(headers, _HOP_BY_HOP)
     passing.setdefault(_SERVER, "driftguard")
     return passing

@@ -1,4 +1,4 @@
-"""A request as it arrives: its body, and what it is to be recorded with, or why it is not."""
+"""An arriving request: its body, and the data for its record, or the reason for which it is not recorded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def take_in(
     in_flight: int,
     share: Share,
 ) -> Intake:
-    """Reads the body only where the request is to be recorded and its body is not too large for that. Raises
+    """Reads the body only if the request is to be recorded and its body is not too large. Raises
     BadBody."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(_CONTINUE)
@@ -77,7 +77,7 @@ def _reason_not_to_look(request: web.BaseRequest, engine: Engine) -> Reason | No
 
 
 def target_of(request: web.BaseRequest) -> str:
-    """Path and query as they came, without the host that a target may name too (RFC 9112 §3.2.2)."""
+    """Path and query unchanged, without the host that a request target may also contain (RFC 9112 §3.2.2)."""
     target = request.raw_path
     return target if target.startswith("/") else URL(target, encoded=True).raw_path_qs
 
@@ -85,9 +85,9 @@ def target_of(request: web.BaseRequest) -> str:
 async def read_up_to(
     content: aiohttp.StreamReader, most: int, share: Share
 ) -> tuple[bytes, Literal["too_large", "no_room"] | None]:
-    """(what was read, why that is not all); a little more than `most` bytes, or than there is room for, where
-    it is not."""
-    pieces = [content.read_nowait()] if content.is_eof() else []  # it mostly came with its header
+    """(the bytes that were read, the reason if that is not the whole body); in that case slightly more than
+    `most` bytes, or than there is room for."""
+    pieces = [content.read_nowait()] if content.is_eof() else []  # it usually arrived with the headers
     size = sum(map(len, pieces))
     has_room = share.take(size)
     while size <= most and has_room and not content.at_eof():
@@ -98,7 +98,7 @@ async def read_up_to(
 
 
 async def chained(held: list[bytes], rest: AsyncIterator[bytes], share: Share) -> AsyncIterator[bytes]:
-    """What is held is given away and held no more."""
+    """Yields the held bytes, and gives their room back."""
     yield held.pop()
     share.give_back()
     async for chunk in rest:

@@ -1,4 +1,4 @@
-"""Takes members out of a JSON object, or puts one in, and leaves every other byte as it is."""
+"""Removes members of a JSON object, or adds one, and leaves every other byte unchanged."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def without(text: bytes, names: Collection[str]) -> bytes:
         return text
     pieces = [text[: found[0].start]]
     for place in kept:
-        # Each but the first brings the comma before it.
+        # Each but the first is removed with the comma before it.
         start = found[place].start if place == kept[0] else found[place - 1].end
         pieces.append(text[start : found[place].end])
     return b"".join([*pieces, text[found[-1].end :]])
@@ -78,7 +78,7 @@ def with_member(text: bytes, name: str, value: bytes) -> bytes:
 
 
 def within(text: bytes, name: str, names: Collection[str]) -> bytes:
-    """Takes `names` out of the object that is member `name`; an object that becomes empty goes too.
+    """Removes `names` from the object in member `name`; an object that becomes empty is removed too.
 
     Raises NotAnObject.
     """

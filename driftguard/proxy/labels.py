@@ -1,4 +1,4 @@
-"""Where a request names its segment and its session."""
+"""Reads the segment and the session of a request."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class BadLabel(ValueError):
 
 
 def is_probe(headers: Mapping[str, str]) -> bool:
-    """Whoever sends a canary probe records it."""
+    """Whether it is a canary probe, which its sender records."""
     return headers.get(SEGMENT_HEADER) == PROBE_SEGMENT
 
 
 def label(source: str, headers: Mapping[str, str], path: str, fields: Fields) -> str | None:
-    """`source` as in the settings; None where the request does not say. Raises BadLabel, Unreadable."""
+    """`source` as in the settings; None if the request has none. Raises BadLabel, Unreadable."""
     kind, _, name = source.partition(":")
     if kind == "header":
         value: object = headers.get(name)

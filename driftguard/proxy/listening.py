@@ -12,7 +12,7 @@ from typing import Final
 from driftguard.errors import BadSettings
 
 ADMIN_HOST: Final = "127.0.0.1"
-BACKLOG: Final = 1_024  # connections that wait until a worker takes them
+BACKLOG: Final = 1_024  # connections that wait until a worker accepts them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Listeners:
 
 
 def listeners_of(host: str, port: int, admin_port: int | None, workers: int = 1) -> list[Listeners]:
-    """One for each worker, listening already; with several the kernel spreads connections over them.
+    """One for each worker, already listening; with several, the kernel distributes connections among them.
 
-    Raises BadSettings: an address is in use or unknown, or this system does not spread connections.
+    Raises BadSettings: an address is in use or unknown, or this system does not distribute connections.
     """
     if workers > 1 and sys.platform != "linux":
-        raise BadSettings("proxy.workers: only Linux spreads connections over several; use 1")
+        raise BadSettings("proxy.workers: only Linux distributes connections among several workers; use 1")
     traffic = _listen(host, port, workers, "port")
     admin: list[list[socket.socket]] = [[] for _ in traffic]
     if admin_port is not None:
@@ -57,10 +57,10 @@ def _listen(host: str, port: int, workers: int, setting: str) -> list[list[socke
         for family, _, _, _, address in dict.fromkeys(addresses):
             at = (address[0], port, *address[2:])
             if workers > 1:
-                _socket(family, at, is_shared=False).close()  # of another program, it would be shared too
+                _socket(family, at, is_shared=False).close()  # fails if another program uses the port
             for sockets in made:
                 sockets.append(_socket(family, at, is_shared=workers > 1))
-                port = sockets[-1].getsockname()[1]  # where any would do, the one that was found
+                port = sockets[-1].getsockname()[1]  # for port 0: the port that was chosen
                 at = (address[0], port, *address[2:])
     except OSError as error:
         for listener in itertools.chain(*made):

@@ -30,29 +30,29 @@ _PLACES: Final = {
 
 
 class ProxyMetrics:
-    """What one worker counts, and the metrics of all workers."""
+    """The counts of one worker, and the metrics of all workers."""
 
     def __init__(self, shared: SharedCounts | None = None, worker: int = 0) -> None:
         self.registry = CollectorRegistry()
         self._shared = shared or SharedCounts()
         self._row = self._shared.rows[worker]
         self._row[at.PROCESS_ID] = os.getpid()
-        self._before = [self._row[place] for place in _OF_RECORDS]  # of a worker whose place this is now
+        self._before = [self._row[place] for place in _OF_RECORDS]  # counts of the previous worker here
         self._records: Callable[[], Counts] = Counts
         self.registry.register(_Totals(self._shared))
         self.registry.register(_Processes(self._shared))
 
     def watch(self, records: Callable[[], Counts]) -> None:
-        """Where to ask what became of this worker's records."""
+        """Sets the source of this worker's record counts."""
         self._records = records
 
     def begin(self) -> int:
-        """A request. How many are in flight now, this one too, in all workers."""
+        """Counts a new request. Returns the requests in flight in all workers, this one included."""
         self._row[at.IN_FLIGHT] += 1
         return int(self._shared.total(at.IN_FLIGHT))
 
     def end(self) -> None:
-        """Of a request."""
+        """Counts the end of a request."""
         self._row[at.IN_FLIGHT] -= 1
 
     def count(self, outcome: Outcome, reason: Reason | None) -> None:
@@ -60,7 +60,7 @@ class ProxyMetrics:
         self._row[_PLACES[outcome, reason or RECORDED]] += 1
 
     def added(self, seconds: float) -> None:
-        """Of one request that is answered."""
+        """Counts the time added to one answered request."""
         self._row[at.ADDED_SECONDS] += seconds
         self._row[at.ADDED + bisect_left(ADDED_BUCKETS, seconds)] += 1
 
@@ -69,14 +69,14 @@ class ProxyMetrics:
         self._row[at.MADE_ROOM] += 1
 
     def update(self) -> None:
-        """Makes what became of this worker's records known to all."""
+        """Shares the counts of this worker's records with all workers."""
         now = self._records()
         self._row[at.QUEUED] = now.waiting
         for place, before, name in zip(_OF_RECORDS, self._before, _OF_RECORDS.values(), strict=True):
             self._row[place] = before + getattr(now, name)
 
     async def keep_updated(self) -> None:
-        """For the other workers, which may be asked too."""
+        """Updates regularly, for scrapes that other workers answer."""
         while True:
             self.update()
             await asyncio.sleep(UPDATE_SECONDS)
@@ -104,13 +104,13 @@ class _Totals(Collector):
     def collect(self) -> Iterator[Metric]:
         yield self._requests()
         yield GaugeMetricFamily(
-            "driftguard_proxy_requests_in_flight", "Requests under way.", value=self._total(at.IN_FLIGHT)
+            "driftguard_proxy_requests_in_flight", "Requests in flight.", value=self._total(at.IN_FLIGHT)
         )
         yield self._added()
         records = CounterMetricFamily(
             "driftguard_proxy_records",
-            "Records by what became of them: dropped are those that found no room, or no sidecar at the end, "
-            "or waited in a worker that was killed.",
+            "Records by outcome: dropped are those for which there was no room, or no sidecar at the end, "
+            "or that waited in a worker that was killed.",
             labels=["outcome"],
         )
         for outcome, place in (("sent", at.SENT), ("refused", at.REFUSED), ("dropped", at.DROPPED)):
@@ -123,7 +123,7 @@ class _Totals(Collector):
         )
         yield CounterMetricFamily(
             "driftguard_proxy_send_failures",
-            "Attempts to send records that the sidecar did not answer for.",
+            "Attempts to send records that the sidecar did not acknowledge.",
             value=self._total(at.SEND_FAILURES),
         )
         yield CounterMetricFamily(
@@ -133,14 +133,14 @@ class _Totals(Collector):
         )
         yield CounterMetricFamily(
             "driftguard_proxy_worker_restarts",
-            "Workers started in the place of one that ended unasked.",
+            "Workers started to replace one that ended unexpectedly.",
             value=self._total(at.RESTARTS),
         )
 
     def _requests(self) -> Metric:
         requests = CounterMetricFamily(
             "driftguard_proxy_requests",
-            "Requests by what became of them, and whether they were recorded, or why not.",
+            "Requests by outcome, and whether they were recorded, or why not.",
             labels=["outcome", "record"],
         )
         for labels, place in _PLACES.items():
@@ -159,7 +159,7 @@ class _Totals(Collector):
 
 
 class _Processes(Collector):
-    """The client's own process_* metrics, with the worker that they are of."""
+    """The client library's process_* metrics, with a label for the worker."""
 
     def __init__(self, shared: SharedCounts) -> None:
         self._rows = shared.rows
@@ -177,5 +177,5 @@ class _Processes(Collector):
 
 
 def _process_metrics(process_id: int) -> Iterable[Metric]:
-    """None of a process that has ended."""
+    """No metrics if the process has ended."""
     return ProcessCollector(pid=lambda: process_id, registry=CollectorRegistry()).collect()

@@ -24,8 +24,8 @@ from driftguard.settings import ProxySettings
 _log = structlog.get_logger(__name__)
 
 Reason = Literal[
-    "not_generation",  # the path, or the method, generates nothing
-    "probe",  # who sends a canary probe records it
+    "not_generation",  # this path or method generates no tokens
+    "probe",  # the sender of a canary probe records it
     "reports_itself",  # the built-in engine
     "failed",  # not answered with 200, or not to its end
     "malformed_request",
@@ -43,8 +43,8 @@ REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 NONE: Final = "none"
 UNKNOWN: Final = "unknown"
 _HINTS: Final[Mapping[str, str]] = {
-    "no_numbers": "answers tell nothing of speculation; vLLM needs --per-request-spec-decode-metrics "
-    "summary; for a server that does not speculate give --method none, and its latency is recorded",
+    "no_numbers": "answers hold no counts of speculation; vLLM needs --per-request-spec-decode-metrics "
+    "summary; for a server that does not speculate set --method none, and its latency is recorded",
     "contradiction": "an answer's numbers contradict each other, or --method none",
     "no_room": "more than proxy.max_held_bytes would be held in memory",
     "bad_label": "a request names a segment or session that no record can hold",
@@ -61,7 +61,8 @@ class NotRecorded(Exception):
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """One request on its way. `started`: perf_counter(); `concurrency`: requests in flight, itself too."""
+    """One request on its way. `started`: perf_counter(); `concurrency`: requests in flight, including this
+    one."""
 
     asked: Asked
     headers: Mapping[str, str]
@@ -71,7 +72,8 @@ class Passage(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """Makes records as the settings say. Logs each reason for not making one the first time it occurs."""
+    """Makes records as the settings say. Logs each reason for which no record is made when it first
+    occurs."""
 
     def __init__(self, settings: ProxySettings) -> None:
         self._settings = settings
@@ -79,7 +81,7 @@ class Recorder:
         self._logged: set[str] = set()
 
     def record(self, passage: Passage, answer: StreamedAnswer | bytes, ended: float) -> AcceptanceRecord:
-        """`answer`: what was heard of a streamed one, or the whole of another. Raises NotRecorded."""
+        """`answer`: the counts of a streamed answer, or the whole of another one. Raises NotRecorded."""
         heard = StreamedAnswer(parts_of(answer), answer) if isinstance(answer, bytes) else answer
         try:
             found = common(heard.model_part)
@@ -101,7 +103,7 @@ class Recorder:
         return record
 
     def note(self, refusal: NotRecorded) -> None:
-        """Logs what somebody may want to mend, once; never anything of a request or an answer."""
+        """Logs each problem that a person can fix, once; never content of a request or an answer."""
         hint = refusal.detail if refusal.reason == "setting_needed" else _HINTS.get(refusal.reason)
         if hint and refusal.reason not in self._logged:
             self._logged.add(refusal.reason)
@@ -179,7 +181,7 @@ def _temperature(asked: Asked) -> float | None:
 
 
 def _times(passage: Passage, heard: StreamedAnswer, told: AnswerCounts) -> tuple[float | None, float | None]:
-    """(to the first token, per output token) in seconds: the engine's, else as seen here in a stream."""
+    """(to the first token, per output token) in seconds: the engine's, else measured here in a stream."""
     first, each = told.time_to_first_token_seconds, told.time_per_output_token_seconds
     if heard.first_output_at is None or heard.last_output_at is None:
         return first, each

@@ -1,10 +1,10 @@
-"""How much of requests and answers is held in memory to be read, of all that are under way together."""
+"""Limits the memory for parsing requests and answers, for all requests in flight together."""
 
 from __future__ import annotations
 
 
 class Room:
-    """`most_bytes`: of all together."""
+    """`most_bytes`: for all together."""
 
     def __init__(self, most_bytes: int) -> None:
         self._free_bytes = most_bytes
@@ -18,18 +18,18 @@ class Room:
 
 
 class Share:
-    """What one request and its answer hold."""
+    """The memory of one request and its answer."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._held_bytes = 0
 
     def take(self, size_bytes: int) -> bool:
-        """Counts bytes that are held already. False: there is no room for them, so they may not stay."""
+        """Counts bytes that are already held. False: there is no room for them, so they must be released."""
         self._held_bytes += size_bytes
         return self._room._take(size_bytes)
 
     def give_back(self) -> None:
-        """All: they are held no more."""
+        """Gives all of it back."""
         self._room._take(-self._held_bytes)
         self._held_bytes = 0

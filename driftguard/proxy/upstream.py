@@ -1,4 +1,4 @@
-"""What the upstream is: every serving engine signs its list of models."""
+"""Detects the upstream's engine: every serving engine puts its name into `owned_by` of its list of models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT: Final = aiohttp.ClientTimeout(total=10.0)
 
 
 class Upstream:
-    """`engine` is "unknown" until the upstream has said what it is; nothing is added to requests before."""
+    """`engine` is "unknown" until it is detected; nothing is added to requests before."""
 
     def __init__(self, settings: ProxySettings) -> None:
         self.url = (settings.upstream or "").rstrip("/").removesuffix("/v1")
@@ -28,16 +28,16 @@ class Upstream:
         self.engine: Engine = "unknown" if settings.engine == "auto" else settings.engine
 
     async def identify(self, session: aiohttp.ClientSession) -> None:
-        """Asks until it knows. What the upstream refuses to say is "other"."""
+        """Asks until the engine is known; it is "other" if the upstream refuses to answer."""
         while self.engine == "unknown":
             try:
                 self.engine = await self._ask(session)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                _log.info("the upstream does not say yet what it is", url=self._models_url, error=str(error))
+                _log.info("the upstream's engine is not known yet", url=self._models_url, error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
         _log.info("upstream", engine=self.engine)
         if self.engine == "driftguard":
-            _log.warning("the built-in engine reports by itself (--sidecar): its requests pass unrecorded")
+            _log.warning("the built-in engine sends records itself (--sidecar): its requests pass unrecorded")
 
     async def _ask(self, session: aiohttp.ClientSession) -> Engine:
         async with session.get(self._models_url, headers=self._headers, timeout=TIMEOUT) as answer:
@@ -48,7 +48,7 @@ class Upstream:
         engine = engine_owning(owner)
         if engine == "other":
             _log.warning(
-                "not an engine whose requests can be made to tell more; name it with --engine if it is one",
+                "unknown engine: requests pass unchanged; if it is vllm, sglang or llamacpp, set --engine",
                 url=self._models_url,
                 status=answer.status,
                 owned_by=owner,

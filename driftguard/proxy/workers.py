@@ -18,9 +18,9 @@ from driftguard.proxy.listening import Listeners
 
 _log = structlog.get_logger(__name__)
 
-RESTART_SECONDS: Final = 1.0  # between the end of a worker and the start of the one in its place
+RESTART_SECONDS: Final = 1.0  # between the end of a worker and the start of its replacement
 _STOP: Final = frozenset({signal.SIGTERM, signal.SIGINT})
-_CLEAN: Final = (0, -signal.SIGTERM)  # the latter: told to stop before it was ready to be told
+_CLEAN: Final = (0, -signal.SIGTERM)  # the latter: stopped before it could handle the signal
 _AWAITED: Final = _STOP | {signal.SIGCHLD}
 
 
@@ -30,9 +30,10 @@ class WorkerFailed(DriftGuardError):
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What a worker process is given. `announce`: it accepts requests from now on.
+    """The arguments of a worker process. It calls `announce` when it accepts requests.
 
-    `supervisor`: a file descriptor that can be read when the supervisor is gone; None where there is none.
+    `supervisor`: a file descriptor that becomes readable when the supervisor has ended; None if there is
+    none.
     """
 
     number: int
@@ -48,7 +49,7 @@ def supervise(
     """Runs a process for each of `all_listeners` until SIGTERM or SIGINT; each calls `run`.
 
     The listeners stay open here, so that connections wait while a worker is restarted. Raises WorkerFailed:
-    one did not start, or did not stop as it should.
+    one did not start, or did not stop in order.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     with closing(_Supervisor(all_listeners, run, before)) as workers:
@@ -78,7 +79,7 @@ class _Supervisor:
         self._numbers: dict[int, int] = {}  # by process id
 
     def start(self, number: int, *, waits: bool = True) -> None:
-        """waits: until it accepts requests. Raises WorkerFailed."""
+        """`waits`: whether to wait until it accepts requests. Raises WorkerFailed."""
         reading, writing = os.pipe()
         process_id = os.fork()
         if process_id == 0:
@@ -107,7 +108,7 @@ class _Supervisor:
 
             self._run(Worker(number, self._listeners[number], self._shared, announce, self._life[0]))
             status = 0
-        finally:  # nothing of the supervisor's may run here
+        finally:  # no code of the supervisor may run in this process
             if status != 0:
                 _log.error("worker failed", worker=number, exc_info=True)
             sys.stdout.flush()
@@ -115,7 +116,7 @@ class _Supervisor:
             os._exit(status)
 
     def ended(self) -> Iterator[tuple[int, int]]:
-        """(number, exit status or minus the signal) of each worker that has ended unnoticed so far."""
+        """(number, exit status or minus the signal) of each worker that has ended since the last call."""
         for process_id in list(self._numbers):
             found, status = os.waitpid(process_id, os.WNOHANG)
             if found:
@@ -124,7 +125,7 @@ class _Supervisor:
     def bury(self, number: int, status: int) -> None:
         row = self._shared.rows[number]
         _log.error(
-            "a worker ended and is restarted; what it held in memory is lost",
+            "a worker ended and is restarted; its requests and records in memory are lost",
             worker=number,
             exit_status=status,
             requests_in_flight=int(row[IN_FLIGHT]),
@@ -135,7 +136,7 @@ class _Supervisor:
     def close(self) -> None:
         """Raises WorkerFailed."""
         for listeners in self._listeners:
-            listeners.close()  # else connections would wait here for workers that have stopped
+            listeners.close()  # otherwise connections would wait here for stopped workers
         for process_id in self._numbers:
             os.kill(process_id, signal.SIGTERM)
         ended = {
@@ -146,4 +147,4 @@ class _Supervisor:
             os.close(end)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         if failed := [number for number, status in ended.items() if status not in _CLEAN]:
-            raise WorkerFailed(f"workers {failed} did not stop as they should; see their messages above")
+            raise WorkerFailed(f"workers {failed} did not stop in order; see their messages above")

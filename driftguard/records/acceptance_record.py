@@ -1,7 +1,7 @@
 """The AcceptanceRecord: counts of one request, one scrape window or one canary probe.
 
 JSON Lines of exactly these field names is the interchange format of ingest, replay and exports.
-A field that a source does not give is null, never guessed. Unknown keys are refused by name.
+A field that a source does not provide is null, never guessed. Unknown keys are refused by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Fidelity = Literal["request", "counter", "gauge"]
 
 DEFAULT_SEGMENT = "default"
 OTHER_SEGMENT = "other"
-PROBE_SEGMENT = "driftguard-probe"  # marks a canary probe at its server: who sends it records it
+PROBE_SEGMENT = "driftguard-probe"  # marks a canary probe for its server: the sender records it
 MAX_SEGMENTS_PER_STREAM = 64
 FUTURE_TOLERANCE = timedelta(seconds=60)  # clocks of two machines differ by this much in practice
 
@@ -115,7 +115,7 @@ def encode_record(record: AcceptanceRecord) -> bytes:
 
 
 def check_record(record: AcceptanceRecord, *, line: int | None = None) -> None:
-    """Checks what a schema cannot say. Raises RecordError."""
+    """Checks rules beyond the schema. Raises RecordError."""
 
     def refuse(field: str, detail: str) -> None:
         raise RecordError(detail, field=field, line=line)

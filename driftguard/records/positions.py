@@ -1,13 +1,13 @@
-"""By which draft positions a record is judged: by all of them, or by the first alone.
+"""Whether a record is judged by all draft positions, or by the first alone.
 
-Where a record names no K, K may have changed from step to step, as where a server chooses it by what is
-accepted. accepted / drafted then moves with K and without any drift, because later positions are accepted
-less often; and as K follows acceptance, it cannot be held fixed either. Whether the first draft token is
-accepted does not depend on how many follow it (but for where steps begin: docs/adaptive-k.md). So such
-a record is judged by its first position, where it has counts of that.
+If a record names no K, K may have changed from step to step, for example because the server chooses it by
+acceptance. Then accepted / drafted changes with K without any drift, because later positions are accepted
+less often; and since K follows acceptance, it cannot be controlled for. Whether the first draft token is
+accepted does not depend on how many follow it (except through where steps begin: docs/adaptive-k.md). So such
+a record is judged by its first position, if it has counts of that.
 
-A window of a counter is judged by all positions whatever it tells: servers whose metrics do not name K mostly
-have a fixed one, and a window is compared by how many draft tokens it holds
+A window of a counter is always judged by all positions: servers whose metrics do not name K mostly have a
+fixed one, and a window is weighted by its number of draft tokens
 (`driftguard.detection.statistics.windows`).
 """
 
@@ -28,9 +28,9 @@ ACCEPTANCE: Final[dict[Positions, str]] = {
 def first_position(
     kind: str, num_speculative_tokens: int | None, drafted: int | None, accepted: int | None
 ) -> tuple[int, int] | None:
-    """(drafted, accepted) by which a record is judged instead of its totals, None where by its totals.
+    """(drafted, accepted) of the first position if the record is judged by that, None if by its totals.
 
-    `drafted` and `accepted` are those of its first position, None where it does not tell.
+    `drafted` and `accepted` are those of its first position, None if unknown.
     """
     if kind == "window" or num_speculative_tokens is not None or drafted is None or accepted is None:
         return None
@@ -38,6 +38,6 @@ def first_position(
 
 
 def combined(parts: Iterable[Positions]) -> Positions:
-    """Of several at once; "all" of none."""
+    """The positions of several records together; "all" for none."""
     found = set(parts)
     return found.pop() if len(found) == 1 else "both" if found else "all"

@@ -1,7 +1,7 @@
 """The session of a canary probe's record: which prompt it replayed, and a digest of the answer.
 
-A session is an opaque id of a conversation, and a greedy conversation is its prompt and its answer. So a
-probe travels as an ordinary AcceptanceRecord, through any ingest, and can be paired with its earlier replays.
+A session is an opaque id of a conversation, and a greedy conversation is identified by its prompt and its
+answer. So a probe can be sent as an ordinary AcceptanceRecord, and be paired with its earlier replays.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ _DIGITS: Final = 16
 
 
 def digest(data: bytes) -> str:
-    """64 bits of SHA-256: enough to tell the prompts of one server, and their answers, apart."""
+    """64 bits of SHA-256: enough to distinguish the prompts of one server, and their answers."""
     return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 
 def session_of(prompt: str, answer: str) -> str:
-    """Of two digests."""
+    """The session made of two digests."""
     return f"{PREFIX}{prompt}:{answer}"
 
 
 def parse(session: str) -> tuple[str, str]:
-    """(prompt, answer) of a probe's session; the answer is empty where the sender gives none."""
+    """(prompt, answer) of a probe's session; the answer is empty if the sender gives none."""
     prompt, _, answer = session.removeprefix(PREFIX).partition(":")
     return prompt, answer

@@ -1,7 +1,7 @@
 """New record ids: UUIDs of version 7 (RFC 9562 §5.7), which begin with the time.
 
-Ids made at about the same time lie together in the index of the database, so that storing them changes few of
-its pages; random ids change a page each. docs/production.md has the bytes.
+Ids that were made at about the same time are close together in the database's index, so that storing them
+changes few index pages; random ids change one page each. docs/production.md has the numbers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _VERSION: Final = 0x7 << 76
 _VARIANT: Final = 0b10 << 62
 _RANDOM_BITS: Final = 62
 
-# Of its own: whoever calls random.seed() twice would make the same ids twice. Each id asking the operating
-# system would cost a system call.
+# A generator of its own: otherwise a program that calls random.seed() twice would make the same ids twice.
+# os.urandom() would cost a system call for each id.
 _random = Random()
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
     os.register_at_fork(after_in_child=_random.seed)

@@ -2,8 +2,8 @@
 
 Environment: `DRIFTGUARD_` + the name in capitals, with `__` between levels, for example
 `DRIFTGUARD_CAPTURE__ENABLED=true`.
-The file: the path in `DRIFTGUARD_CONFIG`, or `--config`. The environment wins over the file.
-Unknown keys are refused by name, in both.
+The file: the path in `DRIFTGUARD_CONFIG`, or `--config`. The environment takes precedence over the
+file. Unknown keys are refused by name, in both.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ RESERVED_VARIABLES = ORDER_VARIABLES | {CONFIG_VARIABLE, "DRIFTGUARD_API_KEY", "
 
 
 def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
-    """Reads overrides (command line), then the environment, then the TOML file; the first that says wins.
+    """Reads overrides (command line), then the environment, then the TOML file; the first that has a value is
+    used.
 
-    Raises BadSettings: an unreadable file, an unknown key, or a value that does not fit; each by name.
+    Raises BadSettings: an unreadable file, an unknown key, or an invalid value; each by name.
     """
     config = config or (Path(named) if (named := os.environ.get(CONFIG_VARIABLE)) else None)
     if config is not None:
@@ -72,7 +73,7 @@ def _readable(error: Any) -> str:
 
 
 def _given(key: str, value: object) -> str:
-    """What was given instead, unless it may be a secret."""
+    """The value that was given, unless it may be a secret."""
     if key.endswith("key") or (isinstance(value, str) and "://" in value):
         return ""
     return f", not {value!r}"

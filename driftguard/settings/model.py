@@ -14,7 +14,7 @@ from pydantic_settings import (
 )
 
 PREFIX = "DRIFTGUARD_"
-# What retraining.promote_command is told; a `driftguard` that it runs must not take these for settings.
+# Variables for retraining.promote_command; a `driftguard` that it runs must not read these as settings.
 ORDER_VARIABLES = frozenset(
     PREFIX + name
     for name in (
@@ -71,8 +71,8 @@ class IngestSettings(_Group):
 class HttpSettings(_Group):
     allowed_hosts: list[Text] = Field(
         default_factory=list,
-        description="Names under which requests may ask for this sidecar, beside its own and that of "
-        "alerting.external_url. Bound to another address than loopback, any name may without this.",
+        description="Host names accepted in requests, beside the sidecar's own and that of "
+        "alerting.external_url. Bound to another address than loopback, any name is accepted without this.",
     )
     require_key_to_read: bool = Field(
         False,
@@ -82,9 +82,11 @@ class HttpSettings(_Group):
     max_connections: PositiveInt = Field(
         512,
         description="Connections at once, at most half of the descriptors that the process may open; beyond "
-        "that the one that idles longest is closed.",
+        "that the one that is idle longest is closed.",
     )
-    max_exports: PositiveInt = Field(4, description="Exports at once; more are told to come back later.")
+    max_exports: PositiveInt = Field(
+        4, description="Exports at once; more are refused with 503 and Retry-After."
+    )
 
 
 class RetentionSettings(_Group):
@@ -118,15 +120,15 @@ class DetectionSettings(_Group):
     )
     false_alarm_scope: FalseAlarmScope = Field(
         "stream",
-        description='What that is for: "stream", each stream; "fleet", all streams in service together, '
-        "which finds a change of a single stream a little later.",
+        description='Scope of false_alarm_days: "stream", each stream; "fleet", all streams in service '
+        "together, which detects a change of a single stream a little later.",
     )
     false_alarm_minimum_requests: PositiveFloat = Field(
         100_000.0, description="The expected number of requests to a false alarm is never set below this."
     )
     minimum_drop: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.05,
-        description="Smallest drop in acceptance rate worth finding; sets the size of the reference period.",
+        description="Smallest drop in acceptance worth detecting; sets the size of the reference period.",
     )
     ignore: Fraction = Field(0.005, description="Changes of acceptance smaller than this are never reported.")
 
@@ -139,20 +141,20 @@ class CaptureSettings(_Group):
 
 
 class EngineSettings(_Group):
-    server: str = Field(description="The server's name as its records carry it.")
+    server: str = Field(description="The server's name in its records.")
     admin_url: str | None = Field(
         None, description="Base URL of the built-in engine, for example http://127.0.0.1:8100."
     )
     api_key: SecretStr | None = Field(None, description="Key for the engine's admin calls, if it needs one.")
     target_directory: Path | None = Field(
-        None, description="Target's model directory here, where there is no admin_url to tell it."
+        None, description="Target's model directory on this machine; only without admin_url."
     )
     draft_directory: Path | None = Field(
         None,
-        description="Model directory here of the draft it was first started with; also without admin_url.",
+        description="Model directory on this machine of the first draft; only without admin_url.",
     )
     num_speculative_tokens: PositiveInt | None = Field(
-        None, description="K that it drafts with; also without admin_url."
+        None, description="K of the server; only without admin_url."
     )
 
     @model_validator(mode="after")
@@ -165,11 +167,11 @@ class EngineSettings(_Group):
         if self.admin_url is not None:
             extra = [name for name, value in described.items() if value is not None]
             if extra:
-                raise ValueError(f"{', '.join(extra)}: leave out where there is an admin_url, which tells it")
+                raise ValueError(f"{', '.join(extra)}: leave out if there is an admin_url, which provides it")
         elif missing := [name for name, value in described.items() if value is None]:
             raise ValueError(
-                f"{self.server} needs admin_url (the built-in engine), or, if it takes a new draft by a "
-                f"restart, also {', '.join(missing)}"
+                f"{self.server} needs admin_url (the built-in engine), or, if it restarts for a new "
+                f"draft, {', '.join(missing)}"
             )
         return self
 
@@ -188,13 +190,13 @@ class RetrainingSettings(_Group):
     steps: PositiveInt = Field(150, description="Optimiser steps of one distillation.")
     threads: PositiveInt = Field(2, description="CPU threads of the training process.")
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.2, description="Part of the captured traffic kept from training, for the gate."
+        0.2, description="Fraction of the captured traffic that is not trained on, but used by the gate."
     )
     maximum_regression: Fraction = Field(
-        0.02, description="Largest loss of acceptance in any segment that the gate lets pass."
+        0.02, description="Largest loss of acceptance in any segment that the gate allows."
     )
     minimum_gain: Fraction = Field(
-        0.02, description="Smallest gain of acceptance in the changed segments that the gate asks for."
+        0.02, description="Smallest gain of acceptance in the changed segments that the gate requires."
     )
     keep_candidates: PositiveInt = Field(
         5, description="Draft directories kept; older unused ones are removed."
@@ -205,7 +207,9 @@ class RetrainingSettings(_Group):
         description="Program and arguments that restart an engine without admin_url with another draft.",
     )
     promote_webhook: str | None = Field(
-        None, pattern=r"^https?://[^\s/]+", description="URL that is told instead of running promote_command."
+        None,
+        pattern=r"^https?://[^\s/]+",
+        description="URL that receives a POST instead of running promote_command.",
     )
     promote_webhook_key: SecretStr | None = Field(
         None, description="Bearer token for promote_webhook, if it needs one."
@@ -214,7 +218,7 @@ class RetrainingSettings(_Group):
         600.0, description="Longest time for promote_command to end, or for promote_webhook to accept."
     )
     promote_wait_seconds: PositiveFloat = Field(
-        1_800.0, description="Longest wait, after that, for records of the draft that was asked for."
+        1_800.0, description="Longest wait, after that, for records of the requested draft."
     )
 
     @model_validator(mode="after")
@@ -229,7 +233,7 @@ class RetrainingSettings(_Group):
 class DiagnosisSettings(_Group):
     least_confidence: Literal["low", "medium", "high"] = Field(
         "medium",
-        description="Least confidence of a diagnosis that starts a retraining by itself; high needs probes.",
+        description="Least confidence of a diagnosis that starts a retraining; high needs probes.",
     )
 
 
@@ -238,21 +242,23 @@ class SourceSettings(_Group):
         pattern=r"^https?://[^\s/]+",
         description="Address of its metrics; without a path the engine's usual one.",
     )
-    kind: str | None = Field(None, description="The serving engine; found by its metrics when left out.")
+    kind: str | None = Field(None, description="The serving engine; detected by its metrics when left out.")
     server: Text | None = Field(
-        None, description="What its records call the server; host:port when left out."
+        None, description="The server's name in its records; host:port when left out."
     )
     target: Text | None = Field(
-        None, description="What its records call the target; as the server says when left out."
+        None, description="The target's name in its records; the server's own when left out."
     )
-    draft: Text | None = Field(None, description="The draft, where the server does not tell.")
-    draft_version: Text | None = Field(None, description="Its version: another one is another stream.")
-    method: Text | None = Field(None, description="How it drafts: draft_model, eagle3, ngram, ...")
+    draft: Text | None = Field(None, description="The draft's name, if the metrics do not contain it.")
+    draft_version: Text | None = Field(
+        None, description="The draft's version: a new version is a new stream."
+    )
+    method: Text | None = Field(None, description="Drafting method: draft_model, eagle3, ngram, ...")
     segment: Text = Field(
-        "default", description="Segment of all its traffic: counters do not tell requests apart."
+        "default", description="Segment of all its traffic: counters do not distinguish requests."
     )
     num_speculative_tokens: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="K as configured, where the server does not tell."
+        None, description="K as configured, if the metrics do not contain it."
     )
     api_key: SecretStr | None = Field(None, description="Bearer token for its metrics, if they need one.")
 
@@ -267,7 +273,7 @@ class ScrapingSettings(_Group):
 class ProbeTargetSettings(_Group):
     server: str = Field(description="The server's name as its records carry it.")
     url: str = Field(description="Base URL of its OpenAI-compatible API, for example http://127.0.0.1:8000.")
-    model: str | None = Field(None, description="Model to ask for; without it the first of /v1/models.")
+    model: str | None = Field(None, description="Model to request; without it the first of /v1/models.")
     engine: AskedEngine = Field(
         "auto", description="What the server is; auto asks its /v1/models. Decides what is asked of it."
     )
@@ -276,10 +282,10 @@ class ProbeTargetSettings(_Group):
 
 class ProbeSettings(_Group):
     targets: list[ProbeTargetSettings] = Field(
-        default_factory=list, description="Servers whose canary probes are replayed by themselves."
+        default_factory=list, description="Servers whose canary probes are replayed automatically."
     )
     interval_seconds: PositiveFloat | None = Field(
-        None, description="Time between two replays; none are replayed by themselves without it."
+        None, description="Time between two replays; without it none are replayed automatically."
     )
     pause_seconds: Annotated[float, Field(ge=0)] = Field(
         0.5, description="Pause between two probes, so that users hardly notice them."
@@ -306,8 +312,8 @@ class AlertingSettings(_Group):
 class MetricsSettings(_Group):
     max_streams: PositiveInt = Field(
         1_000,
-        description="Streams with series of their own in /metrics, the worst first. Of the others only the "
-        "incidents are shown, the verdicts counted, and the traffic is counted together.",
+        description="Streams with series of their own in /metrics, the worst first. For the others only the "
+        "incidents, the number of each verdict and the traffic of all together are shown.",
     )
 
 
@@ -319,7 +325,7 @@ class ProxySettings(_Group):
         None, description="Port on 127.0.0.1 for the proxy's own health and metrics; none without it."
     )
     workers: Annotated[int, Field(ge=1, le=64)] = Field(
-        1, description="Processes that share the proxy's port, for more than one core can pass on; on Linux."
+        1, description="Processes that share the proxy's port, if one core is not enough; on Linux."
     )
     max_connections: PositiveInt = Field(
         4_096,
@@ -331,7 +337,7 @@ class ProxySettings(_Group):
         "auto", description="What the upstream is; auto asks its /v1/models. Decides what is asked of it."
     )
     upstream_api_key: SecretStr | None = Field(
-        None, description="Key to ask the upstream what it is; requests carry their own."
+        None, description="Key for detecting the upstream's engine; requests have their own."
     )
     server: str | None = Field(
         None, description="The server's name in records; without it the upstream's host and port."
@@ -342,40 +348,40 @@ class ProxySettings(_Group):
     draft: str = Field("unknown", description="The draft's name in records.")
     draft_version: str = Field("unknown", description="The draft's version in records.")
     method: str = Field(
-        "unknown", description="How it drafts, for records; none says that the upstream does not speculate."
+        "unknown", description="Drafting method in records; none means that the upstream does not speculate."
     )
     num_speculative_tokens: PositiveInt | None = Field(
-        None, description="K, where answers do not tell it; Triton's records need it."
+        None, description="K, if answers do not contain it; Triton's records need it."
     )
     segment_from: LabelSource = Field(
         "header:X-DriftGuard-Segment",
-        description="Where a request names its segment: header:NAME, json:FIELD.FIELD, path or model.",
+        description="Where to read a request's segment: header:NAME, json:FIELD.FIELD, path or model.",
     )
     session_from: LabelSource = Field(
-        "header:X-DriftGuard-Session", description="Where a request names its session, in the same form."
+        "header:X-DriftGuard-Session", description="Where to read a request's session, in the same format."
     )
     usage_always: bool = Field(
         False,
-        description="The upstream ends every stream with its usage unasked (vLLM: "
-        "--enable-force-include-usage): leave it in.",
+        description="Set it if the upstream adds usage to every stream without being asked (vLLM: "
+        "--enable-force-include-usage), so that it is not removed.",
     )
     connect_timeout_seconds: PositiveFloat = Field(5.0, description="Longest wait for a connection upstream.")
     read_timeout_seconds: PositiveFloat = Field(
-        600.0, description="Longest silence of the upstream within a request."
+        600.0, description="Longest time without data from the upstream within a request."
     )
     max_inspected_bytes: PositiveInt = Field(
         8_000_000, description="Larger requests and answers pass through unrecorded."
     )
     max_held_bytes: PositiveInt = Field(
         256_000_000,
-        description="Of requests and answers that each worker holds at once to read them; what would be more "
-        "passes through unrecorded.",
+        description="Bytes of requests and answers that each worker holds in memory to parse them; beyond "
+        "that they pass through unrecorded.",
     )
     max_queued_records: PositiveInt = Field(
         10_000, description="Records waiting in memory for the sidecar; the oldest are dropped beyond that."
     )
     shutdown_grace_seconds: PositiveFloat = Field(
-        30.0, description="Time for requests under way to finish when the proxy is stopped."
+        30.0, description="Time for requests in flight to finish when the proxy is stopped."
     )
 
 

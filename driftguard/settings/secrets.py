@@ -1,4 +1,4 @@
-"""Every secret that the settings hold, found by walking all of them: a new setting is not forgotten."""
+"""Finds every secret in the settings by walking all of them, so that no new setting is forgotten."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from driftguard.settings import Settings
 
 
 def secrets_of(settings: Settings, *more: str) -> Secrets:
-    """`more`: secrets that no setting holds."""
+    """`more`: secrets outside of the settings."""
     return Secrets([*_secrets(settings, ""), *more])
 
 
 def _secrets(value: object, name: str) -> Iterator[str]:
-    """`name`: of the setting; one whose name says webhook is a secret behind its host."""
+    """`name`: of the setting; if it contains webhook, the path and query of the URL are secrets too."""
     if isinstance(value, BaseModel):
         for field in type(value).model_fields:
             yield from _secrets(getattr(value, field), field)

@@ -1,4 +1,4 @@
-"""What two readings of one server say: its condition, and the windows to store."""
+"""Derives a server's condition, and the windows to store, from two readings."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ class Judged:
 
 
 def judge(adapter: Adapter, before: Reading | None, reading: Reading, known: Identity) -> Judged:
-    """`before`: where the last stored window ended; None: there is none. Raises Incomplete."""
+    """`before`: the reading at which the last stored window ended; None if there is none. Raises
+    Incomplete."""
     try:
         windows = adapter.windows(before or reading, reading, known)
     except LeftOut as reason:
         return Judged("reporting", f"a window was left out: {reason}")
     condition = condition_of(windows)
     if condition == "not_speculating":
-        return Judged(condition, f"{adapter.name} answers and does not speculate; {adapter.speculate}")
+        return Judged(condition, f"{adapter.name} answers, but does not speculate; {adapter.speculate}")
     if before is None:
         return Judged("waiting", "the next scrape or export gives its first window")
     stored = [window for window in windows if window.condition in RECORDED]

@@ -1,8 +1,8 @@
 """Several sidecars on one database may have the same sources: one of them scrapes a server, the others wait.
 
-A lease lasts as long as the lock that it rests on. A window is handed on only after a look, later than its
-readings, that still found the lock held: whoever has the next lease begins with a reading later still. So no
-two windows of a server overlap, however a lease ends.
+A lease lasts as long as its advisory lock. A window is passed on only after a check, later than its readings,
+that the lock is still held. The holder of the next lease begins with an even later reading. So no two windows
+of a server overlap, however a lease ends.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from driftguard.sources.window_buffer import WindowBuffer
 from driftguard.store.database import Database
 from driftguard.store.scrape_leases import LeaseLocks
 
-LOOK_SECONDS: Final = 2.0  # between two looks whether the locks are held, and whether others are free
+LOOK_SECONDS: Final = 2.0  # between two checks whether the locks are held, and whether others are free
 log = structlog.get_logger(__name__)
 
 
 class _Holding:
-    """One connection with its locks, and what was scraped under them."""
+    """One connection with its locks, and the windows that were scraped under them."""
 
     def __init__(self, locks: LeaseLocks, later: Callable[..., Future[Any]], submit: Submit) -> None:
         self.locks = locks
@@ -40,7 +40,7 @@ class _Holding:
         self._windows = WindowBuffer(lambda records: later(self._checked, submit, records))
 
     def submit(self, records: Sequence[AcceptanceRecord]) -> Future[Any]:
-        """Raises DatabaseUnavailable: the lease is over."""
+        """Raises DatabaseUnavailable: the lease has ended."""
         if self.is_lost:
             raise DatabaseUnavailable("the connection that held this server was lost after it was scraped")
         return self._windows.submit(records)
@@ -55,7 +55,7 @@ class _Holding:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """`id` is another one whenever another sidecar may have scraped the server since."""
+    """`id` changes whenever another sidecar may have scraped the server meanwhile."""
 
     id: UUID
     began_at: datetime  # of this connection
@@ -63,21 +63,21 @@ class Lease:
 
 
 class ScrapeLeases:
-    """`look` is what takes leases and notices that they ended. Its database calls are made on one thread."""
+    """`look` takes leases and notices their end. Its database calls are made on one thread."""
 
     def __init__(self, database: Database, servers: Sequence[str], submit: Submit) -> None:
         self._database = database
         self._servers = servers
         self._submit = submit
         self._sidecar = f"{socket.gethostname()}, process {os.getpid()}"
-        self._ids: dict[str, UUID] = {}  # of the leases that were had last
+        self._ids: dict[str, UUID] = {}  # of the leases held last
         self._leases: dict[str, Lease] = {}
         self._holding: _Holding | None = None
         self._waiting: tuple[str, ...] = ()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scraping-turns")
 
     def of(self, server: str) -> Lease | None:
-        """None: another sidecar scrapes it, or the database is away."""
+        """None: another sidecar scrapes it, or the database is unavailable."""
         return self._leases.get(server)
 
     @property
@@ -93,12 +93,12 @@ class ScrapeLeases:
             self._lose(error)
 
     def flush(self) -> None:
-        """Hands on what was scraped."""
+        """Passes the scraped windows on."""
         if self._holding is not None:
             self._holding.flush()
 
     def stop(self) -> None:
-        """Another sidecar may take over at once."""
+        """Releases the leases, so that another sidecar takes over at once."""
         self._thread.submit(self._close)
         self._thread.shutdown()
 
@@ -139,6 +139,6 @@ class ScrapeLeases:
         holding, self._holding, self._leases = self._holding, None, {}
         if holding is not None:
             log.warning("scraping waits for the database", error=error.detail)
-            holding.flush()  # whose check fails, so that nobody waits for it
+            holding.flush()  # its check fails, which ends the waiting futures
             holding.is_lost = True
             self._thread.submit(holding.locks.close)

@@ -1,7 +1,7 @@
-"""All servers whose metrics are exported to us (OTLP), and what is known of them.
+"""All servers whose metrics are pushed to the sidecar (OTLP), and their state.
 
-State is in memory, as of scraped servers: after a restart of the sidecar the first export of cumulative
-counters gives no window. So the exports of one server go to one sidecar.
+State is in memory, as for scraped servers: after a restart of the sidecar the first export of cumulative
+counters gives no window. So all exports of one server must go to the same sidecar.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from driftguard.store import sources
 from driftguard.store.database import Database
 
 PUSHED: Final = "OTLP"  # in place of the address of a scraped server
-MAX_RESOURCES: Final = 20_000  # that are remembered
+MAX_RESOURCES: Final = 20_000  # remembered at most
 MAX_SERIES: Final = 100_000  # of all of them together
-MAX_RESOURCE_LENGTH: Final = 16_000  # of one that is remembered, its attributes as text
+MAX_RESOURCE_LENGTH: Final = 16_000  # of the attributes of a remembered resource, as text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Of data points: what became of those that are in no window. `reasons`: why some are rejected."""
+    """Numbers of data points that are in no window. `reasons`: why some are rejected."""
 
     ignored: int
     rejected: int
@@ -50,13 +50,13 @@ class Receipt:
 
 
 class PushedSources:
-    """Used on one event loop, but for `look`, which any thread may call. What takes time with the number of
-    points or resources is done in threads."""
+    """Used on one event loop, except for `look`, which any thread may call. Work that grows with the number
+    of points or resources runs in threads."""
 
     def __init__(
         self, database: Database, submit: Submit, metrics: Metrics, scraped: Collection[str]
     ) -> None:
-        """`scraped`: servers whose metrics we fetch; pushed as well, they would count twice."""
+        """`scraped`: servers that are scraped; if they were pushed too, their counts would count twice."""
         self._database = database
         self._submit = submit
         self._metrics = metrics
@@ -66,7 +66,8 @@ class PushedSources:
         self._shown: set[str] = set()
 
     async def take(self, exports: Iterable[Export], now: datetime, oldest: datetime) -> Receipt:
-        """Ends when every window is stored. Raises Busy, DatabaseUnavailable: it may be sent again."""
+        """Returns when every window is stored. Raises Busy, DatabaseUnavailable: the export may be sent
+        again."""
         found, receipts = await asyncio.to_thread(self._find, exports, now)
         work = (self._take(source, export, now, oldest) for source, export in found)
         done = await asyncio.gather(*work, return_exceptions=True)
@@ -101,7 +102,7 @@ class PushedSources:
     def _find(
         self, exports: Iterable[Export], now: datetime
     ) -> tuple[list[tuple[PushedSource, Export]], list[Receipt]]:
-        """The sources of exports, and what became of those that have none."""
+        """The sources of the exports, and the outcome of exports without one."""
         found: list[tuple[PushedSource, Export]] = []
         receipts: list[Receipt] = []
         for name, export in _merged(exports).items():
@@ -117,7 +118,7 @@ class PushedSources:
         return found, receipts
 
     def _source(self, name: str, export: Export, now: datetime) -> PushedSource | None:
-        """None: these are no metrics of a serving engine. Raises BadResource."""
+        """None: these are not metrics of a serving engine. Raises BadResource."""
         known = self._known.get(name)
         adapter = _adapter(export.points, known.adapter if known else None)
         if adapter is None or (known and known.adapter is adapter):
@@ -130,7 +131,7 @@ class PushedSources:
                 f"{told.server}: the resource's attributes have more than {MAX_RESOURCE_LENGTH} characters"
             )
         with self._finding:
-            if self._known.get(name) is known:  # else another request of the same server was first
+            if self._known.get(name) is known:  # otherwise another request of the same server came first
                 if known is None and len(self._known) >= MAX_RESOURCES:
                     raise BadResource(f"{told.server}: more than {MAX_RESOURCES} resources export metrics")
                 self._known[name] = PushedSource(told, adapter, name, heard_at=now)
@@ -141,7 +142,7 @@ class PushedSources:
             sources.store_pushed(session, states)
 
     def look(self, now: datetime) -> None:
-        """Finds the servers whose exports have stopped, and forgets those long gone. Raises
+        """Marks the servers whose exports have stopped, and removes those silent for a day. Raises
         DatabaseUnavailable."""
         with self._database.session() as session:
             rows = sources.look_at_pushed(session, PUSHED, now)
@@ -158,7 +159,7 @@ class PushedSources:
 
 
 def _merged(exports: Iterable[Export]) -> dict[str, Export]:
-    """By resource: a collector may send one in many parts."""
+    """By resource: a collector may split one into many parts."""
     points: dict[str, list[Point]] = defaultdict(list)
     attributes: dict[str, dict[str, Any]] = {}
     for export in exports:
@@ -173,7 +174,7 @@ def _resource(attributes: dict[str, Any]) -> str:
 
 
 def _adapter(points: Sequence[Point], known: Adapter | None) -> Adapter | None:
-    """`known` as long as its metrics come, else by their names."""
+    """`known` as long as its metrics arrive, else detected by their names."""
     names = {point.name for point in points}
     if not names:
         return None

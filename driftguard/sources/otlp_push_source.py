@@ -1,4 +1,4 @@
-"""One server whose metrics are exported to us, and the windows that its exports make."""
+"""One server whose metrics are pushed to the sidecar, and the windows made from its exports."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from driftguard.records import AcceptanceRecord, RecordError, check_clock, decod
 from driftguard.sources.condition import Judged, judge
 from driftguard.sources.scrape import Submit
 
-USUAL_INTERVAL_SECONDS: Final = 60.0  # until two exports came: what exporters do unless told otherwise
+USUAL_INTERVAL_SECONDS: Final = 60.0  # the default of exporters; used until two exports have arrived
 REASONS_KEPT: Final = 20  # of one export
 WAITING: Final = Judged("waiting", "the next export gives its first window")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of an export. Numbers are of data points; `reasons`: why some were rejected."""
+    """The outcome of an export. Numbers are of data points; `reasons`: why some were rejected."""
 
     condition: Condition
     detail: str
@@ -40,7 +40,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Sorted:
-    """Points by what can be made of them. `reasons`: the first of those for which points are rejected."""
+    """Points by outcome. `reasons`: the first reasons for which points are rejected."""
 
     usable: Sequence[Point]
     ignored: int
@@ -50,8 +50,9 @@ class _Sorted:
 
 @dataclass(slots=True)
 class PushedSource:
-    """`before`: where the last stored window ended; `newest`: what is read and not stored yet. `resource`
-    tells it from other resources of the same server, which have windows of their own."""
+    """`before`: the reading at which the last stored window ended; `newest`: the newest reading that is not
+    stored yet. `resource` distinguishes it from other resources of the same server, which have windows of
+    their own."""
 
     identity: Identity
     adapter: Adapter
@@ -62,22 +63,22 @@ class PushedSource:
     newest: Taken | None = None
     readings: Readings = field(default_factory=Readings)
     judged: Judged = WAITING
-    has_contradicted: bool = False  # itself, in its last window
+    has_contradicted: bool = False  # whether the counts of its last window contradicted each other
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def take(
         self, points: Sequence[Point], now: datetime, oldest: datetime, submit: Submit, room: int
     ) -> Outcome:
-        """Stores the windows that these points complete. `room`: for so many more series. Raises what
-        `submit` raises: the export may be sent again, and the next window begins where this one would have
-        begun.
+        """Stores the windows that these points complete. `room`: how many more series may be remembered.
+        Raises what `submit` raises: the export may be sent again, and the next window begins where this one
+        would have begun.
 
-        The caller holds the lock. What takes time is done in threads: an export may have very many points."""
+        The caller holds the lock. Slow work runs in threads: an export may have very many points."""
         found = await asyncio.to_thread(self._sort, points, now, oldest)
         ignored, reasons = found.ignored, found.reasons
         present = [point for point in found.usable if not point.is_gone]
         if found.usable and not present:
-            return Outcome("unreachable", "its collector has no value of it any more", ignored)
+            return Outcome("unreachable", "its collector no longer has a value for it", ignored)
         if not present and reasons:
             return Outcome("incomplete", reasons[0], ignored, found.rejected, reasons)
         try:
@@ -100,7 +101,7 @@ class PushedSource:
         for point in points:
             known = selected(point, self.adapter.names)
             if known is None and point.name.startswith(OPENTELEMETRY.prefix):
-                reasons.append(f"{point.name}: no such metric")
+                reasons.append(f"{point.name}: unknown metric")
             elif known is None:
                 ignored += 1
             elif reason := refusal(known, now, oldest):
@@ -110,7 +111,7 @@ class PushedSource:
         return _Sorted(usable, ignored, len(reasons), tuple(dict.fromkeys(reasons))[:REASONS_KEPT])
 
     async def _store(self, taken: Sequence[Taken], now: datetime, submit: Submit) -> tuple[str, ...]:
-        """Why some windows are refused. They are passed over: a longer one would be refused as well."""
+        """Returns why some windows are refused. They are skipped: a longer window would be refused too."""
         refused: dict[str, None] = {}
         waiting = [self.newest, *taken] if self.newest else list(taken)
         self.newest = None
@@ -127,19 +128,20 @@ class PushedSource:
         return tuple(refused)
 
     def _keep(self, waiting: Sequence[Taken]) -> None:
-        """The newest is enough: counters go on. It gives no window if one before it could not."""
+        """Keeps only the newest reading, since counters are cumulative. It ends no window if one before it
+        could not."""
         if waiting:
             left_out = next((item.left_out for item in waiting if item.left_out), "")
             self.newest = replace(waiting[-1], left_out=left_out)
 
     def _move(self, taken: Taken) -> None:
-        """The next window begins here."""
+        """Makes the next window begin at this reading."""
         if self.before and taken.place != self.before.place:
             self.interval_seconds = (taken.reading.at - self.before.reading.at).total_seconds()
         self.before = taken
 
     def _records(self, taken: Taken, now: datetime) -> list[AcceptanceRecord]:
-        """Of the windows that end with a reading. Raises Incomplete, RecordError."""
+        """The records of the windows that end with this reading. Raises Incomplete, RecordError."""
         if self.before and taken.place == self.before.place:
             return []
         if self.before and taken.left_out:
@@ -150,7 +152,7 @@ class PushedSource:
         try:
             records = [self._record(window, now) for window in self.judged.windows]
         except RecordError:
-            if self.has_contradicted:  # not by chance, then: a longer window would contradict itself again
+            if self.has_contradicted:  # so not by chance: a longer window would contradict itself again
                 self.before = taken
             self.has_contradicted = not self.has_contradicted
             raise

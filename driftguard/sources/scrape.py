@@ -1,7 +1,7 @@
-"""One scrape: fetch, read, compare with the scrape before, store the window.
+"""One scrape: fetch, parse, compare with the previous scrape, store the window.
 
-The reading that a window begins at is kept until the window is stored. So nothing that a server counted is
-lost while the database is away: the next window is longer.
+The reading that a window begins at is kept until the window is stored. So no counts are lost while
+the database is unavailable: the next window is longer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from driftguard.sources.source import Scraped, Source
 from driftguard.store.records import BatchResult
 
 MAX_BYTES: Final = 32 * 2**20
-KEPT_INTERVALS: Final = 2  # that a connection stays open, if the server lets it
+KEPT_INTERVALS: Final = 2  # for which an idle connection is kept open, if the server allows it
 HIDDEN: Final = frozenset({404, 405, 501})
 FORBIDDEN: Final = frozenset({401, 403})
 
@@ -39,7 +39,7 @@ Submit = Callable[[Sequence[AcceptanceRecord]], Future[BatchResult]]
 
 
 class _Stopped(Exception):
-    """There is no window, because of a condition of the server."""
+    """Raised when there is no window, with the condition of the server as the reason."""
 
     def __init__(self, condition: Condition, detail: str) -> None:
         super().__init__(detail)
@@ -56,8 +56,8 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 def open_client(settings: ScrapingSettings) -> aiohttp.ClientSession:
-    """On a running event loop. However many servers hang, none waits for another: there are as many
-    connections as servers at most. Unpacking would cost more than what is saved on the way."""
+    """On a running event loop. Servers that hang do not delay others: there may be as many connections
+    as servers. Compression is not requested: decompressing would cost more than it saves."""
     kept_seconds = KEPT_INTERVALS * settings.interval_seconds
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=kept_seconds),
@@ -68,7 +68,7 @@ def open_client(settings: ScrapingSettings) -> aiohttp.ClientSession:
 
 
 async def scrape(client: aiohttp.ClientSession, source: Source, submit: Submit) -> Scraped:
-    """Stores what the server counted since the last stored window. Whatever it does is told, not raised."""
+    """Stores the counts since the last stored window. Errors are returned as a condition, not raised."""
     try:
         condition, detail = await _scrape(client, source, submit)
     except _Stopped as stopped:
@@ -101,7 +101,7 @@ async def _scrape(client: aiohttp.ClientSession, source: Source, submit: Submit)
 
 
 async def _read(client: aiohttp.ClientSession, source: Source) -> tuple[Adapter, Reading]:
-    """From the first path that answers as an engine does, which is kept."""
+    """Reads from the first path that answers with metrics of an engine, and keeps that path."""
     refused: list[_Stopped] = []
     for path in source.paths:
         try:
@@ -125,7 +125,7 @@ def _recognised(source: Source, text: str) -> Adapter:
         raise _Stopped("metrics_hidden", f"no metric of {source.adapter.name}: {source.adapter.show_metrics}")
     found = detect(text)
     if found is None:
-        raise _Stopped("metrics_hidden", "its metrics are of no serving engine that is known")
+        raise _Stopped("metrics_hidden", "its metrics are not those of a supported serving engine")
     source.adapter, source.before = found, None
     return found
 
@@ -163,7 +163,7 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
 
 
 async def _served_model(client: aiohttp.ClientSession, source: Source) -> str:
-    """What the OpenAI-compatible API calls the model. Raises Incomplete."""
+    """The model's name in the OpenAI-compatible API. Raises Incomplete."""
     try:
         models = msgspec.json.decode(await _get(client, source, "/v1/models"), type=_Models)
         return models.data[0].id

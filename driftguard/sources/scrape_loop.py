@@ -1,4 +1,4 @@
-"""The thread that scrapes: every server in lease, each at its own moment of the interval."""
+"""The thread that scrapes: every leased server, each at its own offset in the interval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from driftguard.sources.source import Scraped, Source, sources_of
 from driftguard.store import sources as stored
 from driftguard.store.database import Database
 
-WRITES_PER_INTERVAL: Final = 3  # of what the scrapes found: most of their cost is per write, not per server
+WRITES_PER_INTERVAL: Final = 3  # of the results: most of their cost is per write, not per server
 OVERDUE_INTERVALS: Final = 3
 SHORTEST_OVERDUE: Final = timedelta(minutes=1)
 log = structlog.get_logger(__name__)
@@ -39,7 +39,7 @@ class ScrapeLoop:
         submit: Submit,
         metrics: Metrics,
     ) -> None:
-        """Raises BadSettings: two sources of one name."""
+        """Raises BadSettings: two sources with the same name."""
         self._database = database
         self._sources = sources_of(sources)
         self._settings = settings
@@ -57,15 +57,15 @@ class ScrapeLoop:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends at once; what was scraped and not yet stored is in the servers' counters still."""
+        """Ends at once; counts that were scraped but not stored are still in the servers' counters."""
         if self._loop is not None and self._main is not None:
             self._loop.call_soon_threadsafe(self._main.cancel)
         if self._thread.is_alive():
             self._thread.join()
 
     def overdue(self, now: datetime) -> list[str]:
-        """Servers that this sidecar should have tried to scrape for three intervals: the loop hangs. A server
-        that is away is not overdue, nor is one that another sidecar scrapes."""
+        """Servers that this sidecar has not tried to scrape for three intervals, because the loop hangs. An
+        unreachable server is not overdue, nor is one that another sidecar scrapes."""
         limit = max(OVERDUE_INTERVALS * timedelta(seconds=self._settings.interval_seconds), SHORTEST_OVERDUE)
         names = {source.identity.server for source in self._sources}.difference(self._leases.waiting)
         return [name for name in sorted(names) if now - self._tried_at(name) > limit]
@@ -75,7 +75,7 @@ class ScrapeLoop:
         return self._leases.waiting
 
     def _tried_at(self, server: str) -> datetime:
-        """Not before its lease began."""
+        """The time of the last attempt, at least the beginning of its lease."""
         lease, found = self._leases.of(server), self._found.get(server)
         return max(lease.began_at if lease else self._began_at, found.scraped_at if found else self._began_at)
 
@@ -113,7 +113,7 @@ class ScrapeLoop:
         self._metrics.sources.set_scraping(servers, here, self._leases.waiting)
 
     async def _watch(self, client: aiohttp.ClientSession, source: Source, delay_seconds: float) -> None:
-        """Scrapes one server at fixed moments; one that takes longer than the interval misses some."""
+        """Scrapes one server at fixed times; a scrape that takes longer than the interval skips some."""
         clock, interval = asyncio.get_running_loop(), self._settings.interval_seconds
         due = clock.time() + delay_seconds
         last_lease: UUID | None = None
@@ -152,7 +152,7 @@ class ScrapeLoop:
             try:
                 await asyncio.to_thread(self._write, [self._found[server] for server in sorted(changed)])
             except DatabaseUnavailable:
-                self._changed |= changed  # told by those who store records
+                self._changed |= changed  # not logged here: the ingest reports the outage
 
     def _write(self, states: Sequence[stored.SourceState]) -> None:
         with self._database.session() as session:

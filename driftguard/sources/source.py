@@ -1,4 +1,4 @@
-"""One scraped server: where it is, what it is, and what it said last."""
+"""One scraped server: its address, its engine, and its newest reading."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from driftguard.errors import BadSettings
 from driftguard.masking import Secrets, secrets_of_url
 from driftguard.settings import SourceSettings
 
-USUAL_PATHS = ("/prometheus/metrics", "/metrics")  # TensorRT-LLM's /metrics loses what is read of it
+USUAL_PATHS = ("/prometheus/metrics", "/metrics")  # reading TensorRT-LLM's /metrics consumes it
 
 
 @dataclass(slots=True)
 class Source:
-    """What is configured, and what was found so far."""
+    """The settings of a source, and its state so far."""
 
     identity: Identity
     url: str
-    paths: tuple[str, ...]  # to try, until one answers as an engine does
+    paths: tuple[str, ...]  # to try, until one answers with metrics of an engine
     adapter: Adapter | None
-    is_kind_given: bool  # else found again wherever the metrics are those of another engine
+    is_kind_given: bool  # otherwise detected again when the metrics are those of another engine
     api_key: str | None
-    proxy: str | None  # to be reached through
-    before: Reading | None = None  # what the next window is measured from
+    proxy: str | None  # HTTP proxy through which it is reached
+    before: Reading | None = None  # the reading at which the next window begins
 
     @classmethod
     def of(cls, settings: SourceSettings) -> Source:
@@ -60,7 +60,7 @@ class Source:
         )
 
     def at(self, path: str) -> str:
-        """The server's address with another path; without its credentials where there is a key to send."""
+        """The server's address with another path; without its credentials if a key is sent."""
         parts = urlsplit(self.url)
         place = parts.netloc.rpartition("@")[2] if self.api_key else parts.netloc
         return urlunsplit((parts.scheme, place, path, parts.query, ""))
@@ -92,12 +92,15 @@ def _proxy(url: SplitResult) -> str | None:
 def _adapter(kind: str) -> Adapter:
     adapter = next((adapter for name, adapter in ADAPTERS.items() if name == kind.replace("-", "_")), None)
     if adapter is None:
-        raise BadSettings(f"sources: {kind!r} is no kind of server; one of {', '.join(ADAPTERS)}")
+        raise BadSettings(
+            f"sources: {kind!r} is not a supported kind of server; use one of {', '.join(ADAPTERS)}"
+        )
     return adapter
 
 
 def sources_of(settings: Sequence[SourceSettings]) -> list[Source]:
-    """Raises BadSettings: no such kind, or two of one name, whose records nobody could tell apart."""
+    """Raises BadSettings: no such kind, or two with the same name, whose records could not be
+    distinguished."""
     found = [Source.of(item) for item in settings]
     names: set[str] = set()
     for source in found:
@@ -110,7 +113,7 @@ def sources_of(settings: Sequence[SourceSettings]) -> list[Source]:
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """What came of one scrape. `detail`: one line that says what to do about it; empty if nothing."""
+    """The outcome of one scrape. `detail`: one line that says what to do about it; empty if nothing."""
 
     condition: Condition
     detail: str

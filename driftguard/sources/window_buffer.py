@@ -1,5 +1,5 @@
-"""Windows of several servers stored in one transaction, and folded in one batch: most of either's cost is per
-batch, and a window has time."""
+"""Stores windows of several servers in one transaction, to be folded in one batch: most of the cost of both
+is per batch, and a window may wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from driftguard.sources.scrape import Submit
 
 
 class WindowBuffer:
-    """Collects what is submitted until `flush`. Both are called on one thread."""
+    """Collects submitted records until `flush`. Both are called on one thread."""
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit

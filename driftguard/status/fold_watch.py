@@ -1,5 +1,5 @@
-"""Has the fold stopped while records wait? Judged by what the database shows, so that what another sidecar
-folds counts: the position moves, whoever moves it."""
+"""Has the fold stopped while records wait? Judged by the position in the database, so that a fold by another
+sidecar counts too."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ STALLED_AFTER_SECONDS: Final = 60.0
 
 
 class FoldWatch:
-    """What it is shown may be as seldom as it likes: a position that is the same again has not moved between,
-    and the records that waited there wait still. `clock`: seconds that only grow."""
+    """It may be called at any interval: if the position is the same as in the last call, it has not moved
+    between the two, and the same records still wait. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

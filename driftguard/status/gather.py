@@ -35,7 +35,7 @@ def gather(
 
 
 def describe(session: Session, now: datetime, chosen: Sequence[Standing]) -> list[StreamStatus]:
-    """What the verdicts of these streams rest on, in their order."""
+    """The status of these streams (verdict, numbers, sentence), in their order."""
     ids = [item.stream.id for item in chosen]
     facts = _Facts(
         summaries={
@@ -118,7 +118,7 @@ def _acceptances(summary: StreamSummary | None) -> tuple[Acceptance | None, Acce
 
 
 def _mixed(parts: Sequence[Acceptance], weights: Sequence[float]) -> Acceptance:
-    """Rates in one mix of segments; the half-widths of independent intervals add in squares."""
+    """Rates averaged over one mix of segments; the half-widths of independent intervals add in squares."""
     rate = sum(part.rate * weight for part, weight in zip(parts, weights, strict=True))
     squares = sum(
         (weight * (part.high - part.low) / 2) ** 2 for part, weight in zip(parts, weights, strict=True)

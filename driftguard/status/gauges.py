@@ -23,7 +23,8 @@ from driftguard.store.tables import Incident
 
 Labels = tuple[str, ...]
 MAX_SET_ASIDE_SHOWN: Final = 100
-ALWAYS_SHOWN: Final = ("degraded", "cannot_be_judged", "drafting_stopped")  # silence comes for all at once
+# Without "stale": a network outage makes all streams stale at once.
+ALWAYS_SHOWN: Final = ("degraded", "cannot_be_judged", "drafting_stopped")
 
 
 def refresh(
@@ -49,9 +50,9 @@ def refresh(
 
 
 def chosen(every: Sequence[Standing], most: int) -> list[Standing]:
-    """Those that get gauges of their own: whatever is wrong by itself, and the worst of the others, so that
-    they are at most so many. Where both are too many, the silent ones take half of what is left: an outage of
-    the network must not take the series of all that goes on."""
+    """The streams that get gauges of their own: all with a verdict in ALWAYS_SHOWN, and the worst of the
+    others up to `most`. If there is no room for all, stale streams take at most half of the remaining places:
+    a network outage must not remove the series of the streams that still report."""
     alarming = [item for item in every if item.verdict in ALWAYS_SHOWN]
     silent = [item for item in every if item.verdict == "stale"]
     others = [item for item in every if item.verdict not in (*ALWAYS_SHOWN, "stale")]
@@ -128,7 +129,7 @@ def _speedup(cost: Cost) -> dict[str, float]:
 
 
 def _show_set_aside(metrics: Metrics, every: Sequence[Standing]) -> None:
-    """One that another draft replaced is of no concern any more."""
+    """Streams whose draft was replaced are left out."""
     since = {labels_of(item.stream): item.set_aside.since.timestamp() for item in every if item.set_aside}
     longest = sorted(since, key=lambda labels: since[labels])[:MAX_SET_ASIDE_SHOWN]
     metrics.streams.set_aside.set(len(since))
@@ -157,7 +158,8 @@ def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, St
                 of_segment = (*labels, segment.segment, segment.after.positions)
                 before[of_segment] = segment.before.rate
                 after[of_segment] = segment.after.rate
-    # The alert is made of the last: what its text is made of is there when it appears.
+    # The alert is based on the last gauge; it is set last, so that the gauges of the alert's text exist
+    # already.
     metrics.replace(metrics.incidents.info, info)
     metrics.replace(metrics.incidents.change_point, changed)
     metrics.replace(metrics.incidents.slowdown, slowdown)

@@ -28,14 +28,14 @@ def with_text(found: StreamStatus, incident: Incident | None) -> StreamStatus:
 def set_aside_sentence(held: HeldStream) -> str:
     return (
         f"Cannot be judged since {clock(held.since)}: the detector failed {held.failures} times at its "
-        f"records ({held.reason}). {held.records_behind:,} of them wait, as long as retention keeps them. "
-        "They are read again when another version of DriftGuard starts, or when somebody asks for it, on its "
+        f"records ({held.reason}). {held.records_behind:,} of them wait, until retention drops them. "
+        "They are read again when another version of DriftGuard starts, or on request, on the stream's web "
         f"page or with `driftguard retry {held.stream_id}`."
     )
 
 
 def stale(found: StreamStatus, newest: Newest) -> StreamStatus:
-    """Whatever the verdict was, nobody knows it now; the incident stays."""
+    """The verdict is not known any more, whatever it was; the incident stays."""
     text = f"Stale: no record from {found.stream.server} arrived after {clock(newest.arrived_at)}"
     if difference := clock_difference(newest):
         text += f"; the newest ended at {clock(newest.ended_at)} by its own clock: {difference}"
@@ -64,7 +64,7 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
     if found.verdict == "replaced":
         return f"No longer in service: {found.stream.server} runs draft {found.draft_in_service}."
     if found.verdict == "drafting_stopped":
-        return "Drafting has stopped: the newest requests carried no draft tokens."
+        return "Drafting has stopped: the newest requests had no draft tokens."
     if incident is not None:
         return _incident_sentence(incident)
     if found.stream.method == "none":
@@ -79,7 +79,7 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
 
 def _learning_sentence(found: StreamStatus) -> str:
     more = f"; at least {found.requests_missing} more are needed" if found.requests_missing else ""
-    so_far = f"{found.sample_size} requests so far{more} before a change could be told."
+    so_far = f"{found.sample_size} requests so far{more} before a change can be detected."
     begun_at, because = found.stream.begun_anew_at, found.stream.begun_anew_because
     if begun_at is None or because is None:
         return f"Insufficient data: {so_far}"
@@ -101,7 +101,7 @@ def _incident_sentence(incident: Incident) -> str:
     cost = (
         f", about {percent:.0f}% slower" if incident.direction == "down" and percent and percent > 0 else ""
     )
-    doing = {"acknowledged": " Acknowledged.", "mitigating": " A new draft is being made."}
+    doing = {"acknowledged": " Acknowledged.", "mitigating": " A new draft is being trained."}
     return (
         f"{word} since {clock(incident.change_point_at)}: {acceptance} in {names} {verb} from "
         f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}{cost}."

@@ -1,4 +1,4 @@
-"""Which streams of a fleet are shown: searched, filtered, sorted, in pages."""
+"""Search, filters, sorting and pagination of the list of streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Order = Literal["verdict", "last_seen", "cost", "server"]
 
 
 class Key(NamedTuple):
-    """Where a stream stands in an order."""
+    """The sort key of a stream in an order."""
 
     order: Order
     value: float  # smallest first
@@ -24,8 +24,8 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a stream must be or have; None: anything. `text`: a part of one of its names, or of a segment's,
-    in capitals or not."""
+    """The filter of a list of streams; None: any. `text`: part of one of a stream's names, or of a segment's,
+    not case-sensitive."""
 
     text: str | None = None
     verdict: str | None = None
@@ -60,7 +60,7 @@ def _matches(item: Standing, choice: Choice, with_segment: Collection[int]) -> b
 def page(
     found: Sequence[Standing], order: Order, limit: int, after: Key | None = None
 ) -> tuple[list[Standing], Key | None]:
-    """So many of them behind the key `after`, and the key of the last one where there are more."""
+    """The next `limit` streams after the key `after`, and the key of the last one if there are more."""
     keyed = sorted(((_key(item, order), item) for item in found), key=lambda pair: pair[0])
     rest = [pair for pair in keyed if after is None or pair[0] > after]
     shown = rest[:limit]
@@ -68,8 +68,8 @@ def page(
 
 
 def _key(item: Standing, order: Order) -> Key:
-    """The worst, the newest, the most expensive first; among equals by name, so that pages that are asked for
-    one after the other fit together."""
+    """The worst, the newest, the most expensive first; among equals by name, so that consecutive
+    pages of the list fit together."""
     stream = item.stream
     place = {
         "verdict": float(item.rank),

@@ -1,4 +1,4 @@
-"""What is told of one stream."""
+"""The status of one stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from driftguard.store.tables import RetrainRun
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """One stream now. Acceptances are over the watched segments, both sides in today's mix."""
+    """One stream now. Acceptances are over the watched segments, both weighted by the current mix of
+    segments."""
 
     stream: StreamRow
     verdict: str

@@ -1,4 +1,4 @@
-"""The streams in service, for what concerns all of them together (driftguard.detection.fleet)."""
+"""The streams in service, for the false-alarm rate of the fleet (driftguard.detection.fleet)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from driftguard.store.streams import StreamRow
 
 
 def gather(session: Session, known: Sequence[StreamRow]) -> Fleet:
-    """`known`: all streams. Not counted are those without speculation: they have nothing to be named for,
-    and those that fell silent a week before the newest record of all."""
+    """`known`: all streams. Not counted are streams without speculation, which cannot raise an alarm, and
+    streams that fell silent a week before the newest record of all."""
     if not known:
         return Fleet(0, {})
     since = max(stream.last_seen_at for stream in known) - SURELY_STALE

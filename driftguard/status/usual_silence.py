@@ -1,4 +1,4 @@
-"""The usual silence of each source: asked once after its last record, and kept."""
+"""The usual silence of each source: queried once after its newest record, and cached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Place = tuple[str, str]  # server, target
 
 @dataclass(frozen=True, slots=True)
 class ActiveSource:
-    """A source's newest record that was no canary probe, and all its streams."""
+    """A source's newest record that is not a canary probe, and all its streams."""
 
     newest: Newest
     stream_ids: tuple[int, ...]
@@ -24,13 +24,13 @@ class ActiveSource:
 
 @dataclass(slots=True)
 class UsualSilences:
-    """One per process, for all threads: what is known stays true until the source's next record. As large as
-    the number of sources that were ever asked for."""
+    """A cache, one per process, for all threads: a value stays valid until the source's next record. It holds
+    one value for each source that was ever queried."""
 
     _known: dict[Place, tuple[ActiveSource, timedelta]] = field(default_factory=dict)
 
     def of(self, session: Session, heard: Mapping[Place, ActiveSource]) -> dict[Place, timedelta]:
-        """In one statement, and none where all are known."""
+        """Uses one statement, or none if all are cached."""
         known = dict(self._known)  # other threads may add to it
         unknown = [place for place, each in heard.items() if place not in known or known[place][0] != each]
         asked = [silences.Source(heard[each].stream_ids, heard[each].newest.ended_at) for each in unknown]

@@ -1,5 +1,5 @@
-"""The verdict of each stream: by what a fleet of any size is counted, sorted and searched. Little is read of
-each stream; what its verdict rests on is read of those that are shown (gather.py)."""
+"""The verdict of each stream, by which a fleet of any size is counted, sorted and searched. Little is read
+for each stream; the numbers behind the verdict are read only for streams that are shown (gather.py)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ _RANK: Final = {verdict: rank for rank, verdict in enumerate(WORST_FIRST)}
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How one stream stands now. `verdict`: "stale" whatever was known where nothing comes any more."""
+    """The current verdict of one stream. `verdict` is "stale" if its source is silent, whatever it was
+    before."""
 
     stream: StreamRow
     verdict: str
-    known_verdict: str  # but for the silence of its source
-    incident: Incident | None  # that it stands on
+    known_verdict: str  # without regard to a silence of its source
+    incident: Incident | None  # the reason of the verdict
     set_aside: HeldStream | None
     in_service: bool
     draft_in_service: str
@@ -60,8 +61,8 @@ def standings(
     usual: UsualSilences | None = None,
 ) -> list[Standing]:
     """Of every stream, the worst of those in service first, then by name. `known`: all, or all of some places
-    (server, target); `scraped`: all; each where the caller has read them. `usual`: what is known of earlier
-    looks."""
+    (server, target); `scraped`: all; each if the caller has already read them. `usual`: the cache of
+    earlier calls."""
     known = streams.all_streams(session) if known is None else known
     scraped = sources.all_sources(session) if scraped is None else scraped
     heard = _newest_by_source(known)
@@ -82,8 +83,8 @@ def standings(
 
 
 def in_service(known: Sequence[StreamRow], drafts: Mapping[tuple[str, str], str]) -> set[int]:
-    """Ids of the streams heard lately, beside the newest of their server and target, with the draft that was
-    put into service there if one was (`drafts`: (server, target) -> its version)."""
+    """Ids of the streams with a recent record, compared with the newest of their server and target, and with
+    the draft that was put into service there, if any (`drafts`: (server, target) -> its version)."""
     newest = _newest(known)
     serving = set()
     for stream in known:
@@ -95,7 +96,7 @@ def in_service(known: Sequence[StreamRow], drafts: Mapping[tuple[str, str], str]
 
 
 def _newest(known: Sequence[StreamRow]) -> dict[Place, StreamRow]:
-    """(server, target) -> the stream heard last."""
+    """(server, target) -> the stream with the newest record."""
     newest: dict[Place, StreamRow] = {}
     for stream in known:
         best = newest.setdefault((stream.server, stream.target), stream)
@@ -117,7 +118,7 @@ class _Facts:
 
 
 def _newest_by_source(known: Sequence[StreamRow]) -> dict[Place, Newest]:
-    """(server, target) -> its newest record that was no canary probe; sources without one are left out."""
+    """(server, target) -> its newest record that is not a canary probe; sources without one are left out."""
     heard: dict[Place, Newest] = {}
     for stream in known:
         if stream.traffic_arrived_at is None or stream.traffic_ended_at is None:
@@ -132,7 +133,7 @@ def _newest_by_source(known: Sequence[StreamRow]) -> dict[Place, Newest]:
 def _audible(
     known: Sequence[StreamRow], heard: Mapping[Place, Newest], quiet: set[str]
 ) -> dict[Place, ActiveSource]:
-    """The sources that may have stopped sending. `quiet`: servers that have nothing to tell."""
+    """The sources that may have stopped sending. `quiet`: servers that are known to have nothing to send."""
     streams_of: dict[Place, list[int]] = defaultdict(list)
     for stream in known:
         streams_of[stream.server, stream.target].append(stream.id)
@@ -146,7 +147,7 @@ def _audible(
 def _silent(
     session: Session, audible: Mapping[Place, ActiveSource], now: datetime, usual: UsualSilences
 ) -> set[Place]:
-    """Those that stopped sending (staleness.py)."""
+    """The sources that have stopped sending (staleness.py)."""
     asked = {place: each for place, each in audible.items() if depends_on_usual_silence(each.newest, now)}
     known = usual.of(session, asked)
     return {
@@ -183,8 +184,8 @@ def _is_relearning(stream: StreamRow) -> bool:
 def _verdict(
     told: str | None, incidents: dict[str, Incident], *, in_service: bool
 ) -> tuple[str, Incident | None]:
-    """The verdict, and the incident it stands on. An incident that a person resolved is over at once. `told`:
-    the detector's own verdict; None before the first fold."""
+    """The verdict, and the incident that is its reason. An incident that a person resolved ends at once.
+    `told`: the detector's own verdict; None before the first fold."""
     if not in_service:
         return "replaced", None
     if told == "drafting_stopped":

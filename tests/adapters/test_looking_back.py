@@ -96,7 +96,7 @@ def test_a_log_of_december_is_of_last_year() -> None:
 
 def test_sglang_wants_to_be_told_k_and_says_what_it_looks_like() -> None:
     line = sglang_line(NOW, 2, 5.06, 0.81)
-    with pytest.raises(ValueError, match=r"--num-speculative-tokens .* \(this line looks like 5\)"):
+    with pytest.raises(ValueError, match=r"--num-speculative-tokens .* \(this line suggests 5\)"):
         list(sglang_log.windows([line], None))
     lines = [
         line,

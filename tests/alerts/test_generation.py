@@ -153,7 +153,8 @@ def test_servers_of_one_name_in_two_clusters_are_judged_apart(tmp_path: Path) ->
             "runbook_url": "http://driftguard:8200/runbooks/DriftGuardSourceSilent",
             "summary": "No record of chat (llama) has arrived since 1970-01-01 00:05:00 +0000 UTC: "
             "a drift there would go unseen",
-            "description": "It is silent for longer than it ever was around this time of day. "
+            "description": "It has been silent for more than three times its usual silence at this time of "
+            "day. "
             "After a week without a record a source counts as retired, and this alert ends.",
         },
     }
@@ -255,7 +256,10 @@ def test_the_command_takes_every_parameter(tmp_path: Path) -> None:
     [
         (["--label", "team"], "--label: 'team' is not NAME=VALUE"),
         (["--label", "team=a", "--label", "team=b"], "--label: team is given twice"),
-        (["--threshold", "lag=5"], "--threshold: there is no 'lag'; there are: min_draft_tokens, "),
+        (
+            ["--threshold", "lag=5"],
+            "--threshold: unknown threshold 'lag'; the thresholds are: min_draft_tokens, ",
+        ),
         (["--threshold", "lag_records=many"], "--threshold: lag_records=many is not a number"),
         (["--threshold", "lag_records=1.5"], "lag_records: 1.5 is not a whole number"),
         (["--output", "/no/such/directory/rules.yaml"], "--output: /no/such/directory/rules.yaml cannot be"),

@@ -189,7 +189,7 @@ def test_too_many_bytes(
     ("content", "encoding", "status", "words"),
     [
         (b"not gzip at all", "gzip", 400, "gzip"),
-        (gzip.compress(b"[]", mtime=0)[:-4], "gzip", 400, "cut short"),
+        (gzip.compress(b"[]", mtime=0)[:-4], "gzip", 400, "truncated"),
         (b"[]", "br", 415, "'br'"),
     ],
 )

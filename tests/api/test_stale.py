@@ -135,7 +135,9 @@ def test_the_clock_of_a_live_source_does_not_make_it_stale(database: Database, s
         store(database, traffic.draw(60, GOOD), arrived_at=traffic.clock + slow)
     arrived = traffic.clock + slow
     words = (
-        "7 min behind ours, or its records arrive that late" if slow > timedelta() else "3 min ahead of ours"
+        "7 min behind that of the sidecar, or its records arrive that late"
+        if slow > timedelta()
+        else "3 min ahead of that of the sidecar"
     )
     by_clocks = f"arrived at {arrived:%F %T} UTC and ended at {traffic.clock:%F %T} UTC by its own clock"
     (alive,) = statuses(database, arrived + timedelta(minutes=4))
@@ -165,7 +167,7 @@ def test_the_api_and_the_page_say_it(database: Database, tmp_path: Path) -> None
         wait_until(lambda: client.get("/api/v1/status").json()["unfolded_records"] == 0, "the fold")
         (stream,) = client.get("/api/v1/status").json()["streams"]
         assert (stream["verdict"], stream["in_service"]) == ("insufficient_data", True)
-        assert "behind ours, or its records arrive that late" in stream["text"]
+        assert "behind that of the sidecar, or its records arrive that late" in stream["text"]
         an_hour_ago = datetime.now(UTC) - timedelta(hours=1)
         with database.session() as session:
             session.execute(update(Stream).values(traffic_arrived_at=an_hour_ago))

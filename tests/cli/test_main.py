@@ -134,7 +134,7 @@ def test_status_tells_the_worst_streams_by_whatever_name_and_how_many_more_there
     named = [line for line in result.stdout.splitlines() if line.startswith("[/red]chat ")]
     assert len(named) == 2
     assert all(re.search(r", stream \d+$", line) for line in named)
-    assert f"1 more: --limit, or search at {client.base_url}" in result.stdout
+    assert f"1 more; raise --limit, or search at {client.base_url}" in result.stdout
 
 
 def test_a_stream_that_was_set_aside_is_tried_again_by_command(database: Database, tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_a_stream_that_was_set_aside_is_tried_again_by_command(database: Databas
         wait_until(lambda: held_streams_of(database) == [], "the stream to be folded")
     assert refused.returncode == 1
     assert "is folded like every other: there is nothing to try again" in refused.stderr
-    assert f"on its page or with `driftguard retry {stream_id}`" in told.stdout
-    assert tried.stdout == f"stream {stream_id}: its 0 records are read again within seconds\n"
+    assert f"on the stream's web page or with `driftguard retry {stream_id}`" in told.stdout
+    assert tried.stdout == f"stream {stream_id}: its 0 waiting records are read again within seconds\n"
 
 
 def held_streams_of(database: Database) -> list[int]:

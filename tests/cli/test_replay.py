@@ -170,7 +170,7 @@ def test_text_for_a_terminal_ends_with_a_summary(tmp_path: Path) -> None:
     assert "1609 records, 0 of them probes, 2 streams" in out
     assert "s1 big with small (v1, draft_model): degraded" in out
     assert "at least 91 more requests needed" in out
-    assert "sessions: not given; only neighbours are known to belong together" in out
+    assert "sessions: not given; only neighbouring requests are treated as correlated" in out
     assert re.search(
         r"expected delay: a drop of 0\.05: about \d+ requests \([\d.]+ min\); a drop of 0\.10", out
     )
@@ -183,7 +183,7 @@ def test_neighbours_that_are_alike_are_told(tmp_path: Path) -> None:
     length = run(path)[1][0]["block_length"]
     assert length > 1
     out = run(path, as_json=False)[2]
-    assert f"neighbours are alike: watched in blocks of {length} requests" in out
+    assert f"neighbours correlate: watched in blocks of {length} requests" in out
 
 
 def test_text_says_why_a_baseline_begins(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_text_says_why_a_baseline_begins(tmp_path: Path) -> None:
     _, _, out, _ = run(path, as_json=False)
     assert "first baseline of the segment (request, num_speculative_tokens 3," in out
     assert "num_speculative_tokens changed from 3 to 5 (request, num_speculative_tokens 5," in out
-    assert "sessions: in part; of the others only neighbours are known to belong together" in out
+    assert "sessions: in part; of the others only neighbouring requests are treated as correlated" in out
     assert "not watched: request, num_speculative_tokens 7" in out
     assert "num_speculative_tokens changed from 5 to 7" in out
 

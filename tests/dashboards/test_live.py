@@ -40,7 +40,7 @@ NOT_DRIFTED = {
     ("driftguard-fleet", "Scrapes"),
     ("driftguard-fleet", "Attempts to notify"),
     ("driftguard-stream", "Acceptance rate against the baseline"),  # no break-even in it
-    ("driftguard-stream", "What speculation gives"),
+    ("driftguard-stream", "Gain of speculation"),
     ("driftguard-stream", "K in use and the best K"),  # the best is not known
     ("driftguard-stream", "Condition at the newest scrape"),
     ("driftguard-stream", "Time since the last good scrape"),

@@ -144,7 +144,7 @@ def test_sglang_is_asked_for_the_numbers_and_tells_them(
 
 def test_sglang_that_tells_nothing_although_asked_is_named(known: Database, stub: Stub) -> None:
     stub.owner, stub.body = "sglang", answer(None)
-    with pytest.raises(ProbeFailed, match="numbers that return_spec_tokens_details asks for"):
+    with pytest.raises(ProbeFailed, match="counts that return_spec_tokens_details asks for"):
         probe(known, stub.url)
 
 
@@ -207,7 +207,7 @@ def test_the_target_comes_from_the_command_line_then_probes_then_engines() -> No
     assert (named.url, named.model) == ("http://other", "m")
     assert target_of(settings, "b", None).url == "http://b"
     assert target_of(settings, "c", "http://c").url == "http://c"
-    with pytest.raises(BadSettings, match="none is named 'c'"):
+    with pytest.raises(BadSettings, match="none is for 'c'"):
         target_of(settings, "c", None)
 
 

@@ -275,7 +275,7 @@ def test_whatever_a_server_answers_is_told(server: Served, stored: Stored, text:
 
 
 def test_an_unknown_kind_and_two_of_one_name_are_refused() -> None:
-    with pytest.raises(BadSettings, match="'tgl' is no kind of server; one of bentoml, vllm"):
+    with pytest.raises(BadSettings, match="'tgl' is not a supported kind of server; use one of bentoml"):
         sources_of([SourceSettings(url="http://a", kind="tgl")])
     with pytest.raises(BadSettings, match=r"two are called 'a:1'"):
         sources_of([SourceSettings(url="http://a:1/metrics"), SourceSettings(url="http://a:1/other")])

@@ -106,10 +106,10 @@ def test_the_clock_of_the_source_has_no_say(slow: timedelta) -> None:
     [
         (MINUTE, None),
         (-MINUTE, None),
-        (7 * MINUTE, "its clock is 7 min behind ours, or its records arrive that late"),
-        (-1.5 * MINUTE, "its clock is 2 min ahead of ours"),
-        (3 * HOUR, "its clock is 3 h behind ours, or its records arrive that late"),
-        (30 * DAY, "its clock is 30 days behind ours, or its records arrive that late"),
+        (7 * MINUTE, "its clock is 7 min behind that of the sidecar, or its records arrive that late"),
+        (-1.5 * MINUTE, "its clock is 2 min ahead of that of the sidecar"),
+        (3 * HOUR, "its clock is 3 h behind that of the sidecar, or its records arrive that late"),
+        (30 * DAY, "its clock is 30 days behind that of the sidecar, or its records arrive that late"),
     ],
 )
 def test_clocks_that_disagree_are_told(behind: timedelta, words: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What one answer tells of the request that it answers."""
+"""The counts of one request, as its answer gives them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Answer = TypeVar("Answer")
 
 
 class AnswerUnreadable(ValueError):
-    """The answer is not JSON, or its numbers are not of the form that its engine documents."""
+    """The answer is not JSON, or its counts do not have the format that its engine documents."""
 
 
 class SettingNeeded(ValueError):
-    """The answer's numbers do not suffice without a setting; the message names it."""
+    """The answer's counts need a setting; the message names it."""
 
 
 class AnswerCounts(msgspec.Struct, frozen=True):
-    """Counts of one request; None where the engine does not tell.
+    """Counts of one request; None if the engine does not give them.
 
-    emitted: what the steps emitted. The first token of an answer, where it comes from reading the prompt,
-    is not among them.
+    emitted: the tokens that the steps emitted. The first token of an answer is not included if it comes
+    from reading the prompt.
     """
 
     steps: int

@@ -1,6 +1,6 @@
-"""Which engine answers, and what a request to its OpenAI API has to say for its answer to tell the numbers.
+"""Detects the engine, and names the field with which a request to its OpenAI API asks for counts.
 
-vLLM's and TensorRT-LLM's numbers are switched on when the server is started, llama.cpp's are always told.
+vLLM's and TensorRT-LLM's counts are switched on when the server is started, llama.cpp's are always present.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Models(msgspec.Struct, frozen=True):
 
 
 def owner_of(models: bytes) -> str | None:
-    """`owned_by` of the first model in an answer of /v1/models; None where it does not say."""
+    """`owned_by` of the first model in an answer of /v1/models; None if it is missing."""
     try:
         found = msgspec.json.decode(models, type=_Models).data
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -41,5 +41,5 @@ def owner_of(models: bytes) -> str | None:
 
 
 def engine_owning(owner: str | None) -> Engine:
-    """Every serving engine signs its list of models; "other" for one that is not known."""
+    """The engine that this `owned_by` stands for; "other" if it is unknown."""
     return _OWNERS.get(owner or "", "other")

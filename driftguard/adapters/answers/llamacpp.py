@@ -1,7 +1,7 @@
 """llama.cpp's server: `timings`, in every answer and in the last event of a streamed one.
 
-`draft_n` is left out where nothing was drafted, which also is so where the server does not speculate. The
-first token comes from reading the prompt; each later forward pass emits one token and what was accepted.
+`draft_n` is left out if nothing was drafted, which is also the case if the server does not speculate. The
+first token comes from reading the prompt; each later forward pass emits one token and the accepted ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def counts_in(answer: bytes) -> AnswerCounts | None:
-    """None where the answer has no timings. Raises AnswerUnreadable."""
+    """None if the answer has no timings. Raises AnswerUnreadable."""
     found = decoded(answer, _Answer)
     timings, usage = found.timings, found.usage or Usage()
     if timings is None:

@@ -48,8 +48,8 @@ def common(answer: bytes) -> Common:
 
 
 def has_output(event: bytes) -> bool:
-    """Whether an event of a streamed answer carries generated text. An event that announces the role,
-    reports progress or cannot be read does not."""
+    """Whether an event of a streamed answer has generated text. An event that announces the role,
+    reports progress or cannot be parsed does not."""
     try:
         found = msgspec.json.decode(event, type=_Event)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Reads an answer, of whichever engine it is: each tells its numbers under names of its own."""
+"""Reads the counts in an answer of any engine: each uses names of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES: Final = (
     b"usage", b"metrics", b"speculative_decoding", b"sglext", b"meta_info", b"timings", b"total_draft_tokens",
 )  # fmt: skip
 # A quote inside a JSON string is escaped, so a name with its quotes and a colon is always a member's name.
-# To look for each quoted name first is far cheaper than one expression for all, which stops at every quote.
+# Looking for each quoted name first is far cheaper than one expression for all, which stops at every quote.
 _TELLING: Final = tuple(
     (name, quoted, re.compile(re.escape(quoted) + rb"\s*:(?!\s*null)").search)
     for name, quoted in ((name, b'"' + name + b'"') for name in _NAMES)
@@ -24,7 +24,7 @@ _TELLING: Final = tuple(
 
 
 def members_with_counts(text: bytes) -> list[bytes]:
-    """Names of the members, at any depth, that may hold numbers of the request."""
+    """Names of the members, at any depth, that may hold counts of the request."""
     return [name for name, quoted, search in _TELLING if quoted in text and search(text)]
 
 
@@ -34,9 +34,9 @@ def parts_of(answer: bytes) -> dict[bytes, bytes]:
 
 
 def counts_of(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) -> AnswerCounts | None:
-    """`parts`: by the name of a telling member, the newest answer or event that has it.
+    """`parts`: name of a member with counts -> the newest answer or event that has it.
 
-    None where the engine tells nothing of speculation. Raises AnswerUnreadable, SettingNeeded.
+    None if the engine gives no counts of speculation. Raises AnswerUnreadable, SettingNeeded.
     """
     found = _speculation(parts, num_speculative_tokens)
     if found is not None and found.output_tokens is None and b"usage" in parts:
@@ -61,6 +61,6 @@ def _speculation(parts: Mapping[bytes, bytes], num_speculative_tokens: int | Non
 
 
 def token_counts(parts: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
-    """(prompt tokens, output tokens), where the answer has a usage. Raises AnswerUnreadable."""
+    """(prompt tokens, output tokens), if the answer has a usage. Raises AnswerUnreadable."""
     usage = common(parts[b"usage"]).usage if b"usage" in parts else None
     return (None, None) if usage is None else (usage.prompt_tokens, usage.completion_tokens)

@@ -1,7 +1,7 @@
 """Triton with the TensorRT-LLM backend: outputs that `sampling_param_return_perf_metrics` asks for.
 
-The numbers come as text. There is no count of steps, so it needs K: a draft proposes K tokens in each step,
-and only the last may be cut short.
+The numbers are text. There is no count of steps, so K is needed: a draft proposes K tokens in each step,
+except perhaps in the last.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def counts_in(answer: bytes, num_speculative_tokens: int | None) -> AnswerCounts
         return None
     drafted, accepted = int(found.total_draft_tokens), int(found.total_accepted_draft_tokens)
     if drafted and not num_speculative_tokens:
-        raise SettingNeeded(
-            "Triton counts no steps: give the K that its engine drafts with as num_speculative_tokens"
-        )
+        raise SettingNeeded("Triton counts no steps: set num_speculative_tokens to the K of its engine")
     steps = -(-drafted // num_speculative_tokens) if num_speculative_tokens else 0
     return AnswerCounts(
         steps=steps,

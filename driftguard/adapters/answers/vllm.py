@@ -1,7 +1,7 @@
 """vLLM, also inside BentoML and OpenLLM, and the built-in engine: `metrics.speculative_decoding`.
 
 vLLM >= 0.29 started with `--per-request-spec-decode-metrics summary`; the object is null where n > 1. A
-streamed answer carries it in its last event, and only with `stream_options.include_usage`.
+streamed answer has it in its last event, and only with `stream_options.include_usage`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import msgspec
 class _Value(msgspec.Struct, rename="camel", frozen=True, gc=False):
     string_value: str | None = None
     bool_value: bool | None = None
-    int_value: int | str | None = None  # 64 bits are text in protobuf's JSON, numbers are allowed
+    int_value: int | str | None = None  # 64-bit integers are text in protobuf's JSON; numbers are allowed too
     double_value: float | None = None
     array_value: _Values | None = None
 
@@ -38,7 +38,7 @@ class Resource(msgspec.Struct, frozen=True, gc=False):
 
 
 def json_attributes(attributes: Iterable[Attribute]) -> dict[str, Any]:
-    """Raises ValueError: an integer that is none."""
+    """Raises ValueError: an invalid integer."""
     return {item.key: item.value.plain() for item in attributes}
 
 

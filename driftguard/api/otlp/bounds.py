@@ -1,5 +1,5 @@
-"""How many fields an OTLP export holds, counted before any object is made of them: an empty message takes two
-bytes on the wire and a hundred in memory, and gzip makes nothing of a million of them."""
+"""Counts the fields of an OTLP export before any object is made of them: an empty message takes two bytes on
+the wire and a hundred in memory, and gzip compresses a million of them to almost nothing."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _VARINT, _FIXED64, _MESSAGE, _FIXED32 = 0, 1, 2, 5  # wire types; groups (3, 4) 
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _JSON_MARKS: Final = (b",", b"{", b"[")
 
-# Number of a field that holds messages -> its own Nested, None where nothing in them is counted.
+# Number of a field that holds messages -> its own Nested, None if nothing in them is counted.
 Nested = dict[int, Any]
 _OTHER: Final = object()  # a field that holds no messages
 
 
 class _Cut(Exception):
-    """The bytes are no message: the parser says so."""
+    """The bytes are not a message; the parser reports that."""
 
 
 def refuse_many(body: Body, fields: int, most: int) -> None:
-    """`fields`: as counted, at least if more than `most`. Raises TooLarge."""
+    """`fields`: their number; above `most` it may be too low. Raises TooLarge."""
     if fields > most:
         raise TooLarge(
             f"the export holds more than {most} fields ({len(body)} bytes); send smaller batches, or raise "
@@ -44,15 +44,15 @@ def refuse_many_items(items: int, most: int) -> None:
 
 
 def json_fields(body: Body, most: int) -> int:
-    """Members, elements and containers at every depth; marks inside of text are told apart where they could
-    make the difference."""
+    """Members, elements and containers at every depth. Punctuation inside strings is only excluded if it
+    could change the result."""
     marks = sum(map(body.count, _JSON_MARKS))
     return marks if marks <= most else sum(map(_STRING.sub(b"", body).count, _JSON_MARKS))
 
 
 def protobuf_fields(body: Body, nested: Nested, most: int, *, only_nested: bool = False) -> int:
-    """Fields at every depth, as they stand on the wire, counted until they are more than `most`; 0 where so
-    few bytes cannot hold more, or are no message. `only_nested`: without the fields that hold no messages."""
+    """Fields at every depth on the wire, counted until they are more than `most`; 0 if there are too few
+    bytes for more, or if they are not a message. `only_nested`: only fields that hold messages."""
     if len(body) <= 2 * most:  # a field has a tag and at least a byte
         return 0
     try:
@@ -63,7 +63,7 @@ def protobuf_fields(body: Body, nested: Nested, most: int, *, only_nested: bool 
 
 @cache
 def nested_fields(descriptor: Any) -> Nested:
-    """Of a protobuf message type; types may hold themselves."""
+    """The nested fields of a protobuf message type; types may contain themselves."""
     known: dict[str, Nested] = {}
 
     def of(kind: Any) -> Nested:
@@ -78,7 +78,7 @@ def nested_fields(descriptor: Any) -> Nested:
 def _count(body: Body, nested: Nested, most: int, only_nested: bool) -> int:
     """Raises _Cut, IndexError."""
     count, place, end = 0, 0, len(body)
-    around: list[tuple[int, Nested]] = []  # end and fields of the messages that this one lies in
+    around: list[tuple[int, Nested]] = []  # end and fields of the messages around this one
     while count <= most:
         while place >= end:
             if place > end:

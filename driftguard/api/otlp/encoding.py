@@ -1,7 +1,7 @@
 """Requests and answers of OTLP/HTTP in their two encodings, for each signal (traces, metrics).
 
-JSON is read here; the protobuf encoding needs the classes of the `otlp` extra. Both have the same names, so
-that one function reads what came in either.
+JSON is read here; the protobuf encoding needs the classes of the `otlp` extra. Both use the same names, so
+that one function reads both.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Item = TypeVar("Item")
 @dataclass(frozen=True, slots=True)
 class Signal(Generic[Item]):
     """`variable`: its name in the variables of exporters. `request`: the name of its message; `classes`: of
-    that and of the answer, in protobuf; `decode`: the request out of JSON. `items`: what a request
-    holds; `holds`: the fields of its messages down to those; `count`: how many such messages are in JSON.
-    `rejected`: of how many, the field of a partial success."""
+    the request and the answer, in protobuf; `decode`: decodes the request from JSON. `items`: the items of a
+    request; `holds`: the message fields down to those; `count`: the number of such messages in JSON.
+    `rejected`: the field of a partial success with the number of rejected items."""
 
     variable: Literal["TRACES", "METRICS"]
     request: str
@@ -54,7 +54,7 @@ class Signal(Generic[Item]):
         return read(body, limits)
 
     def answer(self, media_type: str, rejected: int, message: str) -> bytes:
-        """`message`: why so many were rejected; with 0 rejected it is a warning."""
+        """`message`: why items were rejected; with 0 rejected it is a warning."""
         if media_type == JSON:
             partial = {_camel(self.rejected): str(rejected), "errorMessage": message}
             return msgspec.json.encode({"partialSuccess": partial} if message else {})
@@ -95,6 +95,6 @@ class Signal(Generic[Item]):
 
 
 def _camel(field: str) -> str:
-    """As protobuf's JSON calls it."""
+    """The field's name in protobuf's JSON."""
     first, *others = field.split("_")
     return first + "".join(map(str.capitalize, others))

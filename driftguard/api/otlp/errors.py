@@ -35,7 +35,7 @@ from driftguard.errors import (
 )
 
 PATHS: Final = frozenset({"/v1/traces", "/v1/metrics"})
-RETRY_AFTER_SECONDS: Final = 5  # while the database is away
+RETRY_AFTER_SECONDS: Final = 5  # while the database is unavailable
 _BAD_REQUEST: Final = "type.googleapis.com/google.rpc.BadRequest"
 # google.rpc.Code
 _CODES: Final = {400: 3, 401: 16, 403: 7, 408: 4, 413: 8, 415: 3, 429: 8, 501: 12, 503: 14}
@@ -46,7 +46,7 @@ _EXAMPLES: Final[dict[type[DriftGuardError], str]] = {
     Forbidden: "Host 'evil.example' is not a name of this server; see http.allowed_hosts",
     TooSlow: "the body came too slowly",
     TooLarge: "the body is larger than 6000000 bytes; send smaller batches",
-    UnsupportedContent: "Content-Type 'text/plain' is not understood; send application/x-protobuf",
+    UnsupportedContent: "Content-Type 'text/plain' is not supported; send application/x-protobuf",
     Busy: "50000 records wait for the database and 50000 is the limit; send the batch again later",
     MissingExtra: "protobuf needs opentelemetry-proto; pip install 'driftguard-llm[otlp]'",
     DatabaseUnavailable: "database 'driftguard' at db.internal:5432: connection refused",
@@ -70,7 +70,7 @@ class OtlpRoute(APIRoute):
             except HTTPException as error:
                 headers = dict(error.headers or {})
                 return status_response(request, error.status_code, str(error.detail), headers)
-            except Exception:  # noqa: BLE001 (told in the log, and to the exporter)
+            except Exception:  # noqa: BLE001 (logged, and reported to the exporter)
                 _log.exception("unexpected_error", method=request.method, path=request.url.path)
                 return status_response(request, 500, "an unexpected error; the sidecar's log has it", {})
 
@@ -116,7 +116,7 @@ def status_response(request: Request, status: int, message: str, headers: dict[s
 
 
 def _status_protobuf(code: int, message: str, *, is_bad: bool) -> bytes | None:
-    """`is_bad`: the data is, and a BadRequest says so. None: without the `otlp` extra."""
+    """`is_bad`: the data is bad, which a BadRequest says. None: without the `otlp` extra."""
     try:
         from google.rpc.error_details_pb2 import BadRequest
         from google.rpc.status_pb2 import Status

@@ -1,4 +1,4 @@
-"""Metrics of OTLP/HTTP (metrics, v1) as data points; docs/otlp.md lists the metrics that are of use."""
+"""Metrics of OTLP/HTTP (metrics, v1) as data points; docs/otlp.md lists the metrics that are used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _exports(request: Any, plain: Attributes) -> list[Export]:
             ],
         )
         for group in request.resource_metrics
-        if group.scope_metrics  # else there is nothing in it, and a million of them are quickly made
+        if group.scope_metrics  # skips empty ones, of which a small export may hold a million
     ]
 
 

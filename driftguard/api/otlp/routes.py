@@ -1,4 +1,4 @@
-"""OTLP/HTTP: acceptance records out of the spans and metrics that exporters and collectors send."""
+"""OTLP/HTTP: makes acceptance records from spans and metrics of exporters and collectors."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from driftguard.settings import Settings
 from driftguard.store.partitions import oldest_kept
 
 router = APIRouter(tags=["otlp"], route_class=OtlpRoute)
-GROWTH: Final = 50  # of bytes, as far as the bounds of fields and items let them grow
-REASONS: Final = 5  # told in the answer
+GROWTH: Final = 50  # bytes in memory per byte, within the limits of fields and items
+REASONS: Final = 5  # listed in the answer
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
 def _body(message: str, example: dict[str, Any]) -> dict[str, Any]:
     content = {PROTOBUF: _BINARY, JSON: {"schema": {"type": "object"}, "example": example}}
-    described = f"{message}; gzip is understood."
+    described = f"{message}; gzip is supported."
     return {"requestBody": {"required": True, "description": described, "content": content}}
 
 
@@ -41,7 +41,10 @@ def _answers(things: str, rejected: dict[str, str]) -> dict[int | str, dict[str,
     example = {"partialSuccess": rejected}
     content = {PROTOBUF: _BINARY, JSON: {"schema": {"type": "object"}, "example": example}}
     taken = {
-        200: {"description": f"Taken, but for the rejected {things} (partial success).", "content": content}
+        200: {
+            "description": f"Accepted, except for the rejected {things} (partial success).",
+            "content": content,
+        }
     }
     return taken | refusals()
 
@@ -56,8 +59,8 @@ def _answers(things: str, rejected: dict[str, str]) -> dict[int | str, dict[str,
 async def export_traces(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
     """OTLP/HTTP receiver: spans with `driftguard.drafted_tokens` become records, all others are ignored.
 
-    Answers after the commit. A span that makes no record is rejected in a partial success, and the others are
-    stored; exporting one again is harmless.
+    Answers after the commit. A span that is not a valid record is rejected in a partial success, and the
+    others are stored. Idempotent: an export that is sent again is stored once.
     """
     counted = context.metrics.ingest.records.labels
     async with _read(request, context) as (kind, body):
@@ -79,15 +82,15 @@ async def export_traces(request: Request, context: Annotated[Context, Depends(ge
     response_class=Response,
     responses=_answers(
         "data points",
-        {"rejectedDataPoints": "3", "errorMessage": "tgi-1: TGI does not tell how many tokens it drafts"},
+        {"rejectedDataPoints": "3", "errorMessage": "tgi-1: TGI does not report how many tokens it drafts"},
     ),
     openapi_extra=_body(METRICS.request, openapi_examples.METRICS),
 )
 async def export_metrics(request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
-    """OTLP/HTTP receiver: what an engine's counters gained since its last export becomes a window.
+    """OTLP/HTTP receiver: the increase of an engine's counters since its last export becomes a window.
 
-    Answers after the commit. Data points that nothing can be made of are rejected in a partial success, those
-    of other metrics are ignored; exporting the same again is harmless.
+    Answers after the commit. Invalid data points are rejected in a partial success, those of other metrics
+    are ignored. Idempotent: an export that is sent again is stored once.
     """
     async with _read(request, context) as (kind, body):
         exports = await run_in_threadpool(METRICS.read, kind, body, context.settings.ingest)
@@ -105,14 +108,14 @@ async def _read(request: Request, context: Context) -> AsyncIterator[tuple[str, 
     """Media type and body. Raises UnsupportedContent, and what Bodies.read raises."""
     kind = media_type(request)
     if kind not in (PROTOBUF, JSON):
-        raise UnsupportedContent(f"Content-Type {kind!r} is not understood; send {PROTOBUF} or {JSON}")
+        raise UnsupportedContent(f"Content-Type {kind!r} is not supported; send {PROTOBUF} or {JSON}")
     most = context.settings.ingest.max_batch_bytes
     async with context.bodies.read(request, max_bytes=most, growth=GROWTH) as body:
         yield kind, body
 
 
 def _parse(kind: str, body: Body, settings: Settings, now: datetime) -> tuple[ParsedBatch, int]:
-    """The records, and how many spans hold none. Raises MalformedBody, MissingExtra, TooLarge."""
+    """The records, and the number of spans without one. Raises MalformedBody, MissingExtra, TooLarge."""
     spans = TRACES.read(kind, body, settings.ingest)
     ours = [span for span in spans if span.is_ours]
     lines = [record_line(span) for span in ours[: settings.ingest.max_batch_records + 1]]  # more is refused

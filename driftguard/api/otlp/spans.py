@@ -15,9 +15,9 @@ from driftguard.api.otlp.attributes import Attribute, Resource
 from driftguard.api.otlp.encoding import Attributes, Signal
 from driftguard.records import DEFAULT_SEGMENT
 
-MARK: Final = "driftguard.drafted_tokens"  # a span without it is somebody else's
+MARK: Final = "driftguard.drafted_tokens"  # spans without it are ignored
 
-# Where a record's field comes from: the first attribute that is there, of the span or of its resource.
+# Field of the record -> attributes of the span or its resource; the first that is present is used.
 _SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "server": ("driftguard.server", "service.name"),
     "target": TARGET,
@@ -47,7 +47,8 @@ _KNOWN: Final = {name for name in _SHARED if name.startswith(PREFIX)}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span with the attributes of its resource; its own win. Ids are hexadecimal, times nanoseconds."""
+    """One span with the attributes of its resource; its own take precedence. Ids are hexadecimal, times
+    nanoseconds."""
 
     trace_id: str
     span_id: str
@@ -85,7 +86,7 @@ def _time(nanoseconds: int) -> str | datetime:
     try:
         return moment(nanoseconds)
     except OverflowError:
-        return str(nanoseconds)  # which no time is, so that the check refuses it by name
+        return str(nanoseconds)  # not a valid time, so that the check refuses it by name
 
 
 def _spans(request: Any, plain: Attributes) -> list[Span]:
@@ -114,8 +115,8 @@ def _count(request: _Request) -> int:
 
 
 def _shared(attributes: dict[str, Any]) -> dict[str, Any]:
-    """What each span of a resource is given of its attributes: those that a record is made of, and one that
-    is refused by name."""
+    """The attributes of a resource that are copied to its spans: those of a record's fields, and one that is
+    refused by name."""
     unknown = sorted(name for name in attributes if name.startswith(PREFIX) and name not in _KNOWN)
     return {name: attributes[name] for name in (*_SHARED, *unknown[:1]) if name in attributes}
 

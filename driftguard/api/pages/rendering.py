@@ -15,7 +15,7 @@ from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.message import clock
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
-# Plotly sets styles on its elements; everything else comes from here or not at all.
+# Plotly sets styles on its elements; everything else is loaded from this server only.
 _SECURITY: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
@@ -100,7 +100,7 @@ def _words(text: str) -> str:
 
 
 def _fact(value: Any) -> str:
-    """One number of a piece of evidence, whatever its kind."""
+    """One number of a piece of evidence, of any type."""
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

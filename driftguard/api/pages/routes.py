@@ -1,4 +1,4 @@
-"""The status pages: rendered here, readable without JavaScript, nothing fetched from elsewhere."""
+"""The web pages: rendered here, readable without JavaScript, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ router = APIRouter(include_in_schema=False)
 AnyContext = Annotated[Context, Depends(get_context)]
 
 STREAMS_SHOWN: Final = 100  # on a page
-SHOWN: Final = 20  # of incidents, drafts; the API has the rest
+SHOWN: Final = 20  # incidents or drafts on a page; the API has the rest
 RUNS_SHOWN: Final = 50
 _ALARMING: Final = ("degraded", "cannot_be_judged", "stale", "drafting_stopped")
 _ORDERS: Final[Mapping[Order, str]] = {
@@ -60,7 +60,7 @@ _STATIC: Final = ("style.css", "page.js", "chart.js")
 
 
 class FleetQuery(BaseModel):
-    """What the form of the page sends: a field that is left empty is sent too."""
+    """The fields of the search form; browsers send empty fields too."""
 
     q: str = Field("", max_length=256)
     verdict: Literal[StreamVerdict, ""] = ""
@@ -103,7 +103,7 @@ def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
 
 
 def _shown(session: Session, now: datetime, found: list[Standing], query: FleetQuery) -> dict[str, Any]:
-    """Of the streams that match: one page of those that are watched, the first of the others."""
+    """Of the matching streams: one page of the watched ones, and the first of the others."""
     choice = Choice(text=query.q or None, verdict=query.verdict or None)
     chosen = matching(session, found, choice)
     watched = [item for item in chosen if _is_watched(item)]
@@ -162,7 +162,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
 
 @router.get("/incidents/{incident_id}")
 def incident_page(incident_id: UUID, context: AnyContext) -> HTMLResponse:
-    """What the link in a page opens."""
+    """The web page of an incident, to which the link in an alert leads."""
     with context.database.session() as session:
         incident = detail(session, incident_id)
         history = _drafts(session, incident.stream.server, incident.stream.target)
@@ -187,19 +187,20 @@ def retraining_page(context: AnyContext) -> HTMLResponse:
 
 @router.get("/retraining/{run_id}")
 def run_page(run_id: UUID, context: AnyContext) -> HTMLResponse:
-    """One retraining: how far it is, what the gate decided, what the watch sees."""
+    """One retraining: its progress, the gate's decision, the state of the watch."""
     return render("run.html", run=get_retrain_run(run_id, context))
 
 
 @router.get("/static/{name}")
 def static_file(name: str, if_none_match: Annotated[str, Header(include_in_schema=False)] = "") -> Response:
-    """Its ETag is weak: it is that of the file, compressed or not. 304: the browser has it already."""
+    """Its ETag is weak: it is the same with and without compression. 304: the browser already has the
+    file."""
     if name == "plotly.min.js":
         path, headers = _plotly(), _CACHED
     elif name in _STATIC:
         path, headers = _HERE / "static" / name, _CHECKED
     else:
-        raise NotFound(f"/static/{name}: there is nothing here")
+        raise NotFound(f"/static/{name}: not found")
     file = FileResponse(path, headers=headers, stat_result=path.stat())
     tag = file.headers["etag"]
     file.headers["etag"] = f"W/{tag}"
@@ -255,12 +256,13 @@ def _runs_of(session: Session, made: Sequence[DraftModel]) -> dict[UUID, RunMode
 
 
 def _level(rate: Rate | None) -> dict[str, Any] | None:
-    """A baseline of the chart, which draws what all draft positions accept: only of those."""
+    """A baseline for the chart; None unless it is of all draft positions, which the chart draws."""
     return rate.model_dump() if rate and rate.positions == "all" else None
 
 
 def _deciding(context: Context, server: str, history: Sequence[DraftModel]) -> dict[str, Any]:
-    """What the buttons need: may a key be missing, is there an engine to act on, where a rollback leads."""
+    """Values for the buttons: whether a key is needed, whether there is an engine, the target of a
+    rollback."""
     serving = next((draft for draft in history if draft.state == "in_service"), None)
     return {
         "key_needed": not is_loopback(context.settings.host),

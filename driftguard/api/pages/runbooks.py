@@ -1,4 +1,4 @@
-"""/runbooks/{alert}: what the `runbook_url` of a page opens."""
+"""/runbooks/{alert}: the web page to which an alert's `runbook_url` leads."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ MARKDOWN = ".md"
 
 @router.get("/runbooks/{alert}")
 def runbook(alert: str, request: Request, context: Annotated[Context, Depends(get_context)]) -> Response:
-    """For a browser; with ".md" behind the name the Markdown as it is. 404: no such alert."""
+    """For a browser; with ".md" after the name, the Markdown source. 404: no such alert."""
     known = {file.stem: file for file in _directory().glob(f"*{MARKDOWN}")}
     name = alert.removesuffix(MARKDOWN)
     if name not in known:
-        raise NotFound(f"there is no runbook {alert!r}; there are: {', '.join(sorted(known)) or 'none'}")
+        raise NotFound(
+            f"there is no runbook {alert!r}; the runbooks are: {', '.join(sorted(known)) or 'none'}"
+        )
     text = known[name].read_text(encoding="utf-8")
     if alert.endswith(MARKDOWN):
         return PlainTextResponse(text)
@@ -36,7 +38,7 @@ def runbook(alert: str, request: Request, context: Annotated[Context, Depends(ge
 
 
 def _html(text: str) -> Markup:
-    """Of Markdown without HTML in it; links between the files become links between the pages."""
+    """Renders Markdown without HTML; links between the files become links between the web pages."""
     tokens = _markdown().parse(text)
     for token in tokens:
         for part in token.children or ():
@@ -51,7 +53,7 @@ def _markdown() -> MarkdownIt:
 
 
 def _directory() -> Path:
-    """In an installed wheel the runbooks lie inside the package, in a checkout beside it."""
+    """In an installed wheel the runbooks are inside the package, in a checkout beside it."""
     package = Path(__file__).parents[2]
     installed = package / "_runbooks"
     return installed if installed.is_dir() else package.parent / "alerts" / "runbooks"

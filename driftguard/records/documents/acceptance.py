@@ -1,4 +1,4 @@
-"""An acceptance rate as it is told."""
+"""An acceptance rate with its interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told about the cost of speculation; kept as JSON with an incident and with a stream."""
+"""The measured cost of speculation; stored as JSON with an incident and with a stream."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class StepTime:
     seconds_error: float  # standard error
     seconds_per_draft_token: float
     seconds_per_draft_token_error: float
-    seconds_of_speculating: float | None  # None where it could not be told from the rest
+    seconds_of_speculating: float | None  # None if it could not be estimated separately
     seen: tuple[SeenK, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one K would give with the present acceptance."""
+    """The predicted speed with one K at the current acceptance."""
 
     num_speculative_tokens: int
     tokens_per_step: float
@@ -59,11 +59,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """`best`: 0 where no K beats none by more than the uncertainty. `sure`: it beats the K in use,
-    and by more than that; False where the K in use is the best.
+    """`best`: 0 if no K is faster than no speculation by more than the uncertainty. `sure`: it is faster than
+    the K in use by more than the uncertainty; False if the K in use is the best.
 
     break_even_acceptance: the acceptance rate (accepted / drafted) at which the K in use is as fast as
-    no speculation; above 1 where no acceptance would do.
+    no speculation; above 1 if no acceptance is enough.
     """
 
     now: Speed
@@ -76,4 +76,4 @@ class Cost:
     best: int | None = None
     sure: bool = False
     break_even_acceptance: Interval | None = None
-    notes: tuple[str, ...] = ()  # what limits these numbers, and what would mend it
+    notes: tuple[str, ...] = ()  # what limits these numbers, and how to improve them

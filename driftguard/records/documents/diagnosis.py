@@ -1,4 +1,4 @@
-"""What a diagnosis says; kept with its incident."""
+"""A diagnosis, as stored with its incident."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIDENCE_MEANS: Final[dict[Confidence, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One piece of evidence: a sentence for people, and the numbers that it rests on."""
+    """One piece of evidence: a sentence for people, and the numbers behind it."""
 
     about: str  # probes | configuration | mix | queries | quality | target
     text: str
@@ -31,11 +31,11 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Why acceptance changed. `confidence` means what CONFIDENCE_MEANS says; `reason` says why it is so here.
+    """Why acceptance changed. CONFIDENCE_MEANS defines `confidence`; `reason` says why it has this level.
 
-    `retrain`: the cause calls for a new draft. Whether one is trained by itself is decided elsewhere, by the
-    least confidence that the settings ask for. `examples`: record ids of captured requests that are typical
-    of what is new.
+    `retrain`: the cause calls for a new draft. Whether one is trained automatically is decided elsewhere, by
+    the least confidence in the settings. `examples`: record ids of captured requests that are typical of the
+    new traffic.
     """
 
     cause: Cause

@@ -1,4 +1,4 @@
-"""The documents of an incident: what changed, what that rests on, and why it came."""
+"""The documents of an incident: the changed segments, the evidence, and the diagnosis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from driftguard.records.positions import Positions, combined
 @dataclass(frozen=True, slots=True)
 class ChangedSegment:
     """One segment's acceptance before and after the change. `evidence`: its own sum of bets, to be compared
-    with A; None where the target was replaced, which no bet has found."""
+    with A; None if the target was replaced, which no bet detects."""
 
     segment: str
     before: Acceptance
@@ -24,7 +24,7 @@ class ChangedSegment:
 
 
 def positions_of(segments: Sequence[ChangedSegment]) -> Positions:
-    """What the acceptances of an incident with these segments are of: all draft positions, or the first."""
+    """The draft positions of the acceptances of these segments: all, or the first."""
     return combined([segment.after.positions for segment in segments])
 
 
@@ -35,8 +35,8 @@ def names_of(segments: Sequence[ChangedSegment]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentEvidence:
-    """What an incident rests on, so that a reader can check it. The fold writes what the detector found, the
-    examination what it costs; the cost is completed while the incident is open."""
+    """The evidence of an incident, so that a reader can check it. The fold writes the detector's numbers, the
+    examination adds the cost, which is completed while the incident is open."""
 
     # Of an alarm; all None where the target was replaced. See driftguard.detection.DriftOpened.
     evidence: float | None = None
@@ -47,29 +47,29 @@ class IncidentEvidence:
     interval_level: float | None = None
     stream_before: Acceptance | None = None
     stream_after: Acceptance | None = None
-    # Of a replaced target: the stream of the target before.
+    # Of a replaced target: the stream of the previous target.
     predecessor_stream_id: int | None = None
     # Of either: parts of the tokens per second, lost; negative where gained.
-    slowdown_measured: float | None = None  # only where it is sure that there is one
+    slowdown_measured: float | None = None  # only if a slowdown is certain
     slowdown_formula: float | None = None
     num_speculative_tokens: float | None = None  # draft tokens per step in the changed segments
     cost: Cost | None = None
-    raised_because: str | None = None  # why it became graver
+    raised_because: str | None = None  # why the severity was raised
 
     @property
     def is_of_alarm(self) -> bool:
-        """The detector opened the incident, and its baseline is of the level before."""
+        """Whether the detector opened the incident, with a baseline of the level before."""
         return self.false_alarm_every is not None
 
     @property
     def slowdown(self) -> float | None:
-        """Part of the tokens per second lost: measured where that is sure, else by formula."""
+        """Part of the tokens per second lost: measured if that is precise enough, else by formula."""
         return self.slowdown_formula if self.slowdown_measured is None else self.slowdown_measured
 
 
 @dataclass(frozen=True, slots=True)
 class SeenEvidence:
-    """How much a diagnosis was made on: replayed probes, and steps in the number of captured requests."""
+    """How much evidence a diagnosis had: replayed probes, and captured requests (in coarse steps)."""
 
     probes: int
     captures: int
@@ -77,7 +77,7 @@ class SeenEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentDiagnosis(Diagnosis):
-    """A diagnosis as it is kept."""
+    """A diagnosis as it is stored."""
 
     diagnosed_at: datetime
     seen: SeenEvidence

@@ -1,4 +1,4 @@
-"""The document of a retraining run: what the gate decided and on what, the watch, the rollout."""
+"""The document of a retraining run: the gate's decision with its numbers, the watch, the rollout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """What the gate asks for. Acceptance differences are absolute (0.02 is two points)."""
+    """The gate's requirements. Acceptance differences are absolute (0.02 is two points)."""
 
     minimum_gain: float
     maximum_regression: float
@@ -55,7 +55,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Promote or reject, why, and everything that it was made on."""
+    """Promote or reject, the reason, and all numbers behind it."""
 
     promote: bool
     reason: str
@@ -68,7 +68,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class OldLevel:
-    """What the old draft did in one segment: of x = accepted / drafted per request."""
+    """The old draft's acceptance in one segment: statistics of x = accepted / drafted per request."""
 
     segment: str
     changed: bool  # named by the incident
@@ -110,10 +110,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What a run that is rolling out, or back, waits for: records of draft `version` that end and arrive
-    after `asked_at` show that it serves.
+    """A rollout or rollback under way: it waits for records of draft `version` that end and arrive after
+    `asked_at`, which show that the draft is served.
 
-    until: then a promotion has failed, and a rollback is asked for again. reason: why it is rolled back.
+    until: after this time a promotion has failed, and a rollback is tried again. reason: of a rollback.
     output: the end of what the command printed or the webhook answered.
     """
 
@@ -126,7 +126,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNumbers:
-    """What is known of a run so far. The gate's decision comes with all that it was made on."""
+    """The numbers of a run so far, including those behind the gate's decision."""
 
     checksums_sha256: str | None = None  # the digest of the candidate's list of checksums
     requests: RequestCounts | None = None

@@ -234,7 +234,7 @@ def test_what_no_window_can_be_made_of_is_rejected_by_name(client: httpx.Client,
     request = exported(engine.text(), at, service__instance__id=server)
     rejected, why = send(client, request, media_type)
     assert rejected == len(request.resource_metrics[0].scope_metrics[0].metrics)
-    assert f"{server}: TGI does not tell how many tokens it drafts" in why
+    assert f"{server}: TGI does not report how many tokens it drafts" in why
     assert source(client, server)["condition"] == "incomplete"
 
 
@@ -243,10 +243,10 @@ def test_what_no_window_can_be_made_of_is_rejected_by_name(client: httpx.Client,
     [
         ({}, {}, "names no server"),
         ({"service__instance__id": "scraped-1"}, {}, "scraped-1 is scraped already"),
-        ({"service__name": "a", "driftguard__seggment": "b"}, {}, "driftguard.seggment: no such attribute"),
+        ({"service__name": "a", "driftguard__seggment": "b"}, {}, "driftguard.seggment: unknown attribute"),
         ({"service__name": "b"}, {"time_unix_nano": 5}, "time_unix_nano 5 is in the future, or older"),
-        ({"service__name": "c"}, {"as_double": -1.0}, "-1.0 is no count"),
-        ({"service__name": "d"}, {"as_double": float("nan")}, "nan is no count"),
+        ({"service__name": "c"}, {"as_double": -1.0}, "-1.0 is not a count"),
+        ({"service__name": "d"}, {"as_double": float("nan")}, "nan is not a count"),
     ],
 )
 def test_points_that_are_wrong_are_rejected_by_name(
@@ -371,7 +371,7 @@ def test_what_is_remembered_of_all_resources_together_is_bounded(
     monkeypatch.setattr(otlp_push, "MAX_SERIES", 0)
     rejected, reason = export("one too many", -60)
     assert rejected > 0
-    assert reason == "one too many: no room for more than the 0 series that are remembered of it"
+    assert reason == "one too many: no room for more than the 0 series that are already remembered"
     engine.serve([4, 0, 2], requests=2)
     assert export("known", -30) == (0, "")
     assert len(windows(client, "known")) == 1

@@ -52,7 +52,7 @@ function marks() {
   const shapes = [], annotations = [];
   const middle = (Date.parse(series.since) + Date.parse(series.until)) / 2;
   const mark = (at, text, hue, level) => {
-    const left = Date.parse(at) > middle; // so that the edge cuts no text off
+    const left = Date.parse(at) > middle; // so that the text is not cut off at the edge
     shapes.push({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: hue, width: 2, dash: "dash" } });
     annotations.push({ x: at, yref: "paper", y: level, text: escapeText(text), showarrow: false,
       xanchor: left ? "right" : "left", xshift: left ? -4 : 4, font: { color: hue, size: 12 }, bgcolor: colour("--card") });

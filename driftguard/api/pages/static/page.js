@@ -19,7 +19,7 @@ async function refresh() {
   document.dispatchEvent(new Event("refreshed"));
 }
 
-function replace(part, other) { // who is on a link or a button stays there
+function replace(part, other) { // keeps the focus on the same link or button
   const focused = part.contains(document.activeElement) ? document.activeElement.outerHTML : null;
   part.innerHTML = other.innerHTML;
   part.className = other.className;
@@ -30,7 +30,7 @@ function show(place) { // what works only with this file
   for (const button of place.querySelectorAll("[data-post]")) button.hidden = false;
 }
 
-function offer() { // where nothing is left to decide, nothing is asked
+function offer() { // hides the fields when no decision is left
   const fields = decide?.querySelector("[data-fields]");
   if (fields) fields.hidden = !decide.querySelector("[data-post]");
 }
