@@ -71,6 +71,7 @@ bench-engine: setup
 bench-detection: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m tests.benchmarks.bench_detection --output tests/benchmarks/results/detection.md $(ARGS)
+	$(BIN)/python -m tests.benchmarks.bench_dependent $(ARGS)
 
 # Installs nothing, so that it also runs on a machine that has torch with its GPU and no network: with .venv's Python
 # where there is one, else with PYTHON. Up to 13 minutes; ARGS=--quick three, ARGS='--only loop' a part of it.

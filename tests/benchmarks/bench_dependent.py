@@ -1,0 +1,89 @@
+"""False alarms and delays where observations depend on each other; prints a table and keeps it.
+
+    python -m tests.benchmarks.bench_dependent [--streams 15] [--quick]
+
+Every stream has 20,000 observations without a change. An incident that recovers by itself is over, and the
+stream goes on, so that one stream can raise several false alarms. Delays are of streams that ran for RUN_IN
+observations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from driftguard.detection import DetectorConfig, DriftOpened, ObservationBatch, StreamState, fold
+from tests.benchmarks.detection.dependent import DEPENDENT, FEW_REQUESTS, Dependent
+from tests.benchmarks.detection.traffic import Change
+
+SEED = 20_261_124
+LENGTH = 20_000
+RUN_IN, HORIZON, RUNS = 1_500, 5_760, 30
+RESULTS = Path(__file__).parent / "results" / "dependent.md"
+CONFIG = DetectorConfig()
+
+
+def alarms(batch: ObservationBatch, state: StreamState) -> Iterator[DriftOpened]:
+    for start in range(0, len(batch), 512):
+        state, findings = fold(CONFIG, state, batch[start : start + 512])
+        yield from (finding for finding in findings if isinstance(finding, DriftOpened))
+
+
+def false_alarms(family: Dependent, row: int, streams: int) -> str:
+    found = [
+        len(list(alarms(family.batch([SEED, row, number], LENGTH), StreamState())))
+        for number in range(streams)
+    ]
+    total = streams * LENGTH
+    rate = f"{total / sum(found):,.0f}" if sum(found) else f"none in {total:,}"
+    return f"| {family.name} | {sum(found)} in {total:,} | {rate} |"
+
+
+def delay(family: Dependent, drop: float, runs: int) -> str:
+    delays: list[float] = []
+    before = 0
+    for number in range(runs):
+        batch = family.batch([SEED, 99, number], RUN_IN + HORIZON, Change(RUN_IN, drop))
+        first = next(alarms(batch, StreamState()), None)
+        if first is not None and first.ordinal <= RUN_IN:
+            before += 1
+        else:
+            delays.append(math.inf if first is None else first.ordinal - RUN_IN)
+    missed = sum(math.isinf(value) for value in delays)
+    late = np.quantile(delays, 0.9, method="higher")
+    return (
+        f"| {family.name} | {drop} | {np.median(delays):.0f} | {late:.0f} | "
+        f"{missed} of {len(delays)} | {before} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=15)
+    parser.add_argument("--quick", action="store_true", help="too little of everything, and writes nothing")
+    options = parser.parse_args()
+    streams, runs = (2, 3) if options.quick else (options.streams, RUNS)
+    lines = [
+        f"Seed {SEED}, A = {CONFIG.false_alarm_every:,.0f}, {streams} streams of {LENGTH:,} observations.",
+        "",
+        "| traffic | false alarms | observations per false alarm |",
+        "| --- | --- | --- |",
+        *(false_alarms(family, row, streams) for row, family in enumerate(DEPENDENT)),
+        "",
+        f"A drop after {RUN_IN:,} windows, {runs} streams, watched for {HORIZON:,} more (16 hours).",
+        "",
+        "| traffic | drop | median windows | nine in ten | missed | alarm before |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(delay(family, drop, runs) for family, drop in FEW_REQUESTS),
+    ]
+    print("\n".join(lines))
+    if not options.quick:
+        RESULTS.write_text("# Observations that depend on each other\n\n" + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
