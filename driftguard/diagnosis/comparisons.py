@@ -40,6 +40,10 @@ class Difference:
     high: float
     p_value: float
 
+    def excludes(self, size: float) -> bool:
+        """No change of this size, in either direction, lies in the interval."""
+        return -size < self.low and self.high < size
+
 
 def rate_of(counts: Iterable[tuple[int, int]]) -> Rate | None:
     """Of (drafted, accepted) pairs; None where nothing was drafted.
@@ -131,6 +135,7 @@ def compare_ranks(before: Sequence[float], after: Sequence[float]) -> RankCompar
 Cell = TypeVar("Cell", bound=Hashable)
 _QUANTILE_99 = 2.575829303548901  # of the normal distribution, two-sided
 STEADY_SHARE = 0.25  # of the aggregate's move; what the parts' own changes may add up to
+EXCLUDED_SHARE = 0.5  # of a move: more than that would be shown by the interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +161,12 @@ class Decomposition:
 
     @property
     def is_mix_alone(self) -> bool:
-        """The mix moved the aggregate, and the parts' own changes are small and not shown (99%)."""
-        unshown = abs(self.within) <= _QUANTILE_99 * self.within_error
-        return unshown and abs(self.within) <= STEADY_SHARE * abs(self.total)
+        """The mix moved the aggregate; the parts' own changes are small and not shown, and the interval (99%)
+        excludes that they are a main part of it."""
+        half = _QUANTILE_99 * self.within_error
+        if abs(self.within) > min(half, STEADY_SHARE * abs(self.total)):
+            return False
+        return abs(self.within) + half < EXCLUDED_SHARE * abs(self.total)
 
 
 def decompose(before: Mapping[Cell, Rate], after: Mapping[Cell, Rate]) -> Decomposition | None:

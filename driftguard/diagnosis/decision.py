@@ -7,7 +7,9 @@ did K change, and explain it?   -> configuration
 did the canary probes move too? -> machine
 did another setting explain it? -> configuration
 did only the mix move?          -> mix_shift
-otherwise the queries moved     -> query_drift, as far as the evidence carries
+did the queries move, or did
+  steady probes leave only them? -> query_drift, as far as the evidence carries
+otherwise                       -> unknown
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 
 from driftguard.diagnosis import captured_requests, configuration, probes
 from driftguard.diagnosis.captured_requests import QueryChange, Repetition
-from driftguard.diagnosis.comparisons import LEVEL, Decomposition, of_segments
+from driftguard.diagnosis.comparisons import EXCLUDED_SHARE, LEVEL, Decomposition, of_segments
 from driftguard.diagnosis.configuration import Configuration, FieldChange
 from driftguard.diagnosis.evidence import Evidence, Observed
 from driftguard.diagnosis.probes import Behaviour, ProbeChange
@@ -114,11 +116,11 @@ def facts(evidence: Evidence, found: Examination) -> Iterator[Fact]:
     yield from (_setting_fact(change, found) for change in found.settings.changes)
     if found.settings.compared and not found.settings.changes:
         names = ", ".join(configuration.NAMES[name] for name in found.settings.compared)
-        yield Fact("configuration", f"as before: {names}", {})
+        yield Fact("configuration", f"no change shown: {names}", {})
     if found.segments is not None:
         yield _mix_fact(found.segments, _positions(evidence.after))
     if found.queries is not None:
-        yield _query_fact(found.queries, evidence)
+        yield _query_fact(found.queries, found.queries_moved, evidence)
     if found.repetition is not None:
         yield _quality_fact(found.repetition)
 
@@ -148,6 +150,7 @@ def missing(evidence: Evidence, found: Examination) -> Iterator[str]:
 def _probe_fact(change: ProbeChange, behaviour: Behaviour | Literal["none"]) -> Fact:
     verb = {
         "moved": "moved with the traffic",
+        "moved_less": "moved, by less than the traffic",
         "steady": "did not move",
         "unclear": "do not tell: too noisy",
         "too_few": "are too few to tell",
@@ -204,11 +207,12 @@ def _mix_fact(parts: Decomposition, positions: Positions) -> Fact:
     return Fact("mix", text, {**numbers, "within_error": parts.within_error})
 
 
-def _query_fact(change: QueryChange, evidence: Evidence) -> Fact:
+def _query_fact(change: QueryChange, moved: bool | None, evidence: Evidence) -> Fact:
     counts = f"{change.requests_before} captured before, {change.requests_after} since"
     names = ", ".join(evidence.changed[:3])
     if change.nearest is None:
-        text = f"prompts of {names} look as before (p = {change.p_value:.3f}; {counts})"
+        shown = "show no move, but are too few to exclude one" if moved is None else "look as before"
+        text = f"prompts of {names} {shown} (p = {change.p_value:.3f}; {counts})"
     else:
         like = f"like {change.nearest}" if change.nearest != captured_requests.NEW_TOPIC else "a new topic"
         text = f"prompts of {names} moved (p = {change.p_value:.3f}; {counts}): {like}"
@@ -244,7 +248,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     """The likely cause of one incident. Pure, deterministic; what `confidence` means: CONFIDENCE_MEANS.
 
     Never says query_drift with high confidence without canary probes that stayed steady: nothing else
-    excludes the machine.
+    excludes the machine. Without probes and captured queries that can be compared, a fall inside segments has
+    no cause; and low confidence never calls for a retraining.
     """
     found = examine(evidence)
     verdict = _decide(evidence, found)
@@ -257,8 +262,10 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         reason=verdict.reason,
         facts=tuple(facts(evidence, found)),
         missing=tuple(missing(evidence, found)),
-        recommended_action=_action(verdict.cause, evidence),
-        retrain=evidence.direction == "down" and verdict.cause in RETRAINABLE,
+        recommended_action=_action(verdict, evidence),
+        retrain=(
+            evidence.direction == "down" and verdict.cause in RETRAINABLE and verdict.confidence != "low"
+        ),
         awaits_probes=evidence.probes_awaited and not evidence.probes_after,
         examples=queries.examples if queries else (),
     )
@@ -273,14 +280,14 @@ def _decide(evidence: Evidence, found: Examination) -> _Verdict:
     if evidence.replaced_target is not None:
         return _replaced(evidence.replaced_target, setting)
     if setting and setting.field == "num_speculative_tokens":
-        return _other_k(setting)
+        return _other_k(setting, found.move)
     if found.probes_behaviour == "moved":
         return _machine(found, setting)
     if setting and not found.queries_moved:
         return _other_setting(setting, found)
     if found.segments and found.segments.is_mix_alone:
         return _Verdict("mix_shift", "high", "every segment is steady; only their shares moved")
-    return _rose(found) if evidence.direction == "up" else _fell(evidence, found, setting)
+    return _rose(found) if evidence.direction == "up" else _fell(evidence, found)
 
 
 def _replaced(target: str, setting: FieldChange | None) -> _Verdict:
@@ -295,20 +302,16 @@ def _replaced(target: str, setting: FieldChange | None) -> _Verdict:
     )
 
 
-def _other_k(setting: FieldChange) -> _Verdict:
-    if setting.first_position is not None:
-        return _Verdict(
-            "configuration",
-            "high",
-            "K changed, and acceptance at position 1, which K leaves alone, did not move with it",
-            _what(setting),
-        )
-    return _Verdict(
-        "configuration",
-        "medium",
-        "K changed; the records hold no counts per position, so that nothing else can be excluded",
-        _what(setting),
-    )
+def _other_k(setting: FieldChange, move: float) -> _Verdict:
+    first = setting.first_position
+    if first is None:
+        reason = "K changed; the records hold no counts per position, so that nothing else can be excluded"
+        return _Verdict("configuration", "medium", reason, _what(setting))
+    kept = f"acceptance at position 1, which K leaves alone, changed by {first.low:+.2f} to {first.high:+.2f}"
+    if first.excludes(EXCLUDED_SHARE * abs(move)):
+        return _Verdict("configuration", "high", f"K changed; {kept} at 99%", _what(setting))
+    reason = f"K changed; {kept} at 99%, which does not exclude another cause"
+    return _Verdict("configuration", "medium", reason, _what(setting))
 
 
 def _machine(found: Examination, setting: FieldChange | None) -> _Verdict:
@@ -349,37 +352,45 @@ def _rose(found: Examination) -> _Verdict:
     return _Verdict("unknown", "low", "a rise: no setting, no probe and no repetition explains it")
 
 
-_QUERIES: Final[dict[bool | None, str]] = {
-    True: "the queries moved",
-    False: "captured queries do not show a move",
-    None: "the queries could not be compared",
-}
-
-
-def _fell(evidence: Evidence, found: Examination, setting: FieldChange | None) -> _Verdict:
+def _fell(evidence: Evidence, found: Examination) -> _Verdict:
     inside = f"{ACCEPTANCE[found.positions]} fell inside segments"
     changed = [configuration.NAMES[change.field] for change in found.settings.changes]
+    doubt = f"; {', '.join(changed)} changed as well" if changed else ""
     if evidence.probes_awaited and not evidence.probes_after:
         reason = f"{inside}; the canary probes must be replayed before the machine can be excluded"
-        return _Verdict("query_drift", "low", reason)
+        return _Verdict("query_drift" if found.queries_moved else "unknown", "low", reason, _like(found))
     if found.probes_behaviour == "steady":
-        if found.queries_moved and not changed:
-            reason = f"{inside}, the queries moved, the canary probes and every setting did not"
-            return _Verdict("query_drift", "high", reason, _like(found))
-        doubt = f"; {', '.join(changed)} changed as well" if changed else ""
-        shown = _QUERIES[found.queries_moved]
-        return _Verdict(
-            "query_drift", "medium", f"{inside}, the canary probes did not move, {shown}{doubt}", _like(found)
-        )
-    if found.queries_moved is False:
-        reason = f"{inside}, but the queries look as before, and no canary probes exclude the machine"
+        return _fell_beside_steady_probes(found, inside, doubt)
+    if found.queries_moved:
+        reason = f"{inside} and the queries moved{doubt}; {_NO_PROBES[found.probes_behaviour]}"
+        return _Verdict("query_drift", "medium", reason, _like(found))
+    if found.queries_moved is None:
+        reason = f"{inside}{doubt}; nothing tells the traffic from the machine"
         return _Verdict("unknown", "low", reason)
-    if setting or "num_speculative_tokens" in [change.field for change in found.settings.changes]:
-        reason = f"{inside}; {', '.join(changed)} changed as well, and no canary probes exclude the machine"
-        return _Verdict("query_drift", "low" if not found.queries_moved else "medium", reason, _like(found))
-    how = "the queries moved" if found.queries_moved else "no setting changed"
-    reason = f"{inside} and {how}; no canary probes exclude the machine"
-    return _Verdict("query_drift", "medium", reason, _like(found))
+    reason = f"{inside}, but captured queries show no move{doubt}; {_NO_PROBES[found.probes_behaviour]}"
+    return _Verdict("unknown", "low", reason)
+
+
+def _fell_beside_steady_probes(found: Examination, inside: str, doubt: str) -> _Verdict:
+    if found.queries_moved is None:
+        shown = "the canary probes did not move, the queries could not be compared"
+        return _Verdict("query_drift", "medium", f"{inside}, {shown}{doubt}", _like(found))
+    if not found.queries_moved:
+        shown = "but neither the queries nor the canary probes moved"
+        return _Verdict("unknown", "low", f"{inside}, {shown}{doubt}")
+    if doubt:
+        reason = f"{inside}, the queries moved, the canary probes did not{doubt}"
+        return _Verdict("query_drift", "medium", reason, _like(found))
+    reason = f"{inside}, the queries moved, the canary probes and every setting did not"
+    return _Verdict("query_drift", "high", reason, _like(found))
+
+
+_NO_PROBES: Final[dict[Behaviour | Literal["none"], str]] = {
+    "none": "no canary probes exclude the machine",
+    "too_few": "too few canary probes exclude the machine",
+    "unclear": "the canary probes are too noisy to exclude the machine",
+    "moved_less": "the canary probes moved too, by less than the traffic: the machine may have a part in it",
+}
 
 
 def _what(setting: FieldChange) -> str:
@@ -402,14 +413,16 @@ _SUMMARIES: Final[dict[Cause, str]] = {
     "configuration": "the configuration",
     "target_replaced": "the target was replaced",
     "quality": "looping or garbled output",
-    "unknown": "not known",
+    "unknown": "the cause is not known",
 }
 
 
-def _action(cause: Cause, evidence: Evidence) -> str:
-    if evidence.direction == "up" and cause in ("query_drift", "machine", "configuration"):
+def _action(verdict: _Verdict, evidence: Evidence) -> str:
+    if evidence.direction == "up" and verdict.cause in ("query_drift", "machine", "configuration"):
         return "nothing to repair: acceptance rose"
-    return _ACTIONS[cause]
+    if verdict.cause in RETRAINABLE and verdict.confidence == "low":
+        return _ACTIONS["unknown"]
+    return _ACTIONS[verdict.cause]
 
 
 _ACTIONS: Final[dict[Cause, str]] = {

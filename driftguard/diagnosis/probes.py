@@ -10,17 +10,16 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.diagnosis.comparisons import LEVEL, Difference, interval
+from driftguard.diagnosis.comparisons import EXCLUDED_SHARE, LEVEL, Difference, interval
 from driftguard.diagnosis.evidence import ProbeResult
 
 MINIMUM_PROMPTS: Final = 8  # 2^-7 is the first one-sided p-value below 1%; one more to spare
 EXACT_UP_TO: Final = 14  # prompts whose sign flips are all tried
 FLIPS: Final = 9_999
 RELEVANT_SHARE: Final = 0.25  # of the traffic's move: less is no explanation of it
-EXCLUDED_SHARE: Final = 0.5  # of the traffic's move: more than that would be shown by the interval
 ANSWERS_CHANGED: Final = 0.5  # of the prompts
 
-Behaviour = Literal["moved", "steady", "unclear", "too_few"]
+Behaviour = Literal["moved", "moved_less", "steady", "unclear", "too_few"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +74,22 @@ def compare(
 
 
 def behaviour(change: ProbeChange, traffic_move: float) -> Behaviour:
-    """Did the probes move with the traffic (`traffic_move` is its signed change of acceptance)?"""
+    """Did the probes move with the traffic (`traffic_move` is its signed change of acceptance)?
+
+    Steady means that the interval includes 0 and excludes half of the traffic's move. "moved_less": it
+    excludes both, so that the probes moved, but by less than half of the traffic or the other way.
+    """
     if change.prompts < MINIMUM_PROMPTS:
         return "too_few"
     size, sign = abs(traffic_move), math.copysign(1.0, traffic_move)
     along = sign * change.difference.change
     if change.p_value <= LEVEL and along >= RELEVANT_SHARE * size:
         return "moved"
-    farthest = change.difference.high if sign > 0 else -change.difference.low
-    return "steady" if farthest < EXCLUDED_SHARE * size else "unclear"
+    low, high = change.difference.low, change.difference.high
+    farthest = high if sign > 0 else -low
+    if farthest >= EXCLUDED_SHARE * size:
+        return "unclear"
+    return "steady" if low <= 0.0 <= high else "moved_less"
 
 
 def sign_flip_p_value(d: NDArray[np.float64]) -> float:

@@ -65,6 +65,8 @@ def _why(incident: Incident) -> str:
     known = incident.diagnosis
     training = known.retrain and incident.state == "mitigating"
     action = "a new draft is being trained" if training else known.recommended_action
+    if known.cause == "unknown":
+        return f" {known.summary[0].upper()}{known.summary[1:]}; {action}."
     return f" Likely cause: {known.summary} ({known.confidence} confidence); {action}."
 
 

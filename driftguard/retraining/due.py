@@ -27,14 +27,16 @@ class PastRun:
 def why_not(diagnosis: Diagnosis | None, least: Confidence) -> str | None:
     """Why this diagnosis does not call for a retraining; None if it does.
 
-    Only query drift and a replaced target do, and only with enough confidence: where the machine is the
-    cause, a new draft would learn nothing and hide the fault.
+    Only query drift and a replaced target do, and only with enough confidence, which low never is: where the
+    machine is the cause, a new draft would learn nothing and hide the fault.
     """
     if diagnosis is None:
         return "its cause has not been examined yet"
     told = f"{diagnosis.summary} ({diagnosis.confidence} confidence: {diagnosis.reason})"
     if not diagnosis.retrain:
         return f"{told}; {diagnosis.recommended_action}"
+    if diagnosis.confidence == "low":
+        return f"{told}; low confidence never starts an automatic retraining"
     if CONFIDENCES.index(diagnosis.confidence) < CONFIDENCES.index(least):
         return f"{told}; an automatic retraining needs {least} confidence (diagnosis.least_confidence)"
     return None

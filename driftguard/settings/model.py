@@ -231,7 +231,7 @@ class RetrainingSettings(_Group):
 
 
 class DiagnosisSettings(_Group):
-    least_confidence: Literal["low", "medium", "high"] = Field(
+    least_confidence: Literal["medium", "high"] = Field(
         "medium",
         description="Least confidence of a diagnosis that starts a retraining; high needs probes.",
     )

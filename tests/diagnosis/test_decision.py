@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from driftguard.diagnosis import Diagnosis, Observed, diagnose
@@ -87,15 +88,93 @@ def test_queries_like_another_segment_are_named_so() -> None:
     assert "like code" in found.summary
 
 
-@pytest.mark.parametrize("captured", [True, False])
-def test_without_probes_query_drift_is_never_more_than_medium_and_still_retrains(captured: bool) -> None:
-    evidence = fell(captures_before=CAPTURED_BEFORE, captures_after=OTHER_TOPIC) if captured else fell()
-    found = diagnose(evidence)
+def test_moved_queries_without_probes_are_query_drift_of_medium_confidence_and_still_retrain() -> None:
+    found = diagnose(fell(captures_before=CAPTURED_BEFORE, captures_after=OTHER_TOPIC))
     assert verdict(found) == ("query_drift", "medium", True)
     assert any("canary probes" in gap for gap in found.missing)
-    assert any("no captured requests" in gap for gap in found.missing) is not captured
-    if not captured:
-        assert found.examples == ()
+
+
+def test_no_probes_and_no_captures_name_no_cause_and_retrain_nothing() -> None:
+    found = diagnose(fell())
+    assert verdict(found) == ("unknown", "low", False)
+    assert "nothing tells the traffic from the machine" in found.reason
+    assert any("canary probes" in gap for gap in found.missing)
+    assert any("no captured requests" in gap for gap in found.missing)
+    assert found.examples == ()
+
+
+def test_too_few_probes_and_captures_name_no_cause_either() -> None:
+    few = captures(4, "german", 5, LEGAL)
+    found = diagnose(
+        fell(
+            probes_before=probes(prompts=5) * 2,
+            probes_after=probes(prompts=5),
+            captures_before=CAPTURED_BEFORE,
+            captures_after=few,
+        )
+    )
+    assert verdict(found) == ("unknown", "low", False)
+
+
+def test_steady_probes_and_queries_as_before_are_no_query_drift() -> None:
+    found = diagnose(
+        fell(
+            probes_before=probes() + probes(),
+            probes_after=probes(),
+            captures_before=CAPTURED_BEFORE,
+            captures_after=SAME_TOPICS,
+        )
+    )
+    assert verdict(found) == ("unknown", "low", False)
+    assert "neither the queries nor the canary probes moved" in found.reason
+
+
+def test_probes_that_certainly_moved_are_never_said_to_have_stayed() -> None:
+    """By .05 at t = 5, and the traffic by .25: the interval excludes 0."""
+    random = np.random.default_rng(8)
+    shifts = random.normal(-0.05, 0.045, 20)
+    after = tuple(
+        replace(one, accepted=one.accepted + round(200 * shift))
+        for one, shift in zip(probes(), shifts, strict=True)
+    )
+    found = diagnose(
+        fell(
+            probes_before=probes() + probes(),
+            probes_after=after,
+            captures_before=CAPTURED_BEFORE,
+            captures_after=OTHER_TOPIC,
+        )
+    )
+    numbers = next(one.numbers for one in found.facts if one.about == "probes")
+    assert float(numbers["change_high"] or 0.0) < 0.0
+    assert "did not" not in fact(found, "probes") + found.reason
+    assert "moved, by less than the traffic" in fact(found, "probes")
+    assert (found.cause, found.confidence) == ("query_drift", "medium")
+
+
+def test_a_first_position_too_noisy_to_tell_does_not_make_another_k_certain() -> None:
+    before = requests(1, {"german": 200}, {"german": 0.7}, first_rate=0.7)
+    after = requests(2, {"german": 60}, {"german": 0.45}, k=8, first_rate=0.7)
+    noisy = tuple(
+        replace(one, first_accepted=(one.first_drafted or 0) * (number % 3 > 0))
+        for number, one in enumerate(after[:12])
+    )
+    found = diagnose(fell(before=before, after=noisy))
+    assert verdict(found) == ("configuration", "medium", False)
+    assert "did not move" not in found.reason
+
+
+def test_a_mix_is_not_the_only_cause_where_a_fall_inside_segments_is_not_excluded() -> None:
+    rates = {"code": 0.85, "german": 0.45}
+    found = diagnose(
+        fell(
+            changed=("code", "german"),
+            before=requests(1, {"code": 9, "german": 3}, rates),
+            after=requests(2, {"code": 5, "german": 7}, rates),
+        )
+    )
+    assert found.cause != "mix_shift"
+    assert "every segment is steady" not in found.reason
 
 
 def test_queries_as_before_and_no_probes_is_not_called_drift() -> None:
@@ -123,7 +202,7 @@ def test_another_k_is_configuration_unless_position_one_fell_too(first_rate: flo
     after = requests(2, {"german": 60}, {"german": 0.45}, k=8, first_rate=first_rate)
     found = diagnose(fell(before=before, after=after))
     if first_rate is None:  # position 1 fell to .45 as well: not K alone
-        assert (found.cause, found.confidence) == ("query_drift", "low")
+        assert (found.cause, found.confidence) == ("unknown", "low")
         assert "K (num_speculative_tokens) changed as well" in found.reason
     else:
         assert verdict(found) == ("configuration", "high", False)
@@ -157,7 +236,12 @@ def test_more_load_at_the_same_moment_does_not_hide_a_drift() -> None:
     after = requests(2, {"german": 30}, FALLEN, concurrency=4)
     after += requests(3, {"german": 60}, FALLEN, concurrency=16)
     found = diagnose(
-        fell(before=BEFORE + requests(4, {"german": 40}, {"german": 0.7}, concurrency=16), after=after)
+        fell(
+            before=BEFORE + requests(4, {"german": 40}, {"german": 0.7}, concurrency=16),
+            after=after,
+            captures_before=CAPTURED_BEFORE,
+            captures_after=OTHER_TOPIC,
+        )
     )
     assert found.cause == "query_drift"
 
@@ -227,7 +311,9 @@ def of_varying_k(seed: int, k: int, first_rate: float) -> tuple[Observed, ...]:
 
 def test_a_k_that_followed_acceptance_never_explains_what_the_first_position_lost() -> None:
     before, after = of_varying_k(1, 5, 0.8), of_varying_k(2, 2, 0.6)
-    found = diagnose(fell(before=before, after=after))
+    found = diagnose(
+        fell(before=before, after=after, captures_before=CAPTURED_BEFORE, captures_after=OTHER_TOPIC)
+    )
     assert (found.cause, found.retrain) == ("query_drift", True)
     assert found.reason.startswith("acceptance of the first draft token fell inside segments")
     assert "drafted tokens per step went from 5 to 2" in fact(found, "configuration")

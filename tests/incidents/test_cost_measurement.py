@@ -151,7 +151,7 @@ def test_with_one_k_an_incident_tells_the_loss_and_how_to_learn_the_rest(databas
     assert cost.lost is not None
     assert cost.best is None
     assert any("only K = 4 was timed" in note for note in cost.notes)
-    assert "% slower (measured). Likely cause" in summary(incident, stream)
+    assert "% slower (measured). The cause is not known" in summary(incident, stream)
 
 
 def test_a_loss_that_times_do_not_show_is_told_by_formula(database: Database) -> None:

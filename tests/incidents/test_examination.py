@@ -87,7 +87,7 @@ def test_what_the_fold_found_is_told_once_and_only_with_its_cause(database: Data
     assert (incident.awaits_examination, incident.severity) == (False, "critical")
     assert incident.interval_start_at < incident.change_point_at < incident.interval_end_at
     assert "by formula" in summary(incident, stream) or "measured" in summary(incident, stream)
-    assert "Likely cause: the traffic moved" in summary(incident, stream)
+    assert "The cause is not known" in summary(incident, stream)
     assert world.severities() == ["critical"]
     assert world.shown("critical") == 1
 
@@ -139,7 +139,7 @@ def test_an_examination_that_fails_delays_no_page_and_no_fold(
     incident, stream = world.incident()
     assert incident.diagnosis is not None
     assert world.severities() == ["warning", "critical"]
-    assert "Now critical: examined late: the traffic moved." in summary(incident, stream)
+    assert "Now critical: examined late: the cause is not known." in summary(incident, stream)
 
 
 def test_the_fold_goes_on_while_an_examination_hangs(

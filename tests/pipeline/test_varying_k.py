@@ -81,7 +81,7 @@ def test_a_worse_draft_at_a_k_that_follows_it_is_told_as_of_the_first_token(
         assert incident["evidence"]["slowdown_formula"] is None
         assert incident["evidence"]["slowdown_measured"] > 0.05
         diagnosis = incident["diagnosis"]
-        assert (diagnosis["cause"], diagnosis["retrain"]) == ("query_drift", True)
+        assert (diagnosis["cause"], diagnosis["retrain"]) == ("unknown", False)
         assert f"a{said} of all traffic moved" in next(
             fact["text"] for fact in diagnosis["facts"] if fact["about"] == "mix"
         )

@@ -45,7 +45,7 @@ MACHINE = diagnosis("machine", "high", calls_for_it=False)
     ("found", "least", "retrains"),
     [
         (None, "low", False),
-        (DRIFT["low"], "low", True),
+        (DRIFT["low"], "low", False),
         (DRIFT["low"], "medium", False),
         (DRIFT["medium"], "medium", True),
         (DRIFT["medium"], "high", False),
