@@ -4,12 +4,24 @@
 
 Tokens per second = tokens per step / seconds per step. The first comes from what was accepted
 (`tokens_per_step.py`), the second from times measured at several K (`times.py`); together they tell
-the K that would be best now (`best_k.py`). What was lost against the time before a change is compared
+the K that would be best now (`best_k.py`) and, for each load, how many times as fast as none speculation is
+(`loads.py`). What was lost against the time before a change is compared
 directly (`times.py`).
 """
 
 from driftguard.cost.assessment import advice, assess
 from driftguard.cost.times import TimedRequest
-from driftguard.records.documents.cost import Choice, Cost, Interval, SeenK, Speed, StepTime
+from driftguard.records.documents.cost import Choice, Cost, Interval, LoadSpeedup, SeenK, Speed, StepTime
 
-__all__ = ["Choice", "Cost", "Interval", "SeenK", "Speed", "StepTime", "TimedRequest", "advice", "assess"]
+__all__ = [
+    "Choice",
+    "Cost",
+    "Interval",
+    "LoadSpeedup",
+    "SeenK",
+    "Speed",
+    "StepTime",
+    "TimedRequest",
+    "advice",
+    "assess",
+]

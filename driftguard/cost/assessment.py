@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from driftguard.cost.best_k import Model, best, implausible
+from driftguard.cost.loads import ENOUGH, IMPLAUSIBLE, by_load
 from driftguard.cost.times import (
     LEAST_REQUESTS,
     UNKNOWN_BAND,
@@ -16,6 +17,7 @@ from driftguard.cost.times import (
     Ints,
     Sample,
     TimedRequest,
+    band_text,
     fit,
     lost,
     matched,
@@ -29,7 +31,7 @@ from driftguard.cost.times import (
 from driftguard.cost.tokens_per_step import chain_of
 from driftguard.records.documents.cost import Cost, Speed
 
-_IN_USE: Final = 100  # newest requests with drafts: of most of their steps is the K in use
+_IN_USE: Final = 100  # newest requests with drafts: of most of their steps are the K in use and the load now
 _SAME_HOURS: Final = 86_400.0  # seconds
 
 
@@ -44,10 +46,11 @@ def assess(
 
     before: requests of the stream before a change, if there was one. without: requests of the same server
     and target without speculation. changed: segments whose speed is told, all by default; K is one for the
-    whole stream, so the best K is of all of `now`. K in use is that of the newest requests, so that a
-    K set anew is known at once. Seconds per step change with the machine and its load, so the best K is
-    told from the requests, before and now, of the last day only. Times that were not measured
-    (`times.measured`) say how fast the requests are said to be, and nothing else; `notes` then tells it.
+    whole stream, so the best K is of all of `now`. K in use and the load are those of the newest requests,
+    so that a K set anew and a server that has filled up are known at once. Seconds per step change with the
+    machine and its load, so the best K and the speedups are told from the requests, before and now, of the
+    last day only. Times that were not measured (`times.measured`) say how fast the requests are said to be,
+    and nothing else; `notes` then tells it.
     """
     newest = sample_of(now)
     clocked = [measured(side) for side in (before, now, without)]
@@ -62,17 +65,20 @@ def assess(
     if found is None or k is None:
         return found
     own = newest[newest.k == k]
-    band = _usual(own, own.band, least=UNKNOWN_BAND)
+    present = speculating[speculating.k == k]
+    band = _usual(present, present.band, least=UNKNOWN_BAND)
     found = replace(
         found, num_speculative_tokens=k, acceptance_rate=float(own.accepted.sum() / own.drafted.sum())
     )
     since = max(item.ended_at for item in now) - _SAME_HOURS
     timed = sample_of([item for side in clocked for item in side if item.ended_at >= since])
+    if band is not None and len(timed):
+        found = replace(found, loads=by_load(chain_of(newest, k), timed, k, band))
     return _with_best(found, newest, timed[timed.band == band], band)
 
 
 def _with_best(found: Cost, newest: Sample, timed: Sample, band: int | None) -> Cost:
-    """`timed`: requests of every K in the band of concurrency of the K in use."""
+    """`timed`: requests of every K in the band of concurrency that there is now."""
     k = found.num_speculative_tokens
     seen = seen_ks(timed)
     ks = [item.num_speculative_tokens for item in seen]
@@ -144,7 +150,6 @@ def _usual(sample: Sample, values: Ints, *, least: int) -> int | None:
     return int(names[np.bincount(places, weights=sample.timed_steps[chosen]).argmax()])
 
 
-ENOUGH: Final = "one in a hundred and at least ten a day, under the usual load"
 LEAST_GAIN: Final = 0.02  # of the tokens per second: what is worth telling
 
 ALIKE: Final = (
@@ -154,10 +159,6 @@ ALIKE: Final = (
 UNMEASURED: Final = (
     "time_per_output_token_seconds never varies in some or all of these requests, so it was not measured: "
     "no loss and no best K is told from them, and a loss is told by formula"
-)
-IMPLAUSIBLE: Final = (
-    "a step takes less time with more draft tokens, so the requests of different K differ in something else "
-    "too, and no best K is told: send requests of each K in the same hours"
 )
 
 
@@ -181,7 +182,7 @@ def limits(ks: Sequence[int], band: int | None, k: int) -> tuple[str, ...]:
     if band is None or band == UNKNOWN_BAND:
         notes.append("the records do not tell the concurrency, so times under different load are mixed")
     else:
-        notes.append(f"seconds per step are those at a concurrency of {_band_text(band)}")
+        notes.append(f"seconds per step are those at a concurrency of {band_text(band)}")
     if len(ks) < 2:
         notes.append(
             f"only K = {k} was timed, so neither the best K nor the break-even is known: "
@@ -198,7 +199,3 @@ def limits(ks: Sequence[int], band: int | None, k: int) -> tuple[str, ...]:
             "send some requests with another K to be sure of the best"
         )
     return tuple(notes)
-
-
-def _band_text(band: int) -> str:
-    return str(band + 1) if band <= 1 else f"{2 ** (band - 1) + 1} to {2**band}"

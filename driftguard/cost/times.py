@@ -170,6 +170,18 @@ def _band(concurrency: int | None) -> int:
     return UNKNOWN_BAND if concurrency is None else max(concurrency - 1, 0).bit_length()
 
 
+def concurrency_of(band: int) -> tuple[int, int] | None:
+    """The fewest and the most requests at once in this band; None where the records do not tell."""
+    if band == UNKNOWN_BAND:
+        return None
+    return (1, 1) if band == 0 else (2 ** (band - 1) + 1, 2**band)
+
+
+def band_text(band: int) -> str:
+    """For example: 1, 2, 9 to 16. Not of UNKNOWN_BAND."""
+    return str(band + 1) if band <= 1 else f"{2 ** (band - 1) + 1} to {2**band}"
+
+
 def _positions(requests: Sequence[TimedRequest]) -> Floats:
     width = max((len(item.accepted_per_position or ()) for item in requests), default=0)
     found = np.full((len(requests), width), np.nan)

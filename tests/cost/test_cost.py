@@ -348,3 +348,100 @@ def _intervals(value: object) -> Iterator[Interval]:
     elif is_dataclass(value):
         for field in fields(value):
             yield from _intervals(getattr(value, field.name))
+
+
+# The same draft at the same acceptance, as in vllm#26504: a busy server computes every draft token.
+QUIET = Server(a=0.020, b=0.0045, accepts=(0.86,))
+BUSY = Server(a=0.020, b=0.0185, accepts=(0.86,))
+SIXTEEN = {"concurrency": 16}
+
+
+def at_two_loads(seed: int, *, busy_now: bool, without: int = 60) -> Cost:
+    """A thousand requests on a quiet server and then 150 on a busy one, or the other way around."""
+    rng = np.random.default_rng(seed)
+    quiet_at, busy_at = (0.0, 2000.0) if busy_now else (2000.0, 0.0)
+    quiet, busy = (1000, 150) if busy_now else (150, 1000)
+    now = QUIET.serve(rng, quiet, 3, start=quiet_at) + BUSY.serve(rng, busy, 3, start=busy_at, **SIXTEEN)
+    none = QUIET.serve(rng, 60, 0, start=quiet_at) + BUSY.serve(rng, without, 0, start=busy_at, **SIXTEEN)
+    found = assess([], now, none)
+    assert found is not None
+    return found
+
+
+def test_the_speedup_is_that_of_the_load_there_is_now() -> None:
+    """Acceptance is .86 at both; what is right flips with the load."""
+    for busy_now, server, load in ((True, BUSY, (9, 16)), (False, QUIET, (1, 1))):
+        cost = at_two_loads(31, busy_now=busy_now)
+        truth = server.tokens_per_second(3) / server.tokens_per_second(0)
+        now = cost.speedup
+        assert now is not None
+        assert now.concurrency == load
+        assert now.factor is not None
+        assert now.factor.low <= truth <= now.factor.high
+        assert (now.factor.high < 1.0) is busy_now
+        assert (now.factor.low > 1.0) is not busy_now
+        assert cost.acceptance_rate == pytest.approx(QUIET.tokens_per_step(3) / 3 - 1 / 3, abs=0.01)
+        assert (cost.best == 0) is busy_now
+        assert f"seconds per step are those at a concurrency of {'9 to 16' if busy_now else 1}" in cost.notes
+
+
+def test_each_load_has_a_speedup_of_its_own() -> None:
+    cost = at_two_loads(32, busy_now=True)
+    assert [(load.concurrency, load.now) for load in cost.loads] == [((1, 1), False), ((9, 16), True)]
+    for load, server in zip(cost.loads, (QUIET, BUSY), strict=True):
+        assert load.factor is not None
+        truth = server.tokens_per_second(3) / server.tokens_per_second(0)
+        assert load.factor.value == pytest.approx(truth, rel=0.06)
+        assert load.tokens_per_second == pytest.approx(server.tokens_per_second(3), rel=0.05)
+        assert load.tokens_per_second_without == pytest.approx(server.tokens_per_second(0), rel=0.05)
+
+
+def test_a_load_without_requests_without_speculation_has_no_speedup_and_says_what_is_missing() -> None:
+    """What is known of the quiet server says nothing of the busy one."""
+    cost = at_two_loads(33, busy_now=True, without=9)
+    assert cost.speedup is not None
+    assert cost.speedup.factor is None
+    assert cost.speedup.missing is not None
+    assert (
+        "only 9 requests without speculation were timed at a concurrency of 9 to 16" in cost.speedup.missing
+    )
+    assert cost.loads[0].factor is not None
+
+
+def test_a_speedup_where_the_load_is_not_told_says_so() -> None:
+    rng = np.random.default_rng(34)
+    untold = {"concurrency": None}
+    cost = assess([], SERVER.serve(rng, 200, 4, **untold), SERVER.serve(rng, 50, 0, **untold))
+    assert cost is not None
+    assert cost.speedup is not None
+    assert cost.speedup.concurrency is None
+    assert cost.speedup.factor is not None
+
+
+def test_no_speedup_is_told_from_times_that_were_not_measured_or_contradict_themselves() -> None:
+    rng = np.random.default_rng(35)
+    constant = {"time_per_output_token_seconds": 0.02}
+    cost = assess([], SERVER.serve(rng, 200, 4, **constant), SERVER.serve(rng, 50, 0, **constant))
+    assert cost is not None
+    assert cost.speedup is None or cost.speedup.factor is None
+    slower = replace(SERVER, a=0.080)
+    cost = assess([], SERVER.serve(rng, 200, 4), slower.serve(rng, 50, 0))
+    assert cost is not None
+    assert cost.speedup is not None
+    assert cost.speedup.factor is None
+    assert cost.speedup.missing is not None
+
+
+def test_the_interval_of_the_speedup_holds_as_often_as_it_says() -> None:
+    """At 95%: fewer than 88 of 100 happens with probability .002."""
+    rng = np.random.default_rng(36)
+    noisy = replace(BUSY, noise=0.3, tokens=50)
+    truth = noisy.tokens_per_second(3) / noisy.tokens_per_second(0)
+    hits = 0
+    for _ in range(100):
+        cost = assess([], noisy.serve(rng, 60, 3, **SIXTEEN), noisy.serve(rng, 20, 0, **SIXTEEN))
+        assert cost is not None
+        assert cost.speedup is not None
+        assert cost.speedup.factor is not None
+        hits += cost.speedup.factor.low <= truth <= cost.speedup.factor.high
+    assert hits >= 88, hits

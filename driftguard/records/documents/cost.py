@@ -58,6 +58,24 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadSpeedup:
+    """Speculation with the K in use against none, at one load: `factor` of the tokens per second.
+
+    concurrency: the fewest and the most requests at once; None where the records do not tell. now: it is the
+    load of most of the newest requests. missing: why there is no factor, and how to have it; else None.
+    """
+
+    concurrency: tuple[int, int] | None
+    now: bool
+    requests: int  # timed with the K in use
+    requests_without: int  # timed without speculation
+    factor: Interval | None = None
+    tokens_per_second: float | None = None
+    tokens_per_second_without: float | None = None
+    missing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """`best`: 0 if no K is faster than no speculation by more than the uncertainty. `sure`: it is faster than
     the K in use by more than the uncertainty; False if the K in use is the best.
@@ -77,3 +95,9 @@ class Cost:
     sure: bool = False
     break_even_acceptance: Interval | None = None
     notes: tuple[str, ...] = ()  # what limits these numbers, and how to improve them
+    loads: tuple[LoadSpeedup, ...] = ()  # the quietest first
+
+    @property
+    def speedup(self) -> LoadSpeedup | None:
+        """At the load there is now; None where nothing was drafted or timed."""
+        return next((load for load in self.loads if load.now), None)
