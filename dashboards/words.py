@@ -17,6 +17,7 @@ VERDICTS: Final[Words] = {
     "cannot_be_judged": ("Cannot be judged", colours.WARNING),
     "stale": ("Stale", colours.SILENT),
     "drafting_stopped": ("Drafting stopped", colours.WARNING),
+    "speculation_loses": ("Speculation loses", colours.BAD),
     "improved": ("Improved", colours.BETTER),
     "relearning": ("Relearning", colours.LEARNING),
     "insufficient_data": ("Insufficient data", colours.NEUTRAL),

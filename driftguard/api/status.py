@@ -229,6 +229,7 @@ def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusMode
     return StreamStatusModel(
         **StreamInfo.model_validate(stream).model_dump(),
         verdict=item.verdict,
+        acceptance_verdict=item.acceptance_verdict,
         text=item.text,
         since=item.since,
         in_service=item.in_service,
@@ -248,6 +249,7 @@ def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusMode
         ],
         cost=item.cost,
         cost_measured_at=item.cost_measured_at,
+        speculation=item.speculation,
         first_seen_at=stream.first_seen_at,
         last_seen_at=stream.last_seen_at,
         records_in_other=stream.records_in_other,

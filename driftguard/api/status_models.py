@@ -10,7 +10,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from driftguard.adapters.condition import Condition
-from driftguard.cost import Cost
+from driftguard.cost import Cost, Speculation
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
 from driftguard.detection.findings import SessionsGiven, duration
 from driftguard.detection.state.columns import SECONDS_PER_DAY
@@ -172,7 +172,11 @@ class StreamStatusModel(StreamInfo):
     verdict: StreamVerdict = Field(
         description="relearning: the detector's state was stored by another version of DriftGuard. "
         "cannot_be_judged: the detector fails at the stream's records, and the stream is not tried again "
-        "automatically."
+        "automatically. speculation_loses: acceptance is fine or not known yet, but without speculation the "
+        "stream would be faster at its current load."
+    )
+    acceptance_verdict: StreamVerdict = Field(
+        description="Without regard to whether speculation pays, and to a silence of the source."
     )
     text: str = Field(
         description="The verdict in one sentence.", examples=["Steady: acceptance 0.74, baseline 0.75."]
@@ -191,6 +195,11 @@ class StreamStatusModel(StreamInfo):
     segments: list[SegmentStatus]
     cost: Cost | None = Field(description="Of speculation, and the best K; measured every few minutes.")
     cost_measured_at: datetime | None
+    speculation: Speculation | None = Field(
+        description="Whether speculation pays at the current load: times the tokens per second without it, "
+        "with a 95% interval; or what is missing to know it. null where the stream is not in service, or has "
+        "no speculation."
+    )
     first_seen_at: datetime
     last_seen_at: datetime
     records_in_other: int = Field(description="Records whose segment was beyond the limit of 64.")

@@ -15,6 +15,7 @@ _STYLES = {
     "degraded": "bold red",
     "stale": "bold yellow",
     "drafting_stopped": "bold red",
+    "speculation_loses": "bold red",
     "cannot_be_judged": "bold yellow",
     "improved": "cyan",
     "steady": "green",
@@ -50,7 +51,12 @@ def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
             highlight=False,
         )
         console.print(f"  [{style}]{escape(stream['text'])}[/]", highlight=False)
-        for line in [_numbers(stream), *_detector(stream), *map(_segment, stream["segments"])]:
+        for line in [
+            _numbers(stream),
+            *_pays(stream["speculation"]),
+            *_detector(stream),
+            *map(_segment, stream["segments"]),
+        ]:
             console.print(f"  {line}", highlight=False, markup=False)
         console.print()
     if left_out := status["streams_left_out"]:
@@ -67,9 +73,23 @@ def _numbers(stream: dict[str, Any]) -> str:
         f"acceptance {_rate(acceptance['now'])}, baseline {_rate(acceptance['baseline'])}",
         f"{_number(speed['now'], '{:.0f}')} tokens/s",
         f"cost {_number(speed['cost_percent'], '{:.0f}%')}",
+        _speedup(stream["speculation"]),
         f"draft in service {stream['draft_in_service']}",
     ]
     return "; ".join(parts)
+
+
+def _pays(speculation: dict[str, Any] | None) -> list[str]:
+    """Where speculation loses, the stream's sentence has said it."""
+    return [] if speculation is None or speculation["state"] == "loses" else [speculation["text"]]
+
+
+def _speedup(speculation: dict[str, Any] | None) -> str:
+    """Against no speculation, with its interval; or that it is not known."""
+    if speculation is None or speculation["factor"] is None:
+        return "speedup not known"
+    factor = speculation["factor"]
+    return f"speedup {factor['value']:.2f} ({factor['low']:.2f} to {factor['high']:.2f})"
 
 
 def _detector(stream: dict[str, Any]) -> list[str]:

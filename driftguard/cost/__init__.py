@@ -4,12 +4,13 @@
 
 Tokens per second = tokens per step / seconds per step. The first comes from what was accepted
 (`tokens_per_step.py`), the second from times measured at several K (`times.py`); together they tell
-the K that would be best now (`best_k.py`) and, for each load, how many times as fast as none speculation is
-(`loads.py`). What was lost against the time before a change is compared
+the K that would be best now (`best_k.py`) and, for each load, how many times as fast as none speculation is,
+hence whether it pays (`payoff.py`). What was lost against the time before a change is compared
 directly (`times.py`).
 """
 
 from driftguard.cost.assessment import advice, assess
+from driftguard.cost.payoff import Payoff, Speculation, payoff
 from driftguard.cost.times import TimedRequest
 from driftguard.records.documents.cost import Choice, Cost, Interval, LoadSpeedup, SeenK, Speed, StepTime
 
@@ -18,10 +19,13 @@ __all__ = [
     "Cost",
     "Interval",
     "LoadSpeedup",
+    "Payoff",
     "SeenK",
+    "Speculation",
     "Speed",
     "StepTime",
     "TimedRequest",
     "advice",
     "assess",
+    "payoff",
 ]

@@ -9,15 +9,16 @@ from typing import Final
 import numpy as np
 
 from driftguard.cost.best_k import Model, best, implausible
-from driftguard.cost.loads import ENOUGH, IMPLAUSIBLE, by_load
 from driftguard.cost.times import (
     LEAST_REQUESTS,
+    LEVEL,
     UNKNOWN_BAND,
     Floats,
     Ints,
     Sample,
     TimedRequest,
     band_text,
+    concurrency_of,
     fit,
     lost,
     matched,
@@ -29,8 +30,13 @@ from driftguard.cost.times import (
     step_time,
 )
 from driftguard.cost.tokens_per_step import chain_of
-from driftguard.records.documents.cost import Cost, Speed
+from driftguard.records.documents.cost import Cost, Interval, LoadSpeedup, Speed
 
+ENOUGH: Final = "one in a hundred and at least ten a day, under the usual load"
+IMPLAUSIBLE: Final = (
+    "a step takes less time with more draft tokens, so the requests of different K differ in something else "
+    "too, and no best K is told: send requests of each K in the same hours"
+)
 _IN_USE: Final = 100  # newest requests with drafts: of most of their steps are the K in use and the load now
 _SAME_HOURS: Final = 86_400.0  # seconds
 
@@ -73,7 +79,7 @@ def assess(
     since = max(item.ended_at for item in now) - _SAME_HOURS
     timed = sample_of([item for side in clocked for item in side if item.ended_at >= since])
     if band is not None and len(timed):
-        found = replace(found, loads=by_load(chain_of(newest, k), timed, k, band))
+        found = replace(found, loads=_by_load(newest, timed, k, band))
     return _with_best(found, newest, timed[timed.band == band], band)
 
 
@@ -103,6 +109,60 @@ def _with_best(found: Cost, newest: Sample, timed: Sample, band: int | None) -> 
         break_even_acceptance=model.break_even(newest[newest.k == k]),
         notes=found.notes if chain.per_position else (*found.notes, ALIKE),
     )
+
+
+def _by_load(newest: Sample, timed: Sample, k: int, now: int) -> tuple[LoadSpeedup, ...]:
+    """Speculation with the K in use against none at each load by itself, the quietest first.
+
+    One draft pays on a quiet server and loses on a busy one, at the same acceptance (vllm#26504): a step of a
+    busy server computes every draft token, a quiet one has them nearly for free. Per band of concurrency
+
+        factor = (L(K) / t(K)) / (1 / t(0))
+
+    L: tokens per step, of the newest requests at any load, as acceptance does not follow it. t: seconds per
+    step, fitted in that band alone. Nothing is carried from one band to another: a load at which no request
+    without speculation was timed has no factor.
+
+    `timed`: requests of every K and load, of one day; `now`: the band of the load that
+    there is now, which is always among them; `k`: in use.
+    """
+    bands = sorted({now, *np.unique(timed.band[timed.k == k]).tolist()})
+    return tuple(_at_load(newest, timed[timed.band == band], k, band, now=band == now) for band in bands)
+
+
+def _at_load(newest: Sample, timed: Sample, k: int, band: int, *, now: bool) -> LoadSpeedup:
+    found = LoadSpeedup(
+        concurrency=concurrency_of(band),
+        now=now,
+        requests=int((timed.k == k).sum()),
+        requests_without=int((timed.k == 0).sum()),
+    )
+    seen = seen_ks(timed)
+    ks = [item.num_speculative_tokens for item in seen]
+    if k not in ks:
+        return replace(found, missing=_too_few(found.requests, f"with K = {k}", band))
+    if 0 not in ks:
+        few = _too_few(found.requests_without, "without speculation", band)
+        return replace(found, missing=f"{few}: send some, {ENOUGH}")
+    line = fit(timed, seen)
+    if line is None or implausible(line):
+        return replace(found, missing=IMPLAUSIBLE)
+    chain = chain_of(newest, k)
+    gain = Model(chain, line, k).gain(k, 0, LEVEL)
+    tokens, _ = chain.tokens(k)
+    return replace(
+        found,
+        factor=Interval(1.0 + gain.value, 1.0 + gain.low, 1.0 + gain.high),
+        tokens_per_second=tokens / line.at(k),
+        tokens_per_second_without=1.0 / line.at(0),
+    )
+
+
+def _too_few(count: int, which: str, band: int) -> str:
+    counted = {0: f"no request {which} was", 1: f"only 1 request {which} was"}
+    told = counted.get(count, f"only {count} requests {which} were")
+    where = "" if band == UNKNOWN_BAND else f" at a concurrency of {band_text(band)}"
+    return f"{told} timed{where}"
 
 
 def _speeds(before: Sample, now: Sample) -> Cost | None:

@@ -11,6 +11,7 @@ StreamVerdict = Literal[
     "degraded",
     "improved",
     "drafting_stopped",
+    "speculation_loses",
     "cannot_be_judged",
     "stale",
     "replaced",

@@ -26,9 +26,23 @@ class StreamMetrics:
         self.speedup = series.gauge(
             "driftguard_speculation_speedup_ratio",
             "Tokens per second with the stream's current speculation, as a multiple of those without; with a "
-            "95% interval. Only where requests without speculation were timed.",
+            "95% interval. At the current load; only where requests without speculation were timed at it.",
             *STREAM,
             "bound",  # estimate | low | high
+        )
+        self.speedup_by_load = series.gauge(
+            "driftguard_speculation_speedup_by_load_ratio",
+            "As driftguard_speculation_speedup_ratio, at each load at which requests with and without "
+            "speculation were timed within a day.",
+            *STREAM,
+            "concurrency",  # requests at once, such as 9 to 16; unknown
+            "bound",  # estimate | low | high
+        )
+        self.load = series.gauge(
+            "driftguard_speculation_load_info",
+            "1 for the load of the newest requests: how many requests run at once.",
+            *STREAM,
+            "concurrency",
         )
         self.verdict = series.gauge(
             "driftguard_stream_verdict",

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 from sqlalchemy.orm import Session
 
+from driftguard.cost import Speculation, payoff
 from driftguard.detection import Acceptance, StreamSummary
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.message import cost_percent
@@ -69,8 +70,9 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
     found = StreamStatus(
         stream=stream,
         verdict=verdict,
+        acceptance_verdict=item.acceptance_verdict,
         text="",
-        since=held.since if held else _since(summary, incident),
+        since=held.since if held else None if verdict == "speculation_loses" else _since(summary, incident),
         in_service=item.in_service,
         draft_in_service=item.draft_in_service,
         now=now,
@@ -85,12 +87,22 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
         segments=summary.segments if summary else (),
         cost=measured.cost if measured else None,
         cost_measured_at=measured.at if measured else None,
+        speculation=_speculation(item, measured),
         summary=summary,
     )
     found = with_text(found, incident) if held is None else replace(found, text=set_aside_sentence(held))
     if not item.in_service or item.heard is None:
         return found
     return stale(found, item.heard) if item.verdict == "stale" else with_clock(found, item.heard)
+
+
+def _speculation(item: Standing, measured: cost_measurement.Measured | None) -> Speculation | None:
+    if not item.in_service or item.stream.method == "none":
+        return None
+    if measured is None:
+        return payoff(None)
+    outdated = cost_measurement.is_outdated(item.stream.last_seen_at, measured.at)
+    return payoff(measured.cost, outdated=outdated)
 
 
 def _since(summary: StreamSummary | None, incident: Incident | None) -> datetime | None:

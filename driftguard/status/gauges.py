@@ -10,7 +10,8 @@ from typing import Final
 from prometheus_client import Gauge
 from sqlalchemy.orm import Session
 
-from driftguard.cost import Cost
+from driftguard.cost import LoadSpeedup
+from driftguard.cost.payoff import concurrency_words
 from driftguard.incidents import cost_measurement
 from driftguard.metrics import Metrics
 from driftguard.metrics.labels import VERDICTS
@@ -24,7 +25,7 @@ from driftguard.store.tables import Incident
 Labels = tuple[str, ...]
 MAX_SET_ASIDE_SHOWN: Final = 100
 # Without "stale": a network outage makes all streams stale at once.
-ALWAYS_SHOWN: Final = ("degraded", "cannot_be_judged", "drafting_stopped")
+ALWAYS_SHOWN: Final = ("degraded", "cannot_be_judged", "drafting_stopped", "speculation_loses")
 
 
 def refresh(
@@ -105,7 +106,21 @@ def _show_costs(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
             **{(*labels_of(item.stream), "before"): item.tokens_per_second_baseline for item in found},
         },
         metrics.streams.speedup: {
-            (*labels, bound): value for labels, cost in costs for bound, value in _speedup(cost).items()
+            (*labels, bound): value
+            for labels, cost in costs
+            if cost.speedup is not None
+            for bound, value in _bounds(cost.speedup)
+        },
+        metrics.streams.speedup_by_load: {
+            (*labels, concurrency_words(load.concurrency), bound): value
+            for labels, cost in costs
+            for load in cost.loads
+            for bound, value in _bounds(load)
+        },
+        metrics.streams.load: {
+            (*labels, concurrency_words(cost.speedup.concurrency)): 1.0
+            for labels, cost in costs
+            if cost.speedup is not None
         },
         metrics.streams.k: {labels: cost.num_speculative_tokens for labels, cost in costs},
         metrics.streams.best_k: {labels: cost.best for labels, cost in costs},
@@ -118,14 +133,11 @@ def _show_costs(metrics: Metrics, found: Sequence[StreamStatus]) -> None:
         metrics.replace(gauge, {labels: value for labels, value in values.items() if value is not None})
 
 
-def _speedup(cost: Cost) -> dict[str, float]:
-    """Bound -> tokens per second with speculation over those without; empty where that was not measured."""
-    gains = [choice.gain for choice in cost.choices if choice.num_speculative_tokens == 0]
-    return {
-        bound: 1.0 / (1.0 + gain_of_none)
-        for gain in gains
-        for bound, gain_of_none in (("estimate", gain.value), ("low", gain.high), ("high", gain.low))
-    }
+def _bounds(load: LoadSpeedup) -> list[tuple[str, float]]:
+    """(bound, tokens per second with speculation over those without); empty where that was not measured."""
+    if load.factor is None:
+        return []
+    return [("estimate", load.factor.value), ("low", load.factor.low), ("high", load.factor.high)]
 
 
 def _show_set_aside(metrics: Metrics, every: Sequence[Standing]) -> None:

@@ -16,13 +16,25 @@ from driftguard.status.stream_status import StreamStatus
 from driftguard.store.streams import RELEARNING
 from driftguard.store.tables import HeldStream, Incident
 
-_CURRENT: Final = ("degraded", "improved", "insufficient_data", "relearning", "steady")  # drafts now
+_CURRENT: Final = (  # drafts now
+    "degraded",
+    "speculation_loses",
+    "improved",
+    "insufficient_data",
+    "relearning",
+    "steady",
+)
 
 
 def with_text(found: StreamStatus, incident: Incident | None) -> StreamStatus:
+    """Whether speculation pays is said here only where it loses; else it stands beside the sentence."""
     text = _sentence(found, incident)
     told = _advice(found) if found.verdict in _CURRENT else None
-    return replace(found, text=f"{text} {told[0].upper()}{told[1:]}." if told else text)
+    text = f"{text} {told[0].upper()}{told[1:]}." if told else text
+    if found.speculation is not None and found.speculation.state == "loses" and found.verdict in _CURRENT:
+        first = found.verdict == "speculation_loses"
+        text = f"{found.speculation.text} {text}" if first else f"{text} {found.speculation.text}"
+    return replace(found, text=text)
 
 
 def set_aside_sentence(held: HeldStream) -> str:
@@ -69,7 +81,7 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
         return _incident_sentence(incident)
     if found.stream.method == "none":
         return "Requests without speculation: there is no acceptance to watch."
-    if found.verdict in ("insufficient_data", "relearning"):
+    if found.acceptance_verdict in ("insufficient_data", "relearning"):
         return _learning_sentence(found)
     rates = f"{ACCEPTANCE[found.now.positions]} {found.now.rate:.2f}" if found.now else "acceptance not known"
     told = f"Steady: {rates}" + (f", baseline {found.baseline.rate:.2f}." if found.baseline else ".")
@@ -83,7 +95,7 @@ def _learning_sentence(found: StreamStatus) -> str:
     begun_at, because = found.stream.begun_anew_at, found.stream.begun_anew_because
     if begun_at is None or because is None:
         return f"Insufficient data: {so_far}"
-    if found.verdict == "relearning":
+    if found.acceptance_verdict == "relearning":
         return f"Relearning since {clock(begun_at)}: the detector's state was {RELEARNING[because]}. {so_far}"
     return f"Insufficient data since {clock(begun_at)}: {RELEARNING[because]}. {so_far}"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from driftguard.cost import Cost
+from driftguard.cost import Cost, Speculation
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import RetrainRun
@@ -20,6 +20,7 @@ class StreamStatus:
 
     stream: StreamRow
     verdict: str
+    acceptance_verdict: str  # without regard to whether speculation pays
     text: str
     since: datetime | None
     in_service: bool
@@ -36,4 +37,5 @@ class StreamStatus:
     segments: Sequence[SegmentSummary]
     cost: Cost | None  # as it was last measured
     cost_measured_at: datetime | None
+    speculation: Speculation | None  # None where there is none in service
     summary: StreamSummary | None  # the detector's; None before the first fold

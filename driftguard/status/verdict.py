@@ -11,9 +11,10 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
+from driftguard.incidents.cost_measurement import OUTDATED_AFTER
 from driftguard.status.staleness import Newest, depends_on_usual_silence, is_stale
 from driftguard.status.usual_silence import ActiveSource, Place, UsualSilences
-from driftguard.store import folding, sources, status_queries, streams
+from driftguard.store import folding, sources, status_queries, stream_costs, streams
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import HeldStream, Incident, Source
 
@@ -23,6 +24,7 @@ WORST_FIRST: Final = (
     "cannot_be_judged",
     "stale",
     "drafting_stopped",
+    "speculation_loses",
     "improved",
     "relearning",
     "insufficient_data",
@@ -35,12 +37,13 @@ _RANK: Final = {verdict: rank for rank, verdict in enumerate(WORST_FIRST)}
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The current verdict of one stream. `verdict` is "stale" if its source is silent, whatever it was
-    before."""
+    """The current verdict of one stream: the worst of what its acceptance, its speed and its source say.
+    `verdict` is "stale" if its source is silent, whatever it was before."""
 
     stream: StreamRow
     verdict: str
     known_verdict: str  # without regard to a silence of its source
+    acceptance_verdict: str  # nor to whether speculation pays
     incident: Incident | None  # the reason of the verdict
     set_aside: HeldStream | None
     in_service: bool
@@ -75,6 +78,7 @@ def standings(
         incidents=status_queries.unresolved_incidents(session),
         drafts=drafts,
         set_aside=folding.set_aside(session),
+        losing=stream_costs.losing(session, OUTDATED_AFTER),
         heard=heard,
         silent=_silent(session, audible, now, usual or UsualSilences()),
     )
@@ -113,6 +117,7 @@ class _Facts:
     incidents: dict[int, dict[str, Incident]]
     drafts: dict[Place, str]
     set_aside: dict[int, HeldStream]
+    losing: set[int]
     heard: dict[Place, Newest]
     silent: set[Place]
 
@@ -165,16 +170,23 @@ def _standing(stream: StreamRow, facts: _Facts) -> Standing:
     held = facts.set_aside.get(stream.id) if serving else None
     if held is not None:
         verdict = "cannot_be_judged"
+    known = _worse(verdict, "speculation_loses") if serving and stream.id in facts.losing else verdict
     return Standing(
         stream=stream,
-        verdict="stale" if serving and place in facts.silent else verdict,
-        known_verdict=verdict,
+        verdict="stale" if serving and place in facts.silent else known,
+        known_verdict=known,
+        acceptance_verdict=verdict,
         incident=incident,
         set_aside=held,
         in_service=serving,
         draft_in_service=facts.drafts.get(place, facts.newest[place].draft_version),
         heard=facts.heard.get(place),
     )
+
+
+def _worse(one: str, other: str) -> str:
+    """A fall that is open is told before a loss, and a loss before a level that is fine or not known yet."""
+    return min(one, other, key=_RANK.__getitem__)
 
 
 def _is_relearning(stream: StreamRow) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from sqlalchemy import ARRAY, BigInteger, any_, exists, literal, or_, select
+from sqlalchemy import ARRAY, BigInteger, any_, exists, literal, or_, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -52,6 +52,21 @@ def awaited(session: Session, opened_since: datetime, before: datetime, *, limit
         .limit(limit)
     )
     return list(session.scalars(query))
+
+
+_LOSING = text(
+    """
+    SELECT streams.id FROM stream_costs JOIN streams ON streams.id = stream_costs.stream_id
+    WHERE streams.last_seen_at - stream_costs.measured_at <= :outdated_after
+      AND stream_costs.cost @? '$.loads[*] ? (@.now == true && @.factor.high < 1)'
+    """
+)
+
+
+def losing(session: Session, outdated_after: timedelta) -> set[int]:
+    """Ids of the streams that speculation makes slower at the load there is now, as driftguard.cost.payoff
+    has it; without those whose newest traffic was not measured for so long."""
+    return set(session.scalars(_LOSING, {"outdated_after": outdated_after}))
 
 
 def store(session: Session, stream_id: int, cost: Cost | None, measured_at: datetime) -> None:

@@ -20,7 +20,7 @@ from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
-from driftguard.records.documents.cost import Choice, Interval, Speed
+from driftguard.records.documents.cost import Choice, Interval, LoadSpeedup, Speed
 from driftguard.records.documents.retraining_run import Costs, GateRules, RunNumbers
 from driftguard.retraining.training.gate import GroupScores, decide
 from driftguard.store import drafts, stream_costs, streams
@@ -137,6 +137,7 @@ class MendedSidecar:
             choices=choices,
             best=5,
             break_even_acceptance=Interval(0.4, 0.35, 0.45),
+            loads=(LoadSpeedup((3, 4), True, 500, 50, Interval(1.6, 1.5, 1.7), 40.0, 25.0),),
         )
         with self._database.session() as session:
             (stream,) = streams.all_streams(session)

@@ -46,7 +46,7 @@ AnyContext = Annotated[Context, Depends(get_context)]
 STREAMS_SHOWN: Final = 100  # on a page
 SHOWN: Final = 20  # incidents or drafts on a page; the API has the rest
 RUNS_SHOWN: Final = 50
-_ALARMING: Final = ("degraded", "cannot_be_judged", "stale", "drafting_stopped")
+_ALARMING: Final = ("degraded", "cannot_be_judged", "stale", "drafting_stopped", "speculation_loses")
 _ORDERS: Final[Mapping[Order, str]] = {
     "verdict": "the worst first",
     "cost": "the largest cost first",
