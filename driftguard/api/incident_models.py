@@ -11,6 +11,7 @@ import msgspec
 from pydantic import Field
 
 from driftguard.alerting.destination import shown
+from driftguard.api.actions import ActionModel
 from driftguard.api.status_models import POSITIONS, FrozenModel, StreamInfo
 from driftguard.cost import Cost
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
@@ -74,7 +75,10 @@ class IncidentModel(FrozenModel):
     tokens_per_second_before: float | None
     tokens_per_second_after: float | None
     cost_percent: float | None
-    cost: Cost | None = Field(description="In tokens per second, and the best K, as the incident opened.")
+    cost: Cost | None = Field(
+        description="now, before, lost: of the change, as it was measured first. All else: as last measured "
+        "while the incident was open."
+    )
     segments: tuple[ChangedSegment, ...] = Field(description="Changed segments, strongest evidence first.")
     evidence: IncidentEvidence
     diagnosis: DiagnosisModel | None = Field(
@@ -121,6 +125,10 @@ class NotificationModel(FrozenModel):
 
 
 class IncidentDetail(IncidentModel):
+    actions: list[ActionModel] = Field(
+        description="What could be done now, in a fixed order, with what each gains; one is the best. "
+        "Empty once it is resolved."
+    )
     transitions: list[TransitionModel]
     notifications: list[NotificationModel]
 
@@ -131,10 +139,12 @@ class IncidentDetail(IncidentModel):
         stream: Stream,
         transitions: list[IncidentTransition],
         notifications: list[Notification],
-        examples: Sequence[ExampleModel] = (),
+        examples: Sequence[ExampleModel],
+        actions: Sequence[ActionModel],
     ) -> IncidentDetail:
         return cls(
             **{**_facts(incident, stream), "diagnosis": DiagnosisModel.of(incident, examples)},
+            actions=list(actions),
             transitions=[TransitionModel.model_validate(item) for item in transitions],
             notifications=[NotificationModel.of(item) for item in notifications],
         )

@@ -11,17 +11,20 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.orm import Session
 
 from driftguard.api import openapi_examples
+from driftguard.api.actions import ActionModel
 from driftguard.api.auth import require_key
 from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import IncidentQuery, refuse_repeated, row_filter
 from driftguard.api.incident_models import ExampleModel, IncidentDetail, IncidentModel, IncidentPage
 from driftguard.api.openapi import example, problem
+from driftguard.api.status import Places
 from driftguard.errors import NotFound
 from driftguard.incident_lifecycle import IllegalTransition, State
-from driftguard.store import captures, incidents, notifications
+from driftguard.incidents import cost_measurement, remedy
+from driftguard.store import captures, incidents, notifications, sources
 from driftguard.store.incidents import Cursor
-from driftguard.store.tables import Incident
+from driftguard.store.tables import Incident, Stream
 
 router = APIRouter(prefix="/api/v1/incidents", tags=["incidents"])
 AnyContext = Annotated[Context, Depends(get_context)]
@@ -71,7 +74,7 @@ def list_incidents(query: Annotated[IncidentQuery, Query()], context: AnyContext
 def get_incident(incident_id: UUID, context: AnyContext) -> IncidentDetail:
     """One incident with its transitions and notifications."""
     with context.database.session() as session:
-        return detail(session, incident_id)
+        return detail(session, incident_id, context)
 
 
 @router.post("/{incident_id}/acknowledge", dependencies=[Depends(require_key)], responses=_CHANGED)
@@ -93,16 +96,16 @@ def accept_new_level(incident_id: UUID, body: Reason, context: AnyContext) -> In
     resolved, or was not opened by the detector (but because the target was replaced)."""
     with context.database.session() as session:
         incidents.accept_level(session, incident_id, body.reason, datetime.now(UTC))
-        return detail(session, incident_id)
+        return detail(session, incident_id, context)
 
 
 def _move(context: Context, incident_id: UUID, to_state: State, reason: str) -> IncidentDetail:
     with context.database.session() as session:
         incidents.move(session, incident_id, to_state, reason, datetime.now(UTC))
-        return detail(session, incident_id)
+        return detail(session, incident_id, context)
 
 
-def detail(session: Session, incident_id: UUID) -> IncidentDetail:
+def detail(session: Session, incident_id: UUID, context: Context) -> IncidentDetail:
     incident, stream = incidents.find(session, incident_id)
     return IncidentDetail.with_history(
         incident,
@@ -110,7 +113,17 @@ def detail(session: Session, incident_id: UUID) -> IncidentDetail:
         list(incidents.transitions(session, incident_id)),
         list(notifications.of_incident(session, incident_id)),
         _examples(session, incident),
+        _actions(session, incident, stream, context),
     )
+
+
+def _actions(session: Session, incident: Incident, stream: Stream, context: Context) -> list[ActionModel]:
+    if incident.state == "resolved":
+        return []
+    place = Places.of(context, sources.all_sources(session)).at(stream.server, stream.draft_version)
+    cost = incident.evidence.cost
+    rollback = cost_measurement.rollback_of(session, stream, cost)
+    return ActionModel.all_of(remedy.of_stream(cost, incident, rollback), place)
 
 
 def _examples(session: Session, incident: Incident) -> list[ExampleModel]:

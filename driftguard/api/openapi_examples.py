@@ -22,7 +22,7 @@ def _page(name: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 _listed_incident = {
-    name: value for name, value in INCIDENT.items() if name not in ("transitions", "notifications")
+    name: value for name, value in INCIDENT.items() if name not in ("transitions", "notifications", "actions")
 }
 
 # By their names in the document.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 from uuid import UUID
@@ -13,6 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from driftguard.api.actions import ActionModel, Place
 from driftguard.api.context import Context, get_context
 from driftguard.api.filters import StatusQuery, StreamId, refuse_repeated
 from driftguard.api.openapi import example, problem
@@ -107,7 +109,7 @@ def _status(query: StatusQuery, context: Context) -> StatusAnswer:
             unfolded_records=folding.unfolded(session),
             false_alarm_days=context.settings.detection.false_alarm_days,
             fleet=FleetModel.of(streams_in_service.gather(session, known), context.settings.detection),
-            streams=models_of(session, now, found[: query.limit]),
+            streams=models_of(session, now, found[: query.limit], Places.of(context, scraped)),
             streams_left_out=max(len(found) - query.limit, 0),
             sources=source_models(session, scraped),
             sources_elsewhere=list(context.sources_elsewhere()),
@@ -205,15 +207,47 @@ def stream_models(
     known: Sequence[StreamRow] | None = None,
     scraped: Sequence[Source] | None = None,
     usual: UsualSilences | None = None,
+    places: Places | None = None,
 ) -> list[StreamStatusModel]:
     """Every stream, the worst of those in service first; the arguments are those of standings."""
-    return models_of(session, now, standings(session, now, known, scraped, usual))
+    return models_of(session, now, standings(session, now, known, scraped, usual), places)
 
 
-def models_of(session: Session, now: datetime, chosen: Sequence[Standing]) -> list[StreamStatusModel]:
-    """In their order."""
+def models_of(
+    session: Session, now: datetime, chosen: Sequence[Standing], places: Places | None = None
+) -> list[StreamStatusModel]:
+    """In their order. `places`: where an action is taken, as far as that is known."""
     present = status_queries.requests_per_day(session, now, [item.stream.id for item in chosen])
-    return [_stream_model(item, present.get(item.stream.id)) for item in describe(session, now, chosen)]
+    at = places or Places()
+    return [_stream_model(item, present.get(item.stream.id), at) for item in describe(session, now, chosen)]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What is known of the servers: by name their serving engine, and those in the settings."""
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    engines: Mapping[str, str | None] = field(default_factory=dict)  # -> address of a built-in engine
+    sidecar: str | None = None
+
+    @classmethod
+    def of(cls, context: Context, scraped: Sequence[Source]) -> Places:
+        settings = context.settings
+        return cls(
+            {source.server: source.kind for source in scraped},
+            {engine.server: engine.admin_address for engine in settings.engines},
+            settings.alerting.external_url or f"http://{settings.host}:{settings.port}",
+        )
+
+    def at(self, server: str, draft_version: str) -> Place:
+        place = Place(
+            server,
+            draft_version,
+            kind=self.kinds.get(server),
+            engine=server in self.engines,
+            admin_url=self.engines.get(server),
+        )
+        return replace(place, sidecar=self.sidecar) if self.sidecar is not None else place
 
 
 def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceModel]:
@@ -221,7 +255,7 @@ def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceMod
     return [SourceModel.of(source, sidecars.get(source.server)) for source in scraped]
 
 
-def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusModel:
+def _stream_model(item: StreamStatus, present: float | None, places: Places) -> StreamStatusModel:
     """`present`: requests per day; None if only the detector's own measurement is known."""
     stream, summary = item.stream, item.summary
     measured = summary.requests_per_day if summary else 0.0
@@ -250,6 +284,7 @@ def _stream_model(item: StreamStatus, present: float | None) -> StreamStatusMode
         cost=item.cost,
         cost_measured_at=item.cost_measured_at,
         speculation=item.speculation,
+        actions=ActionModel.all_of(item.actions, places.at(stream.server, stream.draft_version)),
         first_seen_at=stream.first_seen_at,
         last_seen_at=stream.last_seen_at,
         records_in_other=stream.records_in_other,

@@ -10,6 +10,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from driftguard.adapters.condition import Condition
+from driftguard.api.actions import ActionModel
 from driftguard.cost import Cost, Speculation
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
 from driftguard.detection.findings import SessionsGiven, duration
@@ -199,6 +200,10 @@ class StreamStatusModel(StreamInfo):
         description="Whether speculation pays at the current load: times the tokens per second without it, "
         "with a 95% interval; or what is missing to know it. null where the stream is not in service, or has "
         "no speculation."
+    )
+    actions: list[ActionModel] = Field(
+        description="What could be done now, in a fixed order, with what each gains; one is the best. "
+        "Empty where the stream does not draft now."
     )
     first_seen_at: datetime
     last_seen_at: datetime

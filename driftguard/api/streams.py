@@ -14,14 +14,14 @@ from driftguard.api.context import Context, get_context
 from driftguard.api.cursors import decode_cursor, encode_cursor
 from driftguard.api.filters import Name, Pages, Servers, StreamId, refuse_repeated
 from driftguard.api.openapi import example, problem
-from driftguard.api.status import models_of
+from driftguard.api.status import Places, models_of
 from driftguard.api.status_models import FrozenModel, StreamStatusModel
 from driftguard.errors import BadInput, NotFound
 from driftguard.metrics.labels import StreamVerdict
 from driftguard.status import stream_list
 from driftguard.status.stream_list import Choice, Key, Order
 from driftguard.status.verdict import Standing, standings
-from driftguard.store import streams
+from driftguard.store import sources, streams
 
 router = APIRouter(prefix="/api/v1/streams", tags=["status"])
 AnyContext = Annotated[Context, Depends(get_context)]
@@ -68,7 +68,7 @@ def _list(query: StreamQuery, context: Context) -> StreamPage:
         chosen = matching(session, found, choice)
         shown, last = stream_list.page(chosen, query.sort, query.limit, decode(query.cursor, query.sort))
         return StreamPage(
-            streams=models_of(session, now, shown),
+            streams=models_of(session, now, shown, _places(session, context)),
             matching=len(chosen),
             next_cursor=encode_cursor(last) if last else None,
         )
@@ -88,8 +88,13 @@ def get_stream(stream_id: Annotated[StreamId, Path()], context: AnyContext) -> S
             streams.siblings(session, stream.server, stream.target),
             usual=context.usual_silences,
         )
-        (model,) = models_of(session, now, [item for item in related if item.stream.id == stream_id])
+        own = [item for item in related if item.stream.id == stream_id]
+        (model,) = models_of(session, now, own, _places(session, context))
         return model
+
+
+def _places(session: Session, context: Context) -> Places:
+    return Places.of(context, sources.all_sources(session))
 
 
 def matching(session: Session, found: list[Standing], choice: Choice) -> list[Standing]:

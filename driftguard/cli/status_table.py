@@ -54,6 +54,7 @@ def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
         for line in [
             _numbers(stream),
             *_pays(stream["speculation"]),
+            *_to_do(stream["actions"]),
             *_detector(stream),
             *map(_segment, stream["segments"]),
         ]:
@@ -82,6 +83,12 @@ def _numbers(stream: dict[str, Any]) -> str:
 def _pays(speculation: dict[str, Any] | None) -> list[str]:
     """Where speculation loses, the stream's sentence has said it."""
     return [] if speculation is None or speculation["state"] == "loses" else [speculation["text"]]
+
+
+def _to_do(actions: list[dict[str, Any]]) -> list[str]:
+    """The best action, with its command; the sentence of the stream has said it where it is not nothing."""
+    best = next((action for action in actions if action["best"]), None)
+    return [f"to {best['text']}: {best['command']}"] if best and best["command"] else []
 
 
 def _speedup(speculation: dict[str, Any] | None) -> str:

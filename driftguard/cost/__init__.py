@@ -9,7 +9,7 @@ hence whether it pays (`payoff.py`). What was lost against the time before a cha
 directly (`times.py`).
 """
 
-from driftguard.cost.assessment import advice, assess
+from driftguard.cost.assessment import assess
 from driftguard.cost.payoff import Payoff, Speculation, payoff
 from driftguard.cost.times import TimedRequest
 from driftguard.records.documents.cost import Choice, Cost, Interval, LoadSpeedup, SeenK, Speed, StepTime
@@ -25,7 +25,6 @@ __all__ = [
     "Speed",
     "StepTime",
     "TimedRequest",
-    "advice",
     "assess",
     "payoff",
 ]

@@ -1,4 +1,4 @@
-"""What a stream's speculation costs now, what it lost, and which K would be best; also in words."""
+"""What a stream's speculation costs now, what it lost, which K would be best, and what limits that."""
 
 from __future__ import annotations
 
@@ -210,8 +210,6 @@ def _usual(sample: Sample, values: Ints, *, least: int) -> int | None:
     return int(names[np.bincount(places, weights=sample.timed_steps[chosen]).argmax()])
 
 
-LEAST_GAIN: Final = 0.02  # of the tokens per second: what is worth telling
-
 ALIKE: Final = (
     "the records do not tell which positions were accepted, so each is taken to be accepted alike: "
     "send accepted_per_position"
@@ -220,20 +218,6 @@ UNMEASURED: Final = (
     "time_per_output_token_seconds never varies in some or all of these requests, so it was not measured: "
     "no loss and no best K is told from them, and a loss is told by formula"
 )
-
-
-def advice(cost: Cost) -> str | None:
-    """What to set K to; None where that is not sure or not worth telling."""
-    gain = next((item.gain.value for item in cost.choices if item.num_speculative_tokens == cost.best), 0.0)
-    if cost.best is None or not cost.sure or gain < LEAST_GAIN:
-        return None
-    faster = f"about {100.0 * gain:.0f}% faster"
-    if cost.best == 0:
-        return f"speculation off would now be faster ({faster})"
-    against = f"{faster} than K = {cost.num_speculative_tokens}"
-    if all(item.num_speculative_tokens < cost.best for item in cost.choices if item.measured):
-        return f"a larger K would now be better (K = {cost.best}: {against}, if the trend goes on)"
-    return f"K = {cost.best} would now be best ({against})"
 
 
 def limits(ks: Sequence[int], band: int | None, k: int) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ IN_ORDER: Final[tuple[ActionKind, ...]] = (
 LEAST_GAIN: Final = 0.02  # of the tokens per second: for less nobody restarts a server
 MENDED_BY_RESTART: Final = ("machine", "engine_state")  # causes
 HALF: Final = 0.5  # of the way back, from which on the detector calls a segment recovered
+_GATED: Final = "if the new draft gets half of the way back; the gate measures it before it serves"
 _LEAST_REQUESTS: Final = 30  # of a segment with the draft in service, to compare it with the old one
 
 
@@ -65,7 +66,8 @@ class Situation:
 @dataclass(frozen=True, slots=True)
 class Action:
     """One thing that could be done. gain: part of the tokens per second, against doing nothing; None where it
-    is not known, and `reason` says why. sure: it may be the best. num_speculative_tokens: of another K."""
+    is not known, and `reason` says why. sure: it may be the best. num_speculative_tokens: of another K.
+    draft_version: to roll back to. under_way: it is being done."""
 
     kind: ActionKind
     text: str  # in the imperative, without what it gains
@@ -75,10 +77,14 @@ class Action:
     sure: bool = False
     best: bool = False
     num_speculative_tokens: int | None = None
+    draft_version: str | None = None
+    under_way: bool = False
 
     @property
     def sentence(self) -> str:
         """For example: switch speculation off: 34% faster (31% to 37%)."""
+        if self.kind == "nothing":
+            return "do nothing: as fast as now"
         return f"{self.text}: {gain_words(self.gain, self.basis)}" if self.gain else self.text
 
 
@@ -157,43 +163,51 @@ def _another_k(situation: Situation) -> Action:
 
 
 def _roll_back(situation: Situation) -> Action:
-    if situation.rollback_to is None:
+    version, gain = situation.rollback_to, situation.rollback_gain
+    if version is None:
         reason = "the draft in service was not promoted here: there is none to return to"
         return Action("roll_back", "roll back", None, "unknown", reason)
-    text = f"roll back to draft {situation.rollback_to}"
-    gain = situation.rollback_gain
+    found = Action(
+        "roll_back",
+        f"roll back to draft {version}",
+        gain,
+        "unknown",
+        "the old draft was not measured on the segments that there are now",
+        draft_version=version,
+    )
     if gain is None:
-        reason = "the old draft was not measured on the segments there are now"
-        return Action("roll_back", text, None, "unknown", reason)
+        return found
     reason = "what the old draft accepted in the same segments, by formula"
-    return Action("roll_back", text, gain, "measured", reason, sure=gain.low > 0.0)
+    return replace(found, basis="measured", reason=reason, sure=gain.low > 0.0)
 
 
 def _retrain(situation: Situation) -> Action:
+    under_way = situation.training
+    text = "wait for the new draft that is being trained" if under_way else "retrain the draft"
     gain = _back(situation.lost, HALF)
-    text = "wait for the new draft that is being trained" if situation.training else "retrain the draft"
+    found = Action("retrain", text, gain, "expected", _GATED, under_way=under_way)
     if not situation.retrain:
         reason = (
             "no diagnosis calls for a new draft"
             if situation.cause is None
             else "the likely cause is none that a new draft mends, or its confidence is low"
         )
-        return Action("retrain", text, None, "unknown", reason)
+        return replace(found, gain=None, basis="unknown", reason=reason)
     if gain is None:
-        return Action("retrain", text, None, "unknown", "what was lost is not known", sure=True)
-    reason = "if the new draft gets half of the way back; the gate measures it before it serves"
-    return Action("retrain", text, gain, "expected", reason, sure=gain.value > 0.0)
+        return replace(found, basis="unknown", reason="what was lost is not known", sure=True)
+    return replace(found, sure=gain.value > 0.0)
 
 
 def _restart(situation: Situation) -> Action:
-    text = "restart the server"
-    if situation.cause not in MENDED_BY_RESTART or situation.confidence == "low":
-        return Action("restart", text, None, "unknown", "the likely cause is none that a restart mends")
     gain = _back(situation.lost, 1.0)
-    if gain is None:
-        return Action("restart", text, None, "unknown", "what was lost is not known", sure=True)
     reason = "if the restart gives back all that was lost"
-    return Action("restart", text, gain, "expected", reason, sure=gain.value > 0.0)
+    found = Action("restart", "restart the server", gain, "expected", reason)
+    if situation.cause not in MENDED_BY_RESTART or situation.confidence == "low":
+        reason = "the likely cause is none that a restart mends, or its confidence is low"
+        return replace(found, gain=None, basis="unknown", reason=reason)
+    if gain is None:
+        return replace(found, basis="unknown", reason="what was lost is not known", sure=True)
+    return replace(found, sure=gain.value > 0.0)
 
 
 def _choice(cost: Cost | None, k: int) -> Choice | None:
@@ -204,8 +218,10 @@ def _choice(cost: Cost | None, k: int) -> Choice | None:
 
 def _back(lost: Interval | None, part: float) -> Interval | None:
     """Gain of a part of the way back to the level before a loss, from nothing to all of it."""
-    if lost is None or lost.value <= 0.0:
+    if lost is None:
         return None
+    if lost.value <= 0.0:
+        return Interval(0.0, 0.0, 0.0)
     whole = [1.0 / (1.0 - min(value, 0.99)) - 1.0 for value in (lost.value, max(lost.high, lost.value))]
     return Interval(part * whole[0], 0.0, whole[1])
 

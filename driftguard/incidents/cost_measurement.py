@@ -25,9 +25,10 @@ from sqlalchemy.orm import Session
 from driftguard.cost import Cost, TimedRequest, assess
 from driftguard.diagnosis.comparisons import Rate, decompose, rate_of
 from driftguard.incident_lifecycle import formula_slowdown
+from driftguard.incidents import remedy
 from driftguard.incidents.opening import Paging, raise_to, severity_of
-from driftguard.records.documents.incident import IncidentEvidence, names_of, positions_of
-from driftguard.store import examination_evidence, incidents, stream_costs, streams
+from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of, positions_of
+from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
 from driftguard.store.column_types import refuse_not_finite
 from driftguard.store.database import CHORE, Database
 from driftguard.store.tables import Incident, Stream
@@ -40,6 +41,7 @@ _AT_A_TIME: Final = 10  # streams: about a twentieth of a second each
 _NEWEST: Final = 2**62  # above every seq
 SURELY: Final = 3.0
 LEAST_REQUESTS: Final = 30  # of a segment at one K, on either side of the change
+_TOLD: Final = ("now", "before", "lost")  # of the cost of an incident
 log = structlog.get_logger(__name__)
 
 
@@ -83,11 +85,20 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
                 continue
             incident = _unresolved(session, stream_id)
             found = _now(session, stream, incident)
+            rollback = rollback_of(session, stream, found.cost)
         with database.session(CHORE) as session:  # short: the fold waits for an incident that is locked
             stream_costs.store(session, stream_id, found.cost, now)
             present = incidents.lock(session, incident.id) if incident else None
             if present is not None and present.state != "resolved":
                 update_incident(session, present, found, paging, now)
+                _keep_present(present, found.cost, rollback)
+
+
+def rollback_of(session: Session, stream: Stream, cost: Cost | None) -> Rollback | None:
+    """None unless the draft of this stream is in service, and has a parent."""
+    parent = drafts.parents_in_service(session).get((stream.server, stream.target, stream.draft_version))
+    run = retrain_runs.latest(session, stream.server, stream.target)
+    return remedy.rollback_of(parent, run, stream.draft_version, cost)
 
 
 def known(session: Session, stream_ids: Sequence[int]) -> dict[int, Measured]:
@@ -197,6 +208,16 @@ def update_incident(
             graver = severity_of(incident, worst.part, paging)
             if raise_to(session, incident, graver, worst.told, paging, now):
                 _keep(incident, worst)
+
+
+def _keep_present(incident: Incident, cost: Cost | None, rollback: Rollback | None) -> None:
+    """What is best now follows the load and the acceptance; what the change cost stays as it was told."""
+    evidence = replace(incident.evidence, rollback=rollback)
+    if evidence.cost is not None and cost is not None:
+        evidence = replace(
+            evidence, cost=replace(cost, **{name: getattr(evidence.cost, name) for name in _TOLD})
+        )
+    incident.evidence = evidence
 
 
 def _completes(incident: Incident, cost: Cost) -> bool:

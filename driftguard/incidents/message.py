@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
 
-from driftguard.cost import advice
+from driftguard.cost.best_action import Action, best_of
+from driftguard.incidents import remedy
 from driftguard.records.documents.incident import IncidentDiagnosis, names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.store.tables import Incident, Stream
 
+_AT_ONCE: Final = ("speculation_off", "another_k", "roll_back")
 _UNKNOWN = "unknown"  # what a record calls a draft or method of which its source does not tell
 
 
@@ -42,7 +44,7 @@ def summary(incident: Incident, stream: Stream) -> str:
         f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f} since "
         f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
     )
-    return f"{text}{_cost(incident)}{_advice(incident)}.{_raised(incident)}{_why(incident)}"
+    return f"{text}{_cost(incident)}.{_raised(incident)}{_why(incident)}"
 
 
 def _draft(stream: Stream) -> str:
@@ -60,14 +62,25 @@ def _raised(incident: Incident) -> str:
 
 def _why(incident: Incident) -> str:
     """For example: Likely cause: the traffic moved (medium confidence); a new draft is being trained."""
+    best = best_of(remedy.of_incident(incident))
     if incident.diagnosis is None:
-        return " Its cause has not been examined yet."
+        told = (
+            f" Best now: {best.sentence}." if best.kind in _AT_ONCE and incident.direction == "down" else ""
+        )
+        return f" Its cause has not been examined yet.{told}"
     known = incident.diagnosis
-    training = known.retrain and incident.state == "mitigating"
-    action = "a new draft is being trained" if training else known.recommended_action
+    action = _action(incident, known, best)
     if known.cause == "unknown":
         return f" {known.summary[0].upper()}{known.summary[1:]}; {action}."
     return f" Likely cause: {known.summary} ({known.confidence} confidence); {action}."
+
+
+def _action(incident: Incident, known: IncidentDiagnosis, best: Action) -> str:
+    """What holds at once and is measured is told before what the cause calls for."""
+    if best.kind in _AT_ONCE and incident.direction == "down" and incident.state != "resolved":
+        return f"best now: {best.sentence}"
+    training = known.retrain and incident.state == "mitigating"
+    return "a new draft is being trained" if training else known.recommended_action
 
 
 def _cost(incident: Incident) -> str:
@@ -77,12 +90,6 @@ def _cost(incident: Incident) -> str:
     measured = incident.evidence.slowdown_measured is not None
     change = "slower" if percent >= 0 else "faster"
     return f"; about {abs(percent):.0f}% {change} ({'measured' if measured else 'by formula'})"
-
-
-def _advice(incident: Incident) -> str:
-    cost = incident.evidence.cost
-    told = advice(cost) if cost else None
-    return f"; {told}" if told else ""
 
 
 def document(incident: Incident, stream: Stream, event: str, external_url: str) -> dict[str, Any]:
@@ -115,6 +122,10 @@ def document(incident: Incident, stream: Stream, event: str, external_url: str) 
             "cost_percent": cost_percent(incident),
             "segments": msgspec.to_builtins(incident.segments),
             "evidence": msgspec.to_builtins(incident.evidence),
+            "actions": [
+                {**msgspec.to_builtins(action), "sentence": action.sentence}
+                for action in remedy.of_incident(incident)
+            ],
             "diagnosis": _diagnosis(incident.diagnosis),
             "resolved_at": incident.resolved_at.isoformat() if incident.resolved_at else None,
             "resolution": incident.resolution,

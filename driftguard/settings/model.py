@@ -13,6 +13,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from driftguard.masking import address
+
 PREFIX = "DRIFTGUARD_"
 # Variables for retraining.promote_command; a `driftguard` that it runs must not read these as settings.
 ORDER_VARIABLES = frozenset(
@@ -156,6 +158,11 @@ class EngineSettings(_Group):
     num_speculative_tokens: PositiveInt | None = Field(
         None, description="K of the server; only without admin_url."
     )
+
+    @property
+    def admin_address(self) -> str | None:
+        """What may be shown of admin_url."""
+        return None if self.admin_url is None else address(self.admin_url)
 
     @model_validator(mode="after")
     def _is_reached_one_way(self) -> Self:

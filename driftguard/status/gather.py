@@ -10,16 +10,17 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Speculation, payoff
+from driftguard.cost.best_action import Action
 from driftguard.detection import Acceptance, StreamSummary
-from driftguard.incidents import cost_measurement
+from driftguard.incidents import cost_measurement, remedy
 from driftguard.incidents.message import cost_percent
 from driftguard.records.documents.incident import names_of
 from driftguard.records.positions import combined
-from driftguard.status.sentences import set_aside_sentence, stale, with_clock, with_text
+from driftguard.status.sentences import DRAFTING, set_aside_sentence, stale, with_clock, with_text
 from driftguard.status.stream_status import StreamStatus
 from driftguard.status.usual_silence import Place, UsualSilences
 from driftguard.status.verdict import Standing, standings
-from driftguard.store import folding, status_queries
+from driftguard.store import drafts, folding, status_queries
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Incident, RetrainRun, Source
 
@@ -46,6 +47,7 @@ def describe(session: Session, now: datetime, chosen: Sequence[Standing]) -> lis
         speeds=status_queries.speeds(session, now, ids),
         retrains=status_queries.last_retrains(session),
         costs=cost_measurement.known(session, ids),
+        parents=drafts.parents_in_service(session),
     )
     return [_status(item, facts) for item in chosen]
 
@@ -58,6 +60,7 @@ class _Facts:
     speeds: dict[int, dict[str, status_queries.SegmentSpeed]]
     retrains: dict[Place, RetrainRun]
     costs: dict[int, cost_measurement.Measured]
+    parents: dict[tuple[str, str, str], str]  # server, target, version -> version
 
 
 def _status(item: Standing, facts: _Facts) -> StreamStatus:
@@ -88,6 +91,7 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
         cost=measured.cost if measured else None,
         cost_measured_at=measured.at if measured else None,
         speculation=_speculation(item, measured),
+        actions=_actions(item, measured, facts),
         summary=summary,
     )
     found = with_text(found, incident) if held is None else replace(found, text=set_aside_sentence(held))
@@ -101,8 +105,22 @@ def _speculation(item: Standing, measured: cost_measurement.Measured | None) -> 
         return None
     if measured is None:
         return payoff(None)
-    outdated = cost_measurement.is_outdated(item.stream.last_seen_at, measured.at)
-    return payoff(measured.cost, outdated=outdated)
+    return payoff(measured.cost, outdated=_is_outdated(item, measured))
+
+
+def _actions(item: Standing, measured: cost_measurement.Measured | None, facts: _Facts) -> tuple[Action, ...]:
+    if item.known_verdict not in DRAFTING or item.stream.method == "none":
+        return ()
+    cost = None if measured is None or _is_outdated(item, measured) else measured.cost
+    place, version = (item.stream.server, item.stream.target), item.stream.draft_version
+    rollback = remedy.rollback_of(
+        facts.parents.get((*place, version)), facts.retrains.get(place), version, cost
+    )
+    return remedy.of_stream(cost, item.incident, rollback)
+
+
+def _is_outdated(item: Standing, measured: cost_measurement.Measured) -> bool:
+    return cost_measurement.is_outdated(item.stream.last_seen_at, measured.at)
 
 
 def _since(summary: StreamSummary | None, incident: Incident | None) -> datetime | None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from driftguard.cost import advice
-from driftguard.incidents import cost_measurement
+from driftguard.cost.best_action import Action, best_of
 from driftguard.incidents.message import clock, cost_percent
 from driftguard.records.documents.incident import names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE
@@ -16,7 +15,7 @@ from driftguard.status.stream_status import StreamStatus
 from driftguard.store.streams import RELEARNING
 from driftguard.store.tables import HeldStream, Incident
 
-_CURRENT: Final = (  # drafts now
+DRAFTING: Final = (  # verdicts of streams that draft now
     "degraded",
     "speculation_loses",
     "improved",
@@ -29,9 +28,9 @@ _CURRENT: Final = (  # drafts now
 def with_text(found: StreamStatus, incident: Incident | None) -> StreamStatus:
     """Whether speculation pays is said here only where it loses; else it stands beside the sentence."""
     text = _sentence(found, incident)
-    told = _advice(found) if found.verdict in _CURRENT else None
+    told = _best(found.actions)
     text = f"{text} {told[0].upper()}{told[1:]}." if told else text
-    if found.speculation is not None and found.speculation.state == "loses" and found.verdict in _CURRENT:
+    if found.speculation is not None and found.speculation.state == "loses" and found.verdict in DRAFTING:
         first = found.verdict == "speculation_loses"
         text = f"{found.speculation.text} {text}" if first else f"{text} {found.speculation.text}"
     return replace(found, text=text)
@@ -66,10 +65,12 @@ def with_clock(found: StreamStatus, newest: Newest) -> StreamStatus:
     return replace(found, text=f"{found.text} {told}")
 
 
-def _advice(found: StreamStatus) -> str | None:
-    if found.cost is None or cost_measurement.is_outdated(found.stream.last_seen_at, found.cost_measured_at):
+def _best(found: Sequence[Action]) -> str | None:
+    """None where there is nothing to do, or nothing that is sure."""
+    best = best_of(found) if found else None
+    if best is None or best.kind == "nothing" or best.under_way:
         return None
-    return advice(found.cost)
+    return f"best now: {best.sentence}"
 
 
 def _sentence(found: StreamStatus, incident: Incident | None) -> str:

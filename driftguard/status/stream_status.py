@@ -8,6 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from driftguard.cost import Cost, Speculation
+from driftguard.cost.best_action import Action
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import RetrainRun
@@ -38,4 +39,5 @@ class StreamStatus:
     cost: Cost | None  # as it was last measured
     cost_measured_at: datetime | None
     speculation: Speculation | None  # None where there is none in service
+    actions: Sequence[Action]  # in order, one of them the best; empty where nothing is drafted now
     summary: StreamSummary | None  # the detector's; None before the first fold

@@ -112,6 +112,15 @@ def put_in_service(
     session.execute(statement)
 
 
+def parents_in_service(session: Session) -> dict[tuple[str, str, str], str]:
+    """(server, target, version in service) -> the version that it was trained from, where that is known."""
+    query = select(Draft.server, Draft.target, Draft.version, Draft.parent_version).where(
+        Draft.state == "in_service", Draft.parent_version.is_not(None)
+    )
+    rows = session.execute(query)
+    return {(server, target, version): parent for server, target, version, parent in rows if parent}
+
+
 def counts(session: Session) -> list[tuple[str, str, str, int]]:
     """(server, target, state, how many) of all drafts known."""
     query = select(Draft.server, Draft.target, Draft.state, func.count())

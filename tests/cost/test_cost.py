@@ -10,14 +10,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from driftguard.cost import Cost, Interval, TimedRequest, advice, assess
+from driftguard.cost import Cost, Interval, TimedRequest, assess
 from driftguard.cost.assessment import UNMEASURED
+from driftguard.cost.best_action import Situation, actions, best_of
 from tests.cost.traffic import Server
 
 SERVER = Server()
 GOOD = Server(accepts=(0.85, 0.8, 0.75, 0.7))
 BAD = Server(accepts=(0.6, 0.5, 0.4, 0.3))
 TIMES = (0.0, 1e-310, 1e-12, 1e-9, 1.0, 1.0, 1e4, 1e9, 1e160, 1e308)  # all of them legal
+
+
+NOTHING = "do nothing: as fast as now"
+
+
+def advice(cost: Cost) -> str:
+    return best_of(actions(Situation(cost=cost))).sentence
 
 
 def assessed(
@@ -57,7 +65,7 @@ def test_the_best_k_is_the_one_that_gives_most_tokens_per_second() -> None:
         k = choice.num_speculative_tokens
         assert choice.tokens_per_second == pytest.approx(truth[k], rel=0.05)
         assert choice.gain.low <= truth[k] / truth[4] - 1.0 <= choice.gain.high
-    assert advice(cost) == "K = 2 would now be best (about 16% faster than K = 4)"
+    assert advice(cost).startswith("set K to 2: 16% faster (")
 
 
 def test_below_break_even_speculation_off_is_best_and_said_to_be() -> None:
@@ -69,25 +77,26 @@ def test_below_break_even_speculation_off_is_best_and_said_to_be() -> None:
     assert even.low <= (server.step_seconds(4) / server.step_seconds(0) - 1.0) / 4 <= even.high
     assert cost.acceptance_rate is not None
     assert cost.acceptance_rate < even.low
-    assert str(advice(cost)).startswith("speculation off would now be faster (about ")
+    assert advice(cost).startswith("switch speculation off: ")
 
 
 def test_where_no_k_surely_beats_none_the_best_is_none_and_nobody_is_told() -> None:
     even = Server(a=0.020, b=0.010, accepts=(0.5,), noise=0.3)  # K = 1: 1.5 tokens in 30 ms
     cost = assessed(even, seed=4, ks={0: 30, 1: 60})
-    assert (cost.best, cost.sure, advice(cost)) == (0, False, None)
+    assert (cost.best, cost.sure, advice(cost)) == (0, False, NOTHING)
 
 
 def test_nothing_is_advised_where_the_k_in_use_is_the_best() -> None:
     cost = assessed(Server(accepts=(0.6,)), seed=5, ks={0: 100, 3: 300, 5: 100})
-    assert (cost.best, cost.sure, advice(cost)) == (3, False, None)
+    assert (cost.best, cost.sure, advice(cost)) == (3, False, NOTHING)
 
 
 def test_a_best_k_above_all_that_were_timed_is_called_a_trend() -> None:
     cost = assessed(Server(b=0.0005, accepts=(0.95,)), seed=6, ks={0: 100, 1: 100, 2: 400})
     assert cost.best == 4
     assert not next(item for item in cost.choices if item.num_speculative_tokens == 4).measured
-    assert "a larger K would now be better (K = 4: about " in str(advice(cost))
+    assert advice(cost).startswith("set K to 4: ")
+    assert advice(cost).endswith(", predicted)")
 
 
 def test_one_k_tells_the_loss_and_says_what_would_tell_more() -> None:

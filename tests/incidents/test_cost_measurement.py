@@ -63,11 +63,16 @@ def records(rng: np.random.Generator, requests: Sequence[TimedRequest]) -> list[
 
 
 def send(
-    database: Database, rng: np.random.Generator, server: Server, minute: int, ks: dict[int, int]
+    database: Database,
+    rng: np.random.Generator,
+    server: Server,
+    minute: int,
+    ks: dict[int, int],
+    **told: Any,
 ) -> None:
-    """So many requests of each K, a second apart, from that minute on."""
+    """So many requests of each K, a second apart, from that minute on. `told`: what else they tell."""
     start = (START + timedelta(minutes=minute)).timestamp()
-    drawn = [item for k, count in ks.items() for item in server.serve(rng, count, k, start=start)]
+    drawn = [item for k, count in ks.items() for item in server.serve(rng, count, k, start=start, **told)]
     store(database, records(rng, sorted(drawn, key=lambda item: item.ended_at)))
 
 
@@ -110,7 +115,7 @@ def test_an_incident_tells_its_cost_and_that_no_speculation_would_be_faster(
     assert incident.severity == "critical"
     assert (cost.best, cost.sure) == (0, True)
     text = summary(incident, stream)
-    assert "% slower (measured); speculation off would now be faster (about " in text
+    assert "% slower (measured). The cause is not known; best now: switch speculation off: " in text
     assert text == document(incident, stream, "firing", "http://sidecar")["summary"]
     stream.method = "unknown"
     assert summary(incident, stream).startswith(
@@ -122,7 +127,7 @@ def test_an_incident_tells_its_cost_and_that_no_speculation_would_be_faster(
         answer = client.get(f"/api/v1/incidents/{incident.id}").json()
         assert msgspec.convert(answer["cost"], Cost) == cost
         assert answer["cost_percent"] == round(100 * cost.lost.value, 1)
-        assert "speculation off would now be faster" in client.get(f"/incidents/{incident.id}").text
+        assert "best now: switch speculation off: " in client.get(f"/incidents/{incident.id}").text
 
 
 def test_a_new_incident_is_told_its_cost_within_a_minute(database: Database) -> None:
@@ -194,7 +199,7 @@ def test_a_stream_tells_its_best_k_and_is_measured_again_only_with_new_traffic(
         (found,) = [item for item in gather(session, now) if item.stream.method != "none"]
         assert found.cost is not None
         assert (found.cost.best, found.cost.sure) == (1, True)
-        assert "K = 1 would now be best (about " in found.text
+        assert "Best now: set K to 1: " in found.text
         late = now + timedelta(hours=1)
         assert stream_costs.outdated(session, late, limit=10) == []
         session.execute(update(Stream).values(last_seen_at=late))
@@ -202,7 +207,7 @@ def test_a_stream_tells_its_best_k_and_is_measured_again_only_with_new_traffic(
         assert stream_costs.outdated(session, now - timedelta(minutes=5), limit=10) == []
         session.execute(update(Stream).values(last_seen_at=late + timedelta(minutes=1)))
         (found,) = [item for item in gather(session, late) if item.stream.method != "none"]
-        assert "K = 1 would" not in found.text  # more than an hour of traffic was not measured
+        assert "set K to 1" not in found.text  # more than an hour of traffic was not measured
         session.execute(update(Stream).values(last_seen_at=now))
     with running_sidecar(database, tmp_path) as client:
         streams = client.get("/api/v1/status").json()["streams"]
@@ -210,7 +215,7 @@ def test_a_stream_tells_its_best_k_and_is_measured_again_only_with_new_traffic(
         assert told["none"] is None
         assert told["draft_model"]["best"] == 1
         assert {stream["cost_measured_at"] is None for stream in streams} == {True, False}
-        assert "K = 1 would now be best" in client.get("/").text
+        assert "Best now: set K to 1: " in client.get("/").text
 
 
 def test_the_running_sidecar_measures_by_itself(database: Database, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -23,6 +24,7 @@ def running_sidecar(
     host: str = "127.0.0.1",
     *,
     page_slowdown: float = 0.02,
+    engines: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[httpx.Client]:
     settings = Settings.model_validate(
         {
@@ -30,6 +32,7 @@ def running_sidecar(
             "host": host,  # what the sidecar takes itself to be bound to; it is served on loopback
             "alerting": {"webhook_urls": list(webhook_urls), "page_slowdown": page_slowdown},
             "detection": {"minimum_drop": 0.1, "false_alarm_days": 0.1},
+            "engines": [dict(engine) for engine in engines],
         }
     )
     with serving(create_app(Sidecar(settings, database, "http://sidecar"))) as client:

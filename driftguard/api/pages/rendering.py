@@ -50,6 +50,7 @@ def _environment() -> Environment:
         signed=_signed,
         number=_number,
         percent=_percent,
+        gain=_gain,
         count=_count,
         words=_words,
         days=_days,
@@ -85,6 +86,10 @@ def _number(value: float | None, unit: str = "") -> str:
 
 def _percent(part: float) -> str:
     return f"{100.0 * part:.1f}%"
+
+
+def _gain(part: float) -> str:
+    return f"{100.0 * part:+.0f}%"
 
 
 def _count(value: float) -> str:

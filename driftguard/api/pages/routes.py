@@ -28,10 +28,9 @@ from driftguard.api.incident_models import IncidentModel
 from driftguard.api.incidents import detail
 from driftguard.api.pages.rendering import render
 from driftguard.api.retraining import RunModel, get_retrain_run
-from driftguard.api.status import models_of, source_models, stream_models
+from driftguard.api.status import Places, models_of, source_models, stream_models
 from driftguard.api.status_models import Rate
 from driftguard.api.streams import decode, matching
-from driftguard.cost import advice
 from driftguard.errors import NotFound
 from driftguard.metrics.labels import StreamVerdict
 from driftguard.status import stream_list
@@ -90,7 +89,7 @@ def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
             query=query,
             worst_first=WORST_FIRST,
             orders=_ORDERS,
-            **_shown(session, now, found, query),
+            **_shown(session, now, found, query, Places.of(context, scraped)),
             unresolved=[IncidentModel.of(*row) for row in unresolved],
             resolved=[
                 IncidentModel.of(*row) for row in incidents.list_page(session, limit=SHOWN, state="resolved")
@@ -102,7 +101,9 @@ def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
         )
 
 
-def _shown(session: Session, now: datetime, found: list[Standing], query: FleetQuery) -> dict[str, Any]:
+def _shown(
+    session: Session, now: datetime, found: list[Standing], query: FleetQuery, places: Places
+) -> dict[str, Any]:
     """Of the matching streams: one page of the watched ones, and the first of the others."""
     choice = Choice(text=query.q or None, verdict=query.verdict or None)
     chosen = matching(session, found, choice)
@@ -110,7 +111,7 @@ def _shown(session: Session, now: datetime, found: list[Standing], query: FleetQ
     others = [item for item in chosen if not _is_watched(item)]
     after = decode(query.cursor, query.sort)
     page, last = stream_list.page(watched, query.sort, STREAMS_SHOWN, after)
-    models = models_of(session, now, [*page, *others[:STREAMS_SHOWN]])
+    models = models_of(session, now, [*page, *others[:STREAMS_SHOWN]], places)
     return {
         "total": len(found),
         "matching": len(watched),
@@ -135,6 +136,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
             streams.siblings(session, stream.server, stream.target),
             scraped,
             context.usual_silences,
+            Places.of(context, scraped),
         )
         shown = next(item for item in related if item.id == stream_id)
         servers = source_models(session, scraped)
@@ -148,8 +150,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
                 "": _level(shown.acceptance.baseline),
                 **{segment.segment: _level(segment.baseline) for segment in shown.segments},
             },
-            advice=advice(shown.cost) if shown.cost else None,
-            incident=detail(session, shown.incident_id) if shown.incident_id else None,
+            incident=detail(session, shown.incident_id, context) if shown.incident_id else None,
             incidents=[IncidentModel.of(*row) for row in newest],
             drafts=history,
             runs=_runs_of(session, history),
@@ -164,7 +165,7 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
 def incident_page(incident_id: UUID, context: AnyContext) -> HTMLResponse:
     """The web page of an incident, to which the link in an alert leads."""
     with context.database.session() as session:
-        incident = detail(session, incident_id)
+        incident = detail(session, incident_id, context)
         history = _drafts(session, incident.stream.server, incident.stream.target)
         return render(
             "incident.html",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 
 from driftguard.records.documents.acceptance import Acceptance
-from driftguard.records.documents.cost import Cost
+from driftguard.records.documents.cost import Cost, Interval
 from driftguard.records.documents.diagnosis import Diagnosis
 from driftguard.records.positions import Positions, combined
 
@@ -33,6 +33,15 @@ def names_of(segments: Sequence[ChangedSegment]) -> tuple[str, ...]:
     return tuple(segment.segment for segment in segments)
 
 
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """The draft before the one in service. `gain`: part of the tokens per second, were it in service; None
+    where it was not measured on the same segments."""
+
+    version: str
+    gain: Interval | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentEvidence:
     """The evidence of an incident, so that a reader can check it. The fold writes the detector's numbers, the
@@ -54,6 +63,7 @@ class IncidentEvidence:
     slowdown_formula: float | None = None
     num_speculative_tokens: float | None = None  # draft tokens per step in the changed segments
     cost: Cost | None = None
+    rollback: Rollback | None = None
     raised_because: str | None = None  # why the severity was raised
 
     @property

@@ -33,7 +33,7 @@ SCREENS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "phone": ("light", 390),
 }
 PAGES = ("fleet", "stream", "incident", "retraining", "running", "done", "runbook")
-FOCUSABLE = "a[href], button:not([hidden]), select, input, summary"
+FOCUSABLE = "a[href], button:not([hidden]), select, input:not([hidden] *), summary"
 
 
 def address(scene: Scene, name: str) -> str:
@@ -119,12 +119,21 @@ def test_a_stream_says_what_the_api_says(scene: Scene, open_page: Opener) -> Non
             rate = segment[side]
             expect(row).to_contain_text(f"{rate['rate']:.3f}")
             expect(row).to_contain_text(f"{rate['low']:.3f}–{rate['high']:.3f}")
-    choices = page.locator("section[data-live=cost] tbody tr")
+    tables = page.locator("section[data-live=cost] table")
+    choices = tables.nth(0).locator("tbody tr")
     assert choices.count() == len(stream["cost"]["choices"]) > 2
     for row, choice in zip(choices.all(), stream["cost"]["choices"], strict=True):
         expect(row).to_contain_text(f"{choice['tokens_per_second']:,.1f}")
         expect(row).to_contain_text(f"{100 * choice['gain']['value']:.1f}%")
     assert f"{stream['cost']['break_even_acceptance']['value']:.3f}" in told
+    loads = tables.nth(1).locator("tbody tr")
+    assert loads.count() == len(stream["cost"]["loads"]) == 1
+    factor = stream["cost"]["loads"][0]["factor"]
+    expect(loads.first).to_contain_text(f"{factor['value']:.2f} {factor['low']:.2f}–{factor['high']:.2f}")
+    assert stream["speculation"]["factor"] == factor
+    (best,) = [action for action in stream["actions"] if action["best"]]
+    marked = page.locator("[data-live=decisions] tr.chosen")
+    expect(marked.locator("strong")).to_have_text(best["text"][0].upper() + best["text"][1:])
     drawn = api(scene, f"streams/{stream['id']}/acceptance?minutes=60")
     expect(page.locator("#chart .annotation-text", has_text="acceptance fell")).to_have_count(
         len(drawn["change_points"])
@@ -214,7 +223,7 @@ def test_the_keyboard_reaches_everything_in_order_and_enter_works(scene: Scene, 
     page = open_page(address(scene, "stream"))
     expect(page.locator("#chart .main-svg").first).to_be_visible()
     wanted = page.locator(FOCUSABLE).count()
-    assert wanted > 15
+    assert wanted > 14
     focused = f"[...document.querySelectorAll({FOCUSABLE!r})].indexOf(document.activeElement)"
     outline = "parseFloat(getComputedStyle(document.activeElement).outlineWidth)"
     for place in range(wanted):
@@ -298,7 +307,7 @@ def test_retraining_and_rolling_back_tell_what_came_of_it(
     page.get_by_label("API key").fill(key)
     roll_back.click()
     expect(said).to_contain_text("Engine refused: the engine at http://127.0.0.1:9 cannot be reached")
-    page.get_by_role("button", name="Retrain now").click()
+    page.get_by_role("button", name="Retrain the draft").click()
     expect(said).to_have_text("A retraining is queued; its run appears under Retraining.")
 
 

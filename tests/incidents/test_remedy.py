@@ -1,0 +1,182 @@
+"""The one best action as every reader meets it: in the page's text, the API, the command, the web page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from driftguard.cli.main import app
+from driftguard.cost.best_action import IN_ORDER
+from driftguard.incidents import cost_measurement
+from driftguard.incidents.message import document, summary
+from driftguard.incidents.opening import NOBODY
+from driftguard.records.documents.diagnosis import Diagnosis
+from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence
+from driftguard.records.documents.retraining_run import OldLevel, RunNumbers
+from driftguard.retraining.promotion import watch
+from driftguard.status.gather import gather
+from driftguard.store import retrain_runs
+from driftguard.store.database import Database
+from driftguard.store.tables import Draft, Incident, RetrainRun, Stream
+from tests.cost.traffic import Server
+from tests.incidents.test_cost_measurement import fallen, only_incident, send
+from tests.pipeline.sidecar import running_sidecar
+
+DRAFT_LOSES = Server(a=0.020, b=0.006, accepts=(0.25,))
+DRAFT_PAYS = Server(a=0.020, b=0.002, accepts=(0.6,))
+
+
+def diagnosed(database: Database, *, retrain: bool = True, cause: Any = "query_drift") -> None:
+    """As if the canary probes and the captures had shown it."""
+    known = Diagnosis(
+        cause=cause,
+        confidence="high",
+        summary="the traffic moved (new topic)",
+        reason="acceptance fell inside segments, the queries moved, the canary probes did not",
+        facts=(),
+        missing=(),
+        recommended_action="retrain the draft on the new traffic",
+        retrain=retrain,
+        awaits_probes=False,
+    )
+    with database.session() as session:
+        (incident,) = session.query(Incident).all()
+        incident.diagnosis = IncidentDiagnosis.of(known, datetime.now(UTC), SeenEvidence(12, 100))
+
+
+def test_no_page_says_retrain_where_speculation_off_is_faster(database: Database) -> None:
+    """It said both: that off would be faster, and to retrain."""
+    fallen(database, DRAFT_LOSES, 1, {0: 100, 4: 1200})
+    diagnosed(database)
+    incident, stream = only_incident(database)
+    text = summary(incident, stream)
+    assert (
+        "Likely cause: the traffic moved (new topic) (high confidence); best now: switch speculation off: "
+        in text
+    )
+    assert "retrain" not in text
+    told = document(incident, stream, "firing", "http://sidecar")["incident"]["actions"]
+    assert [action["kind"] for action in told] == list(IN_ORDER)
+    (best,) = [action for action in told if action["best"]]
+    assert best["kind"] == "speculation_off"
+    gain = DRAFT_LOSES.tokens_per_second(0) / DRAFT_LOSES.tokens_per_second(4) - 1.0
+    assert best["gain"]["value"] == pytest.approx(gain, abs=0.05)
+
+
+def test_where_speculation_still_pays_the_page_says_retrain(database: Database) -> None:
+    fallen(database, DRAFT_PAYS, 2, {0: 100, 4: 1200})
+    diagnosed(database)
+    incident, stream = only_incident(database)
+    assert summary(incident, stream).endswith("(high confidence); retrain the draft on the new traffic.")
+
+
+def test_what_is_best_follows_the_load_while_the_incident_is_open_and_the_loss_stays(
+    database: Database,
+) -> None:
+    fallen(database, DRAFT_PAYS, 3, {0: 100, 4: 1200})
+    diagnosed(database)
+    before = only_incident(database)[0].evidence.cost
+    assert before is not None
+    assert before.speedup is not None
+    rng, now = np.random.default_rng(3), datetime.now(UTC)
+    busy = replace(DRAFT_PAYS, a=0.030, b=0.030)
+    send(database, rng, busy, 50, {0: 60, 4: 300}, concurrency=16)
+    with database.session() as session:
+        session.query(Stream).update({"last_seen_at": now + timedelta(seconds=1)})
+    cost_measurement.refresh(database, NOBODY, now + cost_measurement.MEASURE_EVERY)
+    incident, stream = only_incident(database)
+    cost = incident.evidence.cost
+    assert cost is not None
+    assert cost.speedup is not None
+    assert cost.speedup.concurrency == (9, 16)
+    assert (cost.lost, cost.now) == (before.lost, before.now)
+    assert "best now: switch speculation off: " in summary(incident, stream)
+
+
+def test_a_draft_that_was_just_promoted_and_accepts_less_is_rolled_back_first(database: Database) -> None:
+    rng = np.random.default_rng(4)
+    send(database, rng, DRAFT_PAYS, 0, {0: 60, 4: 500})
+    level = OldLevel("chat", changed=True, requests=300, mean=0.55, variance=0.01, standard_error=0.006)
+    state = watch.start([level], 0.5)  # tolerates so much that it does not end before it is asked
+    state = watch.fold(state, [("chat", 100, int(rng.binomial(100, 0.4))) for _ in range(150)])
+    now = datetime.now(UTC)
+    run = RetrainRun(
+        id=uuid4(),
+        server="chat",
+        target="target",
+        trigger="nightly",
+        state="watching",
+        started_at=now,
+        parent_version="v0",
+        candidate_version="v1",
+        numbers=RunNumbers(watch=state),
+    )
+    with database.session() as session:
+        retrain_runs.begin(session, run)
+        session.add(
+            Draft(
+                server="chat",
+                target="target",
+                version="v1",
+                name="v1",
+                method="draft_model",
+                directory="/drafts/v1",
+                parent_version="v0",
+                state="in_service",
+                created_at=now,
+                promoted_at=now,
+            )
+        )
+    cost_measurement.refresh(database, NOBODY, now)
+    with database.session() as session:
+        (found,) = [item for item in gather(session, now) if item.stream.method != "none"]
+    (best,) = [action for action in found.actions if action.best]
+    assert best.kind == "roll_back"
+    assert best.gain is not None
+    assert best.gain.low <= (1 + 4 * 0.55) / (1 + 4 * 0.4) - 1 <= best.gain.high
+    assert "Best now: roll back to draft v0: " in found.text
+
+
+def test_api_command_and_page_name_the_best_and_how_to_do_each(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    incident, stream = fallen(database, DRAFT_LOSES, 5, {0: 100, 4: 1200})
+    diagnosed(database)
+    monkeypatch.setenv("COLUMNS", "400")
+    engines = [{"server": "chat", "admin_url": "http://me:secret@engine:8100"}]
+    with running_sidecar(database, tmp_path, engines=engines) as client:
+        shown = client.get(f"/api/v1/streams/{stream.id}").json()
+        detail = client.get(f"/api/v1/incidents/{incident.id}").json()
+        for actions in (shown["actions"], detail["actions"]):
+            assert [action["kind"] for action in actions] == list(IN_ORDER)
+            assert [action["kind"] for action in actions if action["best"]] == ["speculation_off"]
+            commands = {action["kind"]: action["command"] for action in actions}
+            off = (
+                "curl -s -X POST http://engine:8100/admin/speculation -H 'Content-Type: application/json' -d"
+            )
+            assert commands["speculation_off"] == off + " '{\"enabled\": false}'"
+            requests = {action["kind"]: action["request"] for action in actions}
+            assert requests["retrain"] == {
+                "path": "/api/v1/retrain",
+                "body": {"server": "chat", "force": True},
+            }
+            assert {kind for kind in IN_ORDER if commands[kind] is None} == {"roll_back", "nothing"}
+            reasons = {action["kind"]: action["reason"] for action in actions}
+            assert "there is none to return to" in reasons["roll_back"]
+        status = CliRunner().invoke(app, ["status", "--sidecar", str(client.base_url)])
+        assert status.exit_code == 0, status.output
+        assert (
+            "to switch speculation off: curl -s -X POST http://engine:8100/admin/speculation" in status.output
+        )
+        for path in (f"/streams/{stream.id}", f"/incidents/{incident.id}"):
+            page = client.get(path).text
+            assert page.count("<small>best now</small>") == 1
+            assert "<strong>Switch speculation off</strong> <small>best now</small>" in page
+            assert "secret" not in page
