@@ -19,6 +19,7 @@ VERDICTS: Final[Words] = {
     "drafting_stopped": ("Drafting stopped", colours.WARNING),
     "speculation_loses": ("Speculation loses", colours.BAD),
     "improved": ("Improved", colours.BETTER),
+    "watching": ("Watching", colours.LEARNING),
     "relearning": ("Relearning", colours.LEARNING),
     "insufficient_data": ("Insufficient data", colours.NEUTRAL),
     "steady": ("Steady", colours.GOOD),

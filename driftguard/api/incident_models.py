@@ -15,6 +15,8 @@ from driftguard.api.actions import ActionModel
 from driftguard.api.status_models import POSITIONS, FrozenModel, StreamInfo
 from driftguard.cost import Cost
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
+from driftguard.incidents import aftermath
+from driftguard.incidents.aftermath import Aftermath
 from driftguard.incidents.message import cost_percent, summary
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, positions_of
 from driftguard.records.positions import Positions
@@ -87,6 +89,10 @@ class IncidentModel(FrozenModel):
     )
     resolved_at: datetime | None
     resolution: str | None
+    aftermath: Aftermath | None = Field(
+        description="How long it lasted, when it was detected and mitigated, what it cost in tokens; null "
+        "while it is open."
+    )
     level_accepted: bool = Field(description="It was resolved because the new level is normal.")
 
     @classmethod
@@ -170,4 +176,5 @@ def _facts(incident: Incident, stream: Stream) -> dict[str, Any]:
         "cost_percent": cost_percent(incident),
         "cost": incident.evidence.cost,
         "diagnosis": DiagnosisModel.of(incident),
+        "aftermath": aftermath.of(incident),
     }

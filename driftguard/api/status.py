@@ -21,6 +21,7 @@ from driftguard.api.openapi import example, problem
 from driftguard.api.status_models import (
     FalseAlarms,
     FleetModel,
+    LastIncident,
     LastRetrain,
     NowAndBaseline,
     Rate,
@@ -32,6 +33,7 @@ from driftguard.api.status_models import (
     TokensPerSecond,
 )
 from driftguard.errors import NotFound
+from driftguard.incidents import aftermath
 from driftguard.status import streams_in_service
 from driftguard.status.gather import describe
 from driftguard.status.stream_status import StreamStatus
@@ -40,7 +42,7 @@ from driftguard.status.verdict import Standing, standings
 from driftguard.store import folding, incidents, scrape_leases, series, sources, status_queries, streams
 from driftguard.store.series import Bin
 from driftguard.store.streams import StreamRow
-from driftguard.store.tables import Source, Stream
+from driftguard.store.tables import Incident, Source, Stream
 
 router = APIRouter(prefix="/api/v1", tags=["status"])
 
@@ -255,6 +257,13 @@ def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceMod
     return [SourceModel.of(source, sidecars.get(source.server)) for source in scraped]
 
 
+def _last_incident(incident: Incident | None) -> LastIncident | None:
+    found = aftermath.of(incident) if incident is not None else None
+    if incident is None or incident.resolved_at is None or found is None:
+        return None
+    return LastIncident(id=incident.id, resolved_at=incident.resolved_at, aftermath=found)
+
+
 def _stream_model(item: StreamStatus, present: float | None, places: Places) -> StreamStatusModel:
     """`present`: requests per day; None if only the detector's own measurement is known."""
     stream, summary = item.stream, item.summary
@@ -284,6 +293,7 @@ def _stream_model(item: StreamStatus, present: float | None, places: Places) -> 
         cost=item.cost,
         cost_measured_at=item.cost_measured_at,
         speculation=item.speculation,
+        last_incident=_last_incident(item.last_incident),
         actions=ActionModel.all_of(item.actions, places.at(stream.server, stream.draft_version)),
         first_seen_at=stream.first_seen_at,
         last_seen_at=stream.last_seen_at,

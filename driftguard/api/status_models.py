@@ -15,6 +15,7 @@ from driftguard.cost import Cost, Speculation
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
 from driftguard.detection.findings import SessionsGiven, duration
 from driftguard.detection.state.columns import SECONDS_PER_DAY
+from driftguard.incidents.aftermath import Aftermath
 from driftguard.metrics.labels import StreamVerdict
 from driftguard.records import Fidelity
 from driftguard.records.positions import Positions
@@ -169,12 +170,21 @@ class LastRetrain(FrozenModel):
         return cls.model_validate(run) if run else None
 
 
+class LastIncident(FrozenModel):
+    """The newest incident of the server and target that was resolved within a day."""
+
+    id: UUID
+    resolved_at: datetime
+    aftermath: Aftermath
+
+
 class StreamStatusModel(StreamInfo):
     verdict: StreamVerdict = Field(
         description="relearning: the detector's state was stored by another version of DriftGuard. "
         "cannot_be_judged: the detector fails at the stream's records, and the stream is not tried again "
         "automatically. speculation_loses: acceptance is fine or not known yet, but without speculation the "
-        "stream would be faster at its current load."
+        "stream would be faster at its current load. watching: its draft was just promoted and is compared "
+        "with the one before; it has no baseline yet."
     )
     acceptance_verdict: StreamVerdict = Field(
         description="Without regard to whether speculation pays, and to a silence of the source."
@@ -200,6 +210,9 @@ class StreamStatusModel(StreamInfo):
         description="Whether speculation pays at the current load: times the tokens per second without it, "
         "with a 95% interval; or what is missing to know it. null where the stream is not in service, or has "
         "no speculation."
+    )
+    last_incident: LastIncident | None = Field(
+        description="Resolved within a day, of the same server and target; null where there is none."
     )
     actions: list[ActionModel] = Field(
         description="What could be done now, in a fixed order, with what each gains; one is the best. "

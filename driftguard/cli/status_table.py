@@ -18,6 +18,7 @@ _STYLES = {
     "speculation_loses": "bold red",
     "cannot_be_judged": "bold yellow",
     "improved": "cyan",
+    "watching": "cyan",
     "steady": "green",
 }
 
@@ -55,6 +56,7 @@ def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
             _numbers(stream),
             *_pays(stream["speculation"]),
             *_to_do(stream["actions"]),
+            *_last_incident(stream["last_incident"]),
             *_detector(stream),
             *map(_segment, stream["segments"]),
         ]:
@@ -89,6 +91,12 @@ def _to_do(actions: list[dict[str, Any]]) -> list[str]:
     """The best action, with its command; the sentence of the stream has said it where it is not nothing."""
     best = next((action for action in actions if action["best"]), None)
     return [f"to {best['text']}: {best['command']}"] if best and best["command"] else []
+
+
+def _last_incident(incident: dict[str, Any] | None) -> list[str]:
+    if incident is None:
+        return []
+    return [f"last incident, resolved {incident['resolved_at'][:19]}Z: {incident['aftermath']['text']}"]
 
 
 def _speedup(speculation: dict[str, Any] | None) -> str:

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from driftguard.cost.best_action import Action, best_of
-from driftguard.incidents import remedy
+from driftguard.incidents import aftermath, remedy
 from driftguard.records.documents.incident import IncidentDiagnosis, names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.store.tables import Incident, Stream
@@ -33,7 +33,8 @@ def cost_percent(incident: Incident) -> float | None:
 
 
 def summary(incident: Incident, stream: Stream) -> str:
-    """Since when, where, how bad and what it costs, in one sentence; and why, in another."""
+    """Since when, where, how bad and what it costs, in one sentence; and why, in another. Of one that is
+    resolved also how long it lasted, when it was detected and mitigated, and what it cost."""
     verb = "fell" if incident.direction == "down" else "rose"
     names = ", ".join(names_of(incident.segments[:3]))
     more = len(incident.segments) - 3
@@ -44,7 +45,9 @@ def summary(incident: Incident, stream: Stream) -> str:
         f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f} since "
         f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
     )
-    return f"{text}{_cost(incident)}.{_raised(incident)}{_why(incident)}"
+    found = aftermath.of(incident)
+    over = f" {found.text}" if found else ""
+    return f"{text}{_cost(incident)}.{_raised(incident)}{_why(incident)}{over}"
 
 
 def _draft(stream: Stream) -> str:
@@ -63,21 +66,21 @@ def _raised(incident: Incident) -> str:
 def _why(incident: Incident) -> str:
     """For example: Likely cause: the traffic moved (medium confidence); a new draft is being trained."""
     best = best_of(remedy.of_incident(incident))
+    over = incident.state == "resolved"
     if incident.diagnosis is None:
-        told = (
-            f" Best now: {best.sentence}." if best.kind in _AT_ONCE and incident.direction == "down" else ""
-        )
+        at_once = best.kind in _AT_ONCE and incident.direction == "down" and not over
+        told = f" Best now: {best.sentence}." if at_once else ""
         return f" Its cause has not been examined yet.{told}"
     known = incident.diagnosis
-    action = _action(incident, known, best)
+    action = "" if over else f"; {_action(incident, known, best)}"
     if known.cause == "unknown":
-        return f" {known.summary[0].upper()}{known.summary[1:]}; {action}."
-    return f" Likely cause: {known.summary} ({known.confidence} confidence); {action}."
+        return f" {known.summary[0].upper()}{known.summary[1:]}{action}."
+    return f" Likely cause: {known.summary} ({known.confidence} confidence){action}."
 
 
 def _action(incident: Incident, known: IncidentDiagnosis, best: Action) -> str:
     """What holds at once and is measured is told before what the cause calls for."""
-    if best.kind in _AT_ONCE and incident.direction == "down" and incident.state != "resolved":
+    if best.kind in _AT_ONCE and incident.direction == "down":
         return f"best now: {best.sentence}"
     training = known.retrain and incident.state == "mitigating"
     return "a new draft is being trained" if training else known.recommended_action
@@ -129,6 +132,7 @@ def document(incident: Incident, stream: Stream, event: str, external_url: str) 
             "diagnosis": _diagnosis(incident.diagnosis),
             "resolved_at": incident.resolved_at.isoformat() if incident.resolved_at else None,
             "resolution": incident.resolution,
+            "aftermath": msgspec.to_builtins(aftermath.of(incident)),
         },
     }
 

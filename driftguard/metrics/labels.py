@@ -7,6 +7,7 @@ from typing import Final, Literal, get_args
 StreamVerdict = Literal[
     "insufficient_data",
     "relearning",
+    "watching",
     "steady",
     "degraded",
     "improved",

@@ -242,7 +242,8 @@ def _decide(
         elif isinstance(finding, DriftClosed):
             for incident in incidents.unresolved_of(session, stream.id, finding.direction):
                 reason = opening.closing_reason(finding)
-                incidents.move(session, incident.id, "resolved", reason, now)
+                back = now if finding.reason != "no_traffic" else None
+                incidents.move(session, incident.id, "resolved", reason, now, mitigated_at=back)
         elif isinstance(finding, AlarmWithheld):
             log.warning(
                 "alarm withheld: acceptance did not move that way",

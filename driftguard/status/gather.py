@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import msgspec
 from sqlalchemy.orm import Session
@@ -12,7 +13,7 @@ from sqlalchemy.orm import Session
 from driftguard.cost import Speculation, payoff
 from driftguard.cost.best_action import Action
 from driftguard.detection import Acceptance, StreamSummary
-from driftguard.incidents import cost_measurement, remedy
+from driftguard.incidents import cost_measurement, recovery, remedy
 from driftguard.incidents.message import cost_percent
 from driftguard.records.documents.incident import names_of
 from driftguard.records.positions import combined
@@ -23,6 +24,8 @@ from driftguard.status.verdict import Standing, standings
 from driftguard.store import drafts, folding, status_queries
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Incident, RetrainRun, Source
+
+TOLD_FOR: Final = timedelta(days=1)  # how long a stream tells of its resolved incident
 
 
 def gather(
@@ -48,6 +51,8 @@ def describe(session: Session, now: datetime, chosen: Sequence[Standing]) -> lis
         retrains=status_queries.last_retrains(session),
         costs=cost_measurement.known(session, ids),
         parents=drafts.parents_in_service(session),
+        watched=status_queries.watched_runs(session),
+        resolved=status_queries.newest_resolved(session, now - TOLD_FOR),
     )
     return [_status(item, facts) for item in chosen]
 
@@ -61,6 +66,8 @@ class _Facts:
     retrains: dict[Place, RetrainRun]
     costs: dict[int, cost_measurement.Measured]
     parents: dict[tuple[str, str, str], str]  # server, target, version -> version
+    resolved: dict[Place, Incident]
+    watched: dict[tuple[str, str, str], status_queries.WatchedRun]
 
 
 def _status(item: Standing, facts: _Facts) -> StreamStatus:
@@ -70,6 +77,7 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
     speeds = facts.speeds.get(stream.id, {})
     now_speed, baseline_speed = _speeds(speeds, incident if verdict == "degraded" else None)
     measured = facts.costs.get(stream.id)
+    promoted = facts.watched.get((stream.server, stream.target, stream.draft_version))
     found = StreamStatus(
         stream=stream,
         verdict=verdict,
@@ -90,6 +98,9 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
         segments=summary.segments if summary else (),
         cost=measured.cost if measured else None,
         cost_measured_at=measured.at if measured else None,
+        promoted_at=promoted.promoted_at if promoted else None,
+        recovery=recovery.told(promoted.watch, promoted.incident) if promoted else None,
+        last_incident=facts.resolved.get((stream.server, stream.target)),
         speculation=_speculation(item, measured),
         actions=_actions(item, measured, facts),
         summary=summary,

@@ -19,6 +19,7 @@ DRAFTING: Final = (  # verdicts of streams that draft now
     "degraded",
     "speculation_loses",
     "improved",
+    "watching",
     "insufficient_data",
     "relearning",
     "steady",
@@ -82,6 +83,8 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
         return _incident_sentence(incident)
     if found.stream.method == "none":
         return "Requests without speculation: there is no acceptance to watch."
+    if found.acceptance_verdict == "watching":
+        return _watching_sentence(found)
     if found.acceptance_verdict in ("insufficient_data", "relearning"):
         return _learning_sentence(found)
     rates = f"{ACCEPTANCE[found.now.positions]} {found.now.rate:.2f}" if found.now else "acceptance not known"
@@ -99,6 +102,15 @@ def _learning_sentence(found: StreamStatus) -> str:
     if found.acceptance_verdict == "relearning":
         return f"Relearning since {clock(begun_at)}: the detector's state was {RELEARNING[because]}. {so_far}"
     return f"Insufficient data since {clock(begun_at)}: {RELEARNING[because]}. {so_far}"
+
+
+def _watching_sentence(found: StreamStatus) -> str:
+    """The draft was promoted, and the detector has no baseline of its own for it yet."""
+    since = f" since its promotion {clock(found.promoted_at)}" if found.promoted_at else ""
+    told = f"Watching draft {found.stream.draft_version}{since}: {found.recovery or 'no request yet'}."
+    if not found.requests_missing:
+        return told
+    return f"{told} At least {found.requests_missing} more requests to a baseline of its own."
 
 
 def _some(names: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from driftguard.cost import Cost, Speculation
 from driftguard.cost.best_action import Action
 from driftguard.detection import Acceptance, SegmentSummary, StreamSummary
 from driftguard.store.streams import StreamRow
-from driftguard.store.tables import RetrainRun
+from driftguard.store.tables import Incident, RetrainRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,9 @@ class StreamStatus:
     segments: Sequence[SegmentSummary]
     cost: Cost | None  # as it was last measured
     cost_measured_at: datetime | None
+    promoted_at: datetime | None  # of a draft that is being watched
+    recovery: str | None  # how far acceptance came back with it, in words
+    last_incident: Incident | None  # of the server and target, resolved within a day
     speculation: Speculation | None  # None where there is none in service
     actions: Sequence[Action]  # in order, one of them the best; empty where nothing is drafted now
     summary: StreamSummary | None  # the detector's; None before the first fold

@@ -26,6 +26,7 @@ WORST_FIRST: Final = (
     "drafting_stopped",
     "speculation_loses",
     "improved",
+    "watching",
     "relearning",
     "insufficient_data",
     "steady",
@@ -78,6 +79,7 @@ def standings(
         incidents=status_queries.unresolved_incidents(session),
         drafts=drafts,
         set_aside=folding.set_aside(session),
+        watched=folding.watched_versions(session),
         losing=stream_costs.losing(session, OUTDATED_AFTER),
         heard=heard,
         silent=_silent(session, audible, now, usual or UsualSilences()),
@@ -117,6 +119,7 @@ class _Facts:
     incidents: dict[int, dict[str, Incident]]
     drafts: dict[Place, str]
     set_aside: dict[int, HeldStream]
+    watched: set[tuple[str, str, str]]  # server, target, version of promoted drafts
     losing: set[int]
     heard: dict[Place, Newest]
     silent: set[Place]
@@ -167,6 +170,8 @@ def _standing(stream: StreamRow, facts: _Facts) -> Standing:
     verdict, incident = _verdict(told, incidents, in_service=serving)
     if verdict == "insufficient_data" and _is_relearning(stream):
         verdict = "relearning"
+    elif verdict == "insufficient_data" and (*place, stream.draft_version) in facts.watched:
+        verdict = "watching"
     held = facts.set_aside.get(stream.id) if serving else None
     if held is not None:
         verdict = "cannot_be_judged"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
-from datetime import datetime
+from dataclasses import asdict, replace
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from driftguard.errors import BadInput, Conflict, NotFound
 from driftguard.incident_lifecycle import Severity, State, Transition, is_graver, transition
 from driftguard.records import Instant
-from driftguard.records.documents.incident import IncidentEvidence
+from driftguard.records.documents.incident import Ending, IncidentEvidence, names_of
 from driftguard.store.row_filter import EVERYTHING, RowFilter, newest_first
 from driftguard.store.tables import AwaitedComparison, Incident, IncidentTransition, Notification, Stream
 
@@ -52,8 +52,17 @@ def open_incident(session: Session, incident: Incident, reason: str) -> None:
     _add_transition(session, incident.id, step, incident.severity)
 
 
-def move(session: Session, incident_id: UUID, to_state: State, reason: str, at: datetime) -> Incident:
-    """Changes the state of one incident. Raises NotFound, IllegalTransition, BadInput (empty reason)."""
+def move(
+    session: Session,
+    incident_id: UUID,
+    to_state: State,
+    reason: str,
+    at: datetime,
+    *,
+    mitigated_at: datetime | None = None,
+) -> Incident:
+    """Changes the state of one incident. `mitigated_at`: of one that is resolved because something helped,
+    since when. Raises NotFound, IllegalTransition, BadInput (empty reason)."""
     incident = session.scalar(select(Incident).where(Incident.id == incident_id).with_for_update())
     if incident is None:
         raise NotFound(f"there is no incident {incident_id}")
@@ -61,10 +70,44 @@ def move(session: Session, incident_id: UUID, to_state: State, reason: str, at: 
     incident.state = step.to_state
     if step.to_state == "resolved":
         incident.resolved_at, incident.resolution = step.at, step.reason
+        tokens = _emitted_since_change(session, incident, at)
+        incident.evidence = replace(incident.evidence, ending=Ending(tokens, mitigated_at))
         announce_resolution(session, incident, at)
     session.flush()
     _add_transition(session, incident_id, step)
     return incident
+
+
+_EMITTED = text(
+    """
+    WITH span AS (
+        SELECT date_trunc('minute', CAST(:since AS timestamptz)) + interval '1 minute' AS first,
+               date_trunc('minute', CAST(:until AS timestamptz)) AS last
+    )
+    SELECT (SELECT coalesce(sum(emitted), 0) FROM rollups_1m, span
+            WHERE stream_id = :stream_id AND segment = ANY(:segments) AND kind <> 'probe'
+              AND minute >= first AND minute < last)
+         + (SELECT coalesce(sum(emitted), 0) FROM records
+            WHERE stream_id = :stream_id AND segment = ANY(:segments) AND kind <> 'probe'
+              AND ended_at >= :since AND ended_at < least((SELECT first FROM span), :until))
+         + (SELECT coalesce(sum(emitted), 0) FROM records
+            WHERE stream_id = :stream_id AND segment = ANY(:segments) AND kind <> 'probe'
+              AND ended_at >= (SELECT greatest(first, last) FROM span) AND ended_at < :until)
+    """
+)
+
+
+def _emitted_since_change(session: Session, incident: Incident, at: datetime) -> int:
+    """In the changed segments: whole minutes by the rollups, the rest by records. Records that end after `at`
+    count too: the clock of a source may be ahead."""
+    newest = session.scalar(select(Stream.last_seen_at).where(Stream.id == incident.stream_id))
+    values = {
+        "stream_id": incident.stream_id,
+        "segments": list(names_of(incident.segments)),
+        "since": incident.change_point_at,
+        "until": at if newest is None else max(at, newest + timedelta(microseconds=1)),
+    }
+    return int(session.execute(_EMITTED, values).scalar_one())
 
 
 def raise_severity(

@@ -11,6 +11,7 @@ from sqlalchemy import ARRAY, BigInteger, ColumnElement, any_, func, literal, se
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import Session
 
+from driftguard.records.documents.retraining_run import Watch
 from driftguard.store.tables import Draft, Incident, RetrainRun, Rollup, Stream
 
 RECENT = timedelta(minutes=5)
@@ -147,6 +148,49 @@ def rejected_in_a_row(session: Session) -> dict[tuple[str, str], int]:
         .group_by(RetrainRun.server, RetrainRun.target)
     )
     return {(server, target): count for server, target, count in session.execute(query)}
+
+
+def newest_resolved(session: Session, since: datetime) -> dict[tuple[str, str], Incident]:
+    """(server, target) -> its incident that was resolved last, and after `since`."""
+    query = (
+        select(Stream.server, Stream.target, Incident)
+        .ext(distinct_on(Stream.server, Stream.target))
+        .join(Stream, Stream.id == Incident.stream_id)
+        .where(Incident.state == "resolved", Incident.resolved_at > since)
+        .order_by(Stream.server, Stream.target, Incident.resolved_at.desc())
+    )
+    return {(server, target): incident for server, target, incident in session.execute(query)}
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRun:
+    """A promoted draft that is being watched. `incident`: that it was trained for, if any."""
+
+    watch: Watch
+    promoted_at: datetime | None
+    incident: Incident | None
+
+
+def watched_runs(session: Session) -> dict[tuple[str, str, str], WatchedRun]:
+    """(server, target, draft version) -> its watch."""
+    same = (
+        (Draft.server == RetrainRun.server)
+        & (Draft.target == RetrainRun.target)
+        & (Draft.version == RetrainRun.candidate_version)
+    )
+    query = (
+        select(RetrainRun, Draft.promoted_at, Incident)
+        .outerjoin(Draft, same)
+        .outerjoin(Incident, Incident.id == RetrainRun.incident_id)
+        .where(RetrainRun.state == "watching", RetrainRun.candidate_version.is_not(None))
+    )
+    found: dict[tuple[str, str, str], WatchedRun] = {}
+    for run, promoted_at, incident in session.execute(query):
+        if run.candidate_version and run.numbers is not None and run.numbers.watch is not None:
+            found[run.server, run.target, run.candidate_version] = WatchedRun(
+                run.numbers.watch, promoted_at, incident
+            )
+    return found
 
 
 def unresolved_incidents(session: Session) -> dict[int, dict[str, Incident]]:

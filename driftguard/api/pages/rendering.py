@@ -46,6 +46,7 @@ def _environment() -> Environment:
         time=_time,
         age=_age,
         took=_took,
+        seconds=_seconds,
         rate=_rate,
         signed=_signed,
         number=_number,
@@ -70,6 +71,10 @@ def _age(at: datetime, now: datetime) -> str:
 
 def _took(start: datetime, end: datetime) -> str:
     return duration(max(0.0, (end - start).total_seconds()))
+
+
+def _seconds(value: float | None) -> str:
+    return "not known" if value is None else duration(value)
 
 
 def _rate(value: float | None) -> str:

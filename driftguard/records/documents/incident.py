@@ -42,6 +42,16 @@ class Rollback:
     gain: Interval | None
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is kept as an incident ends. `tokens`: emitted in its segments from the change point to the end.
+    `mitigated_at`: when the draft that helped came into service, or acceptance was found back; None where
+    nothing shows that it helped (a person resolved it)."""
+
+    tokens: int
+    mitigated_at: datetime | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentEvidence:
     """The evidence of an incident, so that a reader can check it. The fold writes the detector's numbers, the
@@ -64,6 +74,7 @@ class IncidentEvidence:
     num_speculative_tokens: float | None = None  # draft tokens per step in the changed segments
     cost: Cost | None = None
     rollback: Rollback | None = None
+    ending: Ending | None = None
     raised_because: str | None = None  # why the severity was raised
 
     @property

@@ -30,9 +30,11 @@ def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: 
             incidents.move(session, incident_id, cast("State", before), reason, at)
 
 
-def resolve(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
-    """-> resolved; does nothing where it is already."""
+def resolve(
+    session: Session, incident_id: UUID | None, reason: str, at: datetime, mitigated_at: datetime | None
+) -> None:
+    """-> resolved; does nothing where it is already. `mitigated_at`: when what helped came into service."""
     if incident_id is not None:
         incident, _ = incidents.find(session, incident_id)
         if incident.state != "resolved":
-            incidents.move(session, incident_id, "resolved", reason, at)
+            incidents.move(session, incident_id, "resolved", reason, at, mitigated_at=mitigated_at)

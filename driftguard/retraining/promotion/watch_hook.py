@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from driftguard.records.documents.retraining_run import Watch
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
-from driftguard.store import folding, incidents, retrain_runs
+from driftguard.store import drafts, folding, incidents, retrain_runs
 from driftguard.store.folding import StoredRecord
 from driftguard.store.tables import RetrainRun, Stream
 
@@ -47,7 +47,9 @@ def watch_promoted(
     retrain_runs.advance(session, run.id, "watching", numbers=numbers)
     at = datetime.now(UTC)
     if now.recovered and not before.recovered:
-        incident_notes.resolve(session, run.incident_id, _recovery(session, run, now), at)
+        draft = drafts.find(session, run.server, run.target, stream.draft_version)
+        promoted_at = draft.promoted_at if draft is not None else None
+        incident_notes.resolve(session, run.incident_id, _recovery(session, run, now), at, promoted_at)
     if now.verdict == "worse":
         log.warning("promoted draft is worse", run=str(run.id), evidence=watch.evidence_of_worse(now))
     elif now.verdict == "stands":

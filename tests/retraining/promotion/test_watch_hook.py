@@ -17,6 +17,7 @@ from driftguard.retraining.ledger.incident_notes import begin_mitigation, end_mi
 from driftguard.retraining.promotion.draft_rows import finish_promotion
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.promotion.watch_hook import watch_promoted
+from driftguard.status.gather import gather
 from driftguard.store import drafts, retrain_runs
 from driftguard.store.incidents import move
 from driftguard.store.tables import RetrainRun
@@ -97,6 +98,54 @@ def test_a_better_draft_resolves_the_incident_with_its_numbers(drifted: Drifted,
     assert "from 0.41 over" in incident.resolution
     assert incident.resolution.endswith("baseline was 0.77")
     assert the_run(drifted, promoted).state == "watching"
+
+
+def test_right_after_a_promotion_the_stream_is_watched_and_says_how_far_it_recovered(
+    drifted: Drifted, promoted: UUID
+) -> None:
+    """It said "insufficient data", in amber."""
+    fold(drifted, [(NEW, 0.65), (OLD, 0.77)], 60)
+    now = datetime.now(UTC)
+    with drifted.database.session() as session:
+        found = {item.stream.draft_version: item for item in gather(session, now)}
+    new = found[CANDIDATE]
+    assert new.verdict == "watching"
+    assert f"Watching draft {CANDIDATE} since its promotion" in new.text
+    assert (
+        "acceptance of german recovered to 0.65 from 0.41, was 0.77: 16% below, over 60 requests" in new.text
+    )
+    assert "nsufficient data" not in new.text
+    assert found[drifted.parent].verdict == "replaced"
+
+
+def test_a_promoted_draft_that_is_no_better_is_watched_and_not_called_recovered(
+    drifted: Drifted, promoted: UUID
+) -> None:
+    fold(drifted, [(NEW, 0.41), (OLD, 0.77)], 60)
+    with drifted.database.session() as session:
+        (new,) = [item for item in gather(session, datetime.now(UTC)) if item.verdict == "watching"]
+    assert "acceptance of german is 0.41, 0.41 with the old draft, was 0.77: 47% below" in new.text
+    assert "recovered" not in new.text
+
+
+def test_before_its_first_request_a_promoted_draft_is_watched_without_numbers(
+    drifted: Drifted, promoted: UUID
+) -> None:
+    """One request, of a segment that the incident did not name."""
+    fold(drifted, [(OLD, 0.77)], 1)
+    with drifted.database.session() as session:
+        (new,) = [item for item in gather(session, datetime.now(UTC)) if item.verdict == "watching"]
+    assert "no request of german has been judged yet" in new.text
+
+
+def test_a_resolved_incident_knows_when_it_was_mitigated(drifted: Drifted, promoted: UUID) -> None:
+    fold(drifted, [(NEW, 0.71), (OLD, 0.77)], 60)
+    incident = incident_of(drifted.database, drifted.incident_id)
+    with drifted.database.session() as session:
+        draft = drafts.find(session, "engine-1", "target", CANDIDATE)
+    assert draft is not None
+    assert incident.evidence.ending is not None
+    assert incident.evidence.ending.mitigated_at == draft.promoted_at
 
 
 def test_a_draft_that_is_no_better_resolves_nothing(drifted: Drifted, promoted: UUID) -> None:

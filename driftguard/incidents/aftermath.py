@@ -1,0 +1,97 @@
+"""How long a resolved incident lasted, when it was detected and mitigated, what it cost. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from driftguard.detection.findings import duration
+from driftguard.records.documents.cost import Interval
+from driftguard.store.tables import Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """Of a resolved incident, from the change point on.
+
+    detected_after_seconds: None where the source's clock is ahead of the sidecar's, so that it is not known.
+    mitigated_after_seconds: to the promotion of the draft that helped, or until acceptance was found back;
+    None where nothing shows that it helped. tokens: emitted in the changed segments until the end; None of
+    an incident that an earlier version resolved. tokens_lost: those that would have been emitted beyond them
+    in the same decoding time at the speed before; None where the slowdown is not known, and of a rise.
+    basis: of the slowdown.
+    """
+
+    lasted_seconds: float
+    detected_after_seconds: float | None
+    mitigated_after_seconds: float | None
+    tokens: int | None
+    tokens_lost: Interval | None
+    basis: Literal["measured", "formula"] | None
+    text: str
+
+
+def of(incident: Incident) -> Aftermath | None:
+    """None while it is open.
+
+    tokens_lost = tokens x lost / (1 - lost), lost: the part of the tokens per second. The time in which they
+    were generated would have given tokens / (1 - lost) at the speed before.
+    """
+    if incident.resolved_at is None:
+        return None
+    ending = incident.evidence.ending
+    begun = min(incident.change_point_at, incident.opened_at)
+    detected = _seconds(incident.change_point_at, incident.opened_at)
+    mitigated = _seconds(begun, ending.mitigated_at) if ending and ending.mitigated_at else None
+    lost, basis = _lost(incident)
+    tokens = ending.tokens if ending else None
+    tokens_lost = None
+    if tokens is not None and lost is not None:
+        tokens_lost = Interval(*(tokens * part / (1.0 - part) for part in (lost.value, lost.low, lost.high)))
+    lasted = _seconds(begun, incident.resolved_at) or 0.0
+    text = _times(lasted, detected, mitigated)
+    if incident.direction == "down":
+        text += f"; {_cost(tokens_lost, basis)}"
+    text += "."
+    return Aftermath(lasted, detected, mitigated, tokens, tokens_lost, basis, text)
+
+
+def _seconds(start: datetime, end: datetime) -> float | None:
+    """None where the end lies before the start."""
+    seconds = (end - start).total_seconds()
+    return seconds if seconds >= 0.0 else None
+
+
+def _lost(incident: Incident) -> tuple[Interval | None, Literal["measured", "formula"] | None]:
+    evidence = incident.evidence
+    part = evidence.slowdown
+    if incident.direction != "down" or part is None or not 0.0 <= part < 1.0:
+        return None, None
+    lost = evidence.cost.lost if evidence.cost else None
+    if evidence.slowdown_measured is not None and lost is not None and lost.high < 1.0:
+        return lost, "measured"
+    basis: Literal["measured", "formula"] = "formula" if evidence.slowdown_measured is None else "measured"
+    return Interval(part, part, part), basis
+
+
+def _times(lasted: float, detected: float | None, mitigated: float | None) -> str:
+    return "; ".join(
+        [
+            f"It lasted {duration(lasted)}",
+            _UNKNOWN_DETECTION if detected is None else f"detected after {duration(detected)}",
+            _NOT_MITIGATED if mitigated is None else f"mitigated after {duration(mitigated)}",
+        ]
+    )
+
+
+def _cost(tokens: Interval | None, basis: str | None) -> str:
+    if tokens is None:
+        return "what it cost in tokens is not known"
+    between = f" ({tokens.low:,.0f} to {tokens.high:,.0f})" if tokens.high > tokens.low else ""
+    how = "measured" if basis == "measured" else "by formula"
+    return f"it cost about {tokens.value:,.0f} tokens{between}, {how}"
+
+
+_UNKNOWN_DETECTION = "when it was detected is not known, as the source's clock is ahead"
+_NOT_MITIGATED = "nothing shows that it was mitigated"
