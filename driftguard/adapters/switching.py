@@ -39,8 +39,8 @@ def switching_off(server: str, kind: str | None, admin_url: str | None) -> str:
 
 def setting_k(server: str, kind: str | None, k: int) -> str:
     """What to change at its next start."""
-    told = _K.get(kind or "") or "start {server} with {k} draft tokens per step"
-    return told.replace("{k}", str(k)).replace("{more}", str(k + 1)).replace("{server}", server)
+    told = _K.get(kind or "") or f"start {server} with {{k}} draft token{'s' if k > 1 else ''} per step"
+    return told.replace("{k}", str(k)).replace("{more}", str(k + 1))
 
 
 def post(url: str, body: dict[str, object]) -> str:

@@ -41,20 +41,24 @@ def of(incident: Incident) -> Aftermath | None:
     if incident.resolved_at is None:
         return None
     ending = incident.evidence.ending
-    begun = min(incident.change_point_at, incident.opened_at)
     detected = _seconds(incident.change_point_at, incident.opened_at)
-    mitigated = _seconds(begun, ending.mitigated_at) if ending and ending.mitigated_at else None
+    mitigated = _since(incident, ending.mitigated_at) if ending and ending.mitigated_at else None
     lost, basis = _lost(incident)
     tokens = ending.tokens if ending else None
     tokens_lost = None
     if tokens is not None and lost is not None:
         tokens_lost = Interval(*(tokens * part / (1.0 - part) for part in (lost.value, lost.low, lost.high)))
-    lasted = _seconds(begun, incident.resolved_at) or 0.0
+    lasted = _since(incident, incident.resolved_at)
     text = _times(lasted, detected, mitigated)
     if incident.direction == "down":
         text += f"; {_cost(tokens_lost, basis)}"
     text += "."
     return Aftermath(lasted, detected, mitigated, tokens, tokens_lost, basis, text)
+
+
+def _since(incident: Incident, end: datetime) -> float:
+    """From the change point, by the source's clock; where that is ahead of `end`, from the opening."""
+    return _seconds(incident.change_point_at, end) or _seconds(incident.opened_at, end) or 0.0
 
 
 def _seconds(start: datetime, end: datetime) -> float | None:

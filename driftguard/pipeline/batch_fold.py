@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter
 
 import structlog
@@ -242,8 +243,10 @@ def _decide(
         elif isinstance(finding, DriftClosed):
             for incident in incidents.unresolved_of(session, stream.id, finding.direction):
                 reason = opening.closing_reason(finding)
-                back = now if finding.reason != "no_traffic" else None
-                incidents.move(session, incident.id, "resolved", reason, now, mitigated_at=back)
+                ended_at = datetime.fromtimestamp(finding.ended_at, UTC)
+                back = ended_at if finding.reason == "recovered" else None
+                move = partial(incidents.move, mitigated_at=back, last_record_at=ended_at)
+                move(session, incident.id, "resolved", reason, now)
         elif isinstance(finding, AlarmWithheld):
             log.warning(
                 "alarm withheld: acceptance did not move that way",

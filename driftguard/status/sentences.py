@@ -89,6 +89,8 @@ def _sentence(found: StreamStatus, incident: Incident | None) -> str:
         return _learning_sentence(found)
     rates = f"{ACCEPTANCE[found.now.positions]} {found.now.rate:.2f}" if found.now else "acceptance not known"
     told = f"Steady: {rates}" + (f", baseline {found.baseline.rate:.2f}." if found.baseline else ".")
+    if found.recovery is not None:
+        told += f" Draft {found.stream.draft_version} is being watched: {found.recovery}."
     learning = [segment.segment for segment in found.segments if segment.learning]
     return f"{told} Not watched yet: {_some(learning)}." if learning else told
 

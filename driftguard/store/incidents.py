@@ -60,9 +60,11 @@ def move(
     at: datetime,
     *,
     mitigated_at: datetime | None = None,
+    last_record_at: datetime | None = None,
 ) -> Incident:
-    """Changes the state of one incident. `mitigated_at`: of one that is resolved because something helped,
-    since when. Raises NotFound, IllegalTransition, BadInput (empty reason)."""
+    """Changes the state of one incident. Of one that is resolved, `mitigated_at`: since when something has
+    helped; `last_record_at`: when the last record of the change ended, all since it belong to it by default.
+    Raises NotFound, IllegalTransition, BadInput (empty reason)."""
     incident = session.scalar(select(Incident).where(Incident.id == incident_id).with_for_update())
     if incident is None:
         raise NotFound(f"there is no incident {incident_id}")
@@ -70,7 +72,7 @@ def move(
     incident.state = step.to_state
     if step.to_state == "resolved":
         incident.resolved_at, incident.resolution = step.at, step.reason
-        tokens = _emitted_since_change(session, incident, at)
+        tokens = _emitted_since_change(session, incident, last_record_at)
         incident.evidence = replace(incident.evidence, ending=Ending(tokens, mitigated_at))
         announce_resolution(session, incident, at)
     session.flush()
@@ -97,15 +99,17 @@ _EMITTED = text(
 )
 
 
-def _emitted_since_change(session: Session, incident: Incident, at: datetime) -> int:
-    """In the changed segments: whole minutes by the rollups, the rest by records. Records that end after `at`
-    count too: the clock of a source may be ahead."""
-    newest = session.scalar(select(Stream.last_seen_at).where(Stream.id == incident.stream_id))
+def _emitted_since_change(session: Session, incident: Incident, last_record_at: datetime | None) -> int:
+    """In the changed segments, up to this time of the source's clock, or to the stream's newest record: whole
+    minutes by the rollups, the rest by records."""
+    if last_record_at is None:
+        newest = select(Stream.last_seen_at).where(Stream.id == incident.stream_id)
+        last_record_at = session.scalars(newest).one()
     values = {
         "stream_id": incident.stream_id,
         "segments": list(names_of(incident.segments)),
         "since": incident.change_point_at,
-        "until": at if newest is None else max(at, newest + timedelta(microseconds=1)),
+        "until": last_record_at + timedelta(microseconds=1),
     }
     return int(session.execute(_EMITTED, values).scalar_one())
 

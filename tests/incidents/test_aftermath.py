@@ -27,7 +27,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Record, Stream
 from tests.alerting.incident_rows import add_incident, add_stream, resolve
 from tests.cost.traffic import Server
-from tests.incidents.test_cost_measurement import BAD, GOOD, fold_all, only_incident, records, send
+from tests.incidents.test_cost_measurement import BAD, GOOD, START, fold_all, only_incident, records, send
 from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import store
@@ -56,9 +56,13 @@ def test_an_incident_that_ended_by_itself_says_how_long_and_what_it_cost(
     assert found is not None
     assert incident.evidence.ending is not None
     assert incident.resolved_at is not None
-    assert incident.evidence.ending.mitigated_at == incident.resolved_at
+    mitigated_at = incident.evidence.ending.mitigated_at
+    assert mitigated_at is not None
+    recovery = (START + timedelta(minutes=60)).timestamp()
+    assert 0.0 < mitigated_at.timestamp() - recovery < 60.0  # a request a second: it is found within sixty
     with database.session() as session:
         of_stream = (Record.stream_id == stream.id) & (Record.ended_at >= incident.change_point_at)
+        of_stream &= Record.ended_at <= mitigated_at
         emitted = int(session.scalars(select(func.sum(Record.emitted)).where(of_stream)).one() or 0)
     assert found.tokens == emitted
     assert found.basis in ("measured", "formula")

@@ -46,6 +46,9 @@ STREAMS_SHOWN: Final = 100  # on a page
 SHOWN: Final = 20  # incidents or drafts on a page; the API has the rest
 RUNS_SHOWN: Final = 50
 _ALARMING: Final = ("degraded", "cannot_be_judged", "stale", "drafting_stopped", "speculation_loses")
+_WORDS: Final = {
+    "speculation_loses": "slower with speculation"
+}  # of verdicts that do not follow "of 5 streams"
 _ORDERS: Final[Mapping[Order, str]] = {
     "verdict": "the worst first",
     "cost": "the largest cost first",
@@ -231,7 +234,11 @@ def headline(serving: Sequence[Standing]) -> str:
     """The state of the fleet in one line: 1 of 5 streams degraded, 1 stale."""
     counts = Counter(item.verdict for item in serving)
     of_all = f"of {len(serving)} stream{'' if len(serving) == 1 else 's'}"
-    alarming = [(counts[verdict], verdict.replace("_", " ")) for verdict in _ALARMING if counts[verdict]]
+    alarming = [
+        (counts[verdict], _WORDS.get(verdict, verdict.replace("_", " ")))
+        for verdict in _ALARMING
+        if counts[verdict]
+    ]
     if not serving:
         return "No records yet"
     if not alarming:

@@ -45,8 +45,8 @@ class Rollback:
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What is kept as an incident ends. `tokens`: emitted in its segments from the change point to the end.
-    `mitigated_at`: when the draft that helped came into service, or acceptance was found back; None where
-    nothing shows that it helped (a person resolved it)."""
+    `mitigated_at`: when the draft that helped came into service, or when the request ended (by the source's
+    clock) at which acceptance was found back; None where nothing shows that it helped."""
 
     tokens: int
     mitigated_at: datetime | None

@@ -118,6 +118,17 @@ def test_right_after_a_promotion_the_stream_is_watched_and_says_how_far_it_recov
     assert found[drifted.parent].verdict == "replaced"
 
 
+def test_a_promoted_draft_with_a_baseline_of_its_own_still_says_how_far_it_recovered(
+    drifted: Drifted, promoted: UUID
+) -> None:
+    fold(drifted, [(NEW, 0.65), (OLD, 0.77)], 600)
+    assert the_run(drifted, promoted).state == "watching"
+    with drifted.database.session() as session:
+        (new,) = [item for item in gather(session, datetime.now(UTC)) if item.in_service]
+    assert new.verdict == "steady"
+    assert "acceptance of german recovered to 0.65 from 0.41, was 0.77: 16% below" in new.text
+
+
 def test_a_promoted_draft_that_is_no_better_is_watched_and_not_called_recovered(
     drifted: Drifted, promoted: UUID
 ) -> None:
