@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from driftguard.cost import Cost, Interval, TimedRequest, assess
+from driftguard.cost import Cost, Interval, TimedRequest, assess, payoff
 from driftguard.cost.assessment import UNMEASURED
 from driftguard.cost.best_action import Situation, actions, best_of
 from tests.cost.traffic import Server
@@ -454,3 +454,17 @@ def test_the_interval_of_the_speedup_holds_as_often_as_it_says() -> None:
         assert cost.speedup.factor is not None
         hits += cost.speedup.factor.low <= truth <= cost.speedup.factor.high
     assert hits >= 88, hits
+
+
+def test_the_speedup_and_the_gain_of_speculation_off_are_one_number() -> None:
+    """The verdict, the alert and the best action can then never contradict each other."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        server = replace(QUIET, b=0.020 * float(rng.uniform(0.1, 1.2)))
+        cost = assessed(server, seed=seed, ks={0: 60, 2: 60 * (seed % 2), 4: 200})
+        assert cost.speedup is not None
+        factor, off = cost.speedup.factor, cost.choices[0].gain
+        assert factor is not None
+        inverse = (1.0 / factor.value, 1.0 / factor.high, 1.0 / factor.low)
+        assert (1.0 + off.value, 1.0 + off.low, 1.0 + off.high) == pytest.approx(inverse), f"seed {seed}"
+        assert (payoff(cost).state == "loses") is (off.low > 0.0), f"seed {seed}"

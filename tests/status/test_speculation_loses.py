@@ -13,12 +13,14 @@ from typer.testing import CliRunner
 
 from driftguard.api.pages.routes import headline
 from driftguard.cli.main import app
+from driftguard.cost import assess, payoff
 from driftguard.incidents import cost_measurement
 from driftguard.incidents.opening import NOBODY
 from driftguard.metrics import Metrics
 from driftguard.pipeline.look_around import LookAround
 from driftguard.status.gather import gather
 from driftguard.status.verdict import standings
+from driftguard.store import stream_costs
 from driftguard.store.database import Database
 from driftguard.store.tables import Stream
 from tests.alerting.incident_rows import add_incident
@@ -171,3 +173,29 @@ def test_api_page_command_and_gauges_say_it(
     assert by_load == pytest.approx(told["factor"]["value"], rel=1e-6)
     assert ratio("load_info", concurrency="9 to 16") == 1.0
     assert value("driftguard_stream_verdict", {**labels, "verdict": "speculation_loses"}) == 1.0
+
+
+def test_the_database_finds_the_streams_that_the_statement_says_are_losing(database: Database) -> None:
+    """One is read for a fleet of any size, the other for what is shown."""
+    rng, now = np.random.default_rng(9), datetime.now(UTC)
+    cases = {
+        f"server-{seed}": assess(
+            [],
+            Server(b=0.002 + 0.0015 * seed, accepts=(0.7,)).serve(rng, 80, 3, concurrency=seed % 3 or None),
+            Server(b=0.0, accepts=(0.7,)).serve(rng, 9 + seed % 4, 0, concurrency=seed % 3 or None),
+        )
+        for seed in range(30)
+    }
+    with database.session() as session:
+        for server, cost in cases.items():
+            row = {"server": server, "target": "t", "draft": "d", "draft_version": "v", "method": "ngram"}
+            stream = Stream(**row, first_seen_at=now, last_seen_at=now)
+            session.add(stream)
+            session.flush()
+            stream_costs.store(session, stream.id, cost, now)
+    with database.session() as session:
+        names = {stream.id: stream.server for stream in session.query(Stream)}
+        found = {names[each] for each in stream_costs.losing(session, timedelta(hours=1))}
+    losing = {server for server, cost in cases.items() if payoff(cost).state == "loses"}
+    assert found == losing
+    assert 3 < len(losing) < 27
