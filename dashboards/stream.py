@@ -260,6 +260,7 @@ def _cost() -> list[Panel]:
     speeds = panels.where(speeds, "none none", streams.UNSPECULATED)
     slowdown = "driftguard_incident_slowdown_ratio"
     faster = "driftguard_speculation_speedup_ratio"
+    by_load = "driftguard_speculation_speedup_by_load_ratio"
     best = panels.lines(
         "K in use and the best K",
         "Draft tokens per step as configured, and the fastest K at the current acceptance; 0 is "
@@ -281,8 +282,13 @@ def _cost() -> list[Panel]:
         ),
         panels.lines(
             "Gain of speculation",
-            "Tokens per second as a multiple of those without speculation, with a 95% interval.",
+            "Tokens per second as a multiple of those without speculation, with a 95% interval: at the "
+            "current load, and the estimate at each load at which both were timed.",
             (promql.gauge(faster, *CHOSEN, by=(*DRAFT, "bound")), f"{NAME} {{{{bound}}}}"),
+            (
+                promql.gauge(by_load, is_("bound", "estimate"), *CHOSEN, by=(*DRAFT, "concurrency")),
+                f"{NAME} {{{{concurrency}}}} at once",
+            ),
             unit="none",
         ),
         panels.where_like(best, "^best .*", panels.dashed(colours.GOOD)),
