@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from driftguard.cli.main import app
 from driftguard.cost.best_action import IN_ORDER
-from driftguard.incidents import cost_measurement
+from driftguard.incidents import cost_measurement, remedy
 from driftguard.incidents.message import document, summary
 from driftguard.incidents.opening import NOBODY
 from driftguard.records.documents.diagnosis import Diagnosis
@@ -22,9 +22,10 @@ from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidenc
 from driftguard.records.documents.retraining_run import OldLevel, RunNumbers
 from driftguard.retraining.promotion import watch
 from driftguard.status.gather import gather
-from driftguard.store import retrain_runs
+from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.tables import Draft, Incident, RetrainRun, Stream
+from tests.alerting.incident_rows import add_incident, add_stream
 from tests.cost.traffic import Server
 from tests.incidents.test_cost_measurement import fallen, only_incident, send
 from tests.pipeline.sidecar import running_sidecar
@@ -180,3 +181,34 @@ def test_api_command_and_page_name_the_best_and_how_to_do_each(
             assert page.count("<small>best now</small>") == 1
             assert "<strong>Switch speculation off</strong> <small>best now</small>" in page
             assert "secret" not in page
+
+
+def test_a_new_draft_gains_only_in_the_segments_that_fell(database: Database) -> None:
+    """A quarter of the requests lost 40%: half of the way back is 5.6% of the stream's tokens, not 33%."""
+    stream_id = add_stream(database)
+    incident_id = add_incident(database, [], stream_id=stream_id)
+    with database.session() as session:
+        incident, _ = incidents.find(session, incident_id)
+        (segment,) = incident.segments
+        all_of_it = replace(segment.after, requests=4 * segment.after.requests)
+        incident.evidence = replace(incident.evidence, slowdown_measured=0.4, stream_after=all_of_it)
+    diagnosed(database)
+    incident, _ = only_incident(database)
+    (retrain,) = [action for action in remedy.of_incident(incident) if action.kind == "retrain"]
+    assert retrain.gain is not None
+    assert retrain.gain.value == pytest.approx(0.5 * (1.0 / (1.0 - 0.1) - 1.0))
+    assert retrain.best
+
+
+def test_a_rise_is_not_answered_with_a_remedy(database: Database) -> None:
+    """Looping answers are easy to predict: the diagnosis says to read some, whatever K would be faster."""
+    fallen(database, DRAFT_LOSES, 6, {0: 100, 4: 1200})
+    diagnosed(database, retrain=False, cause="quality")
+    with database.session() as session:
+        (incident,) = session.query(Incident).all()
+        incident.direction = "up"
+    incident, stream = only_incident(database)
+    assert "best now" not in summary(incident, stream).lower()
+    kinds = {action.kind: action for action in remedy.of_incident(incident)}
+    assert kinds["retrain"].gain is None
+    assert kinds["restart"].gain is None
