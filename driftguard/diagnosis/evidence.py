@@ -23,6 +23,11 @@ class Observed:
     first_drafted: int | None = None  # steps that drafted position 1, and those that accepted it
     first_accepted: int | None = None
     by_first: bool = False  # judged by position 1 (driftguard.records.positions)
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None  # of the prompt, from the server's prefix cache
+    output_tokens: int | None = None
+    time_per_output_token_seconds: float | None = None
+    server_age_seconds: float | None = None  # since the start of the server's process
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,11 @@ class ProbeResult:
     answer: str
     drafted: int
     accepted: int
+    first_drafted: int | None = None  # at position 1
+    first_accepted: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    server_age_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ def _record(
         acceptance_rule="greedy",
         temperature=0.0,
         prompt_tokens=told.prompt_tokens,
+        cached_tokens=told.cached_tokens,
         output_tokens=told.output_tokens,
         time_to_first_token_seconds=told.time_to_first_token_seconds,
         time_per_output_token_seconds=told.time_per_output_token_seconds,

@@ -40,16 +40,23 @@ class Moment:
     newest: int
 
 
+# The server's start before a record, as its metrics told it; null where they were never scraped.
+_AGE = """
+           extract(epoch FROM ended_at - (
+               SELECT max(s.started_at) FROM server_starts s JOIN streams ON streams.server = s.server
+               WHERE streams.id = :stream_id AND s.started_at <= ended_at))::float8 AS server_age_seconds
+"""
 _RECORDS = text(
-    """
+    f"""
     SELECT segment, drafted, accepted, num_speculative_tokens, acceptance_rule, temperature,
            concurrency, kind, steps, drafted_per_position[1] AS first_drafted,
-           accepted_per_position[1] AS first_accepted
+           accepted_per_position[1] AS first_accepted, prompt_tokens, cached_tokens, output_tokens,
+           time_per_output_token_seconds, {_AGE}
     FROM records
     WHERE stream_id = :stream_id AND kind <> 'probe' AND seq >= :first AND seq < :end
       AND ended_at >= :since AND ended_at <= :until
     ORDER BY seq DESC LIMIT :limit
-    """
+    """  # noqa: S608 (constants only)
 )
 
 
@@ -97,6 +104,11 @@ def _observed(row: Any) -> Observed:
         first_drafted=first_drafted if told else None,
         first_accepted=row.first_accepted,
         by_first=judged is not None,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        output_tokens=row.output_tokens,
+        time_per_output_token_seconds=row.time_per_output_token_seconds,
+        server_age_seconds=row.server_age_seconds,
     )
 
 
@@ -139,12 +151,14 @@ def stream_with_another_target(session: Session, stream: Stream) -> Stream | Non
 
 
 _PROBES = text(
-    """
-    SELECT session, drafted, accepted FROM records
+    f"""
+    SELECT session, drafted, accepted, steps, drafted_per_position[1] AS first_drafted,
+           accepted_per_position[1] AS first_accepted, prompt_tokens, cached_tokens, {_AGE}
+    FROM records
     WHERE stream_id = :stream_id AND kind = 'probe' AND starts_with(session, :prefix)
       AND ended_at >= :since AND ended_at < :until
     ORDER BY ended_at DESC, seq DESC LIMIT :limit
-    """
+    """  # noqa: S608 (constants only)
 )
 
 
@@ -163,7 +177,21 @@ def _probes(session: Session, stream_id: int, since: datetime, until: datetime) 
     found = []
     for row in session.execute(_PROBES, values):
         prompt, answer = parse(row.session)
-        found.append(ProbeResult(prompt, answer, row.drafted, row.accepted))
+        told = row.first_accepted is not None
+        first_drafted = row.steps if row.first_drafted is None else row.first_drafted
+        found.append(
+            ProbeResult(
+                prompt=prompt,
+                answer=answer,
+                drafted=row.drafted,
+                accepted=row.accepted,
+                first_drafted=first_drafted if told else None,
+                first_accepted=row.first_accepted,
+                prompt_tokens=row.prompt_tokens,
+                cached_tokens=row.cached_tokens,
+                server_age_seconds=row.server_age_seconds,
+            )
+        )
     return tuple(reversed(found))
 
 

@@ -24,7 +24,7 @@ from driftguard.store.examination_evidence import (
 from driftguard.store.partitions import ensure_days
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
-from driftguard.store.tables import Stream
+from driftguard.store.tables import ServerStart, Stream
 from tests.store.samples import make_records
 
 AT = datetime.now(UTC) - timedelta(minutes=5)
@@ -61,6 +61,38 @@ def test_records_without_positions_tell_nothing_of_the_first(database: Database)
     with database.session() as session:
         ((one,), _) = records_around(session, the_stream(database).id, Moment(seq=9, at=AT, newest=9))
     assert (one.first_drafted, one.first_accepted) == (None, None)
+
+
+def test_the_age_of_the_server_is_that_since_its_last_start_before_the_record(database: Database) -> None:
+    insert(database, 1, -7_200)
+    insert(database, 1, -60)
+    insert(database, 1, 30, kind="probe", session=session_of("p", "a"))
+    insert(database, 1, 60, server="another server")
+    restarts = [("server-1", -3_600), ("server-1", 40), ("another server", -5)]
+    with database.session() as session:
+        session.add_all(
+            ServerStart(server=name, started_at=AT + timedelta(seconds=seconds)) for name, seconds in restarts
+        )
+    with database.session() as session:
+        stream = session.scalars(select(Stream).where(Stream.server == "server-1")).one()
+        before, _ = records_around(session, stream.id, Moment(seq=99, at=AT, newest=99))
+        _, ((probe),) = probes_around(session, stream.id, AT, AT)
+    assert [one.server_age_seconds for one in before] == [3_540.0, None]  # the newest first
+    assert probe.server_age_seconds == 3_630.0
+
+
+def test_what_the_causes_are_sought_with_comes_back_and_null_where_it_was_not_given(
+    database: Database,
+) -> None:
+    given = {"prompt_tokens": 40, "cached_tokens": 32, "time_per_output_token_seconds": 0.5}
+    nulls: dict[str, Any] = dict.fromkeys([*given, "output_tokens"])
+    insert(database, 1, -60, **given)
+    insert(database, 1, -50, **nulls)
+    with database.session() as session:
+        (untold, told), _ = records_around(session, the_stream(database).id, Moment(seq=9, at=AT, newest=9))
+    assert {name: getattr(told, name) for name in given} == given
+    assert {name: getattr(untold, name) for name in nulls} == nulls
+    assert told.server_age_seconds is None
 
 
 def test_probes_of_the_time_in_which_the_change_began_are_left_out(database: Database) -> None:
