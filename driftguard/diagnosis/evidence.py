@@ -27,7 +27,16 @@ class Observed:
     cached_tokens: int | None = None  # of the prompt, from the server's prefix cache
     output_tokens: int | None = None
     time_per_output_token_seconds: float | None = None
-    server_age_seconds: float | None = None  # since the start of the server's process
+    session: str | None = None
+    ended_at: float | None = None  # seconds since 1970, as is the next
+    server_started_at: float | None = None  # the server's process that served it
+
+    @property
+    def cached_share(self) -> float | None:
+        """Part of the prompt that came from the prefix cache."""
+        if self.cached_tokens is None or not self.prompt_tokens:
+            return None
+        return self.cached_tokens / self.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +51,21 @@ class ProbeResult:
     first_accepted: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    server_age_seconds: float | None = None
+    ended_at: float | None = None  # seconds since 1970, as is the next
+    server_started_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Token ids of one captured request."""
+    """Token ids of one captured request, and the counts of its record where that is known."""
 
     record_id: str
     segment: str
     prompt: tuple[int, ...]
     output: tuple[int, ...] = ()
+    session: str | None = None
+    drafted: int | None = None
+    accepted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,10 @@ def test_the_age_of_the_server_is_that_since_its_last_start_before_the_record(da
         stream = session.scalars(select(Stream).where(Stream.server == "server-1")).one()
         before, _ = records_around(session, stream.id, Moment(seq=99, at=AT, newest=99))
         _, ((probe),) = probes_around(session, stream.id, AT, AT)
-    assert [one.server_age_seconds for one in before] == [3_540.0, None]  # the newest first
-    assert probe.server_age_seconds == 3_630.0
+    at = AT.timestamp()
+    found = [(one.ended_at, one.server_started_at) for one in before]  # the newest first
+    assert found == [(at - 60, at - 3_600), (at - 7_200, None)]
+    assert (probe.ended_at, probe.server_started_at) == (at + 30, at - 3_600)
 
 
 def test_what_the_causes_are_sought_with_comes_back_and_null_where_it_was_not_given(
@@ -92,7 +94,7 @@ def test_what_the_causes_are_sought_with_comes_back_and_null_where_it_was_not_gi
         (untold, told), _ = records_around(session, the_stream(database).id, Moment(seq=9, at=AT, newest=9))
     assert {name: getattr(told, name) for name in given} == given
     assert {name: getattr(untold, name) for name in nulls} == nulls
-    assert told.server_age_seconds is None
+    assert told.server_started_at is None
 
 
 def test_probes_of_the_time_in_which_the_change_began_are_left_out(database: Database) -> None:

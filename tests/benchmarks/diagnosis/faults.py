@@ -8,7 +8,7 @@ the seed of the case.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,12 +17,16 @@ from driftguard.diagnosis import Captured, Evidence, Observed, ProbeResult
 from tests.benchmarks.diagnosis.engine_figures import Condition, Figures
 
 HOUR: Final = 3_600.0
+EPOCH: Final = 1_790_000_000.0  # of the change, seconds since 1970
 SHARES: Final[Mapping[str, float]] = {"code": 0.45, "docs": 0.45, "rare": 0.1}
 DOMAIN_OF: Final[Mapping[str, str]] = {"code": "python", "docs": "prose", "rare": "headers"}
 SECONDS_BETWEEN: Final = 150.0  # requests
 PROBE_HOURS: Final = (60, 48, 36, 24, 18, 12, 6, 2)  # before the change
 DIFFERENT_REPLAYS: Final = 0.05  # of a healthy server's greedy answers: batches change the last bits
 STEP_SECONDS: Final = 0.012
+LONG_TOKENS: Final = 250
+FOUND_AT: Final = 4.0
+MOST_SINCE: Final = 2_000
 
 Kept = Callable[["Request"], float]  # part of what a request accepts that is left
 
@@ -33,6 +37,7 @@ class Request:
 
     number: int
     segment: str
+    session: str | None
     at: float
     age: float
     prompt: tuple[int, ...]
@@ -63,6 +68,8 @@ class Plan:
     probes_too: bool = True  # the probes meet the condition
     starts: tuple[float, ...] | None = None
     direction: str = "down"
+    names_sessions: bool = True
+    is_found: bool = True  # by a move of acceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +97,14 @@ def _decaying(first_time: bool) -> Callable[[np.random.Generator], Plan]:
             return 1.0 - (1.0 - left) * float(np.clip((age - whole) / over, 0.0, 1.0))
 
         now = -(whole + 0.5 * over)  # the change is found in the middle of the decay
-        before = now - (whole + random.uniform(0.1, 0.3) * over) if first_time else now - (whole + over)
+        if first_time:  # until now it was started anew before it could decay much
+            earlier = tuple(now - number * (whole + 0.1 * over) for number in range(1, 12))
+        else:
+            earlier = (now - (whole + over), now - 2 * (whole + over))
         return Plan(
             kept=lambda one: kept(one.age),
             probe_kept=lambda age, _: kept(age),
-            starts=(before - 40 * HOUR, before, now) if not first_time else (before - 5 * HOUR, before, now),
+            starts=(*earlier, now),
         )
 
     return plan
@@ -127,7 +137,7 @@ def _load(random: np.random.Generator) -> Plan:
     def each(one: Request, draws: np.random.Generator) -> Request:
         return replace(one, concurrency=int(draws.integers(24, 40)), step_seconds=STEP_SECONDS * times)
 
-    return Plan(each=each, changed=("code",))
+    return Plan(each=each, changed=("code",), is_found=False)
 
 
 def _other_k(random: np.random.Generator) -> Plan:
@@ -181,7 +191,15 @@ def _drift(segments: Sequence[str], only_long: bool = False) -> Callable[[np.ran
 
 
 def _planted(condition: str, *changed: str) -> Callable[[np.random.Generator], Plan]:
-    return lambda _: Plan(condition=condition, changed=changed or ("code", "docs", "rare"))
+    def plan(random: np.random.Generator) -> Plan:
+        restarted = random.random() < 0.5  # weights are loaded at a start, or woken from sleep
+        return Plan(
+            condition=condition,
+            changed=changed or ("code", "docs", "rare"),
+            starts=(-70 * HOUR, -30 * HOUR, -60.0) if restarted else None,
+        )
+
+    return plan
 
 
 FAULTS: Final[Sequence[Fault]] = (
@@ -203,7 +221,7 @@ FAULTS: Final[Sequence[Fault]] = (
         "only the mix moved",
         True,
         ("mix_shift",),
-        lambda _: Plan(shares={"code": 0.15, "docs": 0.25, "rare": 0.6}, changed=("rare",)),
+        lambda _: Plan(shares={"code": 0.15, "docs": 0.25, "rare": 0.6}, changed=("rare",), is_found=False),
     ),
     Fault("true drift in one segment", True, ("query_drift",), _drift(["code"]), is_drift=True),
     Fault("true drift everywhere", True, ("query_drift",), _drift(["code", "docs"]), is_drift=True),
@@ -235,14 +253,17 @@ class Case:
 
 
 def case(fault: Fault, seed: int, figures: Mapping[str, Condition]) -> Case:
-    """One case: 300 to 800 requests before the change, 80 to 250 after it."""
+    """One case: 300 to 800 requests before the change, and 80 to 250 since it; more where a fall is so small
+    that no detector would have found it on these."""
     random = np.random.default_rng([20_261_124, FAULTS.index(fault), seed])
-    plan = fault.plan(random)
-    starts = plan.starts or tuple(
-        -random.uniform(low, high) * HOUR for low, high in ((60, 90), (20, 40), (3, 15))
-    )
-    before = _requests(random, figures, Plan(kept=plan.kept), starts, int(random.integers(300, 800)), -1)
-    after = _requests(random, figures, plan, starts, int(random.integers(80, 250)), 1)
+    plan = replace(fault.plan(random), names_sessions=seed % 2 == 0)
+    drawn = tuple(-random.uniform(low, high) * HOUR for low, high in ((60, 90), (20, 40), (3, 15)))
+    starts = plan.starts or drawn
+    earlier, later = int(random.integers(300, 800)), int(random.integers(80, 250))
+    before, after = _traffic(random, figures, plan, starts, earlier, later)
+    while plan.is_found and later < MOST_SINCE and not _is_found(before, after, plan.changed):
+        later *= 2
+        before, after = _traffic(random, figures, plan, starts, earlier, later)
     captured = random.uniform(0.3, 0.8)
     return Case(
         fault,
@@ -259,42 +280,89 @@ def case(fault: Fault, seed: int, figures: Mapping[str, Condition]) -> Case:
     )
 
 
-def _requests(
+def _is_found(before: Sequence[Request], after: Sequence[Request], changed: Sequence[str]) -> bool:
+    """A move of the changed segments at FOUND_AT standard errors, as evidence of 100,000 takes."""
+    rates = [
+        np.array([sum(one.accepted) / sum(one.drafted) for one in side if one.segment in changed])
+        for side in (before, after)
+    ]
+    error = np.sqrt(sum(side.var(ddof=1) / len(side) for side in rates))
+    return bool(abs(rates[1].mean() - rates[0].mean()) >= FOUND_AT * error)
+
+
+def _traffic(
     random: np.random.Generator,
     figures: Mapping[str, Condition],
     plan: Plan,
     starts: Sequence[float],
-    count: int,
-    direction: int,
-) -> list[Request]:
-    """Conversations one after the other until there are enough; their turns lie minutes apart."""
+    earlier: int,
+    later: int,
+) -> tuple[list[Request], list[Request]]:
+    """Conversations that begin at any time, also across the change; their turns lie minutes apart."""
     found: list[Request] = []
-    names = list(plan.shares)
-    span = count * SECONDS_BETWEEN
-    while len(found) < count:
-        segment = str(random.choice(names, p=list(plan.shares.values())))
-        begin = direction * random.uniform(0.0, span)
-        for turn, one in enumerate(_conversation(random, figures, plan, segment)):
-            at = begin + direction * turn * random.uniform(60, 300)
-            found.append(_request(random, plan, starts, segment, at, one, len(found)))
+    first, last = -earlier * SECONDS_BETWEEN, later * SECONDS_BETWEEN
+    number = 0
+    while len(found) < earlier + later:
+        begin = random.uniform(first - HOUR / 2, last)
+        shares = SHARES if begin < 0.0 else plan.shares
+        segment = str(random.choice(list(shares), p=list(shares.values())))
+        at, number = begin, number + 1
+        session = f"session {number}" if plan.names_sessions else None
+        for one, ill in _conversation(random, figures, plan, segment, is_new=begin >= 0.0):
+            if first <= at < last:
+                shown = ill if at >= 0.0 else one
+                found.append(_request(random, plan, starts, segment, session, at, shown, len(found)))
+            at += random.uniform(60, 300)
     ordered = sorted(found, key=lambda one: one.at)
-    return ordered[:count] if direction > 0 else ordered[-count:]
+    return [one for one in ordered if one.at < 0.0], [one for one in ordered if one.at >= 0.0]
 
 
 def _conversation(
-    random: np.random.Generator, figures: Mapping[str, Condition], plan: Plan, segment: str
-) -> list[Figures]:
-    domain, condition, is_new = DOMAIN_OF[segment], plan.condition, False
-    if segment in plan.domains and random.random() < plan.new_share:
-        domain, is_new = plan.domains[segment], True
-    if domain not in figures[condition].traffic:
-        condition = "healthy"
-    known = figures[condition].traffic[domain]
-    if is_new and plan.only_long:
-        known = [one for one in known if len(one.prompt) > 250]
-    chosen = known[int(random.integers(len(known)))].conversation
-    turns = [one for one in known if one.conversation == chosen]
-    return turns[: int(random.integers(1, len(turns) + 1))]
+    random: np.random.Generator, figures: Mapping[str, Condition], plan: Plan, segment: str, *, is_new: bool
+) -> list[tuple[Figures, Figures]]:
+    """Its turns, each healthy and as the plan's condition serves it."""
+    domain = DOMAIN_OF[segment]
+    moves = is_new and segment in plan.domains and random.random() < plan.new_share
+    healthy = figures["healthy"].traffic[plan.domains[segment] if moves else domain]
+    if moves and plan.only_long:
+        healthy = [one for one in healthy if len(one.prompt) > LONG_TOKENS]
+    ill = figures[plan.condition].traffic.get(domain)
+    chosen = healthy[int(random.integers(len(healthy)))].conversation
+    turns = [one for one in healthy if one.conversation == chosen]
+    turns = turns[: int(random.integers(1, len(turns) + 1))]
+    if plan.condition == "healthy":
+        return [(one, one) for one in turns]
+    if ill is None:  # not run in this condition: each position loses what it loses in another domain
+        rates = [_by_position(figures[name].traffic["python"]) for name in ("healthy", plan.condition)]
+        kept = np.clip(rates[1] / rates[0], 0.0, 1.0)
+        return [(one, _lowered(one, kept, random)) for one in turns]
+    served = {(one.conversation, one.turn): one for one in ill}
+    return [(one, served.get((one.conversation, one.turn), one)) for one in turns]
+
+
+def _by_position(known: Sequence[Figures]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    drafted = np.sum([_padded(one.drafted) for one in known], axis=0)
+    return np.asarray(np.sum([_padded(one.accepted) for one in known], axis=0) / drafted)
+
+
+def _padded(counts: Sequence[int]) -> tuple[int, ...]:
+    return (*counts, *[0] * (4 - len(counts)))
+
+
+def _lowered(
+    one: Figures, kept: np.ndarray[Any, np.dtype[np.float64]], random: np.random.Generator
+) -> Figures:
+    lost = [int(random.binomial(count, left)) for count, left in zip(one.accepted, kept, strict=False)]
+    return Figures(
+        one.conversation,
+        one.turn,
+        one.prompt,
+        one.output,
+        one.cached_tokens,
+        one.steps,
+        one.drafted,
+        tuple(np.minimum.accumulate(lost).tolist()),
+    )
 
 
 def _request(
@@ -302,6 +370,7 @@ def _request(
     plan: Plan,
     starts: Sequence[float],
     segment: str,
+    session: str | None,
     at: float,
     one: Figures,
     number: int,
@@ -310,13 +379,14 @@ def _request(
     drafted = one.drafted + (one.drafted[-1],) * (4 - len(one.drafted))
     accepted = one.accepted + (0,) * (4 - len(one.accepted))
     made = Request(
-        number, segment, at, age, one.prompt, one.output, one.cached_tokens, one.steps, drafted, accepted,
+        number, segment, session, at, age, one.prompt, one.output, one.cached_tokens,
+        one.steps, drafted, accepted,
         temperature=float(random.choice([0.7, 1.0])), concurrency=int(random.integers(2, 9)),
     )  # fmt: skip
-    for kept in (plan.kept, plan.kept_since):
+    for kept in (plan.kept, plan.kept_since if at >= 0.0 else None):
         if kept is not None and (left := kept(made)) < 1.0:
             made = replace(made, accepted=_thinned(made.accepted, left, random))
-    return plan.each(made, random) if plan.each else made
+    return plan.each(made, random) if plan.each and at >= 0.0 else made
 
 
 def _thinned(accepted: Sequence[int], left: float, random: np.random.Generator) -> tuple[int, ...]:
@@ -346,7 +416,7 @@ def _probes(
             answer = str(hash(one.output))
             if random.random() < DIFFERENT_REPLAYS:
                 answer, accepted = f"{answer}-{replay}-{since}", _thinned(accepted, 0.97, random)
-            told = {
+            told: dict[str, Any] = {
                 "prompt": f"p{number}",
                 "answer": answer,
                 "drafted": sum(one.drafted),
@@ -355,15 +425,24 @@ def _probes(
                 "first_accepted": accepted[0],
                 "prompt_tokens": len(one.prompt),
                 "cached_tokens": 0,
-                "server_age_seconds": age,
+                "ended_at": EPOCH + at,
+                "server_started_at": EPOCH + at - age,
             }
-            found.append(ProbeResult(**_told(ProbeResult, told)))
+            found.append(ProbeResult(**told))
     return tuple(found)
 
 
 def _captures(random: np.random.Generator, requests: Sequence[Request], part: float) -> tuple[Captured, ...]:
     return tuple(
-        Captured(f"r{one.number}-{one.at:.0f}", one.segment, one.prompt, one.output)
+        Captured(
+            record_id=f"r{one.number}-{one.at:.0f}",
+            segment=one.segment,
+            prompt=one.prompt,
+            output=one.output,
+            session=one.session,
+            drafted=sum(one.drafted),
+            accepted=sum(one.accepted),
+        )
         for one in requests
         if random.random() < part
     )
@@ -371,30 +450,21 @@ def _captures(random: np.random.Generator, requests: Sequence[Request], part: fl
 
 def _observed(one: Request) -> Observed:
     return Observed(
-        **_told(
-            Observed,
-            {
-                "segment": one.segment,
-                "steps": one.steps,
-                "drafted": sum(one.drafted),
-                "accepted": sum(one.accepted),
-                "num_speculative_tokens": len(one.drafted),
-                "acceptance_rule": "rejection",
-                "temperature": one.temperature,
-                "concurrency": one.concurrency,
-                "first_drafted": one.drafted[0],
-                "first_accepted": one.accepted[0],
-                "prompt_tokens": len(one.prompt),
-                "cached_tokens": one.cached_tokens,
-                "output_tokens": len(one.output),
-                "server_age_seconds": one.age,
-                "time_per_output_token_seconds": one.steps * one.step_seconds / len(one.output),
-            },
-        )
+        segment=one.segment,
+        steps=one.steps,
+        drafted=sum(one.drafted),
+        accepted=sum(one.accepted),
+        num_speculative_tokens=len(one.drafted),
+        acceptance_rule="rejection",
+        temperature=one.temperature,
+        concurrency=one.concurrency,
+        first_drafted=one.drafted[0],
+        first_accepted=one.accepted[0],
+        prompt_tokens=len(one.prompt),
+        cached_tokens=one.cached_tokens,
+        output_tokens=len(one.output),
+        time_per_output_token_seconds=one.steps * one.step_seconds / len(one.output),
+        session=one.session,
+        ended_at=EPOCH + one.at,
+        server_started_at=EPOCH + one.at - one.age,
     )
-
-
-def _told(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """What the evidence has a place for."""
-    known = {one.name for one in fields(kind)}
-    return {name: value for name, value in values.items() if name in known}
