@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from driftguard.diagnosis import configuration, pace, slices
-from driftguard.diagnosis.examination import Examination
+from driftguard.diagnosis.examination import EXCLUDING, Examination
 from driftguard.diagnosis.slices import Slices
 from driftguard.diagnosis.verdict import Verdict
 
@@ -97,10 +97,12 @@ def _load(found: Examination) -> Verdict | None:
 
 def _state(found: Examination) -> Verdict | None:
     age = found.age
-    if age is None or found.probes_behaviour in ("steady", "moved_less"):
+    if age is None:
         return None
     falls, cured = age.falls_with_age(found.move), age.is_cured(found.move)
-    probed = found.probes_behaviour == "moved"
+    probed = found.probes_behaviour == "moved" or age.probes_fall_with_age(found.move)
+    if not probed and found.probes_behaviour in EXCLUDING:
+        return None  # they did not, with the server as old as it is
     if falls and cured and age.cured is not None:
         reason = "acceptance falls with the age of the server, and a restart brought it back"
         reason += f" ({age.cured.in_words})"
@@ -112,6 +114,13 @@ def _state(found: Examination) -> Verdict | None:
 
 
 def _cache(found: Examination) -> Verdict | None:
+    warm, cold = found.warm_probes, found.probes
+    if found.warm_behaviour == "moved" and found.probes_behaviour in EXCLUDING and warm and cold:
+        reason = (
+            "the same canary prompts are accepted less only when they are asked again and come from the "
+            f"prefix cache ({warm.difference.in_words}, else {cold.difference.in_words})"
+        )
+        return Verdict("cache", "high", reason)
     shown = next((one for one in found.slices if _is_cache(one, found)), None)
     if shown is None:
         return None
@@ -129,12 +138,11 @@ def _is_cache(sliced: Slices, found: Examination) -> bool:
         return False
     if found.traffic_moved:
         return False
-    probed = found.probes
-    if found.probes_behaviour == "steady" and probed is not None:
-        if sliced.of == "prompt_tokens":
-            return probed.longest is None or probed.longest < sliced.high_from
-        return probed.most_cached < sliced.high_from
-    return True
+    asked = ((found.probes, found.probes_behaviour), (found.warm_probes, found.warm_behaviour))
+    kept = [probed for probed, behaviour in asked if probed is not None and behaviour in EXCLUDING]
+    if sliced.of == "prompt_tokens":
+        return all(probed.longest is None or probed.longest < sliced.high_from for probed in kept)
+    return all(probed.most_cached < sliced.high_from for probed in kept)
 
 
 def _collapsed(found: Examination) -> Verdict | None:
@@ -145,7 +153,7 @@ def _collapsed(found: Examination) -> Verdict | None:
             f"position 1 of the canary probes fell from {probed.first_before:.2f} to {probed.first_after:.2f}"
         )
         return Verdict("draft_wrong", "high", f"{reason} at once: the draft guesses as if it were another")
-    if not everywhere or first is None or found.probes_behaviour in ("steady", "moved_less"):
+    if not everywhere or first is None or found.probes_behaviour in EXCLUDING:
         return None
     reason = f"position 1 fell from {first.before:.2f} to {first.after:.2f} at once in every segment"
     if found.probes_behaviour == "moved":

@@ -41,12 +41,14 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One replay of one canary prompt, greedy. `answer`: digest of the text that came back."""
+    """One replay of one canary prompt, greedy. `answer`: digest of the text that came back. `is_warm`: asked
+    again at once, so that the server had its beginning in the prefix cache."""
 
     prompt: str
     answer: str
     drafted: int
     accepted: int
+    is_warm: bool = False
     first_drafted: int | None = None  # at position 1
     first_accepted: int | None = None
     prompt_tokens: int | None = None

@@ -37,6 +37,7 @@ from driftguard.records.positions import Positions, combined
 ENOUGH_QUERIES: Final = 50  # captured requests a side; fewer cannot show that prompts stayed as they were
 ENOUGH_CONVERSATIONS: Final = 10
 OF_K: Final = ("num_speculative_tokens", "drafted_per_step")
+EXCLUDING: Final = ("steady", "moved_less")  # probes that exclude half of the traffic's move
 PROBED_CACHE: Final = 0.1  # of a prompt: how much more from the cache than any probe still counts as probed
 PROBED_PART: Final = 0.9  # of the requests: then the probes ask what the traffic asks
 
@@ -44,19 +45,23 @@ PROBED_PART: Final = 0.9  # of the requests: then the probes ask what the traffi
 @dataclass(frozen=True, slots=True)
 class Examination:
     """`move`: signed change of acceptance inside the changed segments, at the `positions` by which their
-    requests are judged; `change`: the same with its interval. `queries_moved` None: cannot tell.
+    requests are judged; `change`: the same with its interval; `towards`: its size in the direction of the
+    incident. `queries_moved` None: cannot tell.
 
     `probed`: the change among requests no longer and no more cached than the canary prompts; None where these
     are nearly all, where nothing tells, or where they are too few.
     """
 
     move: float
+    towards: float
     change: Difference | None
     positions: Positions
     segments: Decomposition | None
     settings: Configuration
     probes: ProbeChange | None
     probes_behaviour: Behaviour | Literal["none"]
+    warm_probes: ProbeChange | None
+    warm_behaviour: Behaviour | Literal["none"]
     probed_part: float
     probed: Difference | None
     queries: QueryChange | None
@@ -80,7 +85,7 @@ class Examination:
 
     @property
     def alike_outcome(self) -> like_with_like.Outcome | Literal["none"]:
-        return self.alike.outcome(self.move) if self.alike else "none"
+        return self.alike.outcome(self.towards) if self.alike else "none"
 
     @property
     def traffic_moved(self) -> bool:
@@ -88,7 +93,7 @@ class Examination:
         and not if those that look as before fell too."""
         if self.alike_outcome == "fell":
             return False
-        return bool(self.queries_moved) or self.alike_outcome == "kept"
+        return bool(self.queries_moved) or (self.alike_outcome == "kept" and not self.has_not_moved)
 
     @property
     def has_not_moved(self) -> bool:
@@ -102,7 +107,7 @@ class Examination:
             return True
         if self.probed is None:
             return False
-        along = self.probed.change * (1.0 if self.move > 0 else -1.0)
+        along = self.probed.change * (1.0 if self.towards > 0 else -1.0)
         return self.probed.p_value <= LEVEL and along >= EXCLUDED_SHARE * abs(self.move)
 
     def _explains(self, change: FieldChange) -> bool:
@@ -121,22 +126,25 @@ def examine(evidence: Evidence) -> Examination:
     after = [one for one in evidence.after if one.segment in evidence.changed]
     own = of_segments(before, after)
     move = own.within if own else 0.0
-    probed = probes.compare(
-        evidence.probes_before, evidence.probes_after, downward=evidence.direction == "down"
-    )
+    probed, warm = (_compared(evidence, is_warm=is_warm) for is_warm in (False, True))
     towards = abs(move) if evidence.direction == "up" else -abs(move)
     captured = evidence.captures_before, evidence.captures_after
     queries = captured_requests.compare_prompts(*captured, evidence.changed, LEVEL)
-    part, change_of_probed = _probed(probed, before, after)
+    behaviour, warm_behaviour = (_behaviour(one, towards) for one in (probed, warm))
+    asked = [probed, warm] if warm_behaviour in EXCLUDING else [probed]
+    part, change_of_probed = _probed([one for one in asked if one is not None], before, after)
     sliced = (slices.compare("cached_share", before, after), slices.compare("prompt_tokens", before, after))
     return Examination(
         move=move,
+        towards=towards,
         change=slices.change_among(before, after, lambda _: True),
         positions=positions_of(after),
         segments=of_segments(evidence.before, evidence.after),
         settings=configuration.compare(before, after),
         probes=probed,
-        probes_behaviour=probes.behaviour(probed, towards) if probed else "none",
+        probes_behaviour=behaviour,
+        warm_probes=warm,
+        warm_behaviour=warm_behaviour,
         probed_part=part,
         probed=change_of_probed,
         queries=queries,
@@ -165,16 +173,31 @@ def _moved(queries: QueryChange | None) -> bool | None:
     return False if enough and queries.conversations >= ENOUGH_CONVERSATIONS else None
 
 
+def _compared(evidence: Evidence, *, is_warm: bool) -> ProbeChange | None:
+    """The prompts as they were asked first, or again at once."""
+    sides = [
+        [one for one in side if one.is_warm == is_warm]
+        for side in (evidence.probes_before, evidence.probes_after)
+    ]
+    return probes.compare(sides[0], sides[1], downward=evidence.direction == "down")
+
+
+def _behaviour(change: ProbeChange | None, towards: float) -> Behaviour | Literal["none"]:
+    return probes.behaviour(change, towards) if change else "none"
+
+
 def _probed(
-    change: ProbeChange | None, before: Sequence[Observed], after: Sequence[Observed]
+    changes: Sequence[ProbeChange], before: Sequence[Observed], after: Sequence[Observed]
 ) -> tuple[float, Difference | None]:
     """(part of the requests that are like the canary prompts, the change among these)."""
-    if change is None or not after:
+    if not changes or not after:
         return 1.0, None
+    longest = max((one.longest for one in changes if one.longest is not None), default=None)
+    most_cached = max(one.most_cached for one in changes)
 
     def is_probed(one: Observed) -> bool:
-        longer = change.longest is not None and (one.prompt_tokens or 0) > change.longest
-        return not longer and (one.cached_share or 0.0) <= change.most_cached + PROBED_CACHE
+        longer = longest is not None and (one.prompt_tokens or 0) > longest
+        return not longer and (one.cached_share or 0.0) <= most_cached + PROBED_CACHE
 
     part = sum(map(is_probed, after)) / len(after)
     return part, slices.change_among(before, after, is_probed) if part < PROBED_PART else None

@@ -30,6 +30,8 @@ def facts(evidence: Evidence, found: Examination) -> Iterator[Fact]:
         yield Fact("target", text, {"target_before": evidence.replaced_target})
     if found.probes is not None:
         yield _probe_fact(found.probes, found.probes_behaviour)
+    if found.warm_probes is not None:
+        yield _warm_fact(found.warm_probes, found.warm_behaviour)
     yield from (_setting_fact(change, found) for change in found.settings.changes)
     if found.settings.compared and not found.settings.changes:
         names = ", ".join(configuration.NAMES[name] for name in found.settings.compared)
@@ -82,18 +84,29 @@ def missing(evidence: Evidence, found: Examination) -> Iterator[str]:
         yield ", ".join(untold) + (": too few records" if few else f": {_UNTOLD}")
 
 
-def _probe_fact(change: ProbeChange, behaviour: Behaviour | Literal["none"]) -> Fact:
-    verb = {
-        "moved": "moved with the traffic",
-        "moved_less": "moved, by less than the traffic",
-        "steady": "did not move",
-        "unclear": "do not tell: too noisy",
-        "too_few": "are too few to tell",
-        "none": "are missing",
-    }[behaviour]
+_VERBS: Final[dict[Behaviour | Literal["none"], str]] = {
+    "moved": "moved with the traffic",
+    "moved_less": "moved, by less than the traffic",
+    "steady": "did not move",
+    "unclear": "do not tell: too noisy",
+    "too_few": "are too few to tell",
+    "none": "are missing",
+}
+
+
+def _warm_fact(change: ProbeChange, behaviour: Behaviour | Literal["none"]) -> Fact:
     text = (
-        f"canary probes {verb}: {change.before:.2f} before, {change.after:.2f} now over {change.prompts} "
-        f"prompts (change {change.difference.low:+.2f} to {change.difference.high:+.2f} at 99%)"
+        f"the same prompts, asked again from the prefix cache, {_VERBS[behaviour]}: {change.before:.2f} "
+        f"before, {change.after:.2f} now (change {change.difference.in_words})"
+    )
+    numbers: dict[str, Number] = {"before": change.before, "after": change.after}
+    return Fact("probes", text, {"prompts": change.prompts, **numbers, **_numbers(change.difference)})
+
+
+def _probe_fact(change: ProbeChange, behaviour: Behaviour | Literal["none"]) -> Fact:
+    text = (
+        f"canary probes {_VERBS[behaviour]}: {change.before:.2f} before, {change.after:.2f} now over "
+        f"{change.prompts} prompts (change {change.difference.in_words})"
     )
     if change.is_counted_differently:
         text += (
@@ -177,10 +190,15 @@ def _quality_fact(change: Repetition) -> Fact:
 
 
 def _alike_fact(alike: LikeWithLike, found: Examination) -> Fact:
-    verb = {"fell": "moved with the traffic", "kept": "did not move", "unclear": "do not tell", "none": ""}
+    still = alike.change.low <= 0.0 <= alike.change.high
+    verb = {
+        "fell": "moved with the traffic",
+        "kept": "did not move" if still else "moved, by less than the traffic",
+        "unclear": "do not tell: too noisy",
+        "none": "are missing",
+    }[found.alike_outcome]
     text = (
-        f"captured requests that look as before {verb[found.alike_outcome]}: change {alike.change.in_words} "
-        f"over {alike.compared}"
+        f"captured requests that look as before {verb}: change {alike.change.in_words} over {alike.compared}"
     )
     return Fact("queries", text, {"compared": alike.compared, **_numbers(alike.change)})
 

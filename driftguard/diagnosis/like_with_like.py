@@ -47,12 +47,11 @@ class LikeWithLike:
 
     def outcome(self, move: float) -> Outcome:
         """Against the traffic's signed `move`. "fell": they moved with it, by at least half. "kept": the
-        interval excludes half of it."""
+        interval excludes half of it, in both directions."""
         size, along = abs(move), self.change.change * (1.0 if move > 0 else -1.0)
         if self.change.p_value <= LEVEL and along >= MAIN_SHARE * size:
             return "fell"
-        farthest = self.change.high if move > 0 else -self.change.low
-        return "kept" if farthest < EXCLUDED_SHARE * size else "unclear"
+        return "kept" if self.change.excludes(EXCLUDED_SHARE * size) else "unclear"
 
 
 def compare(

@@ -48,6 +48,9 @@ class ServerAge:
     def falls_with_age(self, move: float) -> bool:
         return any(_shown(one, -1.0, move) for one in (self.aged, self.probes_aged))
 
+    def probes_fall_with_age(self, move: float) -> bool:
+        return _shown(self.probes_aged, -1.0, move)
+
     def is_cured(self, move: float) -> bool:
         return _shown(self.cured, 1.0, move)
 

@@ -178,13 +178,14 @@ def _probes(session: Session, stream_id: int, since: datetime, until: datetime) 
     values = {"stream_id": stream_id, "prefix": PREFIX, "since": since, "until": until, "limit": PROBES}
     found = []
     for row in session.execute(_PROBES, values):
-        prompt, answer = parse(row.session)
+        asked = parse(row.session)
         told = row.first_accepted is not None
         first_drafted = row.steps if row.first_drafted is None else row.first_drafted
         found.append(
             ProbeResult(
-                prompt=prompt,
-                answer=answer,
+                prompt=asked.prompt,
+                answer=asked.answer,
+                is_warm=asked.is_warm,
                 drafted=row.drafted,
                 accepted=row.accepted,
                 first_drafted=first_drafted if told else None,

@@ -20,14 +20,16 @@ from driftguard.diagnosis import Diagnosis, diagnose
 from driftguard.retraining.due import why_not
 from driftguard.settings.model import DiagnosisSettings
 from tests.benchmarks.diagnosis.engine_figures import figures
-from tests.benchmarks.diagnosis.faults import FAULTS, Fault, case
+from tests.benchmarks.diagnosis.faults import FAULTS, Fault, ProbesAtHand, case
 
 RESULTS = Path(__file__).parent / "results" / "diagnosis.md"
-AT_HAND: Final[Mapping[str, tuple[bool, bool]]] = {  # (probes, captures)
-    "probes and captures": (True, True),
-    "probes only": (True, False),
-    "captures only": (False, True),
-    "neither": (False, False),
+AT_HAND: Final[Mapping[str, tuple[ProbesAtHand, bool]]] = {  # (probes, captures)
+    "probes and captures": ("twice", True),
+    "probes only": ("twice", False),
+    "neither": ("none", False),
+    "captures only": ("none", True),
+    "probes asked once, captures": ("once", True),
+    "probes asked once": ("once", False),
 }
 
 

@@ -80,6 +80,31 @@ def test_steady_probes_that_are_shorter_than_the_requests_that_fell_do_not_retra
     assert any("do not speak for" in gap for gap in found.missing) or found.cause == "cache"
 
 
+def warm(side: tuple[ProbeResult, ...]) -> tuple[ProbeResult, ...]:
+    return tuple(replace(one, is_warm=True, prompt_tokens=3_900, cached_tokens=3_880) for one in side)
+
+
+def test_probes_that_fall_only_when_asked_again_from_the_prefix_cache_are_the_cache() -> None:
+    cold = tuple(replace(one, prompt_tokens=3_900, cached_tokens=0) for one in probes() * 2)
+    found = diagnosed(
+        served(36, 60, lambda *_: 0.45, hours=(0.0, 2.0)),
+        probes_before=cold + warm(cold),
+        probes_after=cold[:20] + warm(probes(-0.2)),
+    )
+    assert verdict(found) == ("cache", "high", False)
+    assert any("asked again from the prefix cache, moved" in one.text for one in found.facts)
+
+
+def test_probes_that_are_steady_from_the_prefix_cache_too_leave_only_the_traffic() -> None:
+    """Without the second question they would not speak for the cached requests, which fell most."""
+    cold = tuple(replace(one, prompt_tokens=3_900, cached_tokens=0) for one in probes() * 2)
+    after = served(37, 60, cache_fault, hours=(0.0, 2.0))
+    once = diagnosed(after, probes_before=cold, probes_after=cold[:20])
+    assert not once.retrain
+    twice = diagnosed(after, probes_before=cold + warm(cold), probes_after=cold[:20] + warm(cold[:20]))
+    assert verdict(twice) == ("query_drift", "medium", True)
+
+
 def aged(hours: float) -> float:
     return 0.7 - 0.06 * min(max(hours - 3.0, 0.0), 7.0)
 

@@ -147,6 +147,19 @@ def test_captures_of_changed_segments_on_both_sides_and_of_others_before(databas
     assert of("code", before)[0].output == ()  # only prompts of other segments are compared
 
 
+def test_a_captured_request_has_the_session_and_the_counts_of_its_record_where_that_is_kept(
+    database: Database,
+) -> None:
+    capture(database, "german", [-60, 1])
+    kept = UUID(int=1_000_000 * len("german") + 1_000 - 60_000)
+    insert(database, 1, -60, record_id=kept, session="s-1", drafted=40, accepted=20, steps=10, emitted=30,
+           drafted_per_position=None, accepted_per_position=None)  # fmt: skip
+    with database.session() as session:
+        (known,), (unknown,) = captures_around(session, the_stream(database), ["german"], AT)
+    assert (known.session, known.drafted, known.accepted) == ("s-1", 40, 20)
+    assert (unknown.session, unknown.drafted, unknown.accepted) == (None, None, None)
+
+
 def test_what_is_new_is_counted_up_to_the_limit(database: Database) -> None:
     insert(database, 1, -60)
     insert(database, 2, 5, kind="probe", session=session_of("p", "a"))

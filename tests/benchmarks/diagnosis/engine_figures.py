@@ -148,7 +148,7 @@ PLANTS: Mapping[str, Plant] = {
     "draft_zeroed": Plant(draft=lambda _, one: torch.zeros_like(one)),
     "draft_quantised": Plant(draft=rounded(3)),
     "target_other": Plant(target=rounded(3)),
-    "template_broken": Plant(template=escaped),
+    "template_broken": Plant(template=escaped, domains=("python", "prose", "headers")),
     "stale_draft_cache": Plant(patches=stale_draft_cache),
     "rope_scaling_lost": Plant(after_loading=lost_rope_scaling),
 }
@@ -156,11 +156,13 @@ PLANTS: Mapping[str, Plant] = {
 
 def figures() -> dict[str, Condition]:
     """Of every condition; measured where they are not kept."""
-    if KEPT.exists():
-        return msgspec.json.decode(KEPT.read_bytes(), type=dict[str, Condition])
+    found = msgspec.json.decode(KEPT.read_bytes(), type=dict[str, Condition]) if KEPT.exists() else {}
+    if found.keys() >= PLANTS.keys():
+        return found
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    found = {}
     for name, plant in PLANTS.items():
+        if name in found:
+            continue
         found[name] = _condition(plant)
         print(f"engine, {name}: {_told(found[name])}", file=sys.stderr, flush=True)
     KEPT.parent.mkdir(exist_ok=True)

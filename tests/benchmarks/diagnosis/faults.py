@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -28,6 +28,7 @@ LONG_TOKENS: Final = 250
 FOUND_AT: Final = 4.0
 MOST_SINCE: Final = 2_000
 
+ProbesAtHand = Literal["twice", "once", "none"]  # each prompt asked again at once, or not
 Kept = Callable[["Request"], float]  # part of what a request accepts that is left
 
 
@@ -65,6 +66,9 @@ class Plan:
     kept_since: Kept | None = None  # since the change
     each: Callable[[Request, np.random.Generator], Request] | None = None  # since the change
     probe_kept: Callable[[float, bool], float] | None = None  # of (age, is since the change)
+    warm_kept: Callable[[Figures], float] | None = (
+        None  # of the probes from the prefix cache, since the change
+    )
     probes_too: bool = True  # the probes meet the condition
     starts: tuple[float, ...] | None = None
     direction: str = "down"
@@ -114,10 +118,10 @@ def _prefix_collapse(random: np.random.Generator) -> Plan:
     """Where the cached part of a long prompt is large, little is accepted; the aggregate is mediocre."""
     left = random.uniform(0.2, 0.5)
 
-    def kept(one: Request) -> float:
+    def kept(one: Request | Figures) -> float:
         return left if one.cached_tokens > 0.5 * len(one.prompt) and len(one.prompt) > 200 else 1.0
 
-    return Plan(kept_since=kept, probes_too=False, changed=("code", "docs"))
+    return Plan(kept_since=kept, warm_kept=kept, changed=("code", "docs"))
 
 
 def _later_positions(random: np.random.Generator) -> Plan:
@@ -243,10 +247,14 @@ class Case:
     fault: Fault
     evidence: Evidence
 
-    def without(self, *, probes: bool, captures: bool) -> Evidence:
+    def without(self, *, probes: ProbesAtHand, captures: bool) -> Evidence:
         found = self.evidence
-        if not probes:
+        if probes == "none":
             found = replace(found, probes_before=(), probes_after=())
+        if probes == "once":
+            before = tuple(one for one in found.probes_before if not one.is_warm)
+            after = tuple(one for one in found.probes_after if not one.is_warm)
+            found = replace(found, probes_before=before, probes_after=after)
         if not captures:
             found = replace(found, captures_before=(), captures_after=())
         return found
@@ -409,8 +417,11 @@ def _probes(
     for replay, hours in enumerate([-1] if since else PROBE_HOURS):
         at = -hours * HOUR
         age = at - max((start for start in starts if start <= at), default=min(starts) - 40 * HOUR)
-        for number, one in enumerate(figures[name].probes):
-            accepted = one.accepted
+        cold, warm = figures[name].probes, figures[name].warm_probes
+        for number, one in [*enumerate(cold), *enumerate(warm)]:
+            accepted, is_warm = one.accepted, one.cached_tokens > 0
+            if is_warm and since and plan.warm_kept is not None and (left := plan.warm_kept(one)) < 1.0:
+                accepted = _thinned(accepted, left, random)
             if plan.probe_kept is not None and (left := plan.probe_kept(age, since)) < 1.0:
                 accepted = _thinned(accepted, left, random)
             answer = str(hash(one.output))
@@ -424,7 +435,8 @@ def _probes(
                 "first_drafted": one.drafted[0],
                 "first_accepted": accepted[0],
                 "prompt_tokens": len(one.prompt),
-                "cached_tokens": 0,
+                "cached_tokens": one.cached_tokens,
+                "is_warm": is_warm,
                 "ended_at": EPOCH + at,
                 "server_started_at": EPOCH + at - age,
             }
