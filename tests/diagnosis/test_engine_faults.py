@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from driftguard.diagnosis import Captured, Diagnosis, Evidence, ProbeResult, diagnose
+from driftguard.diagnosis import Captured, Diagnosis, Evidence, ProbeResult, diagnose, server_age
 from tests.diagnosis.cases import CODE, GERMAN, LEGAL, captures, probes
 from tests.diagnosis.served import HOUR, SEGMENTS, served
 
@@ -274,3 +274,44 @@ def test_long_conversations_of_a_few_users_are_no_move_of_the_queries() -> None:
         )
         moved += found.cause == "query_drift"
     assert moved <= 2
+
+
+def test_a_sudden_fall_within_one_run_of_the_server_is_no_matter_of_its_age() -> None:
+    starts = (-30.0,)
+    after = served(110, 200, lambda *_: 0.4, hours=(0.0, 8.0), starts=starts)
+    found = server_age.compare(served(111, 500, starts=starts), after, ())
+    assert found is not None
+    assert not found.falls_with_age(-0.3)
+
+
+def test_traffic_that_moves_slowly_within_one_run_is_not_blamed_on_the_engine_without_probes_or_a_cure() -> (
+    None
+):
+    """From two hours after the start on; the run before it was good until its end."""
+    shape: dict[str, Any] = {"starts": (-40.0, -12.0), "rate": lambda *told: min(0.7, 0.76 - 0.03 * told[3])}
+    good = served(112, 300, hours=(-39.0, -12.1), starts=(-40.0,))
+    falling = served(113, 300, hours=(-12.0, 0.0), **shape)
+    after = served(114, 200, hours=(0.0, 4.0), **shape)
+    found = server_age.compare([*good, *falling], after, ())
+    assert found is not None
+    assert found.falls_with_age(-0.2)
+    assert diagnosed(after, (*good, *falling)).cause == "unknown"
+
+
+def test_marks_of_one_segment_alone_may_be_its_new_topic() -> None:
+    old = tuple(replace(one, prompt=(9_001, *one.prompt)) for one in captures(2, "german", 60, GERMAN))
+    new = captures(4, "german", 60, LEGAL)
+    after = served(115, 200, lambda *_: 0.5, hours=(0.0, 6.0))
+    found = diagnosed(after, captures_before=old, captures_after=new, changed=("german",))
+    assert verdict(found) == ("query_drift", "medium", True)
+
+
+def test_a_cache_is_named_although_the_queries_moved_where_those_like_before_fell_too() -> None:
+    old = looks_and_counts(captures(1, "german", 100, GERMAN), 0.7)
+    same = looks_and_counts(captures(3, "german", 40, GERMAN), 0.45)
+    new = looks_and_counts(captures(4, "german", 40, LEGAL), 0.45)
+    after = served(116, 200, cache_fault, hours=(0.0, 6.0))
+    found = diagnosed(after, captures_before=old, captures_after=same + new, changed=("german",))
+    assert (found.cause, found.retrain) == ("cache", False)
+    kept = looks_and_counts(captures(3, "german", 40, GERMAN), 0.7)
+    assert diagnosed(after, captures_before=old, captures_after=kept + new, changed=("german",)).retrain
