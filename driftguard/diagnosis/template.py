@@ -5,6 +5,7 @@ New queries change what is asked, and not the marks that a template puts into ev
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -46,15 +47,18 @@ def compare(before: Sequence[Captured], after: Sequence[Captured], changed: Sequ
 
 def _gone(of: Sequence[Sequence[set[int]]], then: Sequence[Sequence[set[int]]]) -> tuple[int, ...]:
     """Tokens in nearly all prompts of every segment on the one side, and in far fewer on the other side."""
-    everywhere = set.intersection(*(set().union(*prompts) for prompts in of))
-    found = []
-    for token in sorted(everywhere):
-        shares = [_share(token, prompts) for prompts in of]
-        others = [_share(token, prompts) for prompts in then]
-        if min(shares) >= IN_ALL and all(s - o >= CHANGED for s, o in zip(shares, others, strict=True)):
-            found.append(token)
-    return tuple(found)
+    shares, others = [_shares(prompts) for prompts in of], [_shares(prompts) for prompts in then]
+    return tuple(
+        token
+        for token in sorted(set.intersection(*(set(share) for share in shares)))
+        if all(
+            share[token] >= IN_ALL and share[token] - other.get(token, 0.0) >= CHANGED
+            for share, other in zip(shares, others, strict=True)
+        )
+    )
 
 
-def _share(token: int, prompts: Sequence[set[int]]) -> float:
-    return sum(token in prompt for prompt in prompts) / len(prompts)
+def _shares(prompts: Sequence[set[int]]) -> dict[int, float]:
+    """Token -> part of the prompts that hold it."""
+    counts = Counter(token for prompt in prompts for token in prompt)
+    return {token: count / len(prompts) for token, count in counts.items()}
