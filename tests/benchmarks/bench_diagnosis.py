@@ -19,8 +19,9 @@ from typing import Final
 from driftguard.diagnosis import Diagnosis, diagnose
 from driftguard.retraining.due import why_not
 from driftguard.settings.model import DiagnosisSettings
+from tests.benchmarks.diagnosis.cases import ProbesAtHand, case
 from tests.benchmarks.diagnosis.engine_figures import figures
-from tests.benchmarks.diagnosis.faults import FAULTS, Fault, ProbesAtHand, case
+from tests.benchmarks.diagnosis.faults import FAULTS, Fault
 
 RESULTS = Path(__file__).parent / "results" / "diagnosis.md"
 AT_HAND: Final[Mapping[str, tuple[ProbesAtHand, bool]]] = {  # (probes, captures)
