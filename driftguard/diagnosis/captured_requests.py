@@ -60,6 +60,7 @@ SAMPLE: Final = 150  # requests per segment and side; a matrix of 300 x 300 dist
 MINIMUM_SAMPLE: Final = 10
 MINIMUM_CONVERSATIONS: Final = 6  # on each side: 924 ways to relabel them
 PERMUTATIONS: Final = 999
+PLANTS: Final = 5  # tries with a planted move
 MOST_EXAMPLES: Final = 3
 NEAR: Final = 0.5  # of the distance to its own past: nearer than that looks like another segment
 NEW_TOPIC: Final = "new topic"
@@ -81,6 +82,7 @@ class QueryChange:
     p_value: float
     nearest: str | None
     examples: tuple[str, ...]
+    would_be_seen: bool  # a move of half of the conversations to other segments: else "no move" says nothing
 
 
 def compare_prompts(
@@ -120,6 +122,8 @@ def compare_prompts(
         weight, distance = weight + len(y), distance + len(y) * energy_distance(x, y)
     p_value = float((1 + np.sum(relabelled >= observed - 1e-12)) / (PERMUTATIONS + 1))
     moved = p_value <= level
+    means = {name: _means(side, conversations_of(past[name])) for name, side in rows.items()}
+    new_means = {name: _means(new_rows[name], belongs[name][1]) for name in usable}
     return QueryChange(
         requests_before=sum(len(past[name]) for name in usable),
         requests_after=sum(len(now[name]) for name in usable),
@@ -128,7 +132,29 @@ def compare_prompts(
         p_value=p_value,
         nearest=_nearest(usable, rows, new_rows) if moved else None,
         examples=_examples(now[usable[0]], rows[usable[0]], new_rows[usable[0]]) if moved else (),
+        would_be_seen=moved or _would_be_seen(means, new_means, level),
     )
+
+
+def _would_be_seen(means: Mapping[str, Floats], new_means: Mapping[str, Floats], level: float) -> bool:
+    """Whether the test rejects each time that half of the conversations since, drawn at random, are replaced
+    by earlier ones of other segments. False where no other segment was captured."""
+    random = np.random.default_rng(1)
+    for _ in range(PLANTS):
+        observed, relabelled = 0.0, np.zeros(PERMUTATIONS)
+        for name, new in new_means.items():
+            others = [rows for other, rows in means.items() if other != name]
+            if not others:
+                return False
+            pool, planted = np.concatenate(others), new.copy()
+            places = random.permutation(len(new))[: (len(new) + 1) // 2]
+            planted[places] = pool[random.integers(len(pool), size=len(places))]
+            scale = len(means[name]) * len(planted) / (len(means[name]) + len(planted))
+            real, null = _energy(means[name], planted, random)
+            observed, relabelled = observed + scale * real, relabelled + scale * null
+        if 1 + np.sum(relabelled >= observed - 1e-12) > level * (PERMUTATIONS + 1):
+            return False
+    return True
 
 
 def energy_distance(x: Floats, y: Floats) -> float:

@@ -35,7 +35,6 @@ from driftguard.diagnosis.template import Template
 from driftguard.records.positions import Positions, combined
 
 ENOUGH_QUERIES: Final = 50  # captured requests a side; fewer cannot show that prompts stayed as they were
-ENOUGH_CONVERSATIONS: Final = 10
 OF_K: Final = ("num_speculative_tokens", "drafted_per_step")
 EXCLUDING: Final = ("steady", "moved_less")  # probes that exclude half of the traffic's move
 PROBED_CACHE: Final = 0.1  # of a prompt: how much more from the cache than any probe still counts as probed
@@ -170,7 +169,7 @@ def _moved(queries: QueryChange | None) -> bool | None:
     if queries.p_value <= LEVEL:
         return True
     enough = min(queries.requests_before, queries.requests_after) >= ENOUGH_QUERIES
-    return False if enough and queries.conversations >= ENOUGH_CONVERSATIONS else None
+    return False if enough and queries.would_be_seen else None
 
 
 def _compared(evidence: Evidence, *, is_warm: bool) -> ProbeChange | None:

@@ -253,6 +253,31 @@ def test_captured_requests_like_those_before_that_kept_their_level_leave_the_new
     assert verdict(found) == ("query_drift", "high", True)
 
 
+def test_queries_are_said_to_look_as_before_only_where_a_move_would_have_been_seen() -> None:
+    after = served(117, 300, lambda *_: 0.45, hours=(0.0, 6.0))
+
+    def found(conversations: int, other: tuple[int, int] = CODE) -> Diagnosis:
+        """60 requests of German a side, in so many sessions, beside another segment before."""
+        sides = [
+            tuple(
+                replace(one, session=f"{seed}-{number % conversations}")
+                for number, one in enumerate(captures(seed, "german", 60, GERMAN))
+            )
+            for seed in (1, 2)
+        ]
+        code = captures(3, "code", 50, other)
+        return diagnosed(
+            after, captures_before=sides[0] + code, captures_after=sides[1], changed=("german",), **STEADY
+        )
+
+    assert verdict(found(60)) == ("unknown", "low", False)
+    assert "neither the queries nor the canary probes moved" in found(60).reason
+    assert verdict(found(3)) == ("query_drift", "medium", True)  # the steady probes alone speak
+    assert "could not be compared" in found(3).reason
+    # The other segment asks the same: a move to it cannot be seen, and nothing shows that there was none.
+    assert verdict(found(60, other=GERMAN)) == ("query_drift", "medium", True)
+
+
 def talk(random: np.random.Generator, name: str) -> list[Captured]:
     """A conversation of eight turns with words of its own: each prompt begins with the whole one before."""
     words = random.integers(0, 5_000, 40)
