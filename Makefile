@@ -73,9 +73,9 @@ bench-detection: setup
 	$(BIN)/python -m tests.benchmarks.bench_detection --output tests/benchmarks/results/detection.md $(ARGS)
 	$(BIN)/python -m tests.benchmarks.bench_dependent $(ARGS)
 
-# Labelled faults: which cause is named, and what would be retrained. Minutes; the first time ten more.
+# Labelled faults: which cause is named, and what would be retrained. A minute; the first time ten more.
 bench-diagnosis: setup
-	$(BIN)/python -m tests.benchmarks.bench_diagnosis $(ARGS)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.bench_diagnosis $(ARGS)
 
 # Installs nothing, so that it also runs on a machine that has torch with its GPU and no network: with .venv's Python
 # where there is one, else with PYTHON. Up to 13 minutes; ARGS=--quick three, ARGS='--only loop' a part of it.

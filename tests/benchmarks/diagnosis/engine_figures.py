@@ -6,6 +6,7 @@ because a run takes some minutes; delete that file to measure again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import shutil
@@ -154,6 +155,7 @@ PLANTS: Mapping[str, Plant] = {
 }
 
 
+@functools.cache
 def figures() -> dict[str, Condition]:
     """Of every condition; measured where they are not kept."""
     found = msgspec.json.decode(KEPT.read_bytes(), type=dict[str, Condition]) if KEPT.exists() else {}
