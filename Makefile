@@ -9,7 +9,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow lint check chaos bench bench-engine bench-detection gpu-check models dashboards dashboard-screenshots alerts openapi metrics clean
+.PHONY: setup demo test test-slow lint check chaos bench bench-engine bench-detection bench-diagnosis gpu-check models dashboards dashboard-screenshots alerts openapi metrics clean
 
 setup: $(STAMP)
 
@@ -72,6 +72,10 @@ bench-detection: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m tests.benchmarks.bench_detection --output tests/benchmarks/results/detection.md $(ARGS)
 	$(BIN)/python -m tests.benchmarks.bench_dependent $(ARGS)
+
+# Labelled faults: which cause is named, and what would be retrained. A minute; the first time ten more.
+bench-diagnosis: setup
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.bench_diagnosis $(ARGS)
 
 # Installs nothing, so that it also runs on a machine that has torch with its GPU and no network: with .venv's Python
 # where there is one, else with PYTHON. Up to 13 minutes; ARGS=--quick three, ARGS='--only loop' a part of it.

@@ -45,6 +45,9 @@ class DiagnosisModel(FrozenModel):
     facts: list[FactModel] = Field(description="The evidence, each piece in words and numbers.")
     missing: list[str] = Field(description="Evidence that was missing, and how to have it next time.")
     recommended_action: str
+    confirmed_by: str = Field(
+        description="The one command that would confirm the cause; empty in diagnoses of older versions."
+    )
     retrain: bool = Field(description="The cause calls for a new draft.")
     awaits_probes: bool = Field(description="The canary probes have yet to be replayed since the change.")
     diagnosed_at: datetime

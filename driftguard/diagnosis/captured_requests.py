@@ -58,7 +58,9 @@ def _bins(tokens: NDArray[np.uint64], length: int) -> NDArray[np.int64]:
 
 SAMPLE: Final = 150  # requests per segment and side; a matrix of 300 x 300 distances
 MINIMUM_SAMPLE: Final = 10
+MINIMUM_CONVERSATIONS: Final = 6  # on each side: 924 ways to relabel them
 PERMUTATIONS: Final = 999
+PLANTS: Final = 5  # tries with a planted move
 MOST_EXAMPLES: Final = 3
 NEAR: Final = 0.5  # of the distance to its own past: nearer than that looks like another segment
 NEW_TOPIC: Final = "new topic"
@@ -75,10 +77,12 @@ class QueryChange:
 
     requests_before: int
     requests_after: int
+    conversations: int  # on the side that has fewer
     distance: float
     p_value: float
     nearest: str | None
     examples: tuple[str, ...]
+    would_be_seen: bool  # a move of half of the conversations to other segments: else "no move" says nothing
 
 
 def compare_prompts(
@@ -87,18 +91,21 @@ def compare_prompts(
     """None where no changed segment has MINIMUM_SAMPLE captured requests on both sides.
 
     Statistic: sum over the changed segments c of n m / (n + m) E_c, where
-    E = 2 mean |X - Y| - mean |X - X'| - mean |Y - Y'| over rows of features, X before, Y after.
-    p-value: requests are relabelled within their segment, 999 seeded times, so that another mix of the
+    E = 2 mean |X - Y| - mean |X - X'| - mean |Y - Y'| over conversations, each the mean of its prompts'
+    features, X before, Y after; n and m conversations.
+    p-value: conversations are relabelled within their segment, 999 seeded times, so that another mix of the
     changed segments is no query drift; (1 + as large) / 1000.
-    Guarantee: P(p <= level) <= level, exactly, if the prompts of each segment are exchangeable. It does not
-    hold under dependence: prompts of one session resemble each other, captures carry no session, and a few
-    long conversations can look like a move.
+    Guarantee: P(p <= level) <= level, exactly, if the conversations of each segment are exchangeable. A
+    conversation is a named session, else prompts that begin with the whole of another (`conversations_of`):
+    those of one user that begin anew each time still count as several.
     Paper: Szekely, Rizzo, Energy statistics (J. Stat. Planning and Inference 143, 2013).
     """
     past, now = _by_segment(before), _by_segment(after)
     usable = [
         name for name in changed if min(len(past.get(name, ())), len(now.get(name, ()))) >= MINIMUM_SAMPLE
     ]
+    belongs = {name: [conversations_of(side[name]) for side in (past, now)] for name in usable}
+    usable = [name for name in usable if min(len(set(of)) for of in belongs[name]) >= MINIMUM_CONVERSATIONS]
     if not usable:
         return None
     rows = {name: features_of([one.prompt for one in requests]) for name, requests in past.items()}
@@ -108,39 +115,94 @@ def compare_prompts(
     weight, distance = 0.0, 0.0
     for name in usable:
         x, y = rows[name], new_rows[name]
-        scale = len(x) * len(y) / (len(x) + len(y))
-        real, null = _energy(x, y, random)
+        ours, theirs = (_means(side, of) for side, of in zip((x, y), belongs[name], strict=True))
+        scale = len(ours) * len(theirs) / (len(ours) + len(theirs))
+        real, null = _energy(ours, theirs, random)
         observed, relabelled = observed + scale * real, relabelled + scale * null
         weight, distance = weight + len(y), distance + len(y) * energy_distance(x, y)
     p_value = float((1 + np.sum(relabelled >= observed - 1e-12)) / (PERMUTATIONS + 1))
     moved = p_value <= level
+    means = {name: _means(side, conversations_of(past[name])) for name, side in rows.items()}
+    new_means = {name: _means(new_rows[name], belongs[name][1]) for name in usable}
     return QueryChange(
         requests_before=sum(len(past[name]) for name in usable),
         requests_after=sum(len(now[name]) for name in usable),
+        conversations=min(sum(len(set(belongs[name][side])) for name in usable) for side in (0, 1)),
         distance=distance / weight,
         p_value=p_value,
         nearest=_nearest(usable, rows, new_rows) if moved else None,
         examples=_examples(now[usable[0]], rows[usable[0]], new_rows[usable[0]]) if moved else (),
+        would_be_seen=moved or _would_be_seen(means, new_means, level),
     )
+
+
+def _would_be_seen(means: Mapping[str, Floats], new_means: Mapping[str, Floats], level: float) -> bool:
+    """Whether the test rejects each time that half of the conversations since, drawn at random, are replaced
+    by earlier ones of other segments. False where no other segment was captured."""
+    random = np.random.default_rng(1)
+    for _ in range(PLANTS):
+        observed, relabelled = 0.0, np.zeros(PERMUTATIONS)
+        for name, new in new_means.items():
+            others = [rows for other, rows in means.items() if other != name]
+            if not others:
+                return False
+            pool, planted = np.concatenate(others), new.copy()
+            places = random.permutation(len(new))[: (len(new) + 1) // 2]
+            planted[places] = pool[random.integers(len(pool), size=len(places))]
+            scale = len(means[name]) * len(planted) / (len(means[name]) + len(planted))
+            real, null = _energy(means[name], planted, random)
+            observed, relabelled = observed + scale * real, relabelled + scale * null
+        if 1 + np.sum(relabelled >= observed - 1e-12) > level * (PERMUTATIONS + 1):
+            return False
+    return True
 
 
 def energy_distance(x: Floats, y: Floats) -> float:
     """Squared energy distance of two samples of rows, unbiased: a row is not compared with itself."""
-    inside = (float(_distances(one, one).sum()) / (len(one) * (len(one) - 1)) for one in (x, y))
-    return 2.0 * float(_distances(x, y).mean()) - sum(inside)
+    inside = (float(distances_of(one, one).sum()) / (len(one) * (len(one) - 1)) for one in (x, y))
+    return 2.0 * float(distances_of(x, y).mean()) - sum(inside)
 
 
 def _energy(x: Floats, y: Floats, random: np.random.Generator) -> tuple[float, Floats]:
     """The statistic, and its values under PERMUTATIONS relabellings: -s' D s, s = (1/n, ..., -1/m, ...)."""
     both = np.concatenate([x, y])
-    distances = _distances(both, both)
+    distances = distances_of(both, both)
     labels = np.concatenate([np.full(len(x), 1.0 / len(x)), np.full(len(y), -1.0 / len(y))])
     signs = random.permuted(np.tile(labels, (PERMUTATIONS, 1)), axis=1)  # [PERMUTATIONS, n + m]
     null = -np.sum((signs @ distances) * signs, axis=1)
     return float(-labels @ distances @ labels), null
 
 
-def _distances(x: Floats, y: Floats) -> Floats:
+def _means(rows: Floats, belongs: Sequence[int]) -> Floats:
+    """One row per conversation: the mean of its rows."""
+    numbers = np.array(belongs)
+    return np.array([rows[numbers == number].mean(axis=0) for number in np.unique(numbers)])
+
+
+def conversations_of(requests: Sequence[Captured]) -> list[int]:
+    """A number for each request: the same for those of one named session, and of the unnamed for those whose
+    prompt begins with the whole prompt of another. Prompts longer than NEWEST_TOKENS have lost their
+    beginning, so their turns count as conversations of their own."""
+    numbers: list[int] = [-1] * len(requests)
+    by_session: dict[str, int] = {}
+    open_: list[tuple[tuple[int, ...], int]] = []  # prompts that the next may begin with, the shortest first
+    found = 0
+    for place in sorted(range(len(requests)), key=lambda place: requests[place].prompt):
+        one = requests[place]
+        while open_ and one.prompt[: len(open_[-1][0])] != open_[-1][0]:
+            open_.pop()
+        if one.session is not None:
+            number = by_session.setdefault(one.session, found)
+        else:
+            number = open_[-1][1] if open_ else found
+            if one.prompt:
+                open_.append((one.prompt, number))
+        found += number == found
+        numbers[place] = number
+    return numbers
+
+
+def distances_of(x: Floats, y: Floats) -> Floats:
     squares = (x * x).sum(axis=1)[:, None] + (y * y).sum(axis=1)[None, :] - 2.0 * x @ y.T
     distances: Floats = np.sqrt(np.maximum(squares, 0.0))
     return distances
@@ -161,7 +223,7 @@ def _nearest(changed: Sequence[str], rows: Mapping[str, Floats], new_rows: Mappi
 
 def _examples(requests: Sequence[Captured], past: Floats, now: Floats) -> tuple[str, ...]:
     """Those that are far from the past and near to the rest of the present: typical of what is new."""
-    novelty = _distances(now, past).mean(axis=1) - _distances(now, now).mean(axis=1)
+    novelty = distances_of(now, past).mean(axis=1) - distances_of(now, now).mean(axis=1)
     return tuple(requests[place].record_id for place in np.argsort(-novelty)[:MOST_EXAMPLES])
 
 

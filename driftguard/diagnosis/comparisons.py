@@ -8,7 +8,7 @@ aggregate is taken apart: how much is the mix of its parts, and how much their o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ LARGEST_ERROR = 0.5  # of a rate: what lies between 0 and 1 has no larger standa
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """sum(accepted) / sum(drafted) of n requests, with its standard error: finite, see `rate_of`."""
+    """sum(accepted) / sum(drafted) of n requests, or sessions, with its standard error: see `rate_of`."""
 
     requests: int
     drafted: int
@@ -39,6 +39,10 @@ class Difference:
     low: float
     high: float
     p_value: float
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.low:+.2f} to {self.high:+.2f} at 99%"
 
     def excludes(self, size: float) -> bool:
         """No change of this size, in either direction, lies in the interval."""
@@ -134,6 +138,7 @@ def compare_ranks(before: Sequence[float], after: Sequence[float]) -> RankCompar
 
 Cell = TypeVar("Cell", bound=Hashable)
 _QUANTILE_99 = 2.575829303548901  # of the normal distribution, two-sided
+_MANY = 1e6  # degrees of freedom at which Student's distribution is the normal one
 STEADY_SHARE = 0.25  # of the aggregate's move; what the parts' own changes may add up to
 EXCLUDED_SHARE = 0.5  # of a move: more than that would be shown by the interval
 
@@ -206,13 +211,68 @@ def rates_by(
 ) -> dict[tuple[Cell, bool], Rate]:
     """Acceptance of each part, of requests judged by their first position apart from the others; parts in
     which nothing was drafted are left out."""
-    parts: dict[tuple[Cell, bool], list[tuple[int, int]]] = {}
+    parts: dict[tuple[Cell, bool], list[Observed]] = {}
     for one in requests:
-        parts.setdefault((cell_of(one), one.by_first), []).append(_judged(one))
-    return {cell: rate for cell, counts in parts.items() if (rate := rate_of(counts)) is not None}
+        parts.setdefault((cell_of(one), one.by_first), []).append(one)
+    return {cell: rate for cell, of in parts.items() if (rate := rate_by_session(of)) is not None}
 
 
-def _judged(one: Observed) -> tuple[int, int]:
+def rate_by_session(requests: Iterable[Observed]) -> Rate | None:
+    """`rate_of`, where requests of one named session count as one: they are not independent."""
+    return rate_of(_sums_of_sessions((one.session, *judged(one)) for one in requests))
+
+
+def first_rate_by_session(requests: Iterable[Observed]) -> Rate | None:
+    """The same of draft position 1 alone; None where no request tells it."""
+    told = ((one.session, one.first_drafted or 0, one.first_accepted or 0) for one in requests)
+    return rate_of(_sums_of_sessions(told))
+
+
+def _sums_of_sessions(requests: Iterable[tuple[str | None, int, int]]) -> Iterator[tuple[int, int]]:
+    sums: dict[str, tuple[int, int]] = {}
+    for session, drafted, accepted in requests:
+        if session is None:
+            yield drafted, accepted
+        else:
+            before = sums.get(session, (0, 0))
+            sums[session] = before[0] + drafted, before[1] + accepted
+    yield from sums.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Rates on two sides of one segment."""
+
+    before: Rate
+    after: Rate
+
+
+def combined_difference(pairs: Sequence[Pair], level: float = 0.99) -> Difference | None:
+    """after - before inside segments, each weighted by what was drafted after; None without any pair of at
+    least two units a side.
+
+    Formula: D = sum w (r1 - r0) / sum w, se^2 = sum w^2 (se0^2 + se1^2) / (sum w)^2; Student, with one degree
+    of freedom less than units on the smaller side. Assumption: independent units (requests, or sessions).
+    """
+    usable = [pair for pair in pairs if min(pair.before.requests, pair.after.requests) > 1]
+    total = sum(pair.after.drafted for pair in usable)
+    if not usable:
+        return None
+    weights = [pair.after.drafted / total for pair in usable]
+    each = list(zip(weights, usable, strict=True))
+    change = sum(w * (pair.after.rate - pair.before.rate) for w, pair in each)
+    error = math.sqrt(sum((w * _welch_error(pair.before, pair.after)) ** 2 for w, pair in each))
+    units = min(sum(p.before.requests for p in usable), sum(p.after.requests for p in usable))
+    return interval(change, error, max(units - len(usable), 1), level)
+
+
+def difference_of(first: Difference, second: Difference, level: float = 0.99) -> Difference:
+    """first - second, of independent requests: the variances behind their intervals add up. Normal."""
+    half = math.hypot((first.high - first.low) / 2, (second.high - second.low) / 2)
+    return interval(first.change - second.change, half / _QUANTILE_99, _MANY, level)
+
+
+def judged(one: Observed) -> tuple[int, int]:
     """(drafted, accepted) of the positions that it is judged by."""
     if one.by_first:
         return one.first_drafted or 0, one.first_accepted or 0

@@ -20,7 +20,7 @@ from driftguard.diagnosis.comparisons import (
     compare_ranks,
     decompose,
     difference,
-    rate_of,
+    first_rate_by_session,
     rates_by,
 )
 from driftguard.diagnosis.evidence import Observed
@@ -156,9 +156,7 @@ def _rank_test(
 
 
 def _first_position(before: Sequence[Observed], after: Sequence[Observed]) -> Difference | None:
-    first = [
-        rate_of((one.first_drafted or 0, one.first_accepted or 0) for one in side) for side in (before, after)
-    ]
+    first = [first_rate_by_session(side) for side in (before, after)]
     return difference(first[0], first[1]) if first[0] and first[1] else None
 
 

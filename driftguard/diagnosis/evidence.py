@@ -23,26 +23,51 @@ class Observed:
     first_drafted: int | None = None  # steps that drafted position 1, and those that accepted it
     first_accepted: int | None = None
     by_first: bool = False  # judged by position 1 (driftguard.records.positions)
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None  # of the prompt, from the server's prefix cache
+    output_tokens: int | None = None
+    time_per_output_token_seconds: float | None = None
+    session: str | None = None
+    ended_at: float | None = None  # seconds since 1970, as is the next
+    server_started_at: float | None = None  # the server's process that served it
+
+    @property
+    def cached_share(self) -> float | None:
+        """Part of the prompt that came from the prefix cache."""
+        if self.cached_tokens is None or not self.prompt_tokens:
+            return None
+        return self.cached_tokens / self.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One replay of one canary prompt, greedy. `answer`: digest of the text that came back."""
+    """One replay of one canary prompt, greedy. `answer`: digest of the text that came back. `is_warm`: asked
+    again at once, so that the server had its beginning in the prefix cache."""
 
     prompt: str
     answer: str
     drafted: int
     accepted: int
+    is_warm: bool = False
+    first_drafted: int | None = None  # at position 1
+    first_accepted: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    ended_at: float | None = None  # seconds since 1970, as is the next
+    server_started_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Token ids of one captured request."""
+    """Token ids of one captured request, and the counts of its record where that is known."""
 
     record_id: str
     segment: str
     prompt: tuple[int, ...]
     output: tuple[int, ...] = ()
+    session: str | None = None
+    drafted: int | None = None
+    accepted: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

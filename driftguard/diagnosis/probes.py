@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -18,6 +19,8 @@ EXACT_UP_TO: Final = 14  # prompts whose sign flips are all tried
 FLIPS: Final = 9_999
 RELEVANT_SHARE: Final = 0.25  # of the traffic's move: less is no explanation of it
 ANSWERS_CHANGED: Final = 0.5  # of the prompts
+STABLE: Final = 0.75  # of the replays of a prompt are answered alike: batches change the last bits of logits
+COLLAPSED_SHARE: Final = 1 / 3  # of position 1 before
 
 Behaviour = Literal["moved", "moved_less", "steady", "unclear", "too_few"]
 
@@ -32,13 +35,31 @@ class ProbeChange:
     difference: Difference
     p_value: float
     answers_changed: int  # prompts whose greedy answer was one before and is another now
-    answers_compared: int  # prompts whose greedy answer was the same each time before
+    answers_compared: int  # prompts whose greedy answer was nearly always the same before
+    lengths_changed: int  # prompts that the server counts as another number of tokens than each time before
+    lengths_compared: int
+    first_before: float | None  # acceptance at position 1, of sums; None where it is not told
+    first_after: float | None
+    longest: int | None  # prompt tokens of the longest prompt; None where it is not told
+    most_cached: float  # the largest part of a prompt that came from the prefix cache, since the change
 
     @property
     def is_answered_differently(self) -> bool:
         """The target itself answers differently: no draft can do that."""
         enough = self.answers_compared >= MINIMUM_PROMPTS
         return enough and self.answers_changed >= ANSWERS_CHANGED * self.answers_compared
+
+    @property
+    def is_counted_differently(self) -> bool:
+        """The same prompts have other lengths: another template or tokenizer is applied to them."""
+        enough = self.lengths_compared >= MINIMUM_PROMPTS
+        return enough and self.lengths_changed >= ANSWERS_CHANGED * self.lengths_compared
+
+    @property
+    def has_first_collapsed(self) -> bool:
+        if self.first_before is None or self.first_after is None:
+            return False
+        return self.first_after <= COLLAPSED_SHARE * self.first_before
 
 
 def compare(
@@ -60,16 +81,25 @@ def compare(
     n = len(d)
     error = float(d.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
     stable = _stable_answers(before)
-    now = {one.prompt: one.answer for one in after}
+    now = _answers(after)
     compared = [name for name in both if name in stable]
+    lengths0, lengths1 = _lengths(before), _lengths(after)
+    counted = [name for name in both if len(lengths0[name]) == 1 and len(lengths1[name]) == 1]
+    lengths = [one.prompt_tokens for one in after if one.prompt_tokens is not None]
     return ProbeChange(
         prompts=n,
         before=float(np.mean([x0[name] for name in both])),
         after=float(np.mean([x1[name] for name in both])),
         difference=interval(float(d.mean()), error, n - 1),
         p_value=sign_flip_p_value(-d if downward else d),
-        answers_changed=sum(now[name] != stable[name] for name in compared),
+        answers_changed=sum(stable[name] not in now[name] for name in compared),
         answers_compared=len(compared),
+        lengths_changed=sum(lengths0[name] != lengths1[name] for name in counted),
+        lengths_compared=len(counted),
+        first_before=_first(before),
+        first_after=_first(after),
+        longest=max(lengths, default=None),
+        most_cached=max(map(_cached, after), default=0.0),
     )
 
 
@@ -113,8 +143,37 @@ def _by_prompt(results: Iterable[ProbeResult]) -> dict[str, float]:
 
 
 def _stable_answers(before: Iterable[ProbeResult]) -> dict[str, str]:
-    """Prompts whose answer was the same each time. One replay alone tells nothing about that."""
+    """Of prompts that were answered in nearly the same way each time: their most common answer. One replay
+    alone tells nothing about that."""
+    found = {}
+    for prompt, given in _answers(before).items():
+        ((answer, times),) = Counter(given).most_common(1)
+        if len(given) > 1 and times >= STABLE * len(given):
+            found[prompt] = answer
+    return found
+
+
+def _answers(results: Iterable[ProbeResult]) -> dict[str, list[str]]:
     answers: dict[str, list[str]] = {}
-    for one in before:
+    for one in results:
         answers.setdefault(one.prompt, []).append(one.answer)
-    return {prompt: given[0] for prompt, given in answers.items() if len(given) > 1 and len(set(given)) == 1}
+    return answers
+
+
+def _lengths(results: Iterable[ProbeResult]) -> dict[str, set[int]]:
+    lengths: dict[str, set[int]] = {}
+    for one in results:
+        lengths.setdefault(one.prompt, set()).update(
+            () if one.prompt_tokens is None else (one.prompt_tokens,)
+        )
+    return lengths
+
+
+def _first(results: Iterable[ProbeResult]) -> float | None:
+    told = [(one.first_drafted or 0, one.first_accepted) for one in results if one.first_accepted is not None]
+    drafted = sum(pair[0] for pair in told)
+    return sum(pair[1] for pair in told) / drafted if drafted else None
+
+
+def _cached(one: ProbeResult) -> float:
+    return (one.cached_tokens or 0) / one.prompt_tokens if one.prompt_tokens else 0.0

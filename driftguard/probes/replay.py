@@ -12,7 +12,7 @@ from driftguard.probes.answers import Answer, ProbeFailed
 from driftguard.probes.prompts import Prompt
 from driftguard.probes.server import ProbedServer, Serving
 from driftguard.records import AcceptanceRecord, RecordError, check_record, new_record_id
-from driftguard.records.probe_session import session_of
+from driftguard.records.probe_session import parse, session_of
 from driftguard.settings import ProbeSettings, ProbeTargetSettings
 from driftguard.store import probe_prompts
 from driftguard.store.database import Database
@@ -43,7 +43,7 @@ def replay(
     should_stop: Callable[[], bool] = lambda: False,
     max_streams: int | None = None,
 ) -> Replay | None:
-    """Asks every prompt once, with a pause after each, and stores all records or none.
+    """Asks every prompt, and once more at once (`ask_twice`), with a pause after each; stores all or none.
 
     None if it was stopped. Raises BadInput (there are no prompts, or the stream is not known yet),
     ProbeFailed (the server), DatabaseUnavailable.
@@ -61,10 +61,11 @@ def replay(
         for prompt in prompts:
             if should_stop():
                 return None
-            started_at = datetime.now(UTC)
-            answer = server.ask(prompt)
-            records.append(_record(target.server, serving, prompt, answer, started_at, server.url))
-            sleep(rules.pause_seconds)
+            for is_warm in (False, True) if rules.ask_twice else (False,):
+                started_at = datetime.now(UTC)
+                asked = _Asked(prompt, server.ask(prompt), started_at, is_warm)
+                records.append(_record(target.server, serving, asked, server.url))
+                sleep(rules.pause_seconds)
         if _serving(database, server, target.server) != serving:
             raise ProbeFailed(
                 f"{server.url}: another draft was put into service during the replay; replay again"
@@ -89,22 +90,30 @@ def _serving(database: Database, server: ProbedServer, name: str) -> Serving:
         return Serving(stream.target, stream.draft, stream.draft_version, stream.method)
 
 
-def _record(
-    name: str, serving: Serving, prompt: Prompt, answer: Answer, started_at: datetime, url: str
-) -> AcceptanceRecord:
-    told = answer.told
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """`is_warm`: right after the same prompt, so that the server has its beginning in the prefix cache."""
+
+    prompt: Prompt
+    answer: Answer
+    started_at: datetime
+    is_warm: bool
+
+
+def _record(name: str, serving: Serving, asked: _Asked, url: str) -> AcceptanceRecord:
+    told = asked.answer.told
     record = AcceptanceRecord(
         record_id=new_record_id(),
         kind="probe",
-        started_at=started_at,
+        started_at=asked.started_at,
         ended_at=datetime.now(UTC),
         server=name,
         target=serving.target,
         draft=serving.draft,
         draft_version=serving.draft_version,
         method=serving.method,
-        segment=prompt.segment,
-        session=session_of(prompt.key, answer.text),
+        segment=asked.prompt.segment,
+        session=session_of(asked.prompt.key, asked.answer.text, is_warm=asked.is_warm),
         steps=told.steps,
         drafted=told.drafted,
         accepted=told.accepted,
@@ -114,6 +123,7 @@ def _record(
         acceptance_rule="greedy",
         temperature=0.0,
         prompt_tokens=told.prompt_tokens,
+        cached_tokens=told.cached_tokens,
         output_tokens=told.output_tokens,
         time_to_first_token_seconds=told.time_to_first_token_seconds,
         time_per_output_token_seconds=told.time_per_output_token_seconds,
@@ -130,7 +140,7 @@ def _summed(name: str, serving: Serving, records: Sequence[AcceptanceRecord]) ->
     return Replay(
         server=name,
         draft_version=serving.draft_version,
-        prompts=len(records),
+        prompts=sum(not parse(record.session or "").is_warm for record in records),
         drafted=sum(record.drafted for record in records),
         accepted=sum(record.accepted for record in records),
     )

@@ -114,8 +114,10 @@ class Recorder:
             if told is not None and told.drafted:
                 raise NotRecorded("contradiction")
             if told is None:
-                prompt, output = token_counts(heard.parts)
-                told = AnswerCounts(0, 0, 0, 0, prompt_tokens=prompt, output_tokens=output)
+                prompt, cached, output = token_counts(heard.parts)
+                told = AnswerCounts(
+                    0, 0, 0, 0, prompt_tokens=prompt, cached_tokens=cached, output_tokens=output
+                )
             return structs.replace(told, steps=0, emitted=0, num_speculative_tokens=0)
         if told is None:
             raise NotRecorded("no_numbers")
@@ -154,6 +156,7 @@ class Recorder:
             acceptance_rule="greedy" if temperature == 0 else "unknown",
             temperature=temperature,
             prompt_tokens=told.prompt_tokens,
+            cached_tokens=told.cached_tokens,
             output_tokens=told.output_tokens,
             time_to_first_token_seconds=first,
             time_per_output_token_seconds=each,

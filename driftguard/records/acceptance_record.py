@@ -71,6 +71,7 @@ class AcceptanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     acceptance_rule: AcceptanceRule = "unknown"
     temperature: Temperature | None = None
     prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
     output_tokens: Count | None = None
     time_to_first_token_seconds: Seconds | None = None
     time_per_output_token_seconds: Seconds | None = None
@@ -127,6 +128,12 @@ def check_record(record: AcceptanceRecord, *, line: int | None = None) -> None:
             "emitted",
             f"{record.emitted} is more than accepted + steps ({record.accepted + record.steps}): "
             "each step emits its accepted tokens and at most one bonus token",
+        )
+    cached, prompt = record.cached_tokens, record.prompt_tokens
+    if cached is not None and prompt is not None and cached > prompt:
+        refuse(
+            "cached_tokens",
+            f"{cached} is more than prompt_tokens ({prompt}), of which they are a part",
         )
     if record.ended_at < record.started_at:
         refuse(

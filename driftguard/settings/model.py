@@ -297,6 +297,10 @@ class ProbeSettings(_Group):
     pause_seconds: Annotated[float, Field(ge=0)] = Field(
         0.5, description="Pause between two probes, so that users hardly notice them."
     )
+    ask_twice: bool = Field(
+        True,
+        description="Ask each canary prompt again at once, when the server has it in its prefix cache.",
+    )
     max_tokens: PositiveInt = Field(64, description="Tokens of one answer to a probe.")
     timeout_seconds: PositiveFloat = Field(60.0, description="Longest wait for one answer to a probe.")
 

@@ -164,6 +164,7 @@ def _state(
 ) -> stored.SourceState:
     same = before is not None and before.condition == scraped.condition
     answered = scraped.condition not in DOWN
+    started = source.before.started_at if answered and source.before else None
     return stored.SourceState(
         server=source.identity.server,
         kind=source.kind,
@@ -175,4 +176,5 @@ def _state(
         scraped_at=scraped.at,
         answered_at=scraped.at if answered else (before.answered_at if before else None),
         interval_seconds=interval_seconds,
+        started_at=datetime.fromtimestamp(started, UTC) if started is not None else None,
     )

@@ -40,16 +40,23 @@ class Moment:
     newest: int
 
 
+# The server's start before a record, as its metrics told it; null where they were never scraped.
+_TIMES = """
+           extract(epoch FROM ended_at)::float8 AS ended, extract(epoch FROM (
+               SELECT max(s.started_at) FROM server_starts s JOIN streams ON streams.server = s.server
+               WHERE streams.id = :stream_id AND s.started_at <= ended_at))::float8 AS server_started_at
+"""
 _RECORDS = text(
-    """
+    f"""
     SELECT segment, drafted, accepted, num_speculative_tokens, acceptance_rule, temperature,
            concurrency, kind, steps, drafted_per_position[1] AS first_drafted,
-           accepted_per_position[1] AS first_accepted
+           accepted_per_position[1] AS first_accepted, prompt_tokens, cached_tokens, output_tokens,
+           time_per_output_token_seconds, session, {_TIMES}
     FROM records
     WHERE stream_id = :stream_id AND kind <> 'probe' AND seq >= :first AND seq < :end
       AND ended_at >= :since AND ended_at <= :until
     ORDER BY seq DESC LIMIT :limit
-    """
+    """  # noqa: S608 (constants only)
 )
 
 
@@ -97,6 +104,13 @@ def _observed(row: Any) -> Observed:
         first_drafted=first_drafted if told else None,
         first_accepted=row.first_accepted,
         by_first=judged is not None,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        output_tokens=row.output_tokens,
+        time_per_output_token_seconds=row.time_per_output_token_seconds,
+        session=row.session,
+        ended_at=row.ended,
+        server_started_at=row.server_started_at,
     )
 
 
@@ -139,12 +153,14 @@ def stream_with_another_target(session: Session, stream: Stream) -> Stream | Non
 
 
 _PROBES = text(
-    """
-    SELECT session, drafted, accepted FROM records
+    f"""
+    SELECT session, drafted, accepted, steps, drafted_per_position[1] AS first_drafted,
+           accepted_per_position[1] AS first_accepted, prompt_tokens, cached_tokens, {_TIMES}
+    FROM records
     WHERE stream_id = :stream_id AND kind = 'probe' AND starts_with(session, :prefix)
       AND ended_at >= :since AND ended_at < :until
     ORDER BY ended_at DESC, seq DESC LIMIT :limit
-    """
+    """  # noqa: S608 (constants only)
 )
 
 
@@ -162,23 +178,47 @@ def _probes(session: Session, stream_id: int, since: datetime, until: datetime) 
     values = {"stream_id": stream_id, "prefix": PREFIX, "since": since, "until": until, "limit": PROBES}
     found = []
     for row in session.execute(_PROBES, values):
-        prompt, answer = parse(row.session)
-        found.append(ProbeResult(prompt, answer, row.drafted, row.accepted))
+        asked = parse(row.session)
+        told = row.first_accepted is not None
+        first_drafted = row.steps if row.first_drafted is None else row.first_drafted
+        found.append(
+            ProbeResult(
+                prompt=asked.prompt,
+                answer=asked.answer,
+                is_warm=asked.is_warm,
+                drafted=row.drafted,
+                accepted=row.accepted,
+                first_drafted=first_drafted if told else None,
+                first_accepted=row.first_accepted,
+                prompt_tokens=row.prompt_tokens,
+                cached_tokens=row.cached_tokens,
+                ended_at=row.ended,
+                server_started_at=row.server_started_at,
+            )
+        )
     return tuple(reversed(found))
 
 
 _CAPTURES = text(
     """
-    SELECT record_id, segment,
+    SELECT newest.record_id, newest.segment, r.session, r.drafted, r.accepted,
            prompt_token_ids[greatest(1, cardinality(prompt_token_ids) - :prompt_tokens + 1):] AS prompt,
-           output_token_ids[1:CASE WHEN segment = ANY(:changed) THEN :output_tokens ELSE 0 END] AS output
+           output_token_ids[1:CASE WHEN newest.segment = ANY(:changed) THEN :output_tokens ELSE 0 END]
+             AS output
     FROM (
         SELECT *, row_number() OVER (PARTITION BY segment ORDER BY captured_at DESC, id DESC) AS age
         FROM captures
         WHERE server = :server AND target = :target AND segment = ANY(:segments)
           AND captured_at >= :since AND captured_at < :until
     ) AS newest
-    WHERE age <= CASE WHEN segment = ANY(:changed) THEN CAST(:limit AS int) ELSE :other_limit END
+    LEFT JOIN LATERAL (
+        SELECT session, drafted, accepted FROM records
+        WHERE records.record_id = newest.record_id
+          AND ended_at >= newest.captured_at - interval '1 hour'
+          AND ended_at <= newest.captured_at + interval '1 hour'
+        LIMIT 1
+    ) AS r ON newest.segment = ANY(:changed)
+    WHERE age <= CASE WHEN newest.segment = ANY(:changed) THEN CAST(:limit AS int) ELSE :other_limit END
     ORDER BY captured_at, id
     """
 )
@@ -220,7 +260,15 @@ def _captures(
         "output_tokens": OUTPUT_TOKENS,
     }
     return tuple(
-        Captured(str(row.record_id), row.segment, tuple(row.prompt), tuple(row.output))
+        Captured(
+            record_id=str(row.record_id),
+            segment=row.segment,
+            prompt=tuple(row.prompt),
+            output=tuple(row.output),
+            session=row.session,
+            drafted=row.drafted,
+            accepted=row.accepted,
+        )
         for row in session.execute(_CAPTURES, values)
     )
 

@@ -3,7 +3,7 @@ the database shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -14,11 +14,13 @@ from sqlalchemy.orm import Session
 
 from driftguard.adapters.condition import Condition
 from driftguard.records import Fidelity
-from driftguard.store.tables import Source
+from driftguard.store.tables import ServerStart, Source
 
 LATELY: Final = timedelta(minutes=1)
 FORGOTTEN_AFTER: Final = timedelta(days=1)  # a server of which nothing is read any more
 STALE_INTERVALS: Final = 3
+SAME_START: Final = timedelta(minutes=1)  # what a start time moves by, as the clock of the machine is set
+STARTS_KEPT: Final = timedelta(days=100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,13 @@ class SourceState:
     scraped_at: datetime
     answered_at: datetime | None
     interval_seconds: float
+    started_at: datetime | None = None  # of the server's process, where its metrics tell it
 
 
 def store(session: Session, states: Sequence[SourceState]) -> None:
-    """Replaces the rows of these servers, and removes those that were forgotten."""
+    """Replaces the rows of these servers, and removes those that were forgotten. Keeps every start."""
     _replace(session, states, {})
+    _note_starts(session, {state.server: state.started_at for state in states if state.started_at})
     newest = max(state.scraped_at for state in states)
     session.execute(delete(Source).where(Source.scraped_at < newest - FORGOTTEN_AFTER))
 
@@ -55,13 +59,32 @@ def store_pushed(session: Session, states: Sequence[SourceState]) -> None:
     _replace(session, states, kept)
 
 
+def _note_starts(session: Session, found: Mapping[str, datetime]) -> None:
+    """Stores those that are new, and removes of their servers those that are long past."""
+    newest = select(ServerStart.server, func.max(ServerStart.started_at)).group_by(ServerStart.server)
+    known = dict(session.execute(newest.where(ServerStart.server.in_(found))).all())
+    for server, started_at in found.items():
+        if server in known and started_at < known[server] + SAME_START:
+            continue
+        old = started_at - STARTS_KEPT
+        session.execute(delete(ServerStart).where(ServerStart.server == server, ServerStart.started_at < old))
+        values = insert(ServerStart).values(server=server, started_at=started_at)
+        session.execute(values.on_conflict_do_nothing())
+
+
 def _replace(session: Session, states: Sequence[SourceState], kept: dict[str, Any]) -> None:
     statement: Insert = insert(Source)
     names = [column.name for column in Source.__table__.columns if not column.primary_key]
     values = {name: statement.excluded[name] for name in names} | kept
     replacing = statement.on_conflict_do_update(index_elements=["server"], set_=values)
     # Of the connection: a session would make objects of what is written all the time.
-    session.connection().execute(replacing, [asdict(state) for state in states])
+    session.connection().execute(replacing, [_row(state) for state in states])
+
+
+def _row(state: SourceState) -> dict[str, Any]:
+    row = asdict(state)
+    del row["started_at"]  # kept in a table of its own
+    return row
 
 
 def look_at_pushed(session: Session, url: str, now: datetime) -> list[Source]:

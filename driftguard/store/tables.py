@@ -118,6 +118,7 @@ class Record(Base):
     acceptance_rule: Mapped[str]
     temperature: Mapped[float | None]
     prompt_tokens: Mapped[int | None]
+    cached_tokens: Mapped[int | None]  # of the prompt, found in the server's prefix cache
     output_tokens: Mapped[int | None]
     time_to_first_token_seconds: Mapped[float | None]
     time_per_output_token_seconds: Mapped[float | None]
@@ -255,6 +256,15 @@ class Source(Base):
     scraped_at: Mapped[datetime]
     answered_at: Mapped[datetime | None]
     interval_seconds: Mapped[float]
+
+
+class ServerStart(Base):
+    """When a server's process started, by its own metrics: gives the age of the server at a record."""
+
+    __tablename__ = "server_starts"
+
+    server: Mapped[str] = mapped_column(primary_key=True)
+    started_at: Mapped[datetime] = mapped_column(primary_key=True)
 
 
 class ScrapeLease(Base):

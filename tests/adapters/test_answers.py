@@ -45,6 +45,33 @@ def test_vllm_tells_nothing_of_several_sequences_or_without_its_option(metrics: 
     assert _whole(metrics=metrics) is None
 
 
+CACHED = {"prompt_tokens": 40, "completion_tokens": 53, "prompt_tokens_details": {"cached_tokens": 32}}
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"usage": CACHED, "metrics": {"speculative_decoding": VLLM_SPECULATION}},
+        {"usage": CACHED, "sglext": {"spec_tokens_details": SGLANG_DETAILS}},
+        {"meta_info": {**SGLANG_DETAILS, "prompt_tokens": 40, "cached_tokens": 32}},
+        {"usage": CACHED, "choices": [{"speculative_decoding": TRTLLM_STATISTICS}]},
+        {"timings": {**LLAMACPP_TIMINGS, "cache_n": 32}},
+        {"usage": CACHED, "timings": {**LLAMACPP_TIMINGS}},
+    ],
+)
+def test_tokens_from_the_prefix_cache_are_read_where_an_engine_tells_them(members: dict[str, Any]) -> None:
+    told = _whole(**members)
+    assert told is not None
+    assert told.cached_tokens == 32
+
+
+def test_an_engine_that_tells_no_cached_tokens_is_not_said_to_have_none() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 50, "prompt_tokens_details": None}
+    told = _whole(usage=usage, metrics={"speculative_decoding": VLLM_SPECULATION})
+    assert told is not None
+    assert told.cached_tokens is None
+
+
 def test_an_answer_cut_short_emits_no_more_than_it_has_tokens() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 50}
     told = vllm.counts_in(_json({"usage": usage, "metrics": {"speculative_decoding": VLLM_SPECULATION}}))

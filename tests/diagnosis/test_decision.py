@@ -54,10 +54,11 @@ def test_probes_that_fell_a_little_blame_the_machine_with_less_confidence() -> N
     assert "a part of it" in found.reason
 
 
-def test_other_greedy_answers_are_told_because_no_draft_can_change_them() -> None:
+def test_other_greedy_answers_are_a_target_exchanged_under_its_name_and_retrain_nothing() -> None:
     found = diagnose(fell(probes_before=probes() + probes(), probes_after=probes(-0.22, answers="other")))
-    assert found.cause == "machine"
+    assert verdict(found) == ("target_replaced", "high", False)
     assert "the target itself changed" in fact(found, "probes")
+    assert "retraining would hide it" in found.recommended_action
 
 
 def test_steady_probes_and_moved_queries_are_query_drift_with_high_confidence() -> None:

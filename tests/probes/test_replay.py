@@ -77,8 +77,9 @@ def known(database: Database, tmp_path: Path) -> Database:
     return database
 
 
-def probe(database: Database, url: str) -> Replay:
-    done = replay(database, ProbeTargetSettings(server="chat", url=url), RULES)
+def probe(database: Database, url: str, *, ask_twice: bool = True) -> Replay:
+    rules = RULES.model_copy(update={"ask_twice": ask_twice})
+    done = replay(database, ProbeTargetSettings(server="chat", url=url), rules)
     assert done is not None
     return done
 
@@ -102,16 +103,19 @@ def test_the_real_engine_is_probed_and_its_own_records_hold_no_probe(
     assert first.drafted > 0
     found = records(database)
     probes = [one for one in found if one.kind == "probe"]
-    assert len(probes) == 18
-    assert len(found) == 19
-    assert [one.session for one in probes[:9]] == [one.session for one in probes[9:]]
+    assert len(probes) == 2 * 9 * 2  # each prompt is asked again at once, from the prefix cache
+    assert len(found) == 37
+    assert [one.session for one in probes[:18]] == [one.session for one in probes[18:]]
+    asked = [parse(one.session or "") for one in probes[:18]]
+    assert [one.is_warm for one in asked] == [False, True] * 9
+    assert [one.prompt for one in asked[::2]] == [one.prompt for one in asked[1::2]]
     assert {one.segment for one in probes} == {"code"}
     one = probes[0]
     assert (one.temperature, one.acceptance_rule, one.num_speculative_tokens) == (0.0, "greedy", 4)
     assert sum(one.accepted_per_position or []) == one.accepted
     assert one.session is not None
     assert one.session.startswith(PREFIX)
-    assert all(parse(one.session))
+    assert all(parse(one.session)[:2])
     with database.session() as session:
         assert read_captures(session, CaptureFilter(segments=["driftguard-probe"])) == []
 
@@ -234,7 +238,12 @@ def test_the_sidecar_replays_them_once_per_interval(
     loop.start()
     wait_until(lambda: looks.count("chat") >= 3, "three looks")
     loop.stop()
-    assert len(stub.asked) == 9
+    assert len(stub.asked) == 18
+
+
+def test_each_prompt_is_asked_once_where_that_is_enough(known: Database, stub: Stub) -> None:
+    assert probe(known, stub.url, ask_twice=False).prompts == len(stub.asked) == 9
+    assert not any(parse(one.session or "").is_warm for one in records(known) if one.kind == "probe")
 
 
 def test_an_unforeseen_failure_is_counted(database: Database) -> None:

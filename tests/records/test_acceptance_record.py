@@ -71,6 +71,8 @@ def test_a_minimal_record_has_null_for_what_was_not_given() -> None:
         ({"session": "a\0b"}, "session", "NUL"),
         ({"temperature": -0.1}, "temperature", ">= 0"),
         ({"time_per_output_token_seconds": 1e308}, "time_per_output_token_seconds", "<= 1"),
+        ({"prompt_tokens": 8, "cached_tokens": 9}, "cached_tokens", "9 is more than prompt_tokens (8)"),
+        ({"cached_tokens": -1}, "cached_tokens", ">= 0"),
         ({"drafted_per_position": [40, 40]}, "drafted_per_position", "more than drafted"),
         (
             {"accepted_per_position": [11, 0], "drafted_per_position": [10, 10]},

@@ -19,7 +19,7 @@ from driftguard.sources import scrape_loop
 from driftguard.sources.scrape import scrape
 from driftguard.sources.source import Scraped
 from driftguard.store.database import Database
-from driftguard.store.tables import Record
+from driftguard.store.tables import Record, ServerStart
 from tests.adapters.fake_engines import FakeVllm
 from tests.alerting.http_receiver import wait_until
 from tests.api.ingest_server import serving
@@ -95,6 +95,10 @@ def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted(
                 and [source["condition"] for source in status["sources"]] == ["reporting", "metrics_hidden"]
             ),
         )
+        with database.session() as session:
+            told = session.scalars(select(ServerStart)).one()
+        assert told.server == "chat"
+        assert told.started_at.timestamp() == pytest.approx(engine.started_at)
         chat, code = status["sources"]
         assert (chat["server"], chat["kind"], chat["fidelity"], chat["detail"]) == (
             "chat",

@@ -24,7 +24,7 @@ from driftguard.store.examination_evidence import (
 from driftguard.store.partitions import ensure_days
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
-from driftguard.store.tables import Stream
+from driftguard.store.tables import ServerStart, Stream
 from tests.store.samples import make_records
 
 AT = datetime.now(UTC) - timedelta(minutes=5)
@@ -61,6 +61,40 @@ def test_records_without_positions_tell_nothing_of_the_first(database: Database)
     with database.session() as session:
         ((one,), _) = records_around(session, the_stream(database).id, Moment(seq=9, at=AT, newest=9))
     assert (one.first_drafted, one.first_accepted) == (None, None)
+
+
+def test_the_age_of_the_server_is_that_since_its_last_start_before_the_record(database: Database) -> None:
+    insert(database, 1, -7_200)
+    insert(database, 1, -60)
+    insert(database, 1, 30, kind="probe", session=session_of("p", "a"))
+    insert(database, 1, 60, server="another server")
+    restarts = [("server-1", -3_600), ("server-1", 40), ("another server", -5)]
+    with database.session() as session:
+        session.add_all(
+            ServerStart(server=name, started_at=AT + timedelta(seconds=seconds)) for name, seconds in restarts
+        )
+    with database.session() as session:
+        stream = session.scalars(select(Stream).where(Stream.server == "server-1")).one()
+        before, _ = records_around(session, stream.id, Moment(seq=99, at=AT, newest=99))
+        _, ((probe),) = probes_around(session, stream.id, AT, AT)
+    at = AT.timestamp()
+    found = [(one.ended_at, one.server_started_at) for one in before]  # the newest first
+    assert found == [(at - 60, at - 3_600), (at - 7_200, None)]
+    assert (probe.ended_at, probe.server_started_at) == (at + 30, at - 3_600)
+
+
+def test_what_the_causes_are_sought_with_comes_back_and_null_where_it_was_not_given(
+    database: Database,
+) -> None:
+    given = {"prompt_tokens": 40, "cached_tokens": 32, "time_per_output_token_seconds": 0.5}
+    nulls: dict[str, Any] = dict.fromkeys([*given, "output_tokens"])
+    insert(database, 1, -60, **given)
+    insert(database, 1, -50, **nulls)
+    with database.session() as session:
+        (untold, told), _ = records_around(session, the_stream(database).id, Moment(seq=9, at=AT, newest=9))
+    assert {name: getattr(told, name) for name in given} == given
+    assert {name: getattr(untold, name) for name in nulls} == nulls
+    assert told.server_started_at is None
 
 
 def test_probes_of_the_time_in_which_the_change_began_are_left_out(database: Database) -> None:
@@ -111,6 +145,19 @@ def test_captures_of_changed_segments_on_both_sides_and_of_others_before(databas
     assert newest.prompt == tuple(range(3_000))[-examination_evidence.PROMPT_TOKENS :]
     assert newest.output == tuple(range(examination_evidence.OUTPUT_TOKENS))
     assert of("code", before)[0].output == ()  # only prompts of other segments are compared
+
+
+def test_a_captured_request_has_the_session_and_the_counts_of_its_record_where_that_is_kept(
+    database: Database,
+) -> None:
+    capture(database, "german", [-60, 1])
+    kept = UUID(int=1_000_000 * len("german") + 1_000 - 60_000)
+    insert(database, 1, -60, record_id=kept, session="s-1", drafted=40, accepted=20, steps=10, emitted=30,
+           drafted_per_position=None, accepted_per_position=None)  # fmt: skip
+    with database.session() as session:
+        (known,), (unknown,) = captures_around(session, the_stream(database), ["german"], AT)
+    assert (known.session, known.drafted, known.accepted) == ("s-1", 40, 20)
+    assert (unknown.session, unknown.drafted, unknown.accepted) == (None, None, None)
 
 
 def test_what_is_new_is_counted_up_to_the_limit(database: Database) -> None:

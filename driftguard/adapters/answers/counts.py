@@ -32,6 +32,7 @@ class AnswerCounts(msgspec.Struct, frozen=True):
     num_speculative_tokens: int | None = None
     accepted_per_position: list[int] | None = None
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     output_tokens: int | None = None
     time_to_first_token_seconds: float | None = None
     time_per_output_token_seconds: float | None = None

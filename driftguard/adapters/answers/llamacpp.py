@@ -17,6 +17,7 @@ class _Timings(msgspec.Struct, frozen=True):
     predicted_per_token_ms: float | None = None
     draft_n: int = 0
     draft_n_accepted: int = 0
+    cache_n: int | None = None  # prompt tokens reused from the cache
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -40,6 +41,7 @@ def counts_in(answer: bytes) -> AnswerCounts | None:
         accepted=accepted,
         emitted=min(later, accepted + steps),
         prompt_tokens=usage.prompt_tokens if usage.prompt_tokens is not None else found.tokens_evaluated,
+        cached_tokens=usage.cached_tokens if timings.cache_n is None else timings.cache_n,
         output_tokens=timings.predicted_n,
         time_per_output_token_seconds=seconds(timings.predicted_per_token_ms),
     )

@@ -9,9 +9,19 @@ import msgspec
 from driftguard.adapters.answers.counts import decoded
 
 
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
 class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Of the prompt, from the prefix cache; None where the engine does not tell."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
 class Common(msgspec.Struct, frozen=True):

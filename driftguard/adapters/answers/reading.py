@@ -40,8 +40,8 @@ def counts_of(parts: Mapping[bytes, bytes], num_speculative_tokens: int | None) 
     """
     found = _speculation(parts, num_speculative_tokens)
     if found is not None and found.output_tokens is None and b"usage" in parts:
-        prompt, output = token_counts(parts)
-        return structs.replace(found, prompt_tokens=prompt, output_tokens=output)
+        prompt, cached, output = token_counts(parts)
+        return structs.replace(found, prompt_tokens=prompt, cached_tokens=cached, output_tokens=output)
     return found
 
 
@@ -60,7 +60,10 @@ def _speculation(parts: Mapping[bytes, bytes], num_speculative_tokens: int | Non
     return None
 
 
-def token_counts(parts: Mapping[bytes, bytes]) -> tuple[int | None, int | None]:
-    """(prompt tokens, output tokens), if the answer has a usage. Raises AnswerUnreadable."""
+def token_counts(parts: Mapping[bytes, bytes]) -> tuple[int | None, int | None, int | None]:
+    """(prompt tokens, those of them from the prefix cache, output tokens), if the answer has a usage. Raises
+    AnswerUnreadable."""
     usage = common(parts[b"usage"]).usage if b"usage" in parts else None
-    return (None, None) if usage is None else (usage.prompt_tokens, usage.completion_tokens)
+    if usage is None:
+        return None, None, None
+    return usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens

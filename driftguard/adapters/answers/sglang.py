@@ -25,6 +25,7 @@ class _Details(msgspec.Struct, frozen=True):
     spec_accept_token_num: int | None = None  # of spec_num_correct_drafts
     spec_accept_histogram: list[int] | None = None  # of spec_correct_drafts_histogram
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
     completion_tokens: int | None = None
 
 
@@ -42,14 +43,18 @@ def counts_in(answer: bytes) -> AnswerCounts | None:
     """None where the answer has no speculative numbers. Raises AnswerUnreadable."""
     found = decoded(answer, _Answer)
     if found.meta_info is not None:
-        return _counts(found.meta_info, found.meta_info.prompt_tokens, found.meta_info.completion_tokens)
+        told = found.meta_info
+        return _counts(told, told.prompt_tokens, told.cached_tokens, told.completion_tokens)
     if found.sglext is None or found.sglext.spec_tokens_details is None:
         return None
     usage = found.usage or Usage()
-    return _counts(found.sglext.spec_tokens_details, usage.prompt_tokens, usage.completion_tokens)
+    details = found.sglext.spec_tokens_details
+    return _counts(details, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
 
-def _counts(details: _Details, prompt_tokens: int | None, output_tokens: int | None) -> AnswerCounts | None:
+def _counts(
+    details: _Details, prompt_tokens: int | None, cached_tokens: int | None, output_tokens: int | None
+) -> AnswerCounts | None:
     steps = details.spec_verify_ct
     drafted = _first(details.spec_num_proposed_drafts, details.spec_draft_token_num)
     accepted = _first(details.spec_num_correct_drafts, details.spec_accept_token_num)
@@ -64,6 +69,7 @@ def _counts(details: _Details, prompt_tokens: int | None, output_tokens: int | N
             details.spec_correct_drafts_histogram or details.spec_accept_histogram
         ),
         prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
         output_tokens=output_tokens,
     )
 

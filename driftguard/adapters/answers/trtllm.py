@@ -44,5 +44,6 @@ def counts_in(answer: bytes) -> AnswerCounts | None:
         num_speculative_tokens=counts.num_spec_tokens,
         accepted_per_position=per_position(counts.acceptance_histogram),
         prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
         output_tokens=output,
     )

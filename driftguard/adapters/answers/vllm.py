@@ -46,6 +46,7 @@ def counts_in(answer: bytes) -> AnswerCounts | None:
         num_speculative_tokens=counts.num_spec_tokens,
         accepted_per_position=per_position(counts.acceptance_histogram),
         prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
         output_tokens=output,
         time_to_first_token_seconds=seconds(found.metrics.time_to_first_token_ms),
         time_per_output_token_seconds=seconds(found.metrics.mean_itl_ms),

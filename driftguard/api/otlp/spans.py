@@ -36,6 +36,7 @@ _SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "acceptance_rule": ("driftguard.acceptance_rule",),
     "temperature": ("gen_ai.request.temperature",),
     "prompt_tokens": ("gen_ai.usage.input_tokens",),
+    "cached_tokens": ("gen_ai.usage.cache_read.input_tokens",),
     "output_tokens": ("gen_ai.usage.output_tokens",),
     "time_to_first_token_seconds": ("driftguard.time_to_first_token_seconds",),
     "time_per_output_token_seconds": ("driftguard.time_per_output_token_seconds",),

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 Cause = Literal[
-    "query_drift", "mix_shift", "machine", "configuration", "target_replaced", "quality", "unknown"
+    "query_drift",
+    "mix_shift",
+    "machine",
+    "engine_state",
+    "cache",
+    "draft_wrong",
+    "template",
+    "load",
+    "configuration",
+    "target_replaced",
+    "quality",
+    "unknown",
 ]
 Confidence = Literal["high", "medium", "low"]
 Number = float | int | str | None
@@ -24,7 +35,7 @@ CONFIDENCE_MEANS: Final[dict[Confidence, str]] = {
 class Fact:
     """One piece of evidence: a sentence for people, and the numbers behind it."""
 
-    about: str  # probes | configuration | mix | queries | quality | target
+    about: str  # probes, configuration, mix, queries, slices, ...: the kind of evidence
     text: str
     numbers: dict[str, Number]
 
@@ -35,7 +46,8 @@ class Diagnosis:
 
     `retrain`: the cause calls for a new draft. Whether one is trained automatically is decided elsewhere, by
     the least confidence in the settings. `examples`: record ids of captured requests that are typical of the
-    new traffic.
+    new traffic. `confirmed_by`: the one command that would confirm the cause; empty in diagnoses of a version
+    that did not say it.
     """
 
     cause: Cause
@@ -48,3 +60,4 @@ class Diagnosis:
     retrain: bool
     awaits_probes: bool
     examples: tuple[str, ...] = ()
+    confirmed_by: str = ""

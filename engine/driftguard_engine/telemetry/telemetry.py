@@ -78,6 +78,7 @@ def record_of(finished: FinishedRequest, record_id: UUID, server: str, target: s
         acceptance_rule="greedy" if request.params.temperature == 0 else "rejection",
         temperature=request.params.temperature,
         prompt_tokens=len(request.prompt_token_ids),
+        cached_tokens=finished.reused_prompt_tokens,
         output_tokens=len(finished.output_token_ids),
         time_to_first_token_seconds=finished.time_to_first_token_seconds,
         time_per_output_token_seconds=finished.time_per_output_token_seconds,

@@ -41,6 +41,7 @@ def test_every_field_of_a_record() -> None:
         acceptance_rule="rejection",
         temperature=1.0,
         prompt_tokens=3,
+        cached_tokens=0,
         output_tokens=5,
         time_to_first_token_seconds=0.5,
         time_per_output_token_seconds=0.25,

@@ -1,0 +1,1 @@
+"""Labelled faults for the benchmark of the diagnosis: measured in the real engine, or simulated."""

@@ -1,0 +1,127 @@
+"""What holds of every diagnosis, whatever the evidence: found by hypothesis, not by examples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driftguard.diagnosis import CONFIDENCES, Captured, Diagnosis, Evidence, diagnose
+from driftguard.retraining.due import why_not
+from tests.diagnosis.cases import CODE, GERMAN, LEGAL, captures, probes, requests
+
+ENGINE: Final = ("machine", "engine_state", "cache", "draft_wrong", "template", "load")
+NONE: Final[dict[str, Any]] = {"probes_before": (), "probes_after": ()}
+seeds = st.integers(0, 10_000)
+
+
+@st.composite
+def traffic(draw: st.DrawFn) -> dict[str, Any]:
+    """A fall, or none, of one or both segments; sometimes with another K, temperature or mix."""
+    levels = {"code": draw(st.floats(0.3, 0.9)), "german": draw(st.floats(0.3, 0.9))}
+    fall = draw(st.floats(0.0, 0.6))
+    changed = draw(st.sampled_from([("german",), ("code",), ("code", "german")]))
+    now = {name: max(level - fall * (name in changed), 0.02) for name, level in levels.items()}
+    counts = {"code": draw(st.integers(5, 120)), "german": draw(st.integers(5, 120))}
+    more = draw(st.sampled_from([{}, {}, {"k": 6}, {"temperature": 0.0}, {"concurrency": 40}]))
+    return {
+        "direction": draw(st.sampled_from(["down", "down", "up"])),
+        "changed": changed,
+        "before": requests(draw(seeds), {"code": 150, "german": 150}, levels),
+        "after": requests(draw(seeds), counts, now, **more),  # type: ignore[arg-type]
+    }
+
+
+@st.composite
+def replays(draw: st.DrawFn) -> dict[str, Any]:
+    """No probes, few, or enough; steady, or moved by anything."""
+    count = draw(st.sampled_from([0, 5, 12, 20]))
+    if not count:
+        return dict(NONE)
+    shift, answers = draw(st.floats(-0.4, 0.1)), draw(st.sampled_from(["same", "same", "other"]))
+    return {
+        "probes_before": probes(prompts=count) * 2,
+        "probes_after": probes(shift, prompts=count, answers=answers),
+    }
+
+
+def counted(side: tuple[Captured, ...], rate: float) -> tuple[Captured, ...]:
+    return tuple(replace(one, drafted=200, accepted=round(200 * rate) - n % 5) for n, one in enumerate(side))
+
+
+@st.composite
+def captured(draw: st.DrawFn) -> dict[str, Any]:
+    """No captures, or of the same or another topic, with or without the counts of their records."""
+    count = draw(st.sampled_from([0, 8, 60]))
+    topics = [draw(st.sampled_from([CODE, LEGAL])), draw(st.sampled_from([GERMAN, LEGAL]))]
+    old = captures(draw(seeds), "code", count, CODE) + captures(draw(seeds), "german", count, GERMAN)
+    new = captures(draw(seeds), "code", count, topics[0]) + captures(draw(seeds), "german", count, topics[1])
+    if draw(st.booleans()):
+        old, new = counted(old, 0.7), counted(new, draw(st.floats(0.1, 0.7)))
+    return {"captures_before": old, "captures_after": new}
+
+
+def certainty(found: Diagnosis, *causes: str) -> int:
+    """0: not named; else 1 to 3 by confidence."""
+    return 1 + CONFIDENCES.index(found.confidence) if found.cause in causes else 0
+
+
+def retrains(found: Diagnosis) -> bool:
+    return why_not(found, "medium") is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(traffic(), replays(), captured(), st.booleans(), st.sampled_from([None, "llama-3"]))
+def test_low_confidence_and_faults_of_the_engine_never_retrain(
+    of: dict[str, Any], probed: dict[str, Any], kept: dict[str, Any], awaited: bool, target: str | None
+) -> None:
+    evidence = Evidence(**of, **probed, **kept, probes_awaited=awaited, replaced_target=target)
+    found = diagnose(evidence)
+    if found.confidence == "low" or found.cause in (*ENGINE, "unknown", "mix_shift", "configuration"):
+        assert not found.retrain
+        assert not retrains(found)
+    if found.retrain:
+        assert found.cause == "query_drift" or (found.cause == "target_replaced" and target is not None)
+        assert evidence.direction == "down"
+
+
+@settings(max_examples=40, deadline=None)
+@given(traffic(), captured(), st.floats(0.5, 1.0))
+def test_probes_that_fell_with_the_traffic_never_make_query_drift_more_certain(
+    of: dict[str, Any], kept: dict[str, Any], share: float
+) -> None:
+    without = diagnose(Evidence(**of, **kept))
+    fell: dict[str, Any] = {"probes_before": probes() * 2, "probes_after": probes(-0.6 * share)}
+    found = diagnose(Evidence(**of, **kept, **fell))
+    assert certainty(found, "query_drift") <= certainty(without, "query_drift")
+    if of["direction"] == "down":
+        assert not retrains(found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(traffic(), captured())
+def test_steady_probes_never_make_a_fault_of_the_engine_more_certain(
+    of: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    without = diagnose(Evidence(**of, **kept))
+    steady = probes()
+    found = diagnose(Evidence(**of, **kept, probes_before=steady * 2, probes_after=steady))
+    for cause in ENGINE:
+        assert certainty(found, cause) <= certainty(without, cause)
+
+
+@settings(max_examples=40, deadline=None)
+@given(traffic(), replays(), seeds)
+def test_captures_of_the_same_topics_that_fell_as_well_never_make_query_drift_more_certain(
+    of: dict[str, Any], probed: dict[str, Any], seed: int
+) -> None:
+    """At 1% they look moved by chance; as they are like those before and fell too, nobody retrains."""
+    without = diagnose(Evidence(**of, **probed))
+    old = counted(captures(seed, "code", 60, CODE) + captures(seed + 1, "german", 60, GERMAN), 0.9)
+    new = counted(captures(seed + 2, "code", 60, CODE) + captures(seed + 3, "german", 60, GERMAN), 0.1)
+    found = diagnose(Evidence(**of, **probed, captures_before=old, captures_after=new))
+    assert certainty(found, "query_drift") <= certainty(without, "query_drift")
+    if of["direction"] == "down":
+        assert not retrains(found)
