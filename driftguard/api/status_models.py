@@ -114,9 +114,9 @@ class SegmentStatus(FrozenModel):
         description="Why the baseline in use was begun.", examples=["first baseline of the segment"]
     )
     expected_delays: list[ExpectedDelayModel] = Field(description="Empty until the segment is watched.")
-    block_length: int = Field(
-        description="Requests that are watched as one block, because neighbours are correlated; 1: each by "
-        "itself."
+    variance_inflation: float = Field(
+        description="How many times more than independent ones these observations vary in the long run; a "
+        "change takes about as many times longer to detect. 1: they are independent."
     )
     length_of_acceptance: bool = Field(
         description="Answer length is not used: it follows from acceptance (equally many steps each)."
@@ -139,7 +139,7 @@ class SegmentStatus(FrozenModel):
             baseline=Rate.of(item.baseline),
             learning=item.learning,
             baseline_reason=item.baseline_reason,
-            block_length=item.block_length,
+            variance_inflation=item.variance_inflation,
             length_of_acceptance=item.length_of_acceptance,
             expected_delays=[ExpectedDelayModel.model_validate(delay) for delay in delays],
         )

@@ -168,7 +168,7 @@ def _ready_json(finding: BaselineReady) -> dict[str, Any]:
         "reason": finding.reason,
         "since": _time(finding.since),
         "standard_deviation_per_request": finding.standard_deviation,
-        "block_length": finding.block_length,
+        "variance_inflation": finding.variance_inflation,
         "false_alarm_every": finding.false_alarm_every,
     }
 
@@ -313,8 +313,8 @@ def _summary(running: Replay) -> Iterator[str]:
             else:
                 told = f"{segment.verdict}, {acceptance} {segment.baseline.rate:.3f} at first, now {recent}"
             yield f"    segment {segment.segment}: {segment.requests} requests, {told}"
-            if segment.block_length > 1:
-                yield f"        neighbours correlate: watched in blocks of {segment.block_length} requests"
+            if segment.variance_inflation > 1.0:
+                yield f"        not independent: {segment.variance_inflation:.1f} times the variance"
             if segment.daily_rhythm > 0.0:
                 yield f"        depends on the hour of day, by {segment.daily_rhythm:.3f} either way"
             if segment.length_of_acceptance:

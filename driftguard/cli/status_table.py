@@ -124,8 +124,8 @@ def _segment(segment: dict[str, Any]) -> str:
         return f"{segment['segment']}: not watched yet, {needed} ({segment['learning']})"
     delays = "; ".join(delay["text"] for delay in segment["expected_delays"])
     reason = f"{segment['verdict'].replace('_', ' ')} ({segment['baseline_reason'] or 'no baseline'})"
-    if segment["block_length"] > 1:
-        reason += f" in blocks of {segment['block_length']} requests"
+    if segment["variance_inflation"] > 1.0:
+        reason += f", not independent ({segment['variance_inflation']:.1f} times the variance)"
     if segment["length_of_acceptance"]:
         reason += ", answer length not used, as it follows from acceptance"
     return f"{segment['segment']}: {reason}" + (f"; expected delay: {delays}" if delays else "")

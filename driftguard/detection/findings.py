@@ -39,7 +39,7 @@ class BaselineReady(StratumBaseline):
     since: float  # seconds since 1970 UTC, of the first request of the reference period
     standard_deviation: float  # of accepted / drafted between requests
     false_alarm_every: float  # A in use for the stream, requests
-    block_length: int  # requests that count as one, because neighbours are alike; 1: each for itself
+    variance_inflation: float  # of a mean of many requests, because they depend on each other; 1: they do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class SegmentSummary:
     )
     baseline_reason: str | None = None  # why the baseline of the present traffic was begun
     expected_delays: tuple[ExpectedDelay, ...] = ()  # of the stratum of most of the present traffic
-    block_length: int = 1  # requests that count as one: the longest blocks of its recent requests
+    variance_inflation: float = 1.0  # the largest of the strata of its recent requests
     daily_rhythm: float = 0.0  # half of what lies between the best and the worst hour; 0: not used
     length_of_acceptance: bool = False  # answer length is not used: it follows from acceptance (baseline.py)
 
@@ -182,8 +182,8 @@ class StreamSummary:
     change_point: int | None  # of the open incident
     acceptance: Acceptance | None  # newest requests of all segments
     segments: tuple[SegmentSummary, ...]  # in order of first appearance
-    # Do the requests name their session? Where not, and neighbouring requests are alike, they are
-    # watched in blocks; likeness too weak to be seen in the reference period counts as independence.
+    # Do the requests name their session? Where not, and they depend on each other, `variance_inflation`
+    # says how much: it is measured for as long as the stream lives.
     sessions: SessionsGiven = "not given"
-    block_length: int = 1  # the longest blocks of any stratum, in requests; 1: there are none
+    variance_inflation: float = 1.0  # the largest of any stratum
     windows_after_gap: int = 0  # began after a restart or a missed scrape: counted, never evidence

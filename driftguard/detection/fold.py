@@ -40,13 +40,12 @@ from driftguard.detection.state.stream_state import (
 from driftguard.detection.statistics.baseline import Baselines, baselines
 from driftguard.detection.statistics.sessions import NO_SESSION, OpenSessions
 from driftguard.detection.statistics.windows import after_gap
-from driftguard.detection.steps.evidence import (
-    in_blocks,
-    in_past_blocks,
-    keep_evidence,
-    watch,
-    without_evidence,
+from driftguard.detection.steps.dependence import (
+    after_incident,
+    after_withheld,
+    measured,
 )
+from driftguard.detection.steps.evidence import keep_evidence, watch, without_evidence
 from driftguard.detection.steps.expectation import predicted
 from driftguard.detection.steps.open_incident import open_incident
 from driftguard.detection.steps.recovery import closed, keep_tests, requests_until_silent, run_tests
@@ -104,16 +103,15 @@ def _step(
 ) -> tuple[StreamState, list[Finding], int]:
     """Folds rows from `start` up to the next event; returns the place after it."""
     state, findings = day_begins(state, rows[start : start + 1], config.ignore)
-    base = baselines(state.reference, state.blocks)
+    base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
     part = with_hours(state, rows[start : _step_end(config, state, rows, start)])
     seen = int(state.drafted_requests.sum())
     earlier, _ = _sessions(state, part, seen)
     part = predicted(state, base, config.ignore, part, earlier)
     threshold = config.threshold(state.requests_per_day)
-    bet_on, _ = in_blocks(state, part)
-    run = watch(state, base, bet_on)
+    run = watch(state, base, part)
     tests = [
-        run_tests(state, incident, base, bet_on, fall=direction == 0) if incident else {}
+        run_tests(state, incident, base, part, fall=direction == 0) if incident else {}
         for direction, incident in enumerate(state.incidents)
     ]
     alarms = [run.first_alarm(direction, threshold) for direction in range(2)]
@@ -128,21 +126,23 @@ def _step(
             findings += found
         elif alarms[direction] == stop - 1:
             total = float(run.totals[direction][np.searchsorted(run.places, stop - 1)])
-            alarm = open_incident(state, base, _past(state), direction, total, threshold)
+            alarm = open_incident(state, base, history_rows(state), direction, total, threshold)
             if isinstance(alarm, AlarmWithheld):
-                state = without_evidence(state, direction)
+                state = after_withheld(without_evidence(state, direction))
                 findings.append(alarm)
             else:
                 state = _opened(state, direction, alarm[0])
                 findings.append(alarm[1])
     state, found = check_reference(config, before, state, batch, part[stop - 1 : stop])
+    if int(state.drafted_requests.sum()) >= state.next_measured:
+        state = measured(config, state)
     return state, findings + found, start + stop
 
 
 def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: int) -> int:
-    """Where the step must end at the latest: at a check of a reference period or of a silent segment, and
-    at the end of a day that counts."""
-    end = min(start + STEP_OBSERVATIONS, len(rows))
+    """Where the step must end at the latest: at a check of a reference period or of a silent segment, when
+    the dependence is measured, and at the end of a day that counts."""
+    end = min(start + min(STEP_OBSERVATIONS, state.until_measured), len(rows))
     seen = int(state.drafted_requests.sum())
     for incident in state.incidents:
         if incident is not None:
@@ -152,9 +152,8 @@ def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: 
 
 
 def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows: Columns) -> StreamState:
-    """The state that has put these rows in its history, sessions, blocks, day and reference periods."""
+    """The state that has put these rows in its history, sessions, day and reference periods."""
     earlier, sessions = _sessions(state, rows, int(state.drafted_requests.sum()))
-    _, open_block = in_blocks(state, rows)
     state = with_reference(state, rows, earlier)
     return replace(
         state,
@@ -164,7 +163,6 @@ def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows
         + np.bincount(rows.stratum, minlength=len(state.drafted_requests)),
         sessions=sessions,
         in_session=state.in_session + int((rows.session != NO_SESSION).sum()),
-        open_block=open_block,
         rhythms=tally(state, base, rows),
         history=state.history.followed_by(rows, config.history),
     )
@@ -175,18 +173,14 @@ def _sessions(state: StreamState, rows: Columns, seen: int) -> tuple[Floats, Ope
     return sessions_before(state.sessions, rows, seen + 1)
 
 
-def _past(state: StreamState) -> Columns:
-    return in_past_blocks(state, history_rows(state))
-
-
 def _after_tests(
     state: StreamState, base: Baselines, incident: OpenIncident, direction: int
 ) -> tuple[StreamState, list[Finding]]:
     """Ends the incident when none of its recovery tests is undecided."""
     if (incident.outcome == WAITING).any():
         return _with_incident(state, direction, incident), []
-    finding = closed(state, base, _past(state), incident, direction)
-    return _ended(state, direction, finding.ended_at), [finding]
+    finding = closed(state, base, history_rows(state), incident, direction)
+    return _ended(_with_incident(state, direction, incident), direction, finding.ended_at), [finding]
 
 
 def _with_incident(state: StreamState, direction: int, incident: OpenIncident | None) -> StreamState:
@@ -200,6 +194,9 @@ def _opened(state: StreamState, direction: int, incident: OpenIncident) -> Strea
 
 
 def _ended(state: StreamState, direction: int, at: float) -> StreamState:
+    incident = state.incidents[direction]
+    if incident is not None:
+        state = after_incident(state, incident)
     return replace(without_evidence(_with_incident(state, direction, None), direction), steady_since=at)
 
 

@@ -1,8 +1,8 @@
 """Folds the observations of many streams at once, to the same bits as `fold` one stream at a time.
 
 Nearly all traffic is quiet: every stratum has its baseline, no incident is open, no day ends, no block of
-requests joins a baseline, no alarm is raised. Streams whose whole batch is quiet are folded side by side:
-what is a formula of one request runs once over the requests of all of them, and what
+requests joins a baseline, no dependence is measured, no alarm is raised. Streams whose whole batch is quiet
+are folded side by side: what is a formula of one request runs once over the requests of all of them, and what
 must run through requests one after the other takes one request of every stream at a time
 (`bets.py`). Every other stream is folded by itself. Side by side, the states of many streams are one: their
 strata one after the other, their observations too.
@@ -38,7 +38,6 @@ from driftguard.detection.statistics.sessions import (
 from driftguard.detection.statistics.strata import NO_SETTING, settings_of
 from driftguard.detection.statistics.windows import after_gap
 from driftguard.detection.steps.evidence import (
-    in_blocks,
     of_strata,
     of_streams,
     put_on_bets,
@@ -107,6 +106,8 @@ def _quiet(
     watched = np.bincount(stream, minlength=len(states))
     full = np.bincount(rows.stratum, minlength=len(side.state.growing)) >= requests_until_joining(side.state)
     steady &= ~full[rows.stratum]
+    due = np.array([state.until_measured for state in states])
+    steady &= (watched < due)[stream]
     quiet = (watched > 0) & (np.bincount(stream, weights=steady, minlength=len(states)) == watched)
 
     rows = with_hours(side.state, rows[np.flatnonzero(quiet[stream])])
@@ -114,12 +115,13 @@ def _quiet(
     starts = np.searchsorted(stream, np.arange(len(states) + 1)).tolist()
     clock = _clock(side, stream, starts)
     earlier, sessions = _sessions(states, rows, clock, starts)
-    base = baselines(side.state.reference, side.state.blocks)
+    base = baselines(
+        side.state.reference, side.state.inflation, side.state.measured_at, side.state.of_windows
+    )
     rows = predicted(side.state, base, config.ignore, rows, earlier)
-    bet_on, open_block = in_blocks(side.state, rows)
     segment = side.segment_of_stratum[rows.stratum]
     begin = put_on_bets(segment, clock, side.begun, side.watched_segments[stream])
-    run = run_evidence(side.state, side.stream_of_stratum, side.evidence, base, bet_on, clock, begin)
+    run = run_evidence(side.state, side.stream_of_stratum, side.evidence, base, rows, clock, begin)
     threshold = np.array([config.threshold(state.requests_per_day) for state in states])
     quiet[stream[(run.totals >= threshold[stream]).any(axis=0)]] = False
 
@@ -131,12 +133,11 @@ def _quiet(
         joining=with_joining(side.state, rows, earlier),
         stratum_evidence=strata.evidence,
         stratum_mean_start=strata.mean_start,
-        open_block=open_block,
         rhythms=tally(side.state, base, rows),
     )
     of_stream = side.evidence.last_per_group(stream, run.of_stream)
     begun = last_per_group(side.begun, segment, clock)
-    newest = _pieces(side, rows)
+    newest = _pieces(side, rows) if quiet.any() else None
     missed = np.add.reduceat(gap, side.starts, dtype=np.int64).tolist()
     named = np.bincount(stream[rows.session != NO_SESSION], minlength=len(states)).tolist()
     counts = counts_of(side.batch, side.starts)
@@ -240,10 +241,10 @@ _OF_STRATUM = (  # columns of a state over its strata that a fold of watched str
     "stratum_evidence",
     "stratum_mean_start",
     "windows",
-    "blocks",
-    "open_block",
+    "inflation",
+    "measured_at",
 )
-_WRITTEN = ("drafted_requests", "joining", "stratum_evidence", "stratum_mean_start", "open_block")
+_WRITTEN = ("drafted_requests", "joining", "stratum_evidence", "stratum_mean_start")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,13 +7,13 @@ lambda^2 v / 2 = (delta - k)^2 / (2 v), and the alarm comes after about log A / 
 with a beta distribution of mean - delta and v (windows: a normal one), for the ten bets there are, with
 what they have gained when the drop begins, and with all ten in the sum (`_delay`).
 
-Assumptions: the true mean is the estimated one; v stays what it was; independent requests. Requests of a
+Assumptions: the true mean is the estimated one; v stays what it was; observations as
+dependent as was measured. Requests of a
 session are taken as of sessions that begin after the drop; those open at the drop show all of it, so where
 sessions last long and differ, the alarm comes sooner.
 Measured with the real fold (tests/detection/test_summary.py, medians of 30 runs for drops of .05,
 .10, .20, A = 1e4 and 1e6, latent sd .05, .12, .2): .86 to 1.15 of the simulated median; windows .83 to 1.0;
-20 open sessions of 8 requests with half of the variance between them: 3.3 times it, drop .10; blocks
-(such sessions of 10 one after the other, not named) .9.
+20 open sessions of 8 requests with half of the variance between them: 3.3 times it, drop .10.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from driftguard.detection.state.columns import SECONDS_PER_DAY, Columns, history
 from driftguard.detection.state.stream_state import OpenIncident, StreamState
 from driftguard.detection.statistics.baseline import FIRST_CHECK, Baselines, baselines, length_of_acceptance
 from driftguard.detection.statistics.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
-from driftguard.detection.statistics.windows import deviation, window_factors, window_margin
 from driftguard.detection.steps.evidence import SHARES, watched_segments
 from driftguard.detection.steps.expectation import (
     acceptance_over,
     at_baseline,
     baseline_of,
     change_shown,
+    margin_of,
     request_variance,
 )
 from driftguard.records.documents.acceptance import Acceptance
@@ -61,7 +61,7 @@ def describe(config: DetectorConfig, state: StreamState, factor: float = 1.0) ->
     `factor`: times A, for the delays to expect (`fleet.py`); what is promised of the stream stays the same.
     """
     rows = history_rows(state)
-    base = baselines(state.reference, state.blocks)
+    base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
     of_delays = config if factor == 1.0 else config.times(factor)
     segments = tuple(_segment(of_delays, state, base, rows, code) for code in range(len(state.names)))
     verdict, since = _verdict(state, rows, segments)
@@ -79,7 +79,7 @@ def describe(config: DetectorConfig, state: StreamState, factor: float = 1.0) ->
         segments=segments,
         sessions=_sessions_given(state),
         windows_after_gap=state.windows_after_gap,
-        block_length=int(state.block_length.max(initial=1)),
+        variance_inflation=float(state.inflation.max(initial=1.0)),
     )
 
 
@@ -136,7 +136,7 @@ def _segment(
         if known
         else None,
         expected_delays=expected_delays(config, state, base, rows, strata) if known else (),
-        block_length=int(state.block_length[strata].max()) if known else 1,
+        variance_inflation=float(state.inflation[strata].max()) if known else 1.0,
         daily_rhythm=float(state.rhythms.amplitude[strata].max()) if known else 0.0,
         length_of_acceptance=known and bool(length_of_acceptance(state.reference[strata]).any()),
     )
@@ -222,18 +222,16 @@ def expected_requests(
     # evidence.py: an alarm needs the sum of the stratum, and that of the stream where both are the same.
     sums = 1.0 if len(state.setting_of_stratum) == 1 else 2.0
     needed = sums * threshold / SHARES[0] / _begin(state, code)
-    if state.of_windows[code]:
-        found = _of_windows(needed, tuple(state.windows[code].tolist()), config.ignore, drop)
-    else:
-        error = math.sqrt(float(base.mean_error[code] ** 2 + state.rhythms.variance[code].mean()))
-        margin = max(float(base.error_factor[code]) * error, config.ignore)
-        fresh = _fresh(state, base, code)
-        parts = base.within[code], base.between[code], np.array([fresh])
-        variance, shown = request_variance(*parts).item(), change_shown(*parts).item()
-        mean, length = float(base.mean[code]), int(state.block_length[code])
-        cut = tuple(state.cut_off[code, DOWN].tolist())
-        found = _of_requests(needed / length, mean, variance, margin, fresh, shown, cut, drop)
-        found = None if found is None else found * length
+    error = math.sqrt(float(base.mean_error[code] ** 2 + state.rhythms.variance[code].mean()))
+    errors = np.array(float(base.error_factor[code]) * error)
+    margin = float(margin_of(errors, base.unseen[code], config.ignore, state.of_windows[code]))
+    fresh = _fresh(state, base, code)
+    parts = base.within[code], base.between[code], np.array([fresh])
+    variance, shown = request_variance(*parts).item(), change_shown(*parts).item()
+    cut = tuple(state.cut_off[code, DOWN].tolist())
+    mean, factor = float(base.mean[code]), float(base.inflation[code])
+    normal = bool(state.of_windows[code])
+    found = _observations(needed, mean, variance, margin, fresh, shown, cut, factor, normal, drop)
     return found if found is not None and found < threshold else None
 
 
@@ -261,7 +259,7 @@ def _fresh(state: StreamState, base: Baselines, code: int) -> float:
 
 
 @lru_cache(maxsize=CACHED)
-def _of_requests(
+def _observations(
     needed: float,
     mean: float,
     variance: float,
@@ -269,30 +267,31 @@ def _of_requests(
     fresh: float,
     shown: float,
     cut: tuple[float, ...],
+    inflation: float,
+    normal: bool,
     drop: float,
 ) -> float | None:
-    """Of requests, or of blocks: then `variance` is that of a block's mean."""
+    """Dependent ones vary `inflation` times as much in the long run; see `_delay`."""
     if drop >= mean:
         return None
-    boundary = np.full(GRID, max(mean - fresh * margin, 0.0))
-    bets = factors(
-        _X, boundary, np.full(GRID, variance), rise=False, shown=np.full(GRID, shown), cut=np.array(cut)
-    )
-    return _delay(needed, bets, _beta(mean, variance), bets, _beta(mean - fresh * drop, variance))
+    x = mean + math.sqrt(variance) * _Z if normal else _X
+    fallen = x - drop if normal else x
 
+    def bets(at: Floats) -> Floats:
+        boundary = np.full(GRID, max(mean - fresh * margin, 0.0))
+        return factors(
+            at,
+            boundary,
+            np.full(GRID, variance),
+            rise=False,
+            shown=np.full(GRID, shown),
+            cut=np.array(cut),
+            inflation=np.full(GRID, inflation),
+        )
 
-@lru_cache(maxsize=CACHED)
-def _of_windows(needed: float, learned: tuple[float, ...], ignore: float, drop: float) -> float | None:
-    """At the typical traffic of the reference period."""
-    if drop >= learned[0]:
-        return None
-    rows = np.tile(learned, (GRID, 1))
-    drafted = rows[:, 3]
-    margin = window_margin(rows, drafted, ignore)
-    x = learned[0] + deviation(rows, drafted) * _Z
-    before = window_factors(rows, x, drafted, margin, rise=False)
-    after = window_factors(rows, x - drop, drafted, margin, rise=False)
-    return _delay(needed, before, _NORMAL, after, _NORMAL)
+    before = _NORMAL if normal else _beta(mean, variance)
+    after = _NORMAL if normal else _beta(mean - fresh * drop, variance)
+    return _delay(needed, bets(x), before, bets(fallen), after, inflation)
 
 
 def _beta(mean: float, variance: float) -> Floats:
@@ -307,7 +306,12 @@ def _beta(mean: float, variance: float) -> Floats:
 
 
 def _delay(
-    needed: float, before: Floats, weights_before: Floats, after: Floats, weights_after: Floats
+    needed: float,
+    before: Floats,
+    weights_before: Floats,
+    after: Floats,
+    weights_after: Floats,
+    inflation: float,
 ) -> float | None:
     """Requests until mean over bets R_j >= needed; the factors [GRID, BETS] of the bets with their weights.
 
@@ -316,14 +320,17 @@ def _delay(
     those started after it add (Tartakovsky, Pollak, Polunchenko 2011, "Third-order asymptotic optimality
     of the generalized Shiryaev-Roberts changepoint detection procedures"). Both are perpetuities of
     random walks with drift g < 0 and g > 0; in the diffusion limit 2 / (s^2 Gamma(2 |g| / s^2)), s^2 the
-    variance of log e_j (Dufresne 1990), so E log = log(2 / s^2) - digamma(2 |g| / s^2).
+    variance of log e_j (Dufresne 1990), so E log = log(2 / s^2) - digamma(2 |g| / s^2). Of dependent
+    observations s^2 is `inflation` times as large.
     """
     log_before, log_after = np.log(before), np.log(after)
-    growth, spread = _moments(log_after, weights_after)
+    growth, spread = _moments(log_after, weights_after, inflation)
     growing = growth > 0.0
     if not growing.any():
         return None
-    started = np.logaddexp(_perpetuity(*_moments(log_before, weights_before)), _perpetuity(growth, spread))
+    started = np.logaddexp(
+        _perpetuity(*_moments(log_before, weights_before, inflation)), _perpetuity(growth, spread)
+    )
     growth, spread, started = growth[growing], spread[growing], np.logaddexp(0.0, started)[growing]
     level = math.log(needed * BETS)
     t = float(((level - started) / growth).min())
@@ -337,10 +344,10 @@ def _delay(
     return max(t / math.sqrt(1.0 + 1.0 / shape), 1.0)
 
 
-def _moments(logs: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Mean and variance [BETS] of log e_j [GRID, BETS]."""
+def _moments(logs: Floats, weights: Floats, inflation: float) -> tuple[Floats, Floats]:
+    """Mean and long-run variance [BETS] of log e_j [GRID, BETS]."""
     mean = weights @ logs
-    return mean, weights @ (logs - mean) ** 2
+    return mean, inflation * (weights @ (logs - mean) ** 2)
 
 
 def _perpetuity(growth: Floats, spread: Floats) -> Floats:

@@ -176,14 +176,13 @@ def test_text_for_a_terminal_ends_with_a_summary(tmp_path: Path) -> None:
     )
 
 
-def test_neighbours_that_are_alike_are_told(tmp_path: Path) -> None:
+def test_requests_that_depend_on_each_other_are_told(tmp_path: Path) -> None:
     """Conversations of ten requests that nothing names, one after the other."""
     own = np.random.default_rng(5).normal(0.65, 0.1, 400).clip(0.2, 0.95)
     path = write(tmp_path / "r.jsonl", records(np.repeat(own, 10).tolist()))
-    length = run(path)[1][0]["block_length"]
-    assert length > 1
+    assert run(path)[1][0]["variance_inflation"] > 2.0
     out = run(path, as_json=False)[2]
-    assert f"neighbours correlate: watched in blocks of {length} requests" in out
+    assert re.search(r"not independent: \d+\.\d times the variance", out)
 
 
 def test_text_says_why_a_baseline_begins(tmp_path: Path) -> None:

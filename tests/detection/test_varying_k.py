@@ -44,8 +44,11 @@ def opened(records: list[AcceptanceRecord]) -> list[DriftOpened]:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_k_that_moves_is_no_drift_where_all_positions_would_say_so(seed: int) -> None:
     records = at_k(seed, np.full(len(WALK), 0.7), WALK)
-    assert {alarm.direction for alarm in opened(without_positions(records))} >= {"down"}
-    assert opened(records) == []
+    state, _ = found(without_positions(records))
+    assert state.inflation.max() > 4.0  # over all positions the moves of K pass for traffic that wanders
+    state, findings = found(records)
+    assert state.inflation.max() < 4.0
+    assert [finding for finding in findings if isinstance(finding, DriftOpened)] == []
 
 
 def test_a_worse_draft_is_found_while_k_moves() -> None:

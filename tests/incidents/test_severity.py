@@ -140,7 +140,7 @@ def test_what_other_segments_lose_while_a_fall_is_open_is_told(database: Databas
 def test_with_a_threshold_of_0_every_fall_pages_over_real_http(database: Database, tmp_path: Path) -> None:
     rng = np.random.default_rng(SEED)
     start = START.timestamp()
-    requests = [*GOOD.serve(rng, 1_200, 1, start=start), *SLIGHT.serve(rng, 600, 1, start=start + 1_200)]
+    requests = [*GOOD.serve(rng, 1_200, 1, start=start), *SLIGHT.serve(rng, 1_800, 1, start=start + 1_200)]
     with (
         http_receiver() as receiver,
         running_sidecar(database, tmp_path, [receiver.url], page_slowdown=0.0) as client,

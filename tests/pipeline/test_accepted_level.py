@@ -168,7 +168,7 @@ def test_two_incidents_of_one_segment_end_together_and_nothing_accepted_is_left_
     database: Database, accepted: tuple[str, ...]
 ) -> None:
     """German rose with English, and then fell: its segment is in both incidents."""
-    traffic = Traffic(seed=34)
+    traffic = Traffic(seed=41)
     pipeline = new_pipeline(database)
     store(database, traffic.draw(1500, GOOD) + traffic.draw(300, RISEN) + traffic.draw(120, TURNED))
     fold_all(pipeline)

@@ -26,7 +26,7 @@ from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 7  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
+VERSION = 8  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -136,9 +136,13 @@ class _State(msgspec.Struct, array_like=True):
     windows: _Array
     last_window_ended_at: float
     windows_after_gap: int
-    neighbours: _Array
     blocks: _Array
-    open_block: _Array
+    counted: _Array
+    counted_until: _Array
+    inflation: _Array
+    measured_at: _Array
+    recoveries: _Array
+    next_measured: int
     rhythms: _Rhythms
     sessions: _Sessions
     in_session: int

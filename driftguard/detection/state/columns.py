@@ -93,7 +93,7 @@ def columns_at(
         segment=state.segment_of_stratum[stratum],
         stratum=stratum,
         x=accepted / drafted,
-        log_length=np.log(np.maximum(batch.output_tokens[place], 1)),
+        log_length=np.where(windows_in(batch)[place], 0.0, np.log(np.maximum(batch.output_tokens[place], 1))),
         session=session,
         rhythm=zero,
         expected=zero,

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from driftguard.detection.findings import Direction
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.history import History
-from driftguard.detection.statistics.autocorrelation import BLOCK, PAIRED, SCALES
 from driftguard.detection.statistics.baseline import FIRST_CHECK, SUMS
 from driftguard.detection.statistics.bets import BETS, LANES, NOT_CUT
 from driftguard.detection.statistics.hourly_profile import HOURS, Rhythms
+from driftguard.detection.statistics.long_run_variance import OF_BLOCKS, SCALES
 from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.detection.statistics.strata import (
     NO_SETTING,
@@ -45,7 +45,6 @@ DIRECTIONS: tuple[Direction, Direction] = ("down", "up")
 NOT_READY = -1
 WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test (recovery.py)
 GROWN = SUMS + HOURS  # sums over requests, and how many of each hour of day
-OPEN_BLOCK = 4  # requests of a block that is not complete, sums of x, expected and margin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,10 +111,14 @@ class StreamState:
     windows: Floats = field(default_factory=lambda: np.zeros((0, LEARNED)))  # [C, LEARNED] see windows.py
     last_window_ended_at: float = math.nan  # seconds since 1970
     windows_after_gap: int = 0  # counted, never evidence
-    # [C, SCALES, PAIRED] over reference periods, [C, BLOCK] what they demand: see autocorrelation.py
-    neighbours: Floats = field(default_factory=lambda: np.zeros((0, SCALES, PAIRED)))
-    blocks: Floats = field(default_factory=lambda: np.zeros((0, BLOCK)))
-    open_block: Floats = field(default_factory=lambda: np.zeros((0, OPEN_BLOCK)))  # [C, OPEN_BLOCK]
+    # [C, SCALES, OF_BLOCKS] of how many observations [C], up to which ordinal [C]: see dependence.py
+    blocks: Floats = field(default_factory=lambda: np.zeros((0, SCALES, OF_BLOCKS)))
+    counted: Ints = field(default_factory=lambda: _ints(0))
+    counted_until: Ints = field(default_factory=lambda: _ints(0))
+    inflation: Floats = field(default_factory=lambda: np.zeros(0))  # [C] f of long_run_variance.py
+    measured_at: Ints = field(default_factory=lambda: _ints(0))  # [C] drafted_requests when it was measured
+    recoveries: Ints = field(default_factory=lambda: _ints(0))  # [C] incidents that it came back from
+    next_measured: int = 0  # drafted observations of the stream at which it is measured next
     rhythms: Rhythms = field(default_factory=Rhythms.none)
     sessions: OpenSessions = field(default_factory=OpenSessions.empty)
     in_session: int = 0  # drafted requests that gave their session
@@ -130,14 +133,14 @@ class StreamState:
     def of_windows(self) -> NDArray[np.bool_]:
         return is_window(self.setting_of_stratum)
 
+    @property
+    def until_measured(self) -> int:
+        """How many more drafted observations it takes until the dependence is measured (dependence.py)."""
+        return max(self.next_measured - int(self.drafted_requests.sum()), 1)
+
     def positions_of(self, stratum: int) -> Positions:
         """Which its requests are judged by."""
         return "first" if is_by_first(self.setting_of_stratum)[stratum] else "all"
-
-    @property
-    def block_length(self) -> Ints:
-        """Requests that make one observation [C]; 1 where each is one."""
-        return np.maximum(self.blocks[:, 0], 1.0).astype(np.int64)
 
     def newest_baseline(self, segment: int) -> int | None:
         """The segment's stratum that became ready last."""
@@ -227,9 +230,12 @@ def with_strata(
         cut_off=np.concatenate([state.cut_off, np.tile(NOT_CUT, (added, 1))]),
         accepted_anew=np.concatenate([state.accepted_anew, np.zeros(added, dtype=np.bool_)]),
         windows=np.concatenate([state.windows, np.zeros((added, LEARNED))]),
-        neighbours=np.concatenate([state.neighbours, np.zeros((added, SCALES, PAIRED))]),
-        blocks=np.concatenate([state.blocks, np.zeros((added, BLOCK))]),
-        open_block=np.concatenate([state.open_block, np.zeros((added, OPEN_BLOCK))]),
+        blocks=np.concatenate([state.blocks, np.zeros((added, SCALES, OF_BLOCKS))]),
+        counted=np.concatenate([state.counted, _ints(added)]),
+        counted_until=np.concatenate([state.counted_until, _ints(added) - 1]),
+        inflation=np.concatenate([state.inflation, np.ones(added)]),
+        measured_at=np.concatenate([state.measured_at, _ints(added)]),
+        recoveries=np.concatenate([state.recoveries, _ints(added)]),
         rhythms=state.rhythms.followed_by(added),
     ), codes
 

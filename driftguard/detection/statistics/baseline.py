@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from driftguard.detection.statistics.autocorrelation import BLOCK, blocks_needed
+from driftguard.detection.statistics.long_run_variance import OF_REQUESTS, OF_WINDOWS
 from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import Positions
 
@@ -42,11 +42,13 @@ class Baselines:
     slope: Floats  # of x on l; 0 where lengths are not known, all alike or follow from x
     middle: Floats  # mean of l
     variance: Floats  # of x around the line: within + between
-    within: Floats  # variance inside a session; of a block's mean, where there are blocks
+    within: Floats  # variance inside a session
     between: Floats  # variance of the sessions' own means; 0 where sessions are not given or all alike
-    mean_error: Floats  # standard error of the mean, clustered by session or by block
+    inflation: Floats  # f of long_run_variance.py in bets; 1 where observations are independent
+    mean_error: Floats  # standard error of the mean, clustered by session and inflated
     error_factor: Floats  # how many standard errors make the margin
     slope_error: Floats
+    unseen: Floats  # part of the margin: how far the mean may wander that has not been seen to
 
 
 def terms(
@@ -170,49 +172,52 @@ def _components(sums: Floats) -> tuple[Floats, Floats]:
     return within, between
 
 
-def _mean_variance(sums: Floats, blocks: Floats, within: Floats, between: Floats) -> Floats:
-    """n x the variance of the mean of n requests: within + between sum n_s^2 / n, or W_B of blocks."""
+def _mean_variance(sums: Floats, inflation: Floats, within: Floats, between: Floats) -> Floats:
+    """n x the variance of the mean of n requests: f (within + between sum n_s^2 / n)."""
     by_session = within + between * sums[..., 15] / np.maximum(sums[..., 0], 1.0)
-    return np.where(blocks[..., 0] > 0.0, blocks[..., 1], by_session)
+    return np.asarray(inflation * by_session)
 
 
-def blocks_of(sums: Floats, neighbours: Floats, requests_per_hour: float) -> tuple[Floats, int]:
-    """The blocks that a stratum's reference period demands, and how many requests it takes to tell.
-
-    Sessions that repeat, and that nearly all requests name, say what belongs together: then there are none.
-    """
-    requests = int(sums[0])
-    if _tells(sums) and sums[16] >= NEARLY_ALL * requests:
-        return np.zeros(BLOCK), requests
-    slope, _, squares = _line(sums)
-    return blocks_needed(neighbours, requests, float(slope), float(squares), requests_per_hour)
+def sessions_tell(sums: Floats) -> bool:
+    """Do sessions that repeat, and that nearly all requests name, say what belongs together? From [SUMS]."""
+    return bool(_tells(sums) and sums[16] >= NEARLY_ALL * sums[0])
 
 
-def needed_requests(sums: Floats, blocks: Floats, minimum_drop: float) -> int:
-    """Size of the reference period, from the spread seen so far (sums [SUMS], blocks [BLOCK]).
+def line_of(sums: Floats) -> tuple[float, float, float]:
+    """(mean, slope, middle) of the line of x on log length, from [SUMS] with n >= 1."""
+    slope, _, _ = _line(sums)
+    return float(sums[1] / sums[0]), float(slope), float(sums[8] / sums[0])
+
+
+def needed_requests(sums: Floats, minimum_drop: float) -> int:
+    """Size of the reference period, from the spread seen so far (sums [SUMS]).
 
     n = (8 sd / minimum_drop)^2 with sd^2 / n the variance of the mean (many requests of one session tell
     little more than one), at least 8 / minimum_drop and at least FIRST_CHECK. The floor is the
-    same rule for sd^2 = 1/n, the spread that n equal requests cannot exclude. The size looks at the
-    spread only, never at the mean, so stopping there does not select a flattering mean.
+    same rule for sd^2 = 1/n, the spread that n equal requests cannot exclude. What dependence adds is left
+    to the margin, and to the reference period that grows. The size looks at the spread only, never at the
+    mean, so stopping there does not select a flattering mean.
     """
     spread = SIZE_FACTOR / minimum_drop
-    wanted = spread**2 * float(_mean_variance(sums, blocks, *_components(sums)))
+    wanted = spread**2 * float(_mean_variance(sums, np.ones(()), *_components(sums)))
     return max(FIRST_CHECK, math.ceil(spread), math.ceil(wanted))
 
 
-def baselines(sums: Floats, blocks: Floats) -> Baselines:
-    """From reference sums [C, SUMS] of complete reference periods and their blocks [C, BLOCK].
+def baselines(
+    sums: Floats, inflation: Floats, seen: NDArray[np.int64], of_windows: NDArray[np.bool_]
+) -> Baselines:
+    """From reference sums [C, SUMS] of complete reference periods and the inflation f of each [C],
+    which `seen` observations [C] could show.
 
     Formula: x = mean + slope (l - middle) by least squares, l the logarithm of output_tokens; variance v
     around that line, its parts within and between sessions (_components); standard errors
-    sqrt(max(v', 1/n) / n) of the mean, v' = within + between sum n_s^2 / n, and
+    sqrt(max(v', 1/n) / n) of the mean, v' = f (within + between sum n_s^2 / n), and
     sqrt(v / sum (l - middle)^2) of the slope. v is the variance between requests, not binomial, which is
-    wrong by a factor of 2 to 40. Where sessions differ, the two standard errors of the margin become the
-    Student quantile of as many sessions at the same level. Where there are blocks, v' is W_B and the
-    quantile that of the pairs it is from (`autocorrelation.py`).
-    Assumptions: sessions (requests, where none are given) of the reference period are independent, or alike
-    over a distance that blocks make good, and in control; acceptance is linear in log length.
+    wrong by a factor of 2 to 40. Where sessions differ, or f is above 1, the two standard errors of the
+    margin become the Student quantile of as many sessions, or of n / f observations, at the same level. A
+    window is a mean of many requests: its 1/n is WINDOW_DEVIATION^2.
+    Assumptions: sessions (requests, where none are given) of the reference period are independent, or as
+    dependent as f says, and in control; acceptance is linear in log length.
     Against four buckets of length as strata (tests/benchmarks/bench_length.py: sd .12, correlation -.5
     and -.7) the line needs a seventh of the requests until 90% of the traffic is watched (about 400
     against 3,000), finds a drop of .05 or .10 as soon, and raises a false alarm in 0 to 1 of 12 runs
@@ -223,22 +228,37 @@ def baselines(sums: Floats, blocks: Floats) -> Baselines:
     slope, lengths, _ = _line(sums)
     variance = variance_of(sums)
     with_spread = lengths > 0.0
-    slope_error = np.where(with_spread, np.sqrt(variance / np.where(with_spread, lengths, 1.0)), 0.0)
+    slope_error = np.where(
+        with_spread, np.sqrt(inflation * variance / np.where(with_spread, lengths, 1.0)), 0.0
+    )
     within, between = _components(sums)
-    blocked, length = blocks[..., 0] > 0.0, np.maximum(blocks[..., 0], 1.0)
-    freedom = np.where(blocked, blocks[..., 2], np.maximum(sums[..., 11] - 1.0, 1.0))
-    mean_variance = _mean_variance(sums, blocks, within, between)
+    sessions = np.where(between > 0.0, sums[..., 11], n)
+    freedom = np.maximum(sessions / inflation - 1.0, 1.0)
+    least = np.where(of_windows, WINDOW_DEVIATION**2, 1.0 / n)
+    mean_variance = _mean_variance(sums, inflation, within, between)
     return Baselines(
         mean=sums[..., 1] / n,
         slope=slope,
         middle=sums[..., 8] / n,
         variance=within + between,
-        within=np.where(blocked, blocks[..., 1] / length, within),
-        between=np.where(blocked, 0.0, between),
-        mean_error=np.sqrt(np.maximum(mean_variance, 1.0 / n) / n),
-        error_factor=_error_factor(blocked | (between > 0.0), freedom),
+        within=within,
+        between=between,
+        inflation=np.asarray(inflation * _doubt(seen, of_windows)),
+        mean_error=np.sqrt(np.maximum(mean_variance, least) / n),
+        error_factor=_error_factor(of_windows | (inflation > 1.0) | (between > 0.0), freedom),
         slope_error=slope_error,
+        unseen=np.sqrt(within + between) * _of_caution("deviations", of_windows) / np.maximum(seen, 1),
     )
+
+
+def _doubt(seen: NDArray[np.int64], of_windows: NDArray[np.bool_]) -> Floats:
+    """[C] what f is multiplied by in bets: 1 + (early / n)^3 after n observations."""
+    return np.asarray(1.0 + (_of_caution("early", of_windows) / np.maximum(seen, 1)) ** 3)
+
+
+def _of_caution(name: str, of_windows: NDArray[np.bool_]) -> Floats:
+    """[C] what is said of requests or of windows."""
+    return np.asarray(np.where(of_windows, getattr(OF_WINDOWS, name), getattr(OF_REQUESTS, name)))
 
 
 def _error_factor(by_student: NDArray[np.bool_], freedom: Floats) -> Floats:

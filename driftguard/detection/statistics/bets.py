@@ -24,6 +24,18 @@ started at every request. Under the null R_t - t is a supermartingale (Shin, Ram
 "E-detectors", Shiryaev-Roberts form), so the first time that R >= A comes after at least A requests
 in expectation.
 
+**Dependence.** Of observations that are not independent, sums vary more than v says: f times as much in the
+long run (`long_run_variance.py`). A bet of stake s grows by about s d - s^2 / 2 per observation that lies d
+standard deviations beyond the boundary; its sum over dependent ones would wander, and is therefore
+charged for the variance that v leaves out, and staked where that pays best:
+
+    e_j = (1 + s_j (max(z, -REACH_j) - b_j)) exp(-(f - 1) s_j^2 / 2)
+    s_j = min(STAKES_j / f, .98 / (REACH_j + b_j))
+
+The assumption E[x | past] >= m is then replaced by: sums of x - m over many observations are about normal,
+with variance f v each. The guarantee is approximate there, and measured (docs/measured.md). f is 1 where
+observations are independent.
+
 **Sums** run through requests one after the other, of many groups side by side. In round n the n-th request
 of every group is added, so that the work of a round is shared by all groups while each sum takes its
 requests in their order: bit for bit what it is for the group alone.
@@ -100,21 +112,40 @@ def cut_off(x: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offers:
-    """What T requests can be bet on: a stake of s on bet j gives e_tj = 1 + min(s, most_tj) gain_tj."""
+    """What T requests can be bet on: a stake of s' = min(s / f, most_tj) on bet j gives
+    e_tj = (1 + s' gain_tj) exp(-(f - 1) s'^2 / 2)."""
 
     gain: Floats  # [T, BETS]
     most: Floats  # [T, BETS]
+    inflation: Floats  # [T] f
 
     def factors(self, stakes: Floats) -> Floats:
-        """e_tj [T, BETS], each at least .02."""
-        bets: Floats = 1.0 + np.minimum(stakes, self.most) * self.gain
+        """e_tj [T, BETS], each above 0."""
+        staked = np.minimum(stakes / self.inflation[:, None], self.most)
+        return charged(1.0 + staked * self.gain, staked, self.inflation[:, None])
+
+
+def charged(bets: Floats, staked: Floats, inflation: Floats) -> Floats:
+    """Bets less what dependence costs them."""
+    if (inflation == 1.0).all():
         return bets
+    less: Floats = bets * np.exp(-(inflation - 1.0) * staked * staked / 2.0)
+    return less
 
 
-def offers(x: Floats, boundary: Floats, variance: Floats, *, rise: bool, cut: Floats | None = None) -> Offers:
+def offers(
+    x: Floats,
+    boundary: Floats,
+    variance: Floats,
+    *,
+    rise: bool,
+    cut: Floats | None = None,
+    inflation: Floats | None = None,
+) -> Offers:
     """Of requests x [T] against boundary [T] with variance [T], in its standard deviations.
 
-    `cut` [T, BETS] (or [BETS]) are the b_j; where NaN, and by default, nothing is cut.
+    `cut` [T, BETS] (or [BETS]) are the b_j; where NaN, and by default, nothing is cut. `inflation` [T] is f,
+    1 by default.
     """
     deviation = np.sqrt(np.maximum(variance, SMALLEST_VARIANCE))
     z = (x - boundary if rise else boundary - x) / deviation
@@ -122,7 +153,8 @@ def offers(x: Floats, boundary: Floats, variance: Floats, *, rise: bool, cut: Fl
     cut = np.full(BETS, np.nan) if cut is None else cut
     known = ~np.isnan(cut)
     reach, lost = np.where(known, np.minimum(REACH, room), room), np.where(known, cut, 0.0)
-    return Offers(np.maximum(z[:, None], -reach) - lost, LARGEST_STAKE / (reach + lost))
+    inflation = np.ones(len(x)) if inflation is None else inflation
+    return Offers(np.maximum(z[:, None], -reach) - lost, LARGEST_STAKE / (reach + lost), inflation)
 
 
 def stakes(shown: Floats) -> Floats:
@@ -143,9 +175,10 @@ def factors(
     rise: bool,
     shown: Floats | None = None,
     cut: Floats | None = None,
+    inflation: Floats | None = None,
 ) -> Floats:
     """e_tj [T, BETS] of `offers` with the `stakes` for `shown` (1 by default)."""
-    offered = offers(x, boundary, variance, rise=rise, cut=cut)
+    offered = offers(x, boundary, variance, rise=rise, cut=cut, inflation=inflation)
     return offered.factors(STAKES if shown is None else stakes(shown))
 
 
@@ -253,6 +286,7 @@ class InSessions:
     clock: Floats  # [T] the stream's
     open_for: Floats  # [T] requests of the stream since the session began
     pulled: Floats  # [T] w
+    inflation: Floats  # [T] f
 
     def __getitem__(self, rows: Any) -> InSessions:
         return InSessions(*(getattr(self, item.name)[rows] for item in fields(self)))
@@ -269,6 +303,8 @@ def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, st
     columns = starts, starts * requests.clock, by_age, 1.0 - by_age * requests.clock, 1.0 - requests.pulled
     of_request = np.stack([rounds.ordered(column) for column in columns])[:, :, None]
     of_first = np.tile(STAKES, requests.gain.shape[1] // BETS) * requests.scale[:, None]
+    inflation = rounds.ordered(requests.inflation)[:, None]
+    of_first /= requests.inflation[:, None]
     of_lane = np.stack([rounds.ordered(part) for part in (of_first, requests.most, requests.gain)])
     current, done = start[rounds.longest_first], 0
     sums, means = current.evidence, current.mean_start
@@ -280,7 +316,8 @@ def aging_sums(start: Running, group: NDArray[np.intp], requests: InSessions, st
             sums, worth = sums[:size], sums[:size] + begin
             means = (sums * means[:size] + begin_now) / worth
             shown = np.maximum(means * slope + shown_new, least)
-            sums = worth + worth * (np.minimum(first * shown, most) * gain)
+            staked = np.minimum(first * shown, most)
+            sums = worth * charged(1.0 + staked * gain, staked, inflation[done : done + size])
             evidence.append(sums)
             mean_start.append(means)
             done += size

@@ -39,7 +39,6 @@ def locate(bets: Floats) -> Located:
         three segments, wandering mix   .98  1.00  1.00     230    62    29
         sessions, adjacent, named       .93   .95   .95     972   372   239
         sessions, interleaved, named   1.00  1.00  1.00   1,045    42    15
-        sessions, adjacent, not named   .95   .95   .95   1,347   594   506     in blocks
         lengths that jump as well      1.00  1.00  1.00     121    40    19
         daily rhythm in use            1.00   .98  1.00     370    69    37
 

@@ -1,22 +1,17 @@
-"""Windows of a counter: few observations, each of thousands of drafted tokens.
+"""Windows of a counter: one observation per scrape, of thousands of drafted tokens.
 
-Bets on x in [0, 1] cannot double on such data: a fall of .1 moves the wealth by a tenth. What is bet on
-instead is the shortfall of a window, in standard deviations of windows with as many drafted tokens:
+A window is a mean of many requests, so that its acceptance is about normal and its variance falls with the
+tokens drafted in it, though not all of it does (the mix of the moment is there at any traffic):
 
-    s = min(max((mean - x) / sd(drafted), 0), 16)        sd^2 = v (share + (1 - share) typical / drafted)
+    v(drafted) = v (share + (1 - share) typical / drafted)
 
-against the null E[s | past] <= k, k = mean shortfall of the reference period + its margin. The bet is
-e = 1 + .98 f (s / k - 1) >= .02, f ten values log-spaced over .25 to 1, so that a window which lies ten
-standard deviations low multiplies the evidence by about 13. That better than the mean counts as the
-mean is what makes the stake so large; that no window counts beyond 16 bounds what one outlier can do
-(at A = 100,000 it takes five such windows in a row). A rise is the mirror image.
+share and typical (drafted tokens) are learned from the first windows. All else is as for requests: bets in
+standard deviations (`bets.py`) against a safe baseline. Windows that follow each other share the requests
+that run through both, and the mix of tasks: that is their variance inflation (`long_run_variance.py`).
 
-Assumptions: only that windows in control fall short by k at most on average; no distribution, and
-nothing about the mean beyond that. v is the variance between windows of typical traffic; `share` of it
-is there at any traffic, the rest falls with the drafted tokens. A wrong sd that the windows of the
-reference period do not show (much less traffic than any of them had) can break the null.
-Guarantee: that of `evidence.py`, conditional on k. k is estimated from WINDOW_REFERENCE windows with a
-Student margin, which fails in about 2% of streams if they are independent; windows are often not.
+Assumptions: a wrong variance that the windows of the reference period do not show (much less traffic than any
+of them had) can break the null; MARGIN_ERRORS standard errors instead of two make up for how few
+they are, and for the inflation being an estimate.
 """
 
 from __future__ import annotations
@@ -25,84 +20,49 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
-from driftguard.detection.statistics.baseline import TWO_ERRORS_LEVEL
-from driftguard.detection.statistics.bets import BETS, LARGEST_STAKE, SMALLEST_VARIANCE, Floats
+from driftguard.detection.statistics.bets import SMALLEST_VARIANCE, Floats
 
-Ints = NDArray[np.int64]
-
-WINDOW_REFERENCE = 12  # windows
-LEARNED = 6  # mean, v, share, typical drafted tokens, mean shortfall of a fall, of a rise
-FRACTIONS: Floats = np.geomspace(0.25, 1.0, BETS)
-LARGEST_SHORTFALL = 16.0
-SHORTFALL_DEVIATION = 0.58  # of a normal distribution, sqrt(1/2 - 1/(2 pi)): twelve windows may show less
-SMALLEST_MARGIN = 0.01  # of acceptance
+WINDOW_REFERENCE = 12  # windows, at least
+LEARNED = 2  # share, typical drafted tokens
+MARGIN_ERRORS = 2.0  # times the two standard errors of requests
+LARGEST_SHORTFALL = 16.0  # standard deviations that a window counts at most: one outlier raises no alarm
+SMALLEST_MARGIN = 0.01  # of acceptance: a counter does not tell the segments apart, whose mix moves it
+LIFETIMES = 10.0  # of what windows share: the reference period is at least so long
+LONGEST_START = 240  # windows: after so many a stream is watched, and its reference goes on growing
 _SHARES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9, 0.0, 1.0)  # the first of equally likely ones is taken
 
 
 def learn(x: Floats, drafted: Floats) -> Floats:
     """[LEARNED] from the windows of a reference period.
 
-    mean, v and share maximise the Gaussian likelihood over a grid of shares (the mean is then weighted
-    by 1 / sd^2); where the traffic hardly varied the share cannot be told, and is a half.
+    share maximises the Gaussian likelihood over a grid; where the traffic hardly varied it cannot be
+    told, and is a half.
     """
     n, typical = len(x), len(x) / float((1.0 / drafted).sum())
-    best = (-math.inf, np.zeros(4))
+    best = (-math.inf, 0.5)
     for share in _SHARES:
         shape = share + (1.0 - share) * typical / drafted
         mean = float((x / shape).sum() / (1.0 / shape).sum())
         variance = max(float(((x - mean) ** 2 / shape).sum()) / (n - 1), SMALLEST_VARIANCE)
         likelihood = -(n * math.log(variance) + float(np.log(shape).sum())) / 2.0
         if likelihood > best[0] + 1e-9:
-            best = (likelihood, np.array([mean, variance, share, typical]))
-    learned = np.tile(np.append(best[1], [0.0, 0.0]), (n, 1))
-    falls, rises = (shortfall(learned, x, drafted, rise=rise).mean() for rise in (False, True))
-    return np.append(best[1], [falls, rises])
+            best = (likelihood, share)
+    return np.array([best[1], typical])
 
 
-def deviation(learned: Floats, drafted: Floats) -> Floats:
-    """sd of each window [T] whose stratum learned [T, LEARNED]."""
-    share = learned[:, 2]
-    variance = learned[:, 1] * (share + (1.0 - share) * learned[:, 3] / drafted)
-    return np.sqrt(np.maximum(variance, SMALLEST_VARIANCE))
+def relative_variance(learned: Floats, drafted: Floats) -> Floats:
+    """Of each window [T] whose stratum learned [T, LEARNED], against one of typical traffic."""
+    share, typical = learned[:, 0], learned[:, 1]
+    return np.asarray(share + (1.0 - share) * typical / np.maximum(drafted, 1.0))
 
 
-def shortfall(learned: Floats, x: Floats, drafted: Floats, *, rise: bool) -> Floats:
-    gap = x - learned[:, 0] if rise else learned[:, 0] - x
-    return np.clip(gap / deviation(learned, drafted), 0.0, LARGEST_SHORTFALL)
-
-
-def window_margin(learned: Floats, drafted: Floats, ignore: float) -> Floats:
-    """Of acceptance: Student's margin of the mean shortfall, at least what is to be ignored (and at least
-    SMALLEST_MARGIN: a counter does not tell the segments apart, whose mix moves it), at most 1.
-
-    A window whose deviation makes the margin 1 cannot fall (or rise) by more, and loses every bet.
-    """
-    student = float(stdtrit(WINDOW_REFERENCE - 1, TWO_ERRORS_LEVEL))
-    margin = student * SHORTFALL_DEVIATION / math.sqrt(WINDOW_REFERENCE)
-    return np.clip(margin * deviation(learned, drafted), max(ignore, SMALLEST_MARGIN), 1.0)
-
-
-def window_factors(learned: Floats, x: Floats, drafted: Floats, margin: Floats, *, rise: bool) -> Floats:
-    """e [T, BETS] of windows; `margin` [T] in acceptance."""
-    allowed = learned[:, 5 if rise else 4] + margin / deviation(learned, drafted)
-    surplus = shortfall(learned, x, drafted, rise=rise) / allowed - 1.0
-    return 1.0 + LARGEST_STAKE * FRACTIONS * surplus[:, None]
-
-
-def window_recovery_factors(
-    learned: Floats, x: Floats, drafted: Floats, middle: Floats, halfway: Floats, *, fall: bool
-) -> Floats:
-    """e [T, BETS] against "not back past the midpoint yet", for recovery tests.
-
-    What counts is how far a window lies on the good side of a point q before the midpoint, in units of
-    q = max(halfway / 4, sd / 2): the null is that this is at most 1 on average, which holds where x is
-    around its changed level (a whole `halfway` before the midpoint) with that sd.
-    """
-    unit = np.maximum(halfway / 4.0, deviation(learned, drafted) / 2.0)
-    ahead = (x - middle if fall else middle - x) / unit
-    return 1.0 + LARGEST_STAKE * FRACTIONS * np.clip(ahead, -1.0, LARGEST_SHORTFALL)[:, None]
+def needed_windows(windows: int, inflation: float) -> int:
+    """Size of the reference period. LIFETIMES of what windows share: they are then (f - 1) / 2 windows long.
+    It is lengthened by a quarter at a time, because f is measured better with each."""
+    wanted = LIFETIMES * (inflation - 1.0) / 2.0
+    longer = max(windows + 1, windows * 5 // 4)
+    return int(min(max(WINDOW_REFERENCE, math.ceil(wanted)), longer, max(LONGEST_START, windows)))
 
 
 def after_gap(

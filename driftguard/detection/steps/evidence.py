@@ -10,8 +10,7 @@ w is what is put on the bets that begin at the request: 1 where there is one seg
 segment was given since its last request (below). m_c may differ from request to request as long
 as it is known before x is (`expectation.py`). The evidence of a segment is the sum over its strata. Where a
 session's earlier requests pull the expectation along, stakes follow the age of the bets (`bets.py`).
-Where neighbouring requests are alike and no session says which, x is the mean of a block and e is 1 for all
-requests but its last (below).
+Where observations depend on each other and no session says which, bets are charged for it (`bets.py`).
 
 Assumptions: E[x | past] >= m_c in every stratum (for a rise: <= its mirror image) and, where `bets.py` cuts
 the best requests, that those are no better than in the reference period; nothing else about the
@@ -32,15 +31,6 @@ would cause a tenth of the false alarms, and pay for that with a longer delay.
 Invariant: the w of all requests up to t add up to t at most, whatever the mix does; w_t is known before x
 is. It holds across a change of C because all begin anew then (`restart_bets`): what was given before is
 lost.
-
-**Blocks** of requests are the observations in strata where neighbours are alike (`autocorrelation.py`). The
-last request of a block carries its evidence: the mean x of the block against the mean of what its requests
-should accept, less the mean of their margins. The others hold no evidence (fresh is 0, so the stake is 0
-and e is 1). A request that holds no evidence of its own is in no block. The mean of a block is taken to be
-normal: NORMAL_CUT_OFF of `bets.py` is what its bets cut off. Assumption: E[mean of a block | earlier
-blocks] is at least the mean of its requests' safe baselines: the likeness reaches into the next block to a
-negligible part only. It always reaches a little, so that the guarantee is approximate here. Likeness across
-strata is not seen.
 """
 
 from __future__ import annotations
@@ -58,6 +48,7 @@ from driftguard.detection.statistics.baseline import Baselines
 from driftguard.detection.statistics.bets import (
     DOWN,
     LANES,
+    SMALLEST_VARIANCE,
     UP,
     Floats,
     InSessions,
@@ -70,12 +61,13 @@ from driftguard.detection.statistics.bets import (
     running_sums,
     stakes,
 )
-from driftguard.detection.statistics.windows import window_factors
+from driftguard.detection.statistics.windows import LARGEST_SHORTFALL, relative_variance
 from driftguard.detection.steps.expectation import (
     change_shown,
     deviations_of_first,
     request_variance,
     safe_baseline,
+    with_margins,
 )
 
 SHARES = (0.75, 0.25)  # of the evidence: down, up
@@ -98,9 +90,14 @@ class WatchRun:
 
 
 def watch(state: StreamState, base: Baselines, rows: Columns) -> WatchRun:
+    return _watch(state, base, rows, int(state.drafted_requests.sum()))
+
+
+def _watch(state: StreamState, base: Baselines, rows: Columns, seen: int) -> WatchRun:
+    """`seen` drafted requests of the stream came before these rows."""
     places = np.flatnonzero(state.ready[rows.stratum])
     watched = rows[places]
-    segments, clock = int(watched_segments(state).sum()), _clock(state, places)
+    segments, clock = int(watched_segments(state).sum()), seen + 1 + places
     begin = put_on_bets(watched.segment, clock, state.begun, segments)
     one = np.zeros(len(state.ready), dtype=np.intp)
     run = run_evidence(state, one, of_streams([state]), base, watched, clock, begin)
@@ -187,6 +184,37 @@ def without_evidence(state: StreamState, direction: int) -> StreamState:
     return replace(state, stream_evidence=stream, stratum_evidence=strata, evidence_since=since)
 
 
+def evidence_anew(state: StreamState, base: Baselines, ignore: float, history: Columns) -> StreamState:
+    """The state with its evidence collected anew from the history [T], which ends with its last observation.
+
+    What is older than the history is lost, and so is the age of sessions: both make evidence smaller.
+    """
+    after, total = state, int(state.drafted_requests.sum())
+    history = with_margins(state, base, ignore, history)
+    for direction, lanes in enumerate((DOWN, UP)):
+        since = np.maximum(state.evidence_since[direction], state.ready_ordinal)[history.stratum]
+        first = int(np.searchsorted(history.ordinal, state.evidence_since[direction], side="right"))
+        rows = history[np.flatnonzero(state.ready[history.stratum] & (history.ordinal > since))]
+        seen = total - (len(history) - first)
+        blank = replace(
+            state,
+            stream_evidence=np.zeros(LANES),
+            stratum_evidence=np.zeros_like(state.stratum_evidence),
+            begun=np.where(watched_segments(state), seen, 0),
+        )
+        run = _watch(blank, base, rows, seen)
+        if len(run.places) == 0:
+            after = without_evidence(after, direction)
+            continue
+        stream, strata = after.stream_evidence.copy(), after.stratum_evidence.copy()
+        stream[lanes] = run.of_stream.evidence[-1, lanes]
+        strata[:, lanes] = last_per_group(blank.stratum_evidence, run.stratum, run.of_stratum.evidence)[
+            :, lanes
+        ]
+        after = replace(after, stream_evidence=stream, stratum_evidence=strata)
+    return after
+
+
 def segment_evidence(state: StreamState, direction: int) -> Floats:
     """M of each segment [S]: the sum over its strata."""
     of_stratum = mean_over_bets(state.stratum_evidence[:, (DOWN, UP)[direction]])
@@ -209,19 +237,8 @@ def ranked(evidence: Floats, threshold: float) -> list[int]:
 
 
 def bets_on(state: StreamState, base: Baselines, rows: Columns, *, rise: bool) -> Floats:
-    """e [T, BETS] of a fall (or rise), as requests or as windows."""
-    bets = bets_against(state, base, rows, safe_baseline(rows, rise=rise), rise=rise)
-    places = np.flatnonzero(state.of_windows[rows.stratum])
-    if len(places):
-        bets[places] = _of_windows(state, rows[places], rise=rise)
-    return bets
-
-
-def _of_windows(state: StreamState, rows: Columns, *, rise: bool) -> Floats:
-    """e [T, BETS] of rows that are windows."""
-    learned, drafted = state.windows[rows.stratum], rows.drafted.astype(np.float64)
-    x = rows.x - (rows.expected - learned[:, 0])  # as if it had no rhythm
-    return window_factors(learned, x, drafted, rows.margin, rise=rise)
+    """e [T, BETS] of a fall (or rise)."""
+    return bets_against(state, base, rows, safe_baseline(rows, rise=rise), rise=rise)
 
 
 def _ageless(
@@ -254,24 +271,19 @@ def _aging(
     group: NDArray[np.intp],
     begin: Floats,
 ) -> Running:
-    """Of streams with sessions. A window's bets are the same at any age: all that it offers, a stake of 1."""
-    windows = np.flatnonzero(state.of_windows[rows.stratum])
+    """Of streams with sessions."""
     offered = [
         offers_against(state, base, rows, safe_baseline(rows, rise=rise), rise=rise) for rise in (False, True)
     ]
-    for rise, own in enumerate(offered):
-        own.gain[windows] = _of_windows(state, rows[windows], rise=bool(rise)) - 1.0
-        own.most[windows] = 1.0
     parts = base.within[rows.stratum], base.between[rows.stratum], rows.fresh
-    scale = np.where(rows.fresh > 0.0, deviations_of_first(*parts), 0.0)
-    scale[windows] = np.inf
     requests = InSessions(
         gain=np.hstack([own.gain for own in offered]),
         most=np.hstack([own.most for own in offered]),
-        scale=scale,
+        scale=np.where(rows.fresh > 0.0, deviations_of_first(*parts), 0.0),
         clock=clock.astype(np.float64),
         open_for=rows.open_for,
         pulled=1.0 - rows.fresh,
+        inflation=offered[0].inflation,
     )
     run = aging_sums(start, group, requests[np.tile(np.arange(len(rows)), 2)], begin)
     for lanes, incident in zip((DOWN, UP), state.incidents, strict=True):
@@ -356,9 +368,17 @@ def offers_against(
     state: StreamState, base: Baselines, rows: Columns, boundary: Floats, *, rise: bool
 ) -> Offers:
     """What these rows offer to bet on: x below `boundary` [T] (above, for a rise)."""
-    cut = state.cut_off[rows.stratum, (UP if rise else DOWN)]
-    variance = request_variance(base.within[rows.stratum], base.between[rows.stratum], rows.fresh)
-    return offers(rows.x, boundary, variance, rise=rise, cut=cut)
+    own = rows.stratum
+    cut = state.cut_off[own, (UP if rise else DOWN)]
+    x, variance = rows.x, request_variance(base.within[own], base.between[own], rows.fresh)
+    windows = np.flatnonzero(state.of_windows[own])
+    if len(windows):
+        drafted = rows.drafted[windows].astype(np.float64)
+        variance[windows] *= relative_variance(state.windows[own[windows]], drafted)
+        reach = LARGEST_SHORTFALL * np.sqrt(np.maximum(variance[windows], SMALLEST_VARIANCE))
+        x = x.copy()
+        x[windows] = np.clip(x[windows], boundary[windows] - reach, boundary[windows] + reach)
+    return offers(x, boundary, variance, rise=rise, cut=cut, inflation=base.inflation[own])
 
 
 def bets_against(
@@ -367,60 +387,3 @@ def bets_against(
     """e [T, BETS] of the same, on a change at any time."""
     shown = change_shown(base.within[rows.stratum], base.between[rows.stratum], rows.fresh)
     return offers_against(state, base, rows, boundary, rise=rise).factors(stakes(shown))
-
-
-def in_blocks(state: StreamState, rows: Columns) -> tuple[Columns, Floats]:
-    """Rows that follow the state as they are bet on, and the blocks open after them [C, OPEN_BLOCK]."""
-    blocked = _blocked(state, rows)
-    if len(blocked) == 0:
-        return rows, state.open_block
-    columns, after = _bet_columns(rows), state.open_block.copy()
-    requests = np.vstack([np.ones(len(rows)), columns[:3]]).T  # [T, OPEN_BLOCK]
-    for code in blocked:
-        own, size, waiting = _evident(rows, code), int(state.blocks[code, 0]), int(after[code, 0])
-        filled = np.zeros((-(-(waiting + len(own)) // size) * size, requests.shape[1]))
-        filled[:1] = after[code]
-        filled[waiting : waiting + len(own)] = requests[own]
-        # accumulate adds one by one, so that a sum is the same however its requests were batched
-        sums = np.add.accumulate(filled.reshape(-1, size, requests.shape[1]), axis=1)[:, -1]
-        ends = own[size - 1 - waiting :: size]
-        after[code] = sums[-1] if len(sums) > len(ends) else 0.0
-        columns[3, rows.stratum == code] = 0.0
-        columns[:3, ends] = sums[: len(ends), 1:].T / size
-        columns[3, ends] = 1.0
-    return _with(rows, columns), after
-
-
-def in_past_blocks(state: StreamState, rows: Columns) -> Columns:
-    """The history's rows as they were bet on; a block that it holds only in part counts as no evidence."""
-    blocked = _blocked(state, rows)
-    if len(blocked) == 0:
-        return rows
-    columns = _bet_columns(rows)
-    for code in blocked:
-        own, size = _evident(rows, code), int(state.blocks[code, 0])
-        own = own[rows.ordinal[own] > state.ready_ordinal[code]]
-        last = len(own) - int(state.open_block[code, 0])
-        of_block = own[last % size : max(last, 0)].reshape(-1, size)
-        columns[3, rows.stratum == code] = 0.0
-        columns[:3, of_block[:, -1]] = columns[:3, of_block].mean(axis=2)
-        columns[3, of_block[:, -1]] = 1.0
-    return _with(rows, columns)
-
-
-def _blocked(state: StreamState, rows: Columns) -> NDArray[np.uint16]:
-    """The strata of the rows that have blocks."""
-    return np.unique(rows.stratum[state.blocks[rows.stratum, 0] > 0.0])
-
-
-def _evident(rows: Columns, code: int) -> NDArray[np.intp]:
-    return np.flatnonzero((rows.stratum == code) & (rows.fresh > 0.0))
-
-
-def _bet_columns(rows: Columns) -> Floats:
-    return np.stack([rows.x, rows.expected, rows.margin, rows.fresh])
-
-
-def _with(rows: Columns, columns: Floats) -> Columns:
-    x, expected, margin, fresh = columns
-    return replace(rows, x=x, expected=expected, margin=margin, fresh=fresh)

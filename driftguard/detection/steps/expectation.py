@@ -8,12 +8,13 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from driftguard.detection.state.columns import Columns, Floats
 from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.statistics.baseline import Baselines, acceptance_of, reference_acceptance
 from driftguard.detection.statistics.bets import SMALLEST_VARIANCE
-from driftguard.detection.statistics.windows import window_margin
+from driftguard.detection.statistics.windows import MARGIN_ERRORS, SMALLEST_MARGIN
 from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import combined
 
@@ -27,8 +28,9 @@ def predicted(
 
     Formula: the line expects b = mean + slope (l - middle) + the effect of the hour of day, and safe is
     m = b - k, k = max(2 se, ignore), se^2 = mean_error^2 + (slope_error (l - middle))^2 + the variance of
-    that effect (`hourly_profile.py`; 0 until one is used). After n earlier requests of the session, whose x
-    lay d above the line on average, the request is expected to accept expected = b + w d and at least
+    that effect (`hourly_profile.py`; 0 until one is used); k of windows is wider (`margin_of`). After n
+    earlier requests of the session, whose x lay d above the line on average, the request is expected to
+    accept expected = b + w d and at least
     m + w (b + d - m) = expected - fresh k (= `margin`), with w = n / (n + kappa), kappa = within /
     between, fresh = 1 - w: the best linear prediction from a session's own mean. Upward mirrored.
     fresh is also the part of a lasting change that the request shows, and 0 marks requests that hold no
@@ -47,47 +49,43 @@ def predicted(
     length_error = base.slope_error[own] * np.abs(rows.log_length - base.middle[own])
     hour_variance = _hour_variance(state, rows)
     error = np.sqrt(base.mean_error[own] ** 2 + length_error**2 + hour_variance)
-    margin = np.clip(base.error_factor[own] * error, ignore, 1.0)
+    margin = margin_of(base.error_factor[own] * error, base.unseen[own], ignore, state.of_windows[own])
     session, fresh = _session_effect(base, rows, session_before)
-    expected = np.clip(line(state, base, rows) + rows.rhythm + session, 0.0, 1.0)
+    expected = np.clip(line(base, rows) + rows.rhythm + session, 0.0, 1.0)
     told = watched & (2.0 * length_error <= LARGEST_LENGTH_ERROR)
-    rows = replace(
+    return replace(
         rows,
         expected=np.where(watched, expected, 0.0),
         margin=np.where(watched, fresh * margin, 0.0),
         fresh=np.where(told, fresh, 0.0),
         open_for=session_before[:, 3],
     )
-    return _windows_predicted(state, ignore, rows, hour_variance)
 
 
-def line(state: StreamState, base: Baselines, rows: Columns) -> Floats:
+def margin_of(errors: Floats, unseen: Floats, ignore: float, of_windows: NDArray[np.bool_]) -> Floats:
+    """How far below (or above) what is expected is no change [T], from two standard errors [T] and what has
+    not been seen [T] of how the mean wanders."""
+    of_window = np.maximum(MARGIN_ERRORS * errors, SMALLEST_MARGIN)
+    return np.clip(np.where(of_windows, of_window, errors) + unseen, ignore, 1.0)
+
+
+def with_margins(state: StreamState, base: Baselines, ignore: float, rows: Columns) -> Columns:
+    """The rows of a history with margins that are at least what these baselines ask for."""
+    own, watched = rows.stratum, state.ready[rows.stratum]
+    least = margin_of(base.error_factor * base.mean_error, base.unseen, ignore, state.of_windows)
+    return replace(rows, margin=np.where(watched, np.maximum(rows.margin, rows.fresh * least[own]), 0.0))
+
+
+def line(base: Baselines, rows: Columns) -> Floats:
     """What the rows [T] should accept by the reference period alone: at their length, at any hour."""
     own = rows.stratum
-    expected = base.mean[own] + base.slope[own] * (rows.log_length - base.middle[own])
-    windows = np.flatnonzero(state.of_windows[own])
-    expected[windows] = state.windows[own[windows], 0]
-    return expected
+    return np.asarray(base.mean[own] + base.slope[own] * (rows.log_length - base.middle[own]))
 
 
 def _hour_variance(state: StreamState, rows: Columns) -> Floats:
     if not state.rhythms.used.any():
         return np.zeros(len(rows))
     return state.rhythms.variance[rows.stratum, rows.hour]
-
-
-def _windows_predicted(state: StreamState, ignore: float, rows: Columns, hour_variance: Floats) -> Columns:
-    """The rows with the windows among them predicted as windows."""
-    places = np.flatnonzero(state.of_windows[rows.stratum] & state.ready[rows.stratum])
-    if len(places) == 0:
-        return rows
-    learned, drafted = state.windows[rows.stratum[places]], rows.drafted[places].astype(np.float64)
-    expected, margin, fresh = rows.expected.copy(), rows.margin.copy(), rows.fresh.copy()
-    expected[places] = np.clip(learned[:, 0] + rows.rhythm[places], 0.0, 1.0)
-    of_hours = 2.0 * np.sqrt(hour_variance[places])
-    margin[places] = np.minimum(np.hypot(window_margin(learned, drafted, ignore), of_hours), 1.0)
-    fresh[places] = 1.0
-    return replace(rows, expected=expected, margin=margin, fresh=fresh)
 
 
 def _session_effect(base: Baselines, rows: Columns, before: Floats) -> tuple[Floats, Floats]:

@@ -39,7 +39,6 @@ from driftguard.detection.state.stream_state import (
 from driftguard.detection.statistics.baseline import Baselines
 from driftguard.detection.statistics.bets import Floats, mean_over_bets, running_sums
 from driftguard.detection.statistics.change_point import locate
-from driftguard.detection.statistics.windows import window_recovery_factors
 from driftguard.detection.steps.evidence import bets_against
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline
 from driftguard.records import MAX_SEGMENTS_PER_STREAM
@@ -71,15 +70,7 @@ def recovery_bets(
 ) -> Floats:
     """e [T, BETS] against "not back past the midpoint yet"; `halfway` [T]."""
     middle = midpoint(rows, halfway, fall=fall)
-    bets = bets_against(state, base, rows, middle, rise=fall)
-    places = np.flatnonzero(state.of_windows[rows.stratum])
-    if len(places):
-        own = rows[places]
-        learned, drafted = state.windows[own.stratum], own.drafted.astype(np.float64)
-        bets[places] = window_recovery_factors(
-            learned, own.x, drafted, middle[places], halfway[places], fall=fall
-        )
-    return bets
+    return bets_against(state, base, rows, middle, rise=fall)
 
 
 def run_tests(

@@ -21,7 +21,6 @@ day ends that counts; a day with too few requests is forgotten without a halt.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -33,18 +32,19 @@ from driftguard.detection.findings import BaselineReady, BaselineSettled, Findin
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.columns import Columns, counted, history_rows, requests_per_day
 from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState
-from driftguard.detection.statistics.autocorrelation import add_neighbours
 from driftguard.detection.statistics.baseline import (
     FIRST_CHECK,
     SUMS,
     Baselines,
     add_terms,
     baselines,
-    blocks_of,
+    line_of,
     needed_requests,
+    sessions_tell,
     terms,
+    variance_of,
 )
-from driftguard.detection.statistics.bets import DOWN, NORMAL_CUT_OFF, NOT_CUT, UP, cut_off, mean_over_bets
+from driftguard.detection.statistics.bets import NORMAL_CUT_OFF, NOT_CUT, cut_off
 from driftguard.detection.statistics.hourly_profile import (
     HOURS,
     LEAST_REQUESTS,
@@ -54,10 +54,12 @@ from driftguard.detection.statistics.hourly_profile import (
     days_begun,
     tallied,
 )
+from driftguard.detection.statistics.long_run_variance import add_to_blocks, inflation, of_residuals
 from driftguard.detection.statistics.sessions import NO_SESSION
-from driftguard.detection.statistics.windows import WINDOW_REFERENCE, deviation, learn, window_margin
+from driftguard.detection.statistics.windows import WINDOW_REFERENCE, learn, needed_windows
+from driftguard.detection.steps.dependence import begun, caution_of, in_doubt, longest_block, measured_anew
 from driftguard.detection.steps.evidence import restart_bets, watched_segments, without_evidence
-from driftguard.detection.steps.expectation import baseline_of, line
+from driftguard.detection.steps.expectation import baseline_of, line, margin_of
 
 SECONDS_PER_HOUR = 3600.0
 GROWTH_STEPS = 4  # a block of requests that joins is a quarter of what is there
@@ -81,7 +83,8 @@ def requests_until_check(state: StreamState, rows: Columns) -> int:
 
 def requests_until_joining(state: StreamState) -> Floats:
     """Until the next block of a growing reference period is full [C]; infinity where none grows."""
-    block = np.maximum(float(FIRST_CHECK), state.reference[:, 0] // GROWTH_STEPS)
+    least = np.where(state.of_windows, float(WINDOW_REFERENCE), float(FIRST_CHECK))
+    block = np.maximum(least, state.reference[:, 0] // GROWTH_STEPS)
     return np.where(_grows(state), block - state.joining[:, 1, 0], np.inf)
 
 
@@ -95,26 +98,23 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
     learning = np.unique(rows.stratum[~state.ready[rows.stratum]])
     if len(learning) == 0:
         return state
-    reference, since, neighbours, hours = (
+    reference, since, blocks, hours = (
         column.copy()
-        for column in (state.reference, state.reference_since, state.neighbours, state.rhythms.reference)
+        for column in (state.reference, state.reference_since, state.blocks, state.rhythms.reference)
     )
     for code in learning:
         places = np.flatnonzero(rows.stratum == code)
         own = rows[places]
         if reference[code, 0] == 0:
             since[code] = own.ended_at(0)
-        if not state.of_windows[code]:
-            neighbours[code] = add_neighbours(
-                neighbours[code], int(reference[code, 0]), own.x, own.log_length
-            )
+        blocks[code] = add_to_blocks(blocks[code], int(reference[code, 0]), own.x, own.log_length)
         reference[code] = add_terms(reference[code], _terms(own, session_before[places]))
         hours[code] += np.bincount(own.hour, minlength=HOURS)
     return replace(
         state,
         reference=reference,
         reference_since=since,
-        neighbours=neighbours,
+        blocks=blocks,
         rhythms=replace(state.rhythms, reference=hours),
     )
 
@@ -148,10 +148,14 @@ def check_reference(
     requests = state.reference[code, 0]
     if requests < state.reference_size[code]:
         return state, []
-    if state.of_windows[code]:
-        learned, needed = _windows_learned(state, code)
-    else:
-        learned, needed = _requests_learned(config, state, row, code)
+    state = _with(
+        _with(state, "inflation", code, _inflation(state, code, row.ended_at(0))),
+        "measured_at",
+        code,
+        int(requests),
+    )
+    learned_of = _windows_learned if state.of_windows[code] else _requests_learned
+    learned, needed = learned_of(config, state, code, row.ended_at(0))
     if needed > requests:
         return _with(state, "reference_size", code, needed), []
     why, state = state.why_learned(code), learned
@@ -160,7 +164,7 @@ def check_reference(
         state = replace(state, requests_per_day=requests_per_day(seen), steady_since=row.ended_at(0))
     first = not watched_segments(state)[state.segment_of_stratum[code]]
     state = _with(state, "ready_ordinal", code, row.ordinal[0])
-    state = restart_bets(state) if first else state
+    state = begun(restart_bets(state) if first else state, code, int(row.ordinal[0]))
     state = _with(state, "growing", code, _may_grow(config, state, row, code))
     finding = BaselineReady(
         **_baseline(config, state, code, row),
@@ -168,7 +172,7 @@ def check_reference(
         since=float(state.reference_since[code]),
         standard_deviation=_level(config, state, code)[1],
         false_alarm_every=config.threshold(state.requests_per_day),
-        block_length=int(state.block_length[code]),
+        variance_inflation=float(state.inflation[code]),
     )
     return state, [finding]
 
@@ -181,7 +185,7 @@ def _grown(
         return state, []
     waiting, newest = state.joining[code]
     joining = np.zeros_like(state.joining[code])
-    if _in_doubt(config, state, code):
+    if in_doubt(config, state, code):
         return _with(state, "joining", code, joining), []
     joining[0] = newest
     hours = state.rhythms.reference.copy()
@@ -195,17 +199,10 @@ def _grown(
 
 
 def _may_grow(config: DetectorConfig, state: StreamState, row: Columns, code: int) -> bool:
-    if state.of_windows[code] or state.rhythms.used[code]:
+    if state.rhythms.used[code]:
         return False
     _, _, margin = _level(config, state, code)
     return margin > config.ignore and row.ended_at(0) - state.reference_since[code] <= LONGEST_GROWTH_SECONDS
-
-
-def _in_doubt(config: DetectorConfig, state: StreamState, code: int) -> bool:
-    """Is half of the evidence for an alarm there (of its logarithm)?"""
-    half = math.sqrt(config.threshold(state.requests_per_day))
-    sums = [state.stratum_evidence[code], state.stream_evidence]
-    return any(float(mean_over_bets(evidence[lanes])) >= half for evidence in sums for lanes in (DOWN, UP))
 
 
 def _with(state: StreamState, column: str, code: int, value: Any) -> StreamState:
@@ -214,20 +211,24 @@ def _with(state: StreamState, column: str, code: int, value: Any) -> StreamState
     return replace(state, **{column: changed})
 
 
-def _requests_learned(
-    config: DetectorConfig, state: StreamState, row: Columns, code: int
-) -> tuple[StreamState, int]:
-    """The state that has the blocks of a reference period, and the size that the period needs."""
+def _inflation(state: StreamState, code: int, now: float, *, only_shown: bool = False) -> float:
+    """Of a reference period so far, at `now` in seconds since 1970."""
     sums = state.reference[code]
-    seconds = row.ended_at(0) - float(state.reference_since[code])
-    per_hour = float(sums[0]) / seconds * SECONDS_PER_HOUR if seconds > 0.0 else math.inf
-    own, told_from = blocks_of(sums, state.neighbours[code], per_hour)
-    blocks, cut = state.blocks.copy(), state.cut_off.copy()
-    blocks[code] = own
-    cut[code] = NORMAL_CUT_OFF if own[0] > 0.0 else _cut_off(state, code)
-    return replace(state, blocks=blocks, cut_off=cut), max(
-        told_from, needed_requests(sums, own, config.minimum_drop)
-    )
+    if sessions_tell(sums):
+        return 1.0
+    requests, variance = int(sums[0]), float(variance_of(sums))
+    residuals = of_residuals(state.blocks[code], requests, *line_of(sums))
+    caution = caution_of(state, code)
+    longest = longest_block(state, code, now)
+    return inflation(residuals, requests, variance, requests, caution, longest=longest, only_shown=only_shown)
+
+
+def _requests_learned(
+    config: DetectorConfig, state: StreamState, code: int, _: float
+) -> tuple[StreamState, int]:
+    """The state that knows what its bets cut off, and the size that the reference period needs."""
+    needed = needed_requests(state.reference[code], config.minimum_drop)
+    return _with(state, "cut_off", code, _cut_off(state, code)), needed
 
 
 def _cut_off(state: StreamState, code: int) -> Floats:
@@ -236,12 +237,14 @@ def _cut_off(state: StreamState, code: int) -> Floats:
     return cut_off(own.x) if len(own) >= FIRST_CHECK else NOT_CUT
 
 
-def _windows_learned(state: StreamState, code: int) -> tuple[StreamState, int]:
+def _windows_learned(_: DetectorConfig, state: StreamState, code: int, now: float) -> tuple[StreamState, int]:
     """The state that has learned from the windows of a reference period, and the size that it needs."""
-    own = _reference_rows(state, code)
+    own, windows = _reference_rows(state, code), int(state.reference[code, 0])
     if len(own) < WINDOW_REFERENCE:  # other traffic pushed them out of the history
-        return state, int(state.reference[code, 0]) + WINDOW_REFERENCE
-    return _with(state, "windows", code, learn(own.x, own.drafted.astype(np.float64))), 0
+        return state, windows + WINDOW_REFERENCE
+    state = _with(state, "windows", code, learn(own.x, own.drafted.astype(np.float64)))
+    state = _with(state, "cut_off", code, NORMAL_CUT_OFF)
+    return state, needed_windows(windows, _inflation(state, code, now, only_shown=True))
 
 
 def _reference_rows(state: StreamState, code: int) -> Columns:
@@ -268,14 +271,10 @@ def _baseline(config: DetectorConfig, state: StreamState, code: int, row: Column
 
 def _level(config: DetectorConfig, state: StreamState, code: int) -> tuple[float, float, float]:
     """(mean, standard deviation, margin) of a stratum at the mean length, or at typical traffic."""
-    if state.of_windows[code]:
-        learned = state.windows[code : code + 1]
-        typical = learned[:, 3]
-        at_typical = window_margin(learned, typical, config.ignore)
-        return float(learned[0, 0]), float(deviation(learned, typical)[0]), float(at_typical[0])
-    base = baselines(state.reference[code], state.blocks[code])
-    margin = max(float(base.error_factor * base.mean_error), config.ignore)
-    return float(base.mean), float(np.sqrt(base.variance)), margin
+    windows = state.of_windows[code]
+    base = baselines(state.reference[code], state.inflation[code], state.measured_at[code], windows)
+    margin = margin_of(base.error_factor * base.mean_error, base.unseen, config.ignore, windows)
+    return float(base.mean), float(np.sqrt(base.variance)), float(margin)
 
 
 def day_begins(state: StreamState, row: Columns, ignore: float) -> tuple[StreamState, list[Finding]]:
@@ -290,6 +289,7 @@ def day_begins(state: StreamState, row: Columns, ignore: float) -> tuple[StreamS
     rhythms, changed = day_over(state.rhythms, int(row.day[0]), ignore)
     state = replace(state, rhythms=rhythms)
     if changed.any():
+        state = measured_anew(state, changed)
         state = replace(state, ordinal=int(row.ordinal[0]) - 1)  # evidence counts from this row on
         for direction in range(len(DIRECTIONS)):
             state = without_evidence(state, direction)
@@ -337,7 +337,7 @@ def tally(state: StreamState, base: Baselines, rows: Columns) -> Rhythms:
     for incident in state.incidents:
         if incident is not None:
             told &= ~_disturbed(state, incident)[rows.stratum]
-    residual = np.where(told, rows.x - line(state, base, rows), 0.0)
+    residual = np.where(told, rows.x - line(base, rows), 0.0)
     return tallied(state.rhythms, rows.stratum, rows.day, rows.hour, residual, told)
 
 

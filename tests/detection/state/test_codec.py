@@ -21,7 +21,7 @@ def test_round_trip(stored: bytes) -> None:
 
 def test_another_version_is_told(stored: bytes) -> None:
     newer = MAGIC + bytes([9]) + stored[len(MAGIC) + 1 :]
-    with pytest.raises(OtherVersion, match=r"version 9.*reads version 7"):
+    with pytest.raises(OtherVersion, match=r"version 9.*reads version 8"):
         decode_state(newer)
 
 

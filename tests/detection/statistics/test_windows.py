@@ -22,7 +22,7 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.state.codec import decode_state, encode_state
-from driftguard.detection.statistics.windows import WINDOW_REFERENCE, deviation, learn
+from driftguard.detection.statistics.windows import WINDOW_REFERENCE, learn, relative_variance
 from tests.detection.traffic import START
 
 CONFIG = DetectorConfig()
@@ -64,21 +64,21 @@ def run(batch: ObservationBatch, config: DetectorConfig = CONFIG) -> tuple[Strea
     return fold(config, StreamState(), batch)
 
 
-@pytest.mark.parametrize(("step", "most"), [(-0.2, 6), (0.15, 7)])
+@pytest.mark.parametrize(("step", "most"), [(-0.2, 7), (0.15, 9)])
 def test_a_change_of_the_workload_is_found_within_a_few_windows(step: float, most: int) -> None:
     """Of 16 and 12 standard deviations of a window, as between the workloads of real traces."""
     held = 0
     for seed in range(30):
-        batch = windows(np.random.default_rng([51, seed]), [0.6] * 23 + [0.6 + step] * 10)
+        batch = windows(np.random.default_rng([51, seed]), [0.6] * 100 + [0.6 + step] * 10)
         state, findings = run(batch)
         (found,) = opened(findings)
         assert found.direction == ("down" if step < 0 else "up")
-        assert 23 < found.ordinal <= 23 + most
-        held += found.interval[0] <= 24 <= found.interval[1]
-        assert found.change_point == 24
+        assert 100 < found.ordinal <= 100 + most
+        held += found.interval[0] <= 101 <= found.interval[1]
+        assert found.change_point == 101
         assert found.before.rate == pytest.approx(0.6, abs=0.03)
         assert found.after.rate == pytest.approx(0.6 + step, abs=0.03)
-        assert found.after.high - found.after.low < 0.05
+        assert found.after.high - found.after.low < 0.1
         assert describe(CONFIG, state).verdict in ("degraded", "improved")
     assert held >= 25
 
@@ -99,12 +99,11 @@ def test_the_spread_follows_the_traffic() -> None:
     tokens = np.where(np.arange(400) % 2 == 0, 1_000, 40_000)
     batch = windows(rng, [0.5] * 400, tokens, between=0.005)
     learned = learn(batch.accepted / batch.drafted, batch.drafted.astype(np.float64))
-    small, large = deviation(np.tile(learned, (2, 1)), np.array([1_000.0, 40_000.0]))
-    assert small == pytest.approx(np.sqrt(0.005**2 + 1.0 / 1_000), rel=0.2)
-    assert large < 0.02
-    state, _ = run(batch[:200])
+    small, large = relative_variance(np.tile(learned, (2, 1)), np.array([1_000.0, 40_000.0]))
+    assert small / large > 10.0
+    state, _ = run(batch)
     for drafted, alarms in ((500, 0), (40_000, 1)):
-        late = windows(rng, [0.44] * 12, drafted, first_ordinal=201, between=0.005, overdispersion=0.0)
+        late = windows(rng, [0.44] * 12, drafted, first_ordinal=401, between=0.005, overdispersion=0.0)
         assert len(opened(fold(CONFIG, state, late)[1])) == alarms
 
 
@@ -117,10 +116,10 @@ def test_traffic_that_grows_tenfold_alone_is_no_incident() -> None:
 
 def test_recovery_ends_the_incident_within_a_few_windows() -> None:
     for seed in range(10):
-        batch = windows(np.random.default_rng([55, seed]), [0.6] * 20 + [0.4] * 30 + [0.6] * 12)
+        batch = windows(np.random.default_rng([55, seed]), [0.6] * 60 + [0.4] * 30 + [0.6] * 20)
         ended = [finding for finding in run(batch)[1] if isinstance(finding, DriftClosed)]
         assert [end.reason for end in ended] == ["recovered"]
-        assert 50 < ended[0].ordinal <= 60
+        assert 90 < ended[0].ordinal <= 102
 
 
 def test_an_incident_stays_open_while_acceptance_stays_low() -> None:

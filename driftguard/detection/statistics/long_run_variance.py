@@ -1,0 +1,157 @@
+"""How much more than independent observations do dependent ones vary in the long run?
+
+Requests of one conversation are alike, a request that runs for minutes is in many windows of a counter, a mix
+of tasks wanders. The mean of n such observations has the variance f v / n, v that of a single one: f, the
+variance inflation, is 1 where they are independent. Over the life of a stream f is measured by batch means:
+of blocks of B = 2^k observations that follow each other
+
+    W_B = mean over blocks of (sum of what its observations lie above their expectation)^2 / B
+
+W_B is v where observations are independent, and else grows with B up to f v; what moves more slowly than the
+longest blocks shows in part. As a stream lives on, the blocks become longer.
+
+Shown: a W_B above v is shown where an F test against v rejects at SHOWN_LEVEL, with as many degrees of
+freedom as blocks and as observations in the reference period, less one each, and Bonferroni's correction for
+the scales. f is the largest W_B / v that is shown. The mean of the reference period is an estimate, whose
+error is in all blocks that came later: n blocks of N observations are expected to add up to
+(n - 1 + N / n_reference - 1) v. Where the longest blocks show more at GROWING_LEVEL, f is taken to grow over
+GROWTH_AHEAD more scales. That is far-reaching, and the test for it counts the error that the mean had while
+the reference period was still growing (`_of_mean_error`). With it in all tests f would be too small where
+tasks wander: false alarms every 37,500 windows instead of 150,000 in tests/benchmarks/bench_dependent.py.
+
+A young stream cannot show much: until it has `young` observations the level is YOUNG_LEVEL, so that a
+conversation counts before it is proven, and in bets f is multiplied by 1 + (early / n)^3 after n observations.
+Windows are given a wider margin instead: by 60 / n standard deviations of one of them. How far tasks wander
+shows only in time; a young stream is told of a change of workload (12 standard deviations in logs of vLLM),
+and not of what its tasks may cause.
+
+Of requests no block is longer than LIKE_SECONDS: what moves more slowly is a decline or an hour of the day
+(`hourly_profile.py`), and not that requests depend on each other.
+
+Paper: Flegal, Jones 2010 (batch means and the long-run variance).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import fdtrc
+
+from driftguard.detection.statistics.bets import SMALLEST_VARIANCE
+
+Floats = NDArray[np.float64]
+
+SCALES = 16  # B = 1, 2, 4, .. 32,768
+# sums over blocks of their sums of x and of l: x^2, x l, l^2, x, l; then x and l of the block that waits for
+# its neighbour (0 where none does)
+OF_BLOCKS = 7
+SHOWN_LEVEL = 0.05
+YOUNG_LEVEL = 0.2
+GROWING_LEVEL = 0.01
+GROWTH_AHEAD = 3
+TYPICAL_PART = 2.0 / 3.0  # of the observations so far that a growing reference period holds
+LIKE_SECONDS = 3_600.0
+LARGEST_INFLATION = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """With how few observations of a kind what is said."""
+
+    first: int  # size of the first reference period, about
+    least_blocks: int  # before their W_B is looked at
+    early: float  # observations
+    young: int
+    deviations: float  # of an observation, divided by how many there are: how much wider the margin is
+
+
+OF_REQUESTS = Caution(400, 8, 300.0, 4_000, 0.0)
+OF_WINDOWS = Caution(12, 6, 12.0, 0, 60.0)
+
+
+def add_to_blocks(blocks: Floats, before: int, x: Floats, log_length: Floats) -> Floats:
+    """Sums [SCALES, OF_BLOCKS] of a stratum's first `before` observations, and of T more.
+
+    Blocks are joined two by two, so that every sum is the same to the last bit however observations arrive.
+    """
+    after, sums = blocks.copy(), np.stack([x, log_length], axis=1)
+    for scale in range(SCALES):
+        if len(sums) == 0:
+            break
+        own_x, own_l = sums.T
+        added = np.stack([own_x * own_x, own_x * own_l, own_l * own_l, own_x, own_l], axis=1)
+        after[scale, :5] = np.add.accumulate(np.vstack([after[scale, :5], added]), axis=0)[-1]
+        if before >> scale & 1:
+            sums = np.vstack([after[scale, 5:], sums])
+        after[scale, 5:] = sums[-1] if len(sums) % 2 else 0.0
+        pairs = len(sums) // 2
+        sums = sums[: 2 * pairs : 2] + sums[1 : 2 * pairs : 2]
+    return after
+
+
+def of_residuals(blocks: Floats, before: int, mean: float, slope: float, middle: float) -> Floats:
+    """The same sums of what the observations lie above the line mean + slope (l - middle)."""
+    xx, xl, ll, x, line, wait_x, wait_l = blocks.T
+    size = np.exp2(np.arange(SCALES, dtype=np.float64))
+    level = size * (mean - slope * middle)
+    number = np.floor(before / size)
+    after = np.zeros_like(blocks)
+    after[:, 0] = xx - 2.0 * slope * xl + slope**2 * ll - 2.0 * level * (x - slope * line) + level**2 * number
+    after[:, 0] = np.maximum(after[:, 0], 0.0)
+    waits = (before >> np.arange(SCALES) & 1) > 0
+    after[:, 5] = np.where(waits, wait_x - slope * wait_l - level, 0.0)
+    return after
+
+
+def inflation(
+    blocks: Floats,
+    observations: int,
+    variance: float,
+    reference: int,
+    caution: Caution,
+    *,
+    longest: float = math.inf,
+    only_shown: bool = False,
+) -> float:
+    """f of a stratum, from the sums of its residuals [SCALES, OF_BLOCKS] and the variance of one of them.
+
+    `reference` is how many observations that variance and their mean are from, `longest` the largest block in
+    observations; `only_shown` leaves out what is only suspected of young streams.
+    """
+    sizes = np.exp2(np.arange(SCALES, dtype=np.float64))
+    number = np.floor(observations / sizes)
+    within = sizes <= max(longest, 1.0)
+    told = int(((number >= caution.least_blocks) & within).sum())
+    if told == 0:
+        return 1.0
+    number = number[:told]
+    expected = number - 1.0 + observations / reference - 1.0
+    ratio = blocks[:told, 0] / sizes[:told] / expected / max(variance, SMALLEST_VARIANCE)
+    young = observations < caution.young and not only_shown
+    by_chance = fdtrc(number - 1.0, reference - 1.0, ratio) * told
+    shown = by_chance < (YOUNG_LEVEL if young else SHOWN_LEVEL)
+    if not shown.any():
+        return 1.0
+    found = float(ratio[shown].max())
+    of_error = _of_mean_error(observations, reference, caution)
+    least = float(ratio[-1] * expected[-1] / (number[-1] - 1.0 + of_error))
+    if told > 2 and fdtrc(number[-1] - 1.0, reference - 1.0, least) * told < GROWING_LEVEL:
+        ahead = min(GROWTH_AHEAD, int(within.sum()) - told)
+        found = max(found, float(ratio[-1] * _growth(ratio) ** ahead))
+    return float(min(max(found, 1.0), LARGEST_INFLATION))
+
+
+def _of_mean_error(observations: int, reference: int, caution: Caution) -> float:
+    """What the error of the reference period's mean adds to the sum of n blocks, in v: the sum over all
+    observations of 1 / (the size that the period had then). While it grows that is half to all of those so
+    far."""
+    while_growing = math.log(max(reference / caution.first, 1.0)) / TYPICAL_PART
+    return while_growing + (observations - reference) / reference
+
+
+def _growth(ratio: Floats) -> float:
+    """From one scale to the next, at the last ones: between 1 and 2, which is what a mere drift shows."""
+    return float(np.clip(np.sqrt(ratio[-1] / max(ratio[-3], 1.0)), 1.0, 2.0))

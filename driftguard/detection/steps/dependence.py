@@ -1,0 +1,179 @@
+"""How dependent the observations of a stream are is measured for as long as it lives.
+
+At growing distances, and at least every LONGEST_INTERVAL drafted observations, what the newest ones lie above
+what was expected of them is added to the sums of `long_run_variance.py`, and the inflation of every stratum
+is measured anew. The reference period measured it first.
+
+A change must not pass for dependence, nor dependence for a change. The newest LAG observations of a stratum
+wait for the next time, so that a large change is found before it is counted. Where there is evidence of
+SUSPECTED, all wait from where it begins: until it has gone down again, or until so many wait that a change is
+no likelier than a mix that wanders. While an incident is open its segments count nothing from its change
+point on; `after_incident` says what is counted when it has ended.
+
+Where the inflation grows, evidence that was collected with a smaller one is collected anew, from the history.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.config import DetectorConfig
+from driftguard.detection.state.columns import Columns, history_rows
+from driftguard.detection.state.stream_state import DIRECTIONS, RECOVERED, OpenIncident, StreamState
+from driftguard.detection.statistics.baseline import Baselines, baselines, line_of, sessions_tell
+from driftguard.detection.statistics.bets import DOWN, UP, mean_over_bets
+from driftguard.detection.statistics.change_point import locate
+from driftguard.detection.statistics.long_run_variance import (
+    LIKE_SECONDS,
+    OF_REQUESTS,
+    OF_WINDOWS,
+    Caution,
+    add_to_blocks,
+    inflation,
+    of_residuals,
+)
+from driftguard.detection.steps.evidence import bets_on, evidence_anew
+
+SHORTEST_INTERVAL, LONGEST_INTERVAL = 1, 1_024  # drafted observations of the stream between two measurements
+LAG_OF_REQUESTS, LAG_OF_WINDOWS = 32, 8
+SUSPECTED = 10.0  # evidence from which on observations may be those of a change
+# So many such observations wait before they are counted: three times as many as the alarm of a drop of
+# SMALL_DROP takes, PATIENCE f v / drop^2. Of windows f is left out: it tells how far their tasks wander, and
+# these may be about to wander further.
+LEAST_PATIENCE, PATIENCE = 32, 75.0
+SMALL_DROP_OF_REQUESTS, SMALL_DROP_OF_WINDOWS = 0.05, 0.10
+RECOLLECTED = 1.25  # an inflation that grows by more makes evidence void
+
+
+def caution_of(state: StreamState, code: int) -> Caution:
+    return OF_WINDOWS if state.of_windows[code] else OF_REQUESTS
+
+
+def longest_block(state: StreamState, code: int, now: float) -> float:
+    """In observations, at `now` in seconds since 1970."""
+    seconds = now - float(state.reference_since[code])
+    if state.of_windows[code] or seconds <= 0.0:
+        return math.inf
+    return float(state.drafted_requests[code]) / seconds * LIKE_SECONDS
+
+
+def begun(state: StreamState, code: int, ordinal: int) -> StreamState:
+    """The state whose stratum goes on from the sums of its reference period, which ended at this observation.
+
+    Where sessions say what belongs together it begins anew: what is bet on there is what a request lies above
+    the expectation that its session gives.
+    """
+    blocks, counted, until = state.blocks.copy(), state.counted.copy(), state.counted_until.copy()
+    sums = state.reference[code]
+    until[code] = ordinal
+    if sessions_tell(sums):
+        blocks[code], counted[code] = 0.0, 0
+    else:
+        counted[code] = int(sums[0])
+        blocks[code] = of_residuals(blocks[code], int(counted[code]), *line_of(sums))
+    return replace(state, blocks=blocks, counted=counted, counted_until=until)
+
+
+def measured(config: DetectorConfig, state: StreamState) -> StreamState:
+    """The state that has counted its newest observations, and measured the inflation of every stratum."""
+    total = int(state.drafted_requests.sum())
+    rarest = min(LONGEST_INTERVAL, config.history // 4)
+    state = replace(state, next_measured=total + min(max(total // 8, SHORTEST_INTERVAL), rarest))
+    rows = history_rows(state)
+    base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
+    blocks, counted, until = state.blocks.copy(), state.counted.copy(), state.counted_until.copy()
+    found, at = state.inflation.copy(), state.measured_at.copy()
+    for code in np.unique(rows.stratum[state.ready[rows.stratum]]).tolist():
+        own = rows[np.flatnonzero((rows.stratum == code) & (rows.ordinal > until[code]))]
+        own = own[: max(len(own) - (LAG_OF_WINDOWS if state.of_windows[code] else LAG_OF_REQUESTS), 0)]
+        own = own[np.flatnonzero(own.ordinal < _doubtful_from(state, base, rows, code))]
+        if len(own):
+            until[code] = own.ordinal[-1]
+        at[code] = state.drafted_requests[code]
+        residual = own.x - own.expected
+        blocks[code] = add_to_blocks(blocks[code], int(counted[code]), residual, np.zeros(len(own)))
+        counted[code] += len(own)
+        variance = float(base.variance[code])
+        longest = longest_block(state, code, rows.ended_at(-1))
+        caution = caution_of(state, code)
+        reference = int(state.reference[code, 0])
+        found[code] = inflation(
+            blocks[code], int(counted[code]), variance, reference, caution, longest=longest
+        )
+    grown = found > RECOLLECTED * state.inflation
+    state = replace(
+        state, blocks=blocks, counted=counted, counted_until=until, inflation=found, measured_at=at
+    )
+    if not grown.any():
+        return state
+    base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
+    return evidence_anew(state, base, config.ignore, rows)
+
+
+def measured_anew(state: StreamState, strata: NDArray[np.bool_]) -> StreamState:
+    """The state that has counted nothing of these strata [C] so far: what is expected of them has changed."""
+    return replace(
+        state,
+        blocks=np.where(strata[:, None, None], 0.0, state.blocks),
+        counted=np.where(strata, 0, state.counted),
+        counted_until=np.where(strata, state.ordinal, state.counted_until),
+        inflation=np.where(strata, 1.0, state.inflation),
+    )
+
+
+def after_withheld(state: StreamState) -> StreamState:
+    """The state after an alarm that was withheld: what raised it is counted nowhere."""
+    return replace(state, counted_until=np.where(state.ready, state.ordinal, state.counted_until))
+
+
+def after_incident(state: StreamState, incident: OpenIncident) -> StreamState:
+    """The state when an incident has ended: what it says of the dependence of its segments.
+
+    The first change that a stratum comes back from by itself may be a fault that somebody repaired, and is
+    not counted. One that does so again and again wanders.
+    """
+    own = state.ready & np.isin(state.segment_of_stratum, incident.segments)
+    came_back = bool((incident.outcome == RECOVERED).any())
+    wanders = came_back & (state.recoveries > 0)
+    until = np.where(own & ~wanders, state.ordinal, state.counted_until)
+    return replace(state, counted_until=until, recoveries=state.recoveries + (own & came_back))
+
+
+def _doubtful_from(state: StreamState, base: Baselines, rows: Columns, code: int) -> int:
+    """The ordinal from which on the stratum's observations may be those of a change, or past all of them."""
+    patience = max(LEAST_PATIENCE, PATIENCE * _variance_per_drop(state, base, code))
+    own = rows[np.flatnonzero((rows.stratum == code) & (rows.ordinal > state.ready_ordinal[code]))]
+    begins = [state.ordinal + 1]
+    for direction, incident in enumerate(state.incidents):
+        if incident is not None and state.segment_of_stratum[code] in incident.segments:
+            begins.append(incident.change_point)
+            continue
+        since = own[np.flatnonzero(own.ordinal > state.evidence_since[direction])]
+        if len(since) and evidence_in(state, code, direction) >= SUSPECTED:
+            start = locate(bets_on(state, base, since, rise=direction == 1)).point
+            if len(since) - start <= patience:
+                begins.append(int(since.ordinal[start]))
+    return min(begins)
+
+
+def _variance_per_drop(state: StreamState, base: Baselines, code: int) -> float:
+    if state.of_windows[code]:
+        return float(base.variance[code]) / SMALL_DROP_OF_WINDOWS**2
+    return float(base.inflation[code] * base.variance[code]) / SMALL_DROP_OF_REQUESTS**2
+
+
+def in_doubt(config: DetectorConfig, state: StreamState, code: int) -> bool:
+    """Is half of the evidence for an alarm there (of its logarithm), of either direction?"""
+    half = config.threshold(state.requests_per_day) ** 0.5
+    return any(evidence_in(state, code, direction) >= half for direction in range(len(DIRECTIONS)))
+
+
+def evidence_in(state: StreamState, code: int, direction: int) -> float:
+    """The larger one of a stratum's and of its stream's."""
+    lanes = (DOWN, UP)[direction]
+    sums = [state.stratum_evidence[code], state.stream_evidence]
+    return max(float(mean_over_bets(evidence[lanes])) for evidence in sums)
