@@ -20,7 +20,7 @@ the reference period was still growing (`_of_mean_error`). With it in all tests 
 tasks wander: false alarms every 37,500 windows instead of 150,000 in tests/benchmarks/bench_dependent.py.
 
 A young stream cannot show much: until it has `young` observations the level is YOUNG_LEVEL, so that a
-conversation counts before it is proven, and in bets f is multiplied by 1 + (early / n)^3 after n observations.
+conversation counts before it is proven, and in bets f is multiplied by 1 + (early / n)^3 after n of them.
 Windows are given a wider margin instead: by 60 / n standard deviations of one of them. How far tasks wander
 shows only in time; a young stream is told of a change of workload (12 standard deviations in logs of vLLM),
 and not of what its tasks may cause.

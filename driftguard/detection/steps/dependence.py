@@ -44,7 +44,7 @@ SUSPECTED = 10.0  # evidence from which on observations may be those of a change
 # So many such observations wait before they are counted: three times as many as the alarm of a drop of
 # SMALL_DROP takes, PATIENCE f v / drop^2. Of windows f is left out: it tells how far their tasks wander, and
 # these may be about to wander further.
-LEAST_PATIENCE, PATIENCE = 32, 75.0
+PATIENCE, LEAST_PATIENCE_REQUESTS, LEAST_PATIENCE_WINDOWS = 75.0, 512.0, 32.0
 SMALL_DROP_OF_REQUESTS, SMALL_DROP_OF_WINDOWS = 0.05, 0.10
 RECOLLECTED = 1.25  # an inflation that grows by more makes evidence void
 
@@ -145,7 +145,7 @@ def after_incident(state: StreamState, incident: OpenIncident) -> StreamState:
 
 def _doubtful_from(state: StreamState, base: Baselines, rows: Columns, code: int) -> int:
     """The ordinal from which on the stratum's observations may be those of a change, or past all of them."""
-    patience = max(LEAST_PATIENCE, PATIENCE * _variance_per_drop(state, base, code))
+    patience = _patience(state, base, code)
     own = rows[np.flatnonzero((rows.stratum == code) & (rows.ordinal > state.ready_ordinal[code]))]
     begins = [state.ordinal + 1]
     for direction, incident in enumerate(state.incidents):
@@ -160,10 +160,12 @@ def _doubtful_from(state: StreamState, base: Baselines, rows: Columns, code: int
     return min(begins)
 
 
-def _variance_per_drop(state: StreamState, base: Baselines, code: int) -> float:
+def _patience(state: StreamState, base: Baselines, code: int) -> float:
+    variance = float(base.variance[code])
     if state.of_windows[code]:
-        return float(base.variance[code]) / SMALL_DROP_OF_WINDOWS**2
-    return float(base.inflation[code] * base.variance[code]) / SMALL_DROP_OF_REQUESTS**2
+        return max(LEAST_PATIENCE_WINDOWS, PATIENCE * variance / SMALL_DROP_OF_WINDOWS**2)
+    dependent = float(base.inflation[code]) * variance
+    return max(LEAST_PATIENCE_REQUESTS, PATIENCE * dependent / SMALL_DROP_OF_REQUESTS**2)
 
 
 def in_doubt(config: DetectorConfig, state: StreamState, code: int) -> bool:
