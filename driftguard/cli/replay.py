@@ -32,6 +32,7 @@ from driftguard.detection import (
     DetectorConfig,
     DriftClosed,
     DriftOpened,
+    DriftWidened,
     Finding,
     ObservationBatch,
     RhythmLearned,
@@ -155,6 +156,8 @@ def event_json(event: ReplayEvent) -> dict[str, Any]:
             return {"event": "rhythm_learned", **common, **_rhythm_json(finding)}
         case DriftOpened():
             return {"event": "incident_opened", **common, **_opened_json(finding)}
+        case DriftWidened():
+            return {"event": "incident_widened", **common, **_widened_json(finding)}
         case DriftClosed():
             return {"event": "incident_closed", **common, **_closed_json(finding)}
         case AlarmWithheld():
@@ -208,6 +211,16 @@ def _opened_json(finding: DriftOpened) -> dict[str, Any]:
         "requests_to_alarm": finding.requests_to_alarm,
         "evidence": finding.evidence,
         "false_alarm_every": finding.false_alarm_every,
+    }
+
+
+def _widened_json(finding: DriftWidened) -> dict[str, Any]:
+    return {
+        "direction": finding.direction,
+        "change_point": finding.change_point,
+        "change_point_at": _time(finding.change_point_at),
+        "segments": [_change_json(change) for change in finding.segments],
+        "requests_to_alarm": finding.requests_to_alarm,
     }
 
 
@@ -267,6 +280,11 @@ def event_text(event: ReplayEvent) -> str:
                 *map(_change_text, finding.segments),
             ]
             return "\n".join(lines)
+        case DriftWidened():
+            verb = {"down": "fell", "up": "rose"}[finding.direction]
+            when = f"since record {finding.change_point}, {_time(finding.change_point_at)}"
+            lines = [f"{head} {_acceptance_of(finding.segments)} {verb} in more segments {when}"]
+            return "\n".join([*lines, *map(_change_text, finding.segments)])
         case DriftClosed():
             why = {"recovered": "has recovered", "no_traffic": "has no traffic left in the changed segments"}
             acceptance = _acceptance_of(finding.segments)

@@ -11,7 +11,8 @@ from driftguard.records.documents.acceptance import Acceptance
 Direction = Literal["down", "up"]
 Scope = Literal["segments", "stream"]
 Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafting_stopped"]
-SegmentVerdict = Literal["insufficient_data", "steady", "degraded", "improved"]
+# off_baseline: the interval of its recent requests excludes its baseline; not enough evidence for an alarm
+SegmentVerdict = Literal["insufficient_data", "steady", "off_baseline", "degraded", "improved"]
 SessionsGiven = Literal["given", "in part", "not given", "no requests"]  # counter windows have none
 CloseReason = Literal["recovered", "no_traffic"]
 
@@ -93,6 +94,19 @@ class DriftOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class DriftWidened:
+    """More segments changed while an incident of this direction is open. Ordinals are of observations."""
+
+    direction: Direction
+    ordinal: int
+    ended_at: float  # seconds since 1970 UTC, of the request that raised the alarm
+    change_point: int
+    change_point_at: float  # seconds since 1970 UTC
+    segments: tuple[SegmentChange, ...]  # that join, strongest evidence first, never empty
+    requests_to_alarm: int  # of these segments, from the change point to the alarm
+
+
+@dataclass(frozen=True, slots=True)
 class DriftClosed:
     """The change is over. "no_traffic": the changed segments sent nothing for a whole history."""
 
@@ -117,7 +131,9 @@ class AlarmWithheld:
     false_alarm_every: float  # A in use, requests
 
 
-Finding = BaselineReady | BaselineSettled | RhythmLearned | DriftOpened | DriftClosed | AlarmWithheld
+Finding = (
+    BaselineReady | BaselineSettled | RhythmLearned | DriftOpened | DriftWidened | DriftClosed | AlarmWithheld
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,10 @@
 
 Per stratum: a reference period (`reference_period.py`), then evidence of a fall and of a rise
 (`evidence.py`). An alarm opens an incident of its direction (`open_incident.py`) and stops that direction's
-evidence; the incident ends when its segments have come back (`recovery.py`), and the evidence starts anew
-against the same baseline. The two directions are independent: an open rise never hides a fall.
+evidence of its segments; the incident ends when they have come back (`recovery.py`), and the evidence starts
+anew against the same baseline. The two directions are independent: an open rise never hides a fall.
 
-Each direction may have one open incident. Segments that change while one is open are found after it
-has ended.
+Each direction may have one open incident. Segments that change while one is open join it.
 
 The result does not depend on how the observations are cut into batches, to the last bit: a batch is
 worked through in steps that end at every event, and every sum runs in the order of the observations.
@@ -47,7 +46,7 @@ from driftguard.detection.steps.dependence import (
 )
 from driftguard.detection.steps.evidence import keep_evidence, watch, without_evidence
 from driftguard.detection.steps.expectation import predicted
-from driftguard.detection.steps.open_incident import open_incident
+from driftguard.detection.steps.open_incident import open_incident, widen_incident
 from driftguard.detection.steps.recovery import closed, keep_tests, requests_until_silent, run_tests
 from driftguard.detection.steps.reference_period import (
     check_reference,
@@ -124,15 +123,13 @@ def _step(
             incident = keep_tests(incident, tests[direction], stop, seen, config.history)
             state, found = _after_tests(state, base, incident, direction)
             findings += found
-        elif alarms[direction] == stop - 1:
+            incident = state.incidents[direction]
+            if incident is None:
+                continue
+        if alarms[direction] == stop - 1:
             total = float(run.totals[direction][np.searchsorted(run.places, stop - 1)])
-            alarm = open_incident(state, base, history_rows(state), direction, total, threshold)
-            if isinstance(alarm, AlarmWithheld):
-                state = after_withheld(without_evidence(state, direction))
-                findings.append(alarm)
-            else:
-                state = _opened(state, direction, alarm[0])
-                findings.append(alarm[1])
+            state, finding = _alarmed(state, base, incident, direction, total, threshold)
+            findings.append(finding)
     state, found = check_reference(config, before, state, batch, part[stop - 1 : stop])
     if int(state.drafted_requests.sum()) >= state.next_measured:
         state = measured(config, state)
@@ -171,6 +168,26 @@ def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows
 def _sessions(state: StreamState, rows: Columns, seen: int) -> tuple[Floats, OpenSessions]:
     """Each row's session as it was before it, and the table after all; `seen` requests came before."""
     return sessions_before(state.sessions, rows, seen + 1)
+
+
+def _alarmed(
+    state: StreamState,
+    base: Baselines,
+    incident: OpenIncident | None,
+    direction: int,
+    total: float,
+    threshold: float,
+) -> tuple[StreamState, Finding]:
+    """Opens an incident, or widens the one that is open, unless nothing moved that way."""
+    rows = history_rows(state)
+    alarm = (
+        open_incident(state, base, rows, direction, total, threshold)
+        if incident is None
+        else widen_incident(incident, state, base, rows, direction, total, threshold)
+    )
+    if isinstance(alarm, AlarmWithheld):
+        return after_withheld(without_evidence(state, direction)), alarm
+    return _opened(state, direction, alarm[0]), alarm[1]
 
 
 def _after_tests(

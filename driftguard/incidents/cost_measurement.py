@@ -4,8 +4,9 @@ With an incident as it is examined, and for every stream in service every few mi
 then told what it costs by now. A new one, which is found before enough requests were timed, waits a minute
 only.
 
-The detector finds no second fall of a stream while one is open. So the other segments are looked at as well
-as the changed ones, and a fall that was no page becomes one when either costs enough. That is judged every
+The detector finds no second fall of a segment while one is open, and that of another perhaps later than it
+costs something. So the other segments are looked at as well as the changed ones, and a fall that was no page
+becomes one when either costs enough. That is judged every
 few minutes for as long as the incident is open, hence by the loss, measured or by formula, less SURELY
 standard errors: the first measurement that shows a small loss at all shows too much of it.
 """
@@ -27,7 +28,7 @@ from driftguard.diagnosis.comparisons import Rate, decompose, rate_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import remedy
 from driftguard.incidents.opening import Paging, raise_to, severity_of
-from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of, positions_of
+from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
 from driftguard.store.column_types import refuse_not_finite
 from driftguard.store.database import CHORE, Database
@@ -265,13 +266,6 @@ def _of_segments(measured: Measurement, changed: set[str], *, among: bool) -> fl
         for side in (measured.before, measured.since)
     ]
     return slower_at_least(*sides)
-
-
-def by_formula(incident: Incident, drafted_per_step: float | None) -> float | None:
-    """Part of the tokens per second lost. None where K varies: no speed follows from the first position."""
-    if not drafted_per_step or positions_of(incident.segments) != "all":
-        return None
-    return formula_slowdown(incident.acceptance_before, incident.acceptance_after, drafted_per_step)
 
 
 def slower_at_least(before: Sequence[TimedRequest], since: Sequence[TimedRequest]) -> float | None:

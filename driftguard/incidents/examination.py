@@ -122,7 +122,7 @@ def _complete(incident: Incident, change: _Change) -> None:
     incident.tokens_per_second_after = cost.now.tokens_per_second if cost else None
     found = replace(
         incident.evidence,
-        slowdown_formula=cost_measurement.by_formula(incident, drafted),
+        slowdown_formula=opening.by_formula(incident, drafted),
         num_speculative_tokens=drafted,
     )
     incident.evidence = cost_measurement.with_cost(found, cost)

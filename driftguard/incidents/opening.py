@@ -16,8 +16,8 @@ from uuid import UUID, uuid5
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.detection import DriftClosed, DriftOpened
-from driftguard.incident_lifecycle import PAGE_SLOWDOWN, Direction, Severity, severity
+from driftguard.detection import DriftClosed, DriftOpened, DriftWidened, SegmentChange
+from driftguard.incident_lifecycle import PAGE_SLOWDOWN, Direction, Severity, formula_slowdown, severity
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE, combined
 from driftguard.store import incidents, notifications
@@ -55,6 +55,41 @@ def from_finding(stream: Stream, finding: DriftOpened, now: datetime, factor: fl
     return incident, _reason(finding, incident.segments)
 
 
+def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime) -> None:
+    """More segments changed while the incident of this direction is open: it names them as well, its
+    acceptance is that of all, and its cost is measured anew, which may make it graver
+    (`cost_measurement.py`)."""
+    for incident in incidents.unresolved_of(session, stream.id, finding.direction):
+        named = set(names_of(incident.segments))
+        joined = _segments([change for change in finding.segments if change.segment not in named])
+        if not joined:
+            continue
+        verb = "fell" if finding.direction == "down" else "rose"
+        moves = ", ".join(
+            f"{each.segment} from {each.before.rate:.2f} to {each.after.rate:.2f}" for each in joined
+        )
+        since = datetime.fromtimestamp(finding.change_point_at, UTC)
+        reason = (
+            f"{ACCEPTANCE[positions_of(joined)]} {verb} in more segments, since {since:%Y-%m-%d %H:%M:%S} "
+            f"UTC: {moves}; found {finding.requests_to_alarm} requests after the change"
+        )
+        incident.segments = (*incident.segments, *joined)
+        before, after = _acceptance_of(incident.segments)
+        incident.acceptance_before, incident.acceptance_after = before, after
+        known = incident.evidence
+        slower = by_formula(incident, known.num_speculative_tokens)
+        incident.evidence = replace(known, slowdown_measured=None, slowdown_formula=slower, cost=None)
+        incidents.note(session, incident, reason, now)
+        log.warning("incident widened", incident=str(incident.id), stream=stream.id, reason=reason)
+
+
+def by_formula(incident: Incident, drafted_per_step: float | None) -> float | None:
+    """Part of the tokens per second lost. None where K varies: no speed follows from the first position."""
+    if not drafted_per_step or positions_of(incident.segments) != "all":
+        return None
+    return formula_slowdown(incident.acceptance_before, incident.acceptance_after, drafted_per_step)
+
+
 def closing_reason(finding: DriftClosed) -> str:
     """Why the detector says that it is over, in words."""
     names = ", ".join(change.segment for change in finding.segments)
@@ -67,7 +102,7 @@ def closing_reason(finding: DriftClosed) -> str:
 
 def _reason(finding: DriftOpened, segments: Sequence[ChangedSegment]) -> str:
     verb = "fell" if finding.direction == "down" else "rose"
-    before, after = _changed_acceptance(finding)
+    before, after = _acceptance_of(segments)
     return (
         f"{ACCEPTANCE[positions_of(segments)]} {verb} from {before:.2f} to {after:.2f}; "
         f"found {finding.requests_to_alarm} requests after the change"
@@ -76,7 +111,8 @@ def _reason(finding: DriftOpened, segments: Sequence[ChangedSegment]) -> str:
 
 def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime) -> Incident:
     changed_at = datetime.fromtimestamp(finding.change_point_at, UTC)
-    before, after = _changed_acceptance(finding)
+    segments = _segments(finding.segments)
+    before, after = _acceptance_of(segments)
     return Incident(
         id=uuid5(_NAMESPACE, f"{stream.id}/{finding.direction}/{finding.ordinal}"),
         stream_id=stream.id,
@@ -89,10 +125,7 @@ def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime
         interval_end_at=changed_at,
         acceptance_before=before,
         acceptance_after=after,
-        segments=tuple(
-            ChangedSegment(change.segment, change.before, change.after, change.evidence)
-            for change in finding.segments
-        ),
+        segments=segments,
         evidence=IncidentEvidence(
             evidence=finding.evidence,
             false_alarm_every=finding.false_alarm_every,
@@ -106,13 +139,17 @@ def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime
     )
 
 
-def _changed_acceptance(finding: DriftOpened) -> tuple[float, float]:
+def _segments(changes: Sequence[SegmentChange]) -> tuple[ChangedSegment, ...]:
+    return tuple(ChangedSegment(each.segment, each.before, each.after, each.evidence) for each in changes)
+
+
+def _acceptance_of(segments: Sequence[ChangedSegment]) -> tuple[float, float]:
     """Acceptance of the changed segments before and after, both in the mix of segments after the change,
     so that only acceptance differs."""
-    total = sum(change.after.requests for change in finding.segments)
+    total = sum(each.after.requests for each in segments)
     return (
-        sum(change.before.rate * change.after.requests for change in finding.segments) / total,
-        sum(change.after.rate * change.after.requests for change in finding.segments) / total,
+        sum(each.before.rate * each.after.requests for each in segments) / total,
+        sum(each.after.rate * each.after.requests for each in segments) / total,
     )
 
 

@@ -27,6 +27,7 @@ from driftguard.detection import (
     DetectorConfig,
     DriftClosed,
     DriftOpened,
+    DriftWidened,
     Finding,
     Fleet,
     Folded,
@@ -240,6 +241,8 @@ def _decide(
     for finding in folded.findings:
         if isinstance(finding, DriftOpened):
             opening.open_incident(session, *opening.from_finding(stream, finding, now, folded.factor))
+        elif isinstance(finding, DriftWidened):
+            opening.widen(session, stream, finding, now)
         elif isinstance(finding, DriftClosed):
             for incident in incidents.unresolved_of(session, stream.id, finding.direction):
                 reason = opening.closing_reason(finding)

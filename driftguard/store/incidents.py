@@ -129,6 +129,13 @@ def raise_severity(
     return True
 
 
+def note(session: Session, incident: Incident, reason: str, at: datetime) -> None:
+    """Writes what happened into the history of an incident, whose state and severity stay."""
+    same = cast("State", incident.state)
+    session.flush()
+    _add_transition(session, incident.id, Transition(same, same, reason, at), None)
+
+
 def accept_level(session: Session, incident_id: UUID, reason: str, at: datetime) -> Incident:
     """Resolves one incident because its new level is normal; the next fold of the stream reads that.
 

@@ -123,7 +123,7 @@ def test_a_fall_that_costs_next_to_nothing_pages_nobody_until_it_grows(database:
 
 
 def test_what_other_segments_lose_while_a_fall_is_open_is_told(database: Database) -> None:
-    """The detector finds no second fall before the first is over."""
+    """The segment that falls joins the open incident, which thereby costs enough for a page."""
     world = World(database)
     world.send(chat=(GOOD, 1_200), code=(GOOD, 1_200))
     world.send(chat=(SLIGHT, 800), code=(GOOD, 800))
@@ -133,8 +133,21 @@ def test_what_other_segments_lose_while_a_fall_is_open_is_told(database: Databas
     world.send(chat=(SLIGHT, 1_000), code=(WORSE, 1_000))
     world.measure()
     assert world.incident()[0].severity == "warning"
-    assert "other segments have become at least" in world.history()[-1]
+    assert names_of(world.incident()[0].segments) == ("chat", "code")
+    assert "acceptance fell in more segments, since" in world.history()[-2]
+    assert "code from 0.70 to 0.6" in world.history()[-2]
+    assert "the changed segments have become about" in world.history()[-1]
     assert world.told() == [("firing", "warning")]
+
+
+def test_what_a_segment_that_is_not_watched_yet_loses_is_told_as_well(database: Database) -> None:
+    """Its reference period is not over, so that the detector cannot find its fall."""
+    world = World(database)
+    world.send(chat=(GOOD, 1_200), rare=(GOOD, 60))
+    world.send(chat=(server(0.68), 1_200), rare=(BAD, 38))
+    world.measure()
+    assert names_of(world.incident()[0].segments) == ("chat",)
+    assert "other segments have become at least" in world.history()[-1]
 
 
 def test_with_a_threshold_of_0_every_fall_pages_over_real_http(database: Database, tmp_path: Path) -> None:

@@ -294,3 +294,34 @@ def test_an_incident_is_in_the_metrics_as_soon_as_it_is_stored_whenever_the_next
     finally:
         examiner.stop()
         looking.stop()
+
+
+def test_a_segment_that_falls_while_another_is_down_joins_the_incident_and_its_history(
+    database: Database,
+) -> None:
+    """The sidecar is restarted in between, and the second segment comes back alone."""
+    traffic = Traffic(seed=3)
+    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, BAD))
+    fold_and_examine(new_pipeline(database), database)
+    (before,) = all_incidents(database)
+    assert names_of(before.segments) == ("german",)
+
+    store(database, traffic.draw(300, {**BAD, "english": 0.35}))
+    fold_and_examine(new_pipeline(database), database)
+    (incident,) = all_incidents(database)
+    assert names_of(incident.segments) == ("german", "english")
+    assert (incident.id, incident.state) == (before.id, "open")
+    assert incident.acceptance_after == pytest.approx(0.35, abs=0.07)
+    assert incident.evidence.slowdown_measured is None  # until all segments have been timed
+    with database.session() as session:
+        steps = [step.reason for step in incidents.transitions(session, incident.id)]
+    assert len(steps) == 2
+    assert "acceptance fell in more segments, since" in steps[1]
+    assert "english from 0.7" in steps[1]
+
+    store(database, traffic.draw(400, BAD))
+    fold_all(new_pipeline(database))
+    assert {each.state for each in all_incidents(database)} == {"open"}
+    store(database, traffic.draw(600, GOOD))
+    fold_all(new_pipeline(database))
+    assert {each.state for each in all_incidents(database)} == {"resolved"}

@@ -97,6 +97,7 @@ class _Incident(msgspec.Struct, array_like=True):
     change_point_ms: int
     segments: _Array
     evidence: _Array
+    alarm_ordinal: _Array
     halfway: _Array
     test: _Array
     wealth: _Array

@@ -51,8 +51,8 @@ GROWN = SUMS + HOURS  # sums over requests, and how many of each hour of day
 class OpenIncident:
     """A change that was reported and is not over.
 
-    D changed segments, strongest evidence first. Each belongs to one of K recovery tests: its own, or
-    one common test when the alarm came from the stream as a whole.
+    D changed segments, strongest evidence first, then those that joined it. Each belongs to one of K recovery
+    tests: its own, or one common test when the alarm came from the stream as a whole.
     """
 
     opened_ordinal: int
@@ -60,6 +60,7 @@ class OpenIncident:
     change_point_ms: int  # milliseconds since 1970 UTC
     segments: NDArray[np.uint8]  # [D]
     evidence: Floats  # [D] each segment's sum M_c at the alarm
+    alarm_ordinal: Ints  # [D] at which the segment was named
     halfway: Floats  # [D] half the distance between before and after, per request; above 0
     test: Ints  # [D] index of the recovery test
     wealth: Floats  # [K, BETS]

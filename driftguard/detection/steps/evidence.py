@@ -250,16 +250,25 @@ def _ageless(
     group: NDArray[np.intp],
     begin: Floats,
 ) -> Running:
-    """Of streams in which no session moves what is expected: their bets are the same at any age.
-
-    A direction with an open incident collects no evidence: e = 0 keeps its sums at 0.
-    """
-    bets = np.zeros((len(rows), LANES))
-    for lanes, rise in ((DOWN, False), (UP, True)):
-        if state.incidents[int(rise)] is None:
-            bets[:, lanes] = bets_on(state, base, rows, rise=rise)
-    sums = running_sums(start.evidence, group, np.tile(bets, (2, 1)), begin)
+    """Of streams in which no session moves what is expected: their bets are the same at any age. e = 0, which
+    keeps sums at 0, where nothing is collected (`_collecting`)."""
+    bets = np.hstack([bets_on(state, base, rows, rise=rise) for rise in (False, True)])
+    sums = running_sums(start.evidence, group, np.tile(bets, (2, 1)) * _collecting(state, rows), begin)
     return Running(sums, start.mean_start[group])
+
+
+def _collecting(state: StreamState, rows: Columns) -> Floats:
+    """1 where T rows count for their stream (the first T) and for their stratum (the next T) [2 T, LANES].
+
+    While an incident is open, its segments and the stream as a whole collect no evidence of its direction: it
+    is known that they changed. The other segments go on.
+    """
+    collecting = np.ones((2 * len(rows), LANES))
+    for lanes, incident in zip((DOWN, UP), state.incidents, strict=True):
+        if incident is not None:
+            collecting[: len(rows), lanes] = 0.0
+            collecting[len(rows) :, lanes] = ~np.isin(rows.segment, incident.segments)[:, None]
+    return collecting
 
 
 def _aging(
@@ -286,10 +295,8 @@ def _aging(
         inflation=offered[0].inflation,
     )
     run = aging_sums(start, group, requests[np.tile(np.arange(len(rows)), 2)], begin)
-    for lanes, incident in zip((DOWN, UP), state.incidents, strict=True):
-        if incident is not None:
-            run.evidence[:, lanes] = run.mean_start[:, lanes] = 0.0
-    return run
+    collecting = _collecting(state, rows)
+    return Running(run.evidence * collecting, run.mean_start * collecting)
 
 
 def _totals(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from driftguard.detection.findings import AlarmWithheld, DriftOpened, SegmentChange
+from driftguard.detection.findings import AlarmWithheld, DriftOpened, DriftWidened, SegmentChange
 from driftguard.detection.state.columns import Columns
 from driftguard.detection.state.stream_state import DIRECTIONS, Ints, OpenIncident, StreamState, untested
 from driftguard.detection.statistics.baseline import Baselines
@@ -67,6 +67,7 @@ def open_incident(
         change_point_ms,
         np.array(changed, dtype=np.uint8),
         evidence[changed],
+        np.full(len(changed), state.ordinal),
         *_tests(alarm, after, changed, common=not named),
     )
     return incident, DriftOpened(
@@ -84,6 +85,45 @@ def open_incident(
         evidence=total,
         false_alarm_every=threshold,
         requests_to_alarm=len(after),
+    )
+
+
+def widen_incident(
+    incident: OpenIncident,
+    state: StreamState,
+    base: Baselines,
+    rows: Columns,
+    direction: int,
+    total: float,
+    threshold: float,
+) -> tuple[OpenIncident, DriftWidened] | AlarmWithheld:
+    """At an alarm of segments that are not in the open `incident` of this direction, from `rows` (the history
+    as columns): the incident with those that changed, which have to come back as well before it is over."""
+    others = rows[np.flatnonzero(~np.isin(rows.segment, incident.segments))]
+    alarm = open_incident(state, base, others, direction, total, threshold)
+    if isinstance(alarm, AlarmWithheld):
+        return alarm
+    more, found = alarm
+    wider = replace(
+        incident,
+        segments=np.concatenate([incident.segments, more.segments]),
+        evidence=np.concatenate([incident.evidence, more.evidence]),
+        alarm_ordinal=np.concatenate([incident.alarm_ordinal, more.alarm_ordinal]),
+        halfway=np.concatenate([incident.halfway, more.halfway]),
+        test=np.concatenate([incident.test, more.test + len(incident.outcome)]),
+        wealth=np.concatenate([incident.wealth, more.wealth]),
+        seen=np.concatenate([incident.seen, more.seen]),
+        last_seen=np.concatenate([incident.last_seen, more.last_seen]),
+        outcome=np.concatenate([incident.outcome, more.outcome]),
+    )
+    return wider, DriftWidened(
+        direction=found.direction,
+        ordinal=found.ordinal,
+        ended_at=found.ended_at,
+        change_point=found.change_point,
+        change_point_at=found.change_point_at,
+        segments=found.segments,
+        requests_to_alarm=found.requests_to_alarm,
     )
 
 

@@ -78,12 +78,14 @@ def run_tests(
 ) -> dict[int, RecoveryRun]:
     """Every undecided test of the incident over the requests of a step.
 
-    Strata whose baseline was learned after the alarm cannot tell whether the change is over.
+    Strata whose baseline was learned after their segment's alarm cannot tell whether the change is over.
     """
     test_of, halfway_of = np.full(MAX_SEGMENTS_PER_STREAM, -1), np.zeros(MAX_SEGMENTS_PER_STREAM)
+    alarm_of = np.zeros(MAX_SEGMENTS_PER_STREAM, dtype=np.int64)
     test_of[incident.segments] = incident.test
     halfway_of[incident.segments] = incident.halfway
-    comparable = state.ready & (state.ready_ordinal <= incident.opened_ordinal)
+    alarm_of[incident.segments] = incident.alarm_ordinal
+    comparable = state.ready & (state.ready_ordinal <= alarm_of[state.segment_of_stratum])
     tests = np.where(comparable[rows.stratum], test_of[rows.segment], -1)
     runs = {}
     for test in np.flatnonzero(incident.outcome == WAITING):
@@ -153,7 +155,7 @@ def _back(
 ) -> SegmentChange | None:
     """The segment's acceptance since it came back past the midpoint; None where it sent nothing since."""
     code = int(incident.segments[place])
-    since = rows.ordinal > incident.opened_ordinal
+    since = rows.ordinal > incident.alarm_ordinal[place]
     own = rows[np.flatnonzero((rows.segment == code) & since & state.ready[rows.stratum])]
     if len(own) == 0:
         return None

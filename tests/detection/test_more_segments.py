@@ -1,0 +1,99 @@
+"""An open incident hides nothing: other segments are watched meanwhile, and join it when they change."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from driftguard.detection import (
+    DetectorConfig,
+    DriftClosed,
+    DriftOpened,
+    DriftWidened,
+    Finding,
+    ObservationBatch,
+    StreamState,
+    describe,
+    fold,
+)
+from driftguard.detection.state.codec import decode_state, encode_state
+from tests.detection.traffic import fold_all, requests
+
+NAMES = ["chat", "german", "rare"]
+SHARES = [0.6, 0.3, 0.1]
+MEANS = np.array([0.7, 0.65, 0.6])
+CONFIG = DetectorConfig()
+LEARNED = 6_000  # requests: all segments are watched
+
+
+def traffic(seed: int, *parts: tuple[dict[str, float], int]) -> ObservationBatch:
+    """Parts of so many requests each, whose segments accept less by what is given."""
+    rng = np.random.default_rng(seed)
+    code = rng.choice(len(NAMES), sum(n for _, n in parts), p=SHARES)
+    lost = np.concatenate([np.tile([falls.get(name, 0.0) for name in NAMES], (n, 1)) for falls, n in parts])
+    means: NDArray[np.float64] = MEANS[code] - lost[np.arange(len(code)), code]
+    return requests(rng, means, [NAMES[each] for each in code])
+
+
+def widened(findings: list[Finding]) -> list[DriftWidened]:
+    return [finding for finding in findings if isinstance(finding, DriftWidened)]
+
+
+@pytest.mark.parametrize("other", ["german", "rare"])
+def test_a_segment_that_falls_while_another_is_down_joins_its_incident(other: str) -> None:
+    found = 0
+    for seed in range(20):
+        batch = traffic(seed, ({}, LEARNED), ({"chat": 0.2}, 600), ({"chat": 0.2, other: 0.2}, 2_000))
+        state, findings = fold_all(batch, CONFIG)
+        down = [finding for finding in findings if isinstance(finding, DriftOpened)]
+        assert [change.segment for change in down[0].segments] == ["chat"]
+        segments = {segment.segment: segment.verdict for segment in describe(CONFIG, state).segments}
+        joined = widened(findings)
+        if not joined:
+            continue
+        found += 1
+        assert [change.segment for change in joined[0].segments] == [other]
+        assert joined[0].change_point > LEARNED + 500
+        (change,) = joined[0].segments
+        assert change.before.rate - change.after.rate > 0.1
+        assert segments == {name: "degraded" if name in ("chat", other) else "steady" for name in NAMES}
+    print(f"seeds 0..19: {found} of 20 found")
+    assert found == 20
+
+
+def test_it_is_over_when_all_have_come_back() -> None:
+    both = {"chat": 0.2, "german": 0.2}
+    batch = traffic(
+        3, ({}, LEARNED), ({"chat": 0.2}, 600), (both, 800), ({"german": 0.2}, 2_000), ({}, 1_000)
+    )
+    findings = fold_all(batch, CONFIG)[1]
+    (opened,) = [finding for finding in findings if isinstance(finding, DriftOpened)]
+    (joined,) = widened(findings)
+    (end,) = [finding for finding in findings if isinstance(finding, DriftClosed)]
+    assert opened.ordinal < joined.ordinal < end.ordinal
+    assert end.opened_ordinal == opened.ordinal
+    assert end.ordinal > LEARNED + 600 + 800 + 2_000
+    assert {change.segment for change in end.segments} == {"chat", "german"}
+
+
+def test_an_unchanged_segment_joins_no_incident() -> None:
+    joined = 0
+    for seed in range(10):
+        batch = traffic(seed, ({}, LEARNED), ({"chat": 0.2}, 20_000))
+        joined += len(widened(fold_all(batch, CONFIG)[1]))
+    print(f"seeds 0..9: {joined} joined in 200,000 requests")
+    assert joined <= 1
+
+
+def test_a_state_does_not_depend_on_how_observations_are_batched() -> None:
+    batch = traffic(4, ({}, LEARNED), ({"chat": 0.2}, 600), ({"chat": 0.2, "german": 0.2}, 800), ({}, 800))
+    whole, findings = fold(CONFIG, StreamState(), batch)
+    assert widened(findings)
+    cuts = np.random.default_rng(5).choice(np.arange(1, len(batch)), 300, replace=False)
+    state = StreamState()
+    for start, stop in pairwise([0, *sorted(cuts.tolist()), len(batch)]):
+        state, _ = fold(CONFIG, decode_state(encode_state(state)), batch[start:stop])
+    assert encode_state(state) == encode_state(whole)
