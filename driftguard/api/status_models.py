@@ -101,7 +101,10 @@ class FalseAlarms(FrozenModel):
 
 class SegmentStatus(FrozenModel):
     segment: str = Field(examples=["german"])
-    verdict: Literal["insufficient_data", "steady", "degraded", "improved"]
+    verdict: Literal["insufficient_data", "steady", "off_baseline", "degraded", "improved"] = Field(
+        description="off_baseline: the interval of recent acceptance excludes the baseline; that is not "
+        "enough for an alarm yet."
+    )
     requests: int
     requests_needed: int = Field(description="At least this many more requests until the segment is watched.")
     now: Rate | None

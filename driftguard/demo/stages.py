@@ -98,7 +98,11 @@ def baseline(loop: Loop, stage: Stage) -> dict[str, Any]:
         stream = loop.sidecar.stream_in_service()
         verdicts = {item["segment"]: item["verdict"] for item in stream["segments"]} if stream else {}
         stage.note = "  ".join(f"{route}: {verdicts.get(route, 'no data yet')}" for route in ROUTES)
-        return stream if stream and all(verdicts.get(route) == "steady" for route in ROUTES) else None
+        return (
+            stream
+            if stream and all(verdicts.get(route) in ("steady", "off_baseline") for route in ROUTES)
+            else None
+        )
 
     loop.screen.state = "learning the baseline"
     stream = wait_for("a baseline of every route", BASELINE_SECONDS, ready)

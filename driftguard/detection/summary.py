@@ -102,7 +102,7 @@ def _verdict(
         return "degraded", down.change_point_ms / 1000.0
     if up is not None:
         return "improved", up.change_point_ms / 1000.0
-    if any(segment.verdict == "steady" for segment in segments):
+    if any(segment.verdict in ("steady", "off_baseline") for segment in segments):
         return "steady", state.steady_since
     return "insufficient_data", state.first_ended_at if state.requests else None
 
@@ -119,16 +119,20 @@ def _segment(
     watched = recent[np.flatnonzero(state.ready[recent.stratum])]
     newest_ready = state.newest_baseline(code)
     known = learning is None and newest_ready is not None
-    verdict: SegmentVerdict = "degraded" if down else "improved" if up else "steady"
     strata = watched.stratum if len(watched) else np.array([newest_ready or 0])
     mean, deviation = _per_request(base, strata) if known else (None, None)
+    baseline = _baseline(state, watched, strata) if known else None
+    at_present = _acceptance(state, watched if len(watched) and known else recent)
+    verdict: SegmentVerdict = (
+        "degraded" if down else "improved" if up else _without_incident(baseline, at_present)
+    )
     return SegmentSummary(
         segment=state.names[code],
-        verdict=verdict if known or incident else "insufficient_data",
+        verdict=verdict,
         requests=int(state.drafted_requests[state.segment_of_stratum == code].sum()),
         requests_needed=_missing(state, code, learning),
-        baseline=_baseline(state, watched, strata) if known else None,
-        recent=_acceptance(state, watched if len(watched) and known else recent),
+        baseline=baseline,
+        recent=at_present,
         mean_per_request=mean,
         standard_deviation=deviation,
         learning=None if learning is None else f"{state.setting_of(learning)}: {state.why_learned(learning)}",
@@ -140,6 +144,15 @@ def _segment(
         daily_rhythm=float(state.rhythms.amplitude[strata].max()) if known else 0.0,
         length_of_acceptance=known and bool(length_of_acceptance(state.reference[strata]).any()),
     )
+
+
+def _without_incident(baseline: Acceptance | None, recent: Acceptance | None) -> SegmentVerdict:
+    """ "steady" is not said against the numbers beside it."""
+    if baseline is None:
+        return "insufficient_data"
+    if recent is not None and not recent.low <= baseline.rate <= recent.high:
+        return "off_baseline"
+    return "steady"
 
 
 def _learning(state: StreamState, newest: Columns) -> int | None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from driftguard.detection import (
@@ -216,3 +218,30 @@ def test_in_a_mix_of_settings_only_a_part_of_the_requests_tells() -> None:
     assert own is not None
     assert other is not None
     assert segment.expected_delays[1].requests in (pytest.approx(2.0 * own), pytest.approx(2.0 * other))
+
+
+@given(
+    st.integers(0, 2**31),
+    st.lists(
+        st.tuples(st.floats(0.35, 0.85), st.floats(0.35, 0.85), st.integers(1, 400)), min_size=1, max_size=6
+    ),
+)
+@settings(max_examples=25, deadline=None)
+def test_no_segment_is_steady_against_its_own_interval(
+    seed: int, parts: list[tuple[float, float, int]]
+) -> None:
+    """Whatever two segments do after their reference period, with and without open incidents."""
+    rng = np.random.default_rng(seed)
+    batch = requests(rng, MEAN, 0.12, 1_500, segments=2)
+    state, _ = fold(DetectorConfig(minimum_drop=0.1), StreamState(), batch)
+    for *means, n in parts:
+        first = state.ordinal + 1
+        for place, mean in enumerate(means):
+            own = requests(rng, mean, 0.12, n, first=first + place * n)
+            own = replace(own, segment=[f"s{place}"] * n)
+            state, _ = fold(DetectorConfig(minimum_drop=0.1), state, own)
+        for segment in describe(DetectorConfig(minimum_drop=0.1), state).segments:
+            if segment.verdict == "steady":
+                assert segment.baseline is not None
+                assert segment.recent is not None
+                assert segment.recent.low <= segment.baseline.rate <= segment.recent.high
