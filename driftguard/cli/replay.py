@@ -286,7 +286,11 @@ def event_text(event: ReplayEvent) -> str:
             lines = [f"{head} {_acceptance_of(finding.segments)} {verb} in more segments {when}"]
             return "\n".join([*lines, *map(_change_text, finding.segments)])
         case DriftClosed():
-            why = {"recovered": "has recovered", "no_traffic": "has no traffic left in the changed segments"}
+            why = {
+                "recovered": "has recovered",
+                "no_traffic": "has no traffic left in the changed segments",
+                "became_normal": "has stayed at its new level, which is the baseline from here",
+            }
             acceptance = _acceptance_of(finding.segments)
             lines = [
                 f"{head} {acceptance} {why[finding.reason]}; reported at record {finding.opened_ordinal}"

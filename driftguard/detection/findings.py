@@ -14,7 +14,7 @@ Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafti
 # off_baseline: the interval of its recent requests excludes its baseline; not enough evidence for an alarm
 SegmentVerdict = Literal["insufficient_data", "steady", "off_baseline", "degraded", "improved"]
 SessionsGiven = Literal["given", "in part", "not given", "no requests"]  # counter windows have none
-CloseReason = Literal["recovered", "no_traffic"]
+CloseReason = Literal["recovered", "no_traffic", "became_normal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,8 @@ class DriftWidened:
 
 @dataclass(frozen=True, slots=True)
 class DriftClosed:
-    """The change is over. "no_traffic": the changed segments sent nothing for a whole history."""
+    """The change is over. "no_traffic": the changed segments sent nothing for a whole history.
+    "became_normal": the rise lasted, and its level is the baseline that is learned now."""
 
     direction: Direction
     ordinal: int
@@ -116,7 +117,7 @@ class DriftClosed:
     opened_ordinal: int
     change_point: int
     reason: CloseReason
-    segments: tuple[SegmentChange, ...]  # after: since the recovery began
+    segments: tuple[SegmentChange, ...]  # after: since the recovery began, or since the change
 
 
 @dataclass(frozen=True, slots=True)

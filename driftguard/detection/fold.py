@@ -5,7 +5,8 @@ Per stratum: a reference period (`reference_period.py`), then evidence of a fall
 evidence of its segments; the incident ends when they have come back (`recovery.py`), and the evidence starts
 anew against the same baseline. The two directions are independent: an open rise never hides a fall.
 
-Each direction may have one open incident. Segments that change while one is open join it.
+Each direction may have one open incident. Segments that change while one is open join it. A rise that lasts
+becomes the norm (`new_normal.py`), so that a fall from it is one.
 
 The result does not depend on how the observations are cut into batches, to the last bit: a batch is
 worked through in steps that end at every event, and every sum runs in the order of the observations.
@@ -30,6 +31,7 @@ from driftguard.detection.state.columns import (
 )
 from driftguard.detection.state.stream_state import (
     DIRECTIONS,
+    LASTED,
     WAITING,
     Floats,
     OpenIncident,
@@ -46,6 +48,7 @@ from driftguard.detection.steps.dependence import (
 )
 from driftguard.detection.steps.evidence import keep_evidence, watch, without_evidence
 from driftguard.detection.steps.expectation import predicted
+from driftguard.detection.steps.new_normal import became_normal, lasts, learned_anew
 from driftguard.detection.steps.open_incident import open_incident, widen_incident
 from driftguard.detection.steps.recovery import closed, keep_tests, requests_until_silent, run_tests
 from driftguard.detection.steps.reference_period import (
@@ -132,8 +135,18 @@ def _step(
             findings.append(finding)
     state, found = check_reference(config, before, state, batch, part[stop - 1 : stop])
     if int(state.drafted_requests.sum()) >= state.next_measured:
-        state = measured(config, state)
+        state, ended = _with_lasting_rise(measured(config, state))
+        found = found + ended
     return state, findings + found, start + stop
+
+
+def _with_lasting_rise(state: StreamState) -> tuple[StreamState, list[Finding]]:
+    """The state in which a rise that lasts has become the norm (`new_normal.py`)."""
+    rise = state.incidents[1]
+    if rise is None or not lasts(state, rise):
+        return state, []
+    finding = became_normal(state, history_rows(state), rise, 1)
+    return learned_anew(_ended(state, 1, finding.ended_at), rise, LASTED), [finding]
 
 
 def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: int) -> int:

@@ -93,6 +93,9 @@ def by_formula(incident: Incident, drafted_per_step: float | None) -> float | No
 def closing_reason(finding: DriftClosed) -> str:
     """Why the detector says that it is over, in words."""
     names = ", ".join(change.segment for change in finding.segments)
+    if finding.reason == "became_normal":
+        levels = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
+        return f"the rise has lasted, and is the baseline from now on: {levels}"
     if finding.reason == "no_traffic":
         return f"the changed segments ({names}) send no traffic any more"
     now = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)

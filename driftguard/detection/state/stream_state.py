@@ -43,6 +43,7 @@ Ints = NDArray[np.int64]
 
 DIRECTIONS: tuple[Direction, Direction] = ("down", "up")
 NOT_READY = -1
+OPERATOR, LASTED = 1, 2  # why a level was accepted as normal
 WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test (recovery.py)
 GROWN = SUMS + HOURS  # sums over requests, and how many of each hour of day
 
@@ -107,8 +108,8 @@ class StreamState:
     begun: Ints = field(default_factory=lambda: _ints(0))  # [S] see evidence.py
     evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
     incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
-    # [C] an operator accepted a new normal: the baseline is (being) relearned
-    accepted_anew: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    # [C] a new level was accepted as normal, by whom (OPERATOR, LASTED): the baseline is (being) relearned
+    accepted_anew: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
     windows: Floats = field(default_factory=lambda: np.zeros((0, LEARNED)))  # [C, LEARNED] see windows.py
     last_window_ended_at: float = math.nan  # seconds since 1970
     windows_after_gap: int = 0  # counted, never evidence
@@ -154,7 +155,8 @@ class StreamState:
     def why_learned(self, code: int) -> str:
         """Why stratum `code` has (or needs) a baseline of its own: against the segment's newest before."""
         if self.accepted_anew[code]:
-            return "an operator accepted a new normal"
+            by_itself = self.accepted_anew[code] == LASTED
+            return "the rise lasted" if by_itself else "an operator accepted a new normal"
         before = self.ready & (self.segment_of_stratum == self.segment_of_stratum[code])
         if self.ready[code]:
             before &= self.ready_ordinal < self.ready_ordinal[code]
@@ -229,7 +231,7 @@ def with_strata(
         stratum_evidence=np.concatenate([state.stratum_evidence, np.zeros((added, LANES))]),
         stratum_mean_start=np.concatenate([state.stratum_mean_start, np.zeros((added, LANES))]),
         cut_off=np.concatenate([state.cut_off, np.tile(NOT_CUT, (added, 1))]),
-        accepted_anew=np.concatenate([state.accepted_anew, np.zeros(added, dtype=np.bool_)]),
+        accepted_anew=np.concatenate([state.accepted_anew, np.zeros(added, dtype=np.uint8)]),
         windows=np.concatenate([state.windows, np.zeros((added, LEARNED))]),
         blocks=np.concatenate([state.blocks, np.zeros((added, SCALES, OF_BLOCKS))]),
         counted=np.concatenate([state.counted, _ints(added)]),
