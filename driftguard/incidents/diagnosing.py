@@ -59,12 +59,12 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
         probes_awaited=bool(probes_before) and now - incident.opened_at < AWAIT_PROBES,
         captures_before=captures_before,
         captures_after=captures_after,
-        replaced_target=replaced.target if replaced else None,
+        replaced_target=replaced.target if replaced and replaced.target != stream.target else None,
     )
 
 
 def _predecessor(session: Session, incident: Incident) -> Stream | None:
-    """The stream of the target before, where the incident is about a replaced one."""
+    """The stream before, where the incident is about a replaced target or draft."""
     stream_id = incident.evidence.predecessor_stream_id
     return None if stream_id is None else get_stream(session, stream_id)
 

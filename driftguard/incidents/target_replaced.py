@@ -1,8 +1,9 @@
-"""A new target behind an old draft: a new stream, so the detector begins anew and would see nothing.
+"""A new target behind an old draft, or another draft version that nobody announced: a new stream, so the
+detector begins anew and would see nothing.
 
 When a baseline of the new stream is ready, the fold notes it, and its acceptance is compared with the stream
-before: the same server, draft and method, another target. A fall opens an incident, and the draft is
-retrained against the new target.
+before: the same server and method, with another target or draft version. A fall opens an incident; where the
+target was replaced the draft is retrained against the new one.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ Fallen = tuple[str, Rate, Rate]  # segment, under the target before, under this 
 def note_baseline(session: Session, stream: Stream, ready: BaselineReady) -> None:
     """Notes that the stream is to be compared, if there is one before it. Called in the fold: the comparison
     itself reads history, and therefore happens outside of it."""
-    if examination_evidence.stream_with_another_target(session, stream) is not None:
+    if _before(session, stream) is not None:
         since = datetime.fromtimestamp(ready.since, UTC)
         incidents.note_comparison(session, stream.id, ready.ordinal, since)
+
+
+def _before(session: Session, stream: Stream) -> Stream | None:
+    return examination_evidence.stream_before(session, stream, stream.first_seen_at - LOOK_BACK)
 
 
 def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float, now: datetime) -> None:
@@ -89,7 +94,7 @@ def _fall(
 ) -> tuple[Incident, str] | None:
     """The incident to store and why, if the stream accepts less than the one before."""
     stream = get_stream(session, awaited.stream_id)
-    past = examination_evidence.stream_with_another_target(session, stream) if stream else None
+    past = _before(session, stream) if stream else None
     if stream is None or past is None:
         return None
     oldest = awaited.reference_since - LOOK_BACK
@@ -97,10 +102,12 @@ def _fall(
     if not found:
         return None
     incident = _incident(session, stream, past, awaited, found, now)
-    return incident, (
-        f"the target {past.target} was replaced by {stream.target}, and the draft fits it less: acceptance "
-        f"fell from {incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}"
-    )
+    fall = f"acceptance fell from {incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}"
+    if past.target != stream.target:
+        replaced = f"the target {past.target} was replaced by {stream.target}, and the draft fits it less"
+    else:
+        replaced = f"the draft version {past.draft_version} was replaced by {stream.draft_version}"
+    return incident, f"{replaced}: {fall}"
 
 
 def _levels(session: Session, stream: Stream, oldest: datetime) -> list[AcceptanceLevel]:

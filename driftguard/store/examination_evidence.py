@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
 
 from driftguard.cost import TimedRequest
 from driftguard.diagnosis import Captured, Observed, ProbeResult
 from driftguard.records.positions import first_position
 from driftguard.records.probe_session import PREFIX, parse
-from driftguard.store.tables import Record, Rollup, Stream
+from driftguard.store.tables import Draft, Record, Rollup, Stream
 
 RECORDS: Final = 2_000  # on each side of the change point, of all segments: their shares must be right
 LOOK_BACK: Final = timedelta(days=7)
@@ -148,6 +148,31 @@ def stream_with_another_target(session: Session, stream: Stream) -> Stream | Non
         Stream.method == stream.method,
         Stream.target != stream.target,
         Stream.first_seen_at < stream.first_seen_at,
+    )
+    return session.scalars(query.order_by(Stream.last_seen_at.desc(), Stream.id.desc()).limit(1)).first()
+
+
+def stream_before(session: Session, stream: Stream, since: datetime) -> Stream | None:
+    """The one whose place this stream took: the same server, draft and method with another target; or else
+    the same server, target and method with another draft version, heard since then, unless DriftGuard trained
+    or promoted this one (`retraining.promotion.watch` compares those)."""
+    if another := stream_with_another_target(session, stream):
+        return another
+    known = select(Draft.id).where(
+        Draft.server == stream.server,
+        Draft.target == stream.target,
+        Draft.version == stream.draft_version,
+        or_(Draft.retrain_run_id.is_not(None), Draft.promoted_at.is_not(None)),
+    )
+    if session.scalar(known) is not None:
+        return None
+    query = select(Stream).where(
+        Stream.server == stream.server,
+        Stream.target == stream.target,
+        Stream.method == stream.method,
+        Stream.draft_version != stream.draft_version,
+        Stream.first_seen_at < stream.first_seen_at,
+        Stream.last_seen_at >= since,
     )
     return session.scalars(query.order_by(Stream.last_seen_at.desc(), Stream.id.desc()).limit(1)).first()
 

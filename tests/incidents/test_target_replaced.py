@@ -20,7 +20,7 @@ from driftguard.retraining.due import why_not
 from driftguard.store import incidents
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.database import Database
-from driftguard.store.tables import Incident, Notification
+from driftguard.store.tables import Draft, Incident, Notification
 from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.traffic import Traffic, store
 
@@ -104,3 +104,58 @@ def test_its_cost_is_told_once_it_is_measured(database: Database) -> None:
     assert cost is not None
     assert cost.lost is None
     assert incident.tokens_per_second_after == cost.now.tokens_per_second
+
+
+def of_version(records: list[AcceptanceRecord], version: str) -> list[AcceptanceRecord]:
+    return [msgspec.structs.replace(record, draft_version=version) for record in records]
+
+
+@pytest.mark.parametrize("is_promoted_here", [False, True])
+def test_a_draft_version_that_nobody_announced_and_accepts_less_is_an_incident(
+    database: Database, is_promoted_here: bool
+) -> None:
+    """A draft that was promoted here is compared by the watch over its promotion instead."""
+    traffic = Traffic(seed=7)
+    store(database, traffic.draw(600, GOOD))
+    fold_all(database)
+    replaced_at = traffic.clock
+    newer = of_version(traffic.draw(900, WORSE), "v-unannounced")
+    if is_promoted_here:
+        now = datetime.now(UTC)
+        one = newer[0]
+        draft = Draft(
+            server=one.server,
+            target=one.target,
+            version=one.draft_version,
+            name=one.draft,
+            method=one.method,
+            directory="/drafts/v",
+            state="in_service",
+            created_at=now,
+            promoted_at=now,
+        )
+        with database.session() as session:
+            session.add(draft)
+    store(database, newer)
+    fold_all(database)
+    found = all_incidents(database)
+    if is_promoted_here:
+        assert found == []
+        return
+    (incident,) = found
+    assert (incident.direction, incident.state) == ("down", "open")
+    assert names_of(incident.segments) == ("german",)
+    assert abs((incident.change_point_at - replaced_at).total_seconds()) < 5
+    assert incident.diagnosis is not None
+    assert incident.diagnosis.cause != "target_replaced"
+    with database.session() as session:
+        (opening,) = incidents.transitions(session, incident.id)
+    assert "was replaced by v-unannounced: acceptance fell from 0.7" in opening.reason
+
+
+def test_a_draft_version_that_accepts_as_much_is_no_incident(database: Database) -> None:
+    traffic = Traffic(seed=8)
+    store(database, traffic.draw(600, GOOD))
+    store(database, of_version(traffic.draw(900, GOOD), "v-unannounced"))
+    fold_all(database)
+    assert all_incidents(database) == []

@@ -66,7 +66,7 @@ class IncidentEvidence:
     interval_level: float | None = None
     stream_before: Acceptance | None = None
     stream_after: Acceptance | None = None
-    # Of a replaced target: the stream of the previous target.
+    # Of a replaced target or draft: the stream before.
     predecessor_stream_id: int | None = None
     # Of either: parts of the tokens per second, lost; negative where gained.
     slowdown_measured: float | None = None  # only if a slowdown is certain
