@@ -4,12 +4,16 @@ detector begins anew and would see nothing.
 When a baseline of the new stream is ready, the fold notes it, and its acceptance is compared with the stream
 before: the same server and method, with another target or draft version. A fall opens an incident; where the
 target was replaced the draft is retrained against the new one.
+
+A segment whose K changed has a new baseline as well, in the same stream. Its first draft token, which K does
+not change, is compared with that before.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID, uuid5
@@ -22,6 +26,7 @@ from driftguard.diagnosis.comparisons import LEVEL, Rate
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.opening import open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
+from driftguard.records.positions import ACCEPTANCE
 from driftguard.store import acceptance_levels, examination_evidence, folding, incidents
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.database import CHORE, Database
@@ -29,6 +34,7 @@ from driftguard.store.streams import get_stream
 from driftguard.store.tables import AwaitedComparison, Incident, Stream
 
 LOOK_BACK: Final = timedelta(days=7)
+K_CHANGED: Final = "num_speculative_tokens changed"  # in what a baseline says of why it was begun
 LEAST_REQUESTS: Final = 30  # of a segment, under either target
 _QUANTILE_95: Final = 1.959963984540054
 _NAMESPACE: Final = UUID(
@@ -41,7 +47,7 @@ Fallen = tuple[str, Rate, Rate]  # segment, under the target before, under this 
 def note_baseline(session: Session, stream: Stream, ready: BaselineReady) -> None:
     """Notes that the stream is to be compared, if there is one before it. Called in the fold: the comparison
     itself reads history, and therefore happens outside of it."""
-    if _before(session, stream) is not None:
+    if _before(session, stream) is not None or K_CHANGED in ready.reason:
         since = datetime.fromtimestamp(ready.since, UTC)
         incidents.note_comparison(session, stream.id, ready.ordinal, since)
 
@@ -54,7 +60,9 @@ def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float,
     """Opens an incident, which awaits its examination, where the stream accepts less than the one before. The
     fold waits only while that is stored. Raises DatabaseUnavailable."""
     with database.session(CHORE) as session:
-        found = _fall(session, awaited, minimum_drop, now)
+        found = _fall(session, awaited, minimum_drop, now) or _fall_across_k(
+            session, awaited, minimum_drop, now
+        )
     with database.session(CHORE) as session:
         if found is not None:
             folding.lock_fold(session)  # before any row: the fold itself notes comparisons
@@ -110,6 +118,63 @@ def _fall(
     return incident, f"{replaced}: {fall}"
 
 
+def _fall_across_k(
+    session: Session, awaited: AwaitedComparison, minimum_drop: float, now: datetime
+) -> tuple[Incident, str] | None:
+    """The incident to store and why, if the first draft token is accepted less since K changed."""
+    stream = get_stream(session, awaited.stream_id)
+    if stream is None:
+        return None
+    changed_at = awaited.reference_since
+    sides = [
+        acceptance_levels.of_first_position(session, stream.id, since=since, until=until)
+        for since, until in ((changed_at - LOOK_BACK, changed_at), (changed_at, now))
+    ]
+    found = fallen_segments(sides[0], sides[1], minimum_drop)
+    if not found:
+        return None
+    first = examination_evidence.first_record(session, stream.id, changed_at)
+    segments = tuple(
+        ChangedSegment(
+            segment,
+            replace(_acceptance(old), positions="first"),
+            replace(_acceptance(new), positions="first"),
+        )
+        for segment, old, new in found
+    )
+    before, after = _means(found)
+    incident = Incident(
+        id=uuid5(_NAMESPACE, f"{stream.id}/{awaited.ready_seq}"),
+        stream_id=stream.id,
+        direction="down",
+        opened_at=now,
+        opened_seq=awaited.ready_seq,
+        change_point_seq=first.seq,
+        change_point_at=first.at,
+        interval_start_at=first.at,
+        interval_end_at=first.at,
+        acceptance_before=before,
+        acceptance_after=after,
+        segments=segments,
+        evidence=IncidentEvidence(
+            num_speculative_tokens=examination_evidence.usual_k(session, stream.id, first.at)
+        ),
+    )
+    return incident, (
+        "the number of draft tokens changed, and the first of them is accepted less as well: "
+        f"{ACCEPTANCE['first']} fell from {before:.2f} to {after:.2f}"
+    )
+
+
+def _means(found: Sequence[Fallen]) -> tuple[float, float]:
+    """Before and after, in the mix of segments after the change."""
+    total = sum(new.requests for _, _, new in found)
+    return (
+        sum(old.rate * new.requests for _, old, new in found) / total,
+        sum(new.rate * new.requests for _, _, new in found) / total,
+    )
+
+
 def _levels(session: Session, stream: Stream, oldest: datetime) -> list[AcceptanceLevel]:
     return acceptance_levels.levels(
         session,
@@ -131,9 +196,7 @@ def _incident(
     now: datetime,
 ) -> Incident:
     first = examination_evidence.first_record(session, stream.id)
-    total = sum(new.requests for _, _, new in found)
-    before = sum(old.rate * new.requests for _, old, new in found) / total
-    after = sum(new.rate * new.requests for _, _, new in found) / total
+    before, after = _means(found)
     k = examination_evidence.usual_k(session, stream.id, first.at)
     return Incident(
         id=uuid5(_NAMESPACE, str(stream.id)),

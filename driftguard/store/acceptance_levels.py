@@ -66,6 +66,31 @@ def levels(
     return [AcceptanceLevel._make(row) for row in rows]
 
 
+_FIRST_POSITION = text(
+    """
+    SELECT segment, count(*) AS requests, avg(x) AS mean, coalesce(var_samp(x), 0) AS variance
+    FROM (
+        SELECT segment, accepted_per_position[1]::float8 / drafted_per_position[1] AS x,
+               row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
+        FROM records
+        WHERE stream_id = :stream_id AND kind = 'request' AND drafted_per_position[1] > 0
+          AND ended_at >= :since AND ended_at < :until
+    ) AS newest
+    WHERE age <= :newest
+    GROUP BY segment ORDER BY segment
+    """
+)
+
+
+def of_first_position(
+    session: Session, stream_id: int, *, since: datetime, until: datetime
+) -> list[AcceptanceLevel]:
+    """Of the first draft token, which does not depend on how many follow; over the newest requests of each
+    segment between these times whose source gives counts per position."""
+    given = {"stream_id": stream_id, "since": since, "until": until, "newest": _NEWEST_REQUESTS}
+    return [AcceptanceLevel._make(row) for row in session.execute(_FIRST_POSITION, given)]
+
+
 _USUAL_TEMPERATURE = text(
     """
     SELECT temperature FROM (

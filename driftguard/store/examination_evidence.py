@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import func, or_, select, text
@@ -114,6 +114,9 @@ def _observed(row: Any) -> Observed:
     )
 
 
+BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
 @dataclass(frozen=True, slots=True)
 class FirstRecord:
     """Where a stream began."""
@@ -122,9 +125,11 @@ class FirstRecord:
     at: datetime
 
 
-def first_record(session: Session, stream_id: int) -> FirstRecord:
-    """Of the traffic that is kept; a stream that the fold has just read has one."""
-    query = select(Record.seq, Record.ended_at).where(Record.stream_id == stream_id, Record.kind != "probe")
+def first_record(session: Session, stream_id: int, since: datetime = BEGINNING) -> FirstRecord:
+    """Of the traffic that is kept, from then on; a stream that the fold has just read has one."""
+    query = select(Record.seq, Record.ended_at).where(
+        Record.stream_id == stream_id, Record.kind != "probe", Record.ended_at >= since
+    )
     return FirstRecord(*session.execute(query.order_by(Record.ended_at, Record.seq).limit(1)).one())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import msgspec
+import numpy as np
 import pytest
 from sqlalchemy import select
 
@@ -159,3 +160,49 @@ def test_a_draft_version_that_accepts_as_much_is_no_incident(database: Database)
     store(database, of_version(traffic.draw(900, GOOD), "v-unannounced"))
     fold_all(database)
     assert all_incidents(database) == []
+
+
+def with_k(records: list[AcceptanceRecord], k: int, first: float, seed: int) -> list[AcceptanceRecord]:
+    """Of a chain of k draft tokens: the first is accepted so often, and each next one as often again."""
+    rng = np.random.default_rng(seed)
+    changed = []
+    for record in records:
+        kept = np.cumprod(rng.random((record.steps, k)) < first, axis=1)
+        accepted = kept.sum(axis=0).tolist()
+        drafted = [record.steps] * k
+        changed.append(
+            msgspec.structs.replace(
+                record,
+                num_speculative_tokens=k,
+                drafted=sum(drafted),
+                accepted=sum(accepted),
+                emitted=sum(accepted) + record.steps,
+                drafted_per_position=drafted,
+                accepted_per_position=accepted,
+            )
+        )
+    return changed
+
+
+@pytest.mark.parametrize("falls", [False, True])
+def test_a_fall_together_with_another_k_is_found_by_the_first_draft_token(
+    database: Database, falls: bool
+) -> None:
+    traffic = Traffic(seed=9)
+    store(database, with_k(traffic.draw(900, GOOD), 4, 0.75, 1))
+    changed_at = traffic.clock
+    store(database, with_k(traffic.draw(900, GOOD), 5, 0.6 if falls else 0.75, 2))
+    fold_all(database)
+    found = all_incidents(database)
+    if not falls:
+        assert found == []
+        return
+    (incident,) = found
+    assert (incident.direction, incident.state) == ("down", "open")
+    assert set(names_of(incident.segments)) == set(GOOD)
+    assert abs((incident.change_point_at - changed_at).total_seconds()) < 5
+    assert incident.acceptance_before == pytest.approx(0.75, abs=0.02)
+    assert incident.acceptance_after == pytest.approx(0.6, abs=0.02)
+    with database.session() as session:
+        (opening,) = incidents.transitions(session, incident.id)
+    assert "the first of them is accepted less as well" in opening.reason
