@@ -14,6 +14,7 @@ from driftguard.detection import (
     DetectorConfig,
     DriftClosed,
     DriftOpened,
+    DriftWidened,
     Finding,
     ObservationBatch,
     RhythmLearned,
@@ -157,7 +158,14 @@ def test_streams_folded_together_are_bit_for_bit_what_each_is_alone(
             assert encode_state(state) == expected[place][0][turn], (place, turn)
             assert findings == expected[place][1][turn], (place, turn)
             seen.update(map(type, findings))
-    assert seen == {BaselineReady, BaselineSettled, DriftOpened, DriftClosed, RhythmLearned}
+    assert seen == {
+        BaselineReady,
+        BaselineSettled,
+        DriftOpened,
+        DriftWidened,
+        DriftClosed,
+        RhythmLearned,
+    }
 
 
 def test_most_streams_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
