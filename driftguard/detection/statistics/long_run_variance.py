@@ -14,10 +14,12 @@ Shown: a W_B above v is shown where an F test against v rejects at SHOWN_LEVEL, 
 freedom as blocks and as observations in the reference period, less one each, and Bonferroni's correction for
 the scales. f is the largest W_B / v that is shown. The mean of the reference period is an estimate, whose
 error is in all blocks that came later: n blocks of N observations are expected to add up to
-(n - 1 + N / n_reference - 1) v. Where the longest blocks show more at GROWING_LEVEL, f is taken to grow over
-GROWTH_AHEAD more scales. That is far-reaching, and the test for it counts the error that the mean had while
-the reference period was still growing (`_of_mean_error`). With it in all tests f would be too small where
-tasks wander: false alarms every 37,500 windows instead of 150,000 in tests/benchmarks/bench_dependent.py.
+(n - 1 + N / n_reference - 1) v. Of requests that error is taken out from N = 2 n_reference on: what counts then
+is how the later blocks vary around their own mean; windows may wander for longer than any block. Where the
+longest blocks show more at GROWING_LEVEL, f is taken to grow over GROWTH_AHEAD more scales. That is
+far-reaching, and the test for it counts the error that the mean had while the reference period was still
+growing (`_of_mean_error`). With it in all tests f would be too small where tasks wander: false alarms every
+37,500 windows instead of 150,000 in tests/benchmarks/bench_dependent.py.
 
 A young stream cannot show much: until it has `young` observations the level is YOUNG_LEVEL, so that a
 conversation counts before it is proven, and in bets f is multiplied by 1 + (early / n)^3 after n of them.
@@ -65,11 +67,12 @@ class Caution:
     least_blocks: int  # before their W_B is looked at
     early: float  # observations
     young: int
+    around_own_mean: bool  # is a lasting distance from the reference period's mean its error, and no wander?
     deviations: float  # of an observation, divided by how many there are: how much wider the margin is
 
 
-OF_REQUESTS = Caution(400, 8, 300.0, 4_000, 0.0)
-OF_WINDOWS = Caution(12, 6, 12.0, 0, 60.0)
+OF_REQUESTS = Caution(400, 8, 300.0, 4_000, True, 0.0)
+OF_WINDOWS = Caution(12, 6, 12.0, 0, False, 60.0)
 
 
 def add_to_blocks(blocks: Floats, before: int, x: Floats, log_length: Floats) -> Floats:
@@ -128,8 +131,12 @@ def inflation(
     if told == 0:
         return 1.0
     number = number[:told]
-    expected = number - 1.0 + observations / reference - 1.0
-    ratio = blocks[:told, 0] / sizes[:told] / expected / max(variance, SMALLEST_VARIANCE)
+    squares, expected = blocks[:told, 0], number - 1.0 + observations / reference - 1.0
+    if caution.around_own_mean and observations > 2 * reference:
+        later = (observations - reference) / sizes[:told]
+        squares = np.maximum(squares - blocks[:told, 3] ** 2 / later, 0.0)
+        expected = np.maximum(number - 2.0, 1.0)
+    ratio = squares / sizes[:told] / expected / max(variance, SMALLEST_VARIANCE)
     young = observations < caution.young and not only_shown
     by_chance = fdtrc(number - 1.0, reference - 1.0, ratio) * told
     shown = by_chance < (YOUNG_LEVEL if young else SHOWN_LEVEL)
