@@ -74,8 +74,15 @@ class IncidentModel(FrozenModel):
     since_interval: tuple[datetime, datetime]
     change_point_record: int = Field(description="Running number of the first record after the change.")
     opened_record: int = Field(description="Running number of the record at which the alarm was raised.")
-    acceptance_before: float = Field(description="Of the changed segments.", examples=[0.74])
-    acceptance_after: float = Field(examples=[0.58])
+    acceptance_before: float = Field(
+        description="Of the changed segments, as it was tested: what the requests since the change point "
+        "would have accepted at their length and hour (`evidence.adjusted`). As counted where the target was "
+        "replaced.",
+        examples=[0.74],
+    )
+    acceptance_after: float = Field(
+        description="The mean per request since the change point, until the alarm.", examples=[0.58]
+    )
     positions: Positions = Field(description=POSITIONS, examples=["all"])
     tokens_per_second_before: float | None
     tokens_per_second_after: float | None

@@ -13,7 +13,7 @@ formats.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -208,6 +208,7 @@ def _opened_json(finding: DriftOpened) -> dict[str, Any]:
         "segments": [_change_json(change) for change in finding.segments],
         **_acceptance_json("before", finding.before),
         **_acceptance_json("after", finding.after),
+        "adjusted": asdict(finding.adjusted),
         "requests_to_alarm": finding.requests_to_alarm,
         "evidence": finding.evidence,
         "false_alarm_every": finding.false_alarm_every,
@@ -239,6 +240,7 @@ def _change_json(change: SegmentChange) -> dict[str, Any]:
         "segment": change.segment,
         **_acceptance_json("before", change.before),
         **_acceptance_json("after", change.after),
+        "adjusted": None if change.adjusted is None else asdict(change.adjusted),
         "evidence": change.evidence,
     }
 
@@ -297,11 +299,8 @@ def event_text(event: ReplayEvent) -> str:
             ]
             return "\n".join([*lines, *map(_change_text, finding.segments)])
         case AlarmWithheld():
-            compared, moved = {"down": ("lower", "fallen"), "up": ("higher", "risen")}[finding.direction]
-            return (
-                f"{head} alarm withheld: acceptance is {compared} than expected of such requests, but has "
-                f"not {moved}"
-            )
+            moved = {"down": "fallen", "up": "risen"}[finding.direction]
+            return f"{head} alarm withheld: the mean of the requests has not {moved}"
 
 
 def _baseline_text(finding: StratumBaseline) -> str:
@@ -316,7 +315,13 @@ def _acceptance_of(segments: Iterable[SegmentChange]) -> str:
 def _change_text(change: SegmentChange) -> str:
     after = change.after
     interval = f"{after.low:.3f} to {after.high:.3f}, {after.requests} requests"
-    return f"    segment {change.segment}: {change.before.rate:.3f} -> {after.rate:.3f} ({interval})"
+    told = change.adjusted
+    if told is None:
+        return f"    segment {change.segment}: {change.before.rate:.3f} -> {after.rate:.3f} ({interval})"
+    line = f"    segment {change.segment}: {told.before:.3f} -> {told.after:.3f} per request of its length"
+    counted = f"as counted {change.before.rate:.3f} -> {after.rate:.3f} ({interval})"
+    because = f", because {' and '.join(told.because)}" if told.counted_differs and told.because else ""
+    return f"{line}; {counted}{because}"
 
 
 def _summary(running: Replay) -> Iterator[str]:

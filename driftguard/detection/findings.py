@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from driftguard.records.documents.acceptance import Acceptance
+from driftguard.records.documents.acceptance import Acceptance, AdjustedChange
 
 Direction = Literal["down", "up"]
 Scope = Literal["segments", "stream"]
@@ -65,12 +65,16 @@ class RhythmLearned:
 
 @dataclass(frozen=True, slots=True)
 class SegmentChange:
-    """One segment's acceptance before (reference period) and after (since the change point)."""
+    """One segment's acceptance before (reference period) and after (since the change point), as counted.
+
+    `adjusted`: as it is tested; it lies on the alarm's side. None where a change is over.
+    """
 
     segment: str
     before: Acceptance
     after: Acceptance
     evidence: float  # the segment's own sum M_c, to be compared with A
+    adjusted: AdjustedChange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,9 @@ class DriftOpened:
     interval: tuple[int, int]  # ordinals, both ends included
     interval_level: float
     segments: tuple[SegmentChange, ...]  # strongest evidence first, never empty
+    adjusted: (
+        AdjustedChange  # of these segments together, in the mix of their requests since the change point
+    )
     before: Acceptance  # stream: what the traffic since the change point accepted at the baselines
     after: Acceptance  # stream: since the change point
     evidence: float  # at least false_alarm_every
@@ -122,8 +129,9 @@ class DriftClosed:
 
 @dataclass(frozen=True, slots=True)
 class AlarmWithheld:
-    """Requests accept less (a rise: more) than such ones of the reference period, and yet acceptance did not
-    move that way: what they are, say how long, moved more. The evidence of the direction starts anew."""
+    """There is evidence, and yet the mean per request since the change point did not move that way: bets
+    count the best requests only up to what the reference period had seen of them, and better ones came. The
+    evidence of the direction starts anew."""
 
     direction: Direction
     ordinal: int

@@ -10,6 +10,7 @@ import msgspec
 
 from driftguard.cost.best_action import Action, best_of
 from driftguard.incidents import aftermath, remedy
+from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.incident import IncidentDiagnosis, names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.store.tables import Incident, Stream
@@ -42,12 +43,12 @@ def summary(incident: Incident, stream: Stream) -> str:
     acceptance = ACCEPTANCE[positions_of(incident.segments)]
     text = (
         f"{acceptance[0].upper()}{acceptance[1:]} of {_draft(stream)} on {stream.server} {verb} from "
-        f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f} since "
+        f"{from_to(incident.acceptance_before, incident.acceptance_after)} since "
         f"{clock(incident.change_point_at)} in segment{'s' if len(incident.segments) > 1 else ''} {where}"
     )
     found = aftermath.of(incident)
     over = f" {found.text}" if found else ""
-    return f"{text}{_cost(incident)}.{_raised(incident)}{_why(incident)}{over}"
+    return f"{text}{_cost(incident)}.{_counted(incident)}{_raised(incident)}{_why(incident)}{over}"
 
 
 def _draft(stream: Stream) -> str:
@@ -55,6 +56,17 @@ def _draft(stream: Stream) -> str:
     if stream.draft_version == _UNKNOWN:
         return "the draft"
     return f"draft {stream.draft_version}" + ("" if stream.method == _UNKNOWN else f" ({stream.method})")
+
+
+def _counted(incident: Incident) -> str:
+    """For example: As counted it went from 0.61 to 0.62, because answers are shorter; these numbers compare
+    requests alike."""
+    told = incident.evidence.adjusted
+    if told is None or not told.counted_differs:
+        return ""
+    counted = from_to(told.counted_before, told.counted_after)
+    why = f", because {' and '.join(told.because)}" if told.because else ""
+    return f" As counted it went from {counted}{why}; what is told here compares requests alike."
 
 
 def _raised(incident: Incident) -> str:

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.detection import DriftClosed, DriftOpened, DriftWidened, SegmentChange
 from driftguard.incident_lifecycle import PAGE_SLOWDOWN, Direction, Severity, formula_slowdown, severity
+from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE, combined
 from driftguard.store import incidents, notifications
@@ -105,17 +106,15 @@ def closing_reason(finding: DriftClosed) -> str:
 
 def _reason(finding: DriftOpened, segments: Sequence[ChangedSegment]) -> str:
     verb = "fell" if finding.direction == "down" else "rose"
-    before, after = _acceptance_of(segments)
+    levels = from_to(finding.adjusted.before, finding.adjusted.after)
     return (
-        f"{ACCEPTANCE[positions_of(segments)]} {verb} from {before:.2f} to {after:.2f}; "
+        f"{ACCEPTANCE[positions_of(segments)]} {verb} from {levels}; "
         f"found {finding.requests_to_alarm} requests after the change"
     )
 
 
 def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime) -> Incident:
     changed_at = datetime.fromtimestamp(finding.change_point_at, UTC)
-    segments = _segments(finding.segments)
-    before, after = _acceptance_of(segments)
     return Incident(
         id=uuid5(_NAMESPACE, f"{stream.id}/{finding.direction}/{finding.ordinal}"),
         stream_id=stream.id,
@@ -126,9 +125,9 @@ def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime
         change_point_at=changed_at,
         interval_start_at=changed_at,
         interval_end_at=changed_at,
-        acceptance_before=before,
-        acceptance_after=after,
-        segments=segments,
+        acceptance_before=finding.adjusted.before,
+        acceptance_after=finding.adjusted.after,
+        segments=_segments(finding.segments),
         evidence=IncidentEvidence(
             evidence=finding.evidence,
             false_alarm_every=finding.false_alarm_every,
@@ -138,21 +137,29 @@ def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime
             interval_level=finding.interval_level,
             stream_before=finding.before,
             stream_after=finding.after,
+            adjusted=finding.adjusted,
         ),
     )
 
 
 def _segments(changes: Sequence[SegmentChange]) -> tuple[ChangedSegment, ...]:
-    return tuple(ChangedSegment(each.segment, each.before, each.after, each.evidence) for each in changes)
+    return tuple(
+        ChangedSegment(each.segment, each.before, each.after, each.evidence, each.adjusted)
+        for each in changes
+    )
 
 
 def _acceptance_of(segments: Sequence[ChangedSegment]) -> tuple[float, float]:
-    """Acceptance of the changed segments before and after, both in the mix of segments after the change,
-    so that only acceptance differs."""
+    """Acceptance of the changed segments before and after as it was tested, both in the mix of segments after
+    the change, so that only acceptance differs."""
     total = sum(each.after.requests for each in segments)
+    levels = [
+        (each.adjusted.before, each.adjusted.after) if each.adjusted else (each.before.rate, each.after.rate)
+        for each in segments
+    ]
     return (
-        sum(each.before.rate * each.after.requests for each in segments) / total,
-        sum(each.after.rate * each.after.requests for each in segments) / total,
+        sum(before * each.after.requests for (before, _), each in zip(levels, segments, strict=True)) / total,
+        sum(after * each.after.requests for (_, after), each in zip(levels, segments, strict=True)) / total,
     )
 
 

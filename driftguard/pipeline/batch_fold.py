@@ -252,7 +252,7 @@ def _decide(
                 move(session, incident.id, "resolved", reason, now)
         elif isinstance(finding, AlarmWithheld):
             log.warning(
-                "alarm withheld: acceptance did not move that way",
+                "alarm withheld: the mean of the requests did not move that way",
                 stream=stream.id,
                 direction=finding.direction,
                 record=finding.ordinal,

@@ -168,8 +168,7 @@ def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, St
                 slowdown[labels] = lost
             for segment in incident.segments:
                 of_segment = (*labels, segment.segment, segment.after.positions)
-                before[of_segment] = segment.before.rate
-                after[of_segment] = segment.after.rate
+                before[of_segment], after[of_segment] = segment.levels
     # The alert is based on the last gauge; it is set last, so that the gauges of the alert's text exist
     # already.
     metrics.replace(metrics.incidents.info, info)

@@ -8,6 +8,7 @@ from typing import Final
 
 from driftguard.cost.best_action import Action, best_of
 from driftguard.incidents.message import clock, cost_percent
+from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.incident import names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.status.staleness import Newest, clock_difference
@@ -131,6 +132,6 @@ def _incident_sentence(incident: Incident) -> str:
     doing = {"acknowledged": " Acknowledged.", "mitigating": " A new draft is being trained."}
     return (
         f"{word} since {clock(incident.change_point_at)}: {acceptance} in {names} {verb} from "
-        f"{incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}{cost}."
+        f"{from_to(incident.acceptance_before, incident.acceptance_after)}{cost}."
         f"{doing.get(incident.state, '')}"
     )

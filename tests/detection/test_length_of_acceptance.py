@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from driftguard.detection import AlarmWithheld, DetectorConfig, Finding, ObservationBatch, describe, fold
+from driftguard.detection import DetectorConfig, Finding, ObservationBatch, describe, fold
 from driftguard.detection.state.codec import encode_state
 from tests.detection.statistics.test_strata import by_length, opened
 from tests.detection.traffic import BETWEEN_REQUESTS, START, fold_all
@@ -81,19 +81,9 @@ def in_pieces(seed: int) -> tuple[bytes, list[Finding]]:
     return encode_state(state), findings
 
 
-def test_no_alarm_says_the_contrary_of_before_and_after() -> None:
-    """Answers become much shorter, of which the draft accepts more, though less than of answers so short."""
-    withheld = 0
-    for seed in range(8):
+def test_lengths_that_shift_under_a_worse_draft_fold_alike_however_batched() -> None:
+    for seed in range(4):
         before, after = shifted(seed)
         state, findings = fold(CONFIG, fold_all(before)[0], after)
-        for alarm in opened(findings):
-            for change in alarm.segments:
-                assert (alarm.direction == "up") == (change.after.rate > change.before.rate)
-        withheld += sum(isinstance(finding, AlarmWithheld) for finding in findings)
+        assert [alarm.direction for alarm in opened(findings)] == ["down"]
         assert in_pieces(seed) == (encode_state(state), findings)
-        # The draft that is worse even for such answers is still found.
-        worse = by_length(np.random.default_rng(seed), -1.5, 500, 3_001, drop=0.4)
-        late = fold(CONFIG, state, worse)[1]
-        assert [alarm.direction for alarm in [*opened(findings), *opened(late)]][-1] == "down"
-    assert withheld > 0

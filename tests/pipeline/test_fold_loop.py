@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from driftguard.detection import DetectorConfig, Finding
 from driftguard.incident_lifecycle import State
 from driftguard.incidents.examination import Examiner
+from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline import held, look_around
 from driftguard.pipeline.fold_loop import Pipeline
@@ -60,8 +61,18 @@ def test_a_fall_in_one_segment_opens_one_incident_that_says_where_since_when_and
     assert names_of(incident.segments) == ("german",)
     assert abs((incident.change_point_at - changed_at).total_seconds()) < 60
     assert incident.interval_start_at <= incident.change_point_at <= incident.interval_end_at
-    assert incident.acceptance_before == pytest.approx(0.7, abs=0.03)
-    assert incident.acceptance_after == pytest.approx(0.35, abs=0.06)
+    (segment,) = incident.segments
+    assert segment.before.rate == pytest.approx(0.7, abs=0.03)
+    assert segment.after.rate == pytest.approx(0.35, abs=0.06)
+    # Answers are shorter where less is accepted, for which the adjusted levels allow: both are told.
+    adjusted = incident.evidence.adjusted
+    assert adjusted is not None
+    assert (incident.acceptance_before, incident.acceptance_after) == (adjusted.before, adjusted.after)
+    assert 0.25 < adjusted.before - adjusted.after < 0.35
+    assert adjusted.because == ("answers are shorter",)
+    with database.session() as session:
+        stream = session.scalars(select(Stream)).one()
+        assert "As counted it went from 0.70 to 0.3" in summary(incident, stream)
     # Emitted per step falls from about 1 + 4 x 0.7 to 1 + 4 x 0.35, and a step takes as long as before.
     assert incident.tokens_per_second_before is not None
     assert incident.tokens_per_second_after is not None

@@ -14,8 +14,9 @@ from driftguard.detection.statistics.bets import Floats
 from driftguard.detection.statistics.change_point import INTERVAL_LEVEL, between_levels, locate
 from driftguard.detection.steps.evidence import bets_on, evidence_of_stream, ranked, segment_evidence
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline, safe_baseline
+from driftguard.records.documents.acceptance import AdjustedChange, Reason
 
-SMALLEST_GAP = 0.002  # between before and after, so that a recovery test always has a direction
+SMALLEST_GAP = 0.002  # between before and after, so that what is told has a direction, and so a recovery test
 SMALLEST_WEIGHT = 1e-9
 
 
@@ -42,9 +43,10 @@ def open_incident(
     lies beyond their safe baseline and whose evidence is, in logarithms, at least half the strongest's:
     a description and not a test.
 
-    Withheld where acceptance did not move the way that the alarm says: bets are made against what requests of
-    their length should accept, and lengths that shift can turn that against the plain rates before and after.
-    Of several segments those that did not are left out.
+    What is told is what was tested: the mean per request against what was expected of such requests. Where
+    lengths shift, the rates as they are counted may move the other way, and are told beside it.
+    Segments whose mean since the change point did not move as the alarm says are left out. Where none did
+    it is withheld (see `AlarmWithheld`).
     """
     evidence = segment_evidence(state, direction)
     stream_evidence = evidence_of_stream(state, direction)
@@ -56,9 +58,10 @@ def open_incident(
     pool = named if named and evidence[named[0]] >= stream_evidence else range(len(state.names))
     change_point, change_point_ms, interval = _when(alarm, list(pool))
     after = counted[np.flatnonzero(counted.ordinal >= change_point)]
-    present = set(after.segment.tolist())
-    named = [code for code in named if code in present]
-    changed = [code for code in named or _beyond_baseline(alarm, after) if _moved_so(alarm, after, code)]
+    present = sorted(set(after.segment.tolist()), key=lambda code: (-evidence[code], code))
+    moved = [code for code in present if _moved_so(alarm, after, code)]
+    named = [code for code in named if code in moved]
+    changed = named or [code for code in _beyond_baseline(alarm, after) if code in moved] or moved[:1]
     if not changed:
         return AlarmWithheld(DIRECTIONS[direction], state.ordinal, rows.ended_at(-1), total, threshold)
     incident = OpenIncident(
@@ -80,6 +83,7 @@ def open_incident(
         interval=interval,
         interval_level=INTERVAL_LEVEL,
         segments=tuple(_change(alarm, after, code) for code in changed),
+        adjusted=_adjusted(alarm, after, changed),
         before=at_baseline(state, after),
         after=acceptance_over(state, after),
         evidence=total,
@@ -158,27 +162,50 @@ def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:
 
 
 def _moved_so(alarm: _Alarm, after: Columns, code: int) -> bool:
-    """Is the segment's plain acceptance since the change point on the alarm's side of its baseline?"""
-    change = _change(alarm, after, code)
-    before, now = change.before.rate, change.after.rate
-    return now > before if alarm.rise else now < before
+    """Does the segment's mean since the change point lie on the alarm's side of what was expected?"""
+    return _distance(alarm, after[np.flatnonzero(after.segment == code)]) >= SMALLEST_GAP
+
+
+def _distance(alarm: _Alarm, rows: Columns) -> float:
+    """Between before and after, above 0 on the alarm's side: that of a change which shows in request t as
+    fresh_t x distance, by least squares; 0 where no row tells."""
+    sign = 1.0 if alarm.rise else -1.0
+    moved, weight = sign * rows.fresh * (rows.x - rows.expected), rows.fresh**2
+    return float(moved.sum() / max(weight.sum(), SMALLEST_WEIGHT))
+
+
+def _adjusted(alarm: _Alarm, after: Columns, changed: list[int]) -> AdjustedChange:
+    """Of these segments together, each in the part that it has of their requests."""
+    own = after[np.flatnonzero(np.isin(after.segment, changed) & (after.fresh > 0.0))]
+    distances = {code: _distance(alarm, own[np.flatnonzero(own.segment == code)]) for code in changed}
+    gap = float(np.mean([distances[code] for code in own.segment.tolist()]))
+    now, stratum = float(own.x.mean()), own.stratum
+    before = min(max(now - gap if alarm.rise else now + gap, 0.0), 1.0)
+    counted_before, counted_after = at_baseline(alarm.state, own).rate, acceptance_over(alarm.state, own).rate
+    hours = float(alarm.state.rhythms.effect[stratum, own.hour].mean())
+    at_mean_length = float(alarm.base.mean[stratum].mean()) + hours
+    of_length = before - at_mean_length
+    of_weights = (counted_after - now) - (counted_before - at_mean_length)
+    longer = of_length * float(alarm.base.slope[stratum].mean()) > 0.0
+    reasons: list[tuple[float, Reason]] = [
+        (abs(of_length), "answers are longer" if longer else "answers are shorter"),
+        (abs(of_weights), "requests with many draft tokens count more"),
+    ]
+    if not alarm.base.slope[stratum].any():
+        del reasons[0]
+    largest = max(size for size, _ in reasons)
+    because = tuple(reason for size, reason in sorted(reasons, reverse=True) if 2.0 * size >= largest)
+    return AdjustedChange(before, now, counted_before, counted_after, because)
 
 
 def _tests(
     alarm: _Alarm, after: Columns, changed: list[int], *, common: bool
 ) -> tuple[Floats, Ints, Floats, Ints, Ints, Ints]:
-    """(halfway, test) of the changed segments, then the empty recovery tests (see OpenIncident).
-
-    The distance between before and after is that of a change which shows in request t as
-    fresh_t x distance, by least squares.
-    """
-    sign = 1.0 if alarm.rise else -1.0
+    """(halfway, test) of the changed segments, then the empty recovery tests (see OpenIncident)."""
     own = [after.segment == code for code in changed]
     if common:
         own = [np.logical_or.reduce(own)] * len(changed)
-    moved = sign * after.fresh * (after.x - after.expected)
-    weight = after.fresh**2
-    gaps = [float(moved[rows].sum() / max(weight[rows].sum(), SMALLEST_WEIGHT)) for rows in own]
+    gaps = [_distance(alarm, after[np.flatnonzero(rows)]) for rows in own]
     halfway = np.clip(gaps, SMALLEST_GAP, 1.0) / 2.0
     test = np.zeros(len(changed), dtype=np.int64) if common else np.arange(len(changed))
     now = int(alarm.state.drafted_requests.sum())
@@ -192,4 +219,5 @@ def _change(alarm: _Alarm, after: Columns, code: int) -> SegmentChange:
         at_baseline(alarm.state, after[np.flatnonzero(own)]),
         acceptance_over(alarm.state, after[np.flatnonzero(own)]),
         float(alarm.evidence[code]),
+        _adjusted(alarm, after, [code]),
     )

@@ -1,10 +1,14 @@
-"""An acceptance rate with its interval."""
+"""Acceptance: a rate with its interval, and how it changed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from driftguard.records.positions import Positions
+
+Reason = Literal["answers are longer", "answers are shorter", "requests with many draft tokens count more"]
+NOTICEABLE: Final = 0.02  # levels as counted and as tested that lie further apart are both told
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +23,36 @@ class Acceptance:
     high: float
     requests: int
     positions: Positions = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class AdjustedChange:
+    """A change as it is tested: mean acceptance per request since the change point (`after`), and what such
+    requests, as long and at such hours, would have accepted without the change (`before`).
+
+    `counted_before`, `counted_after`: the same as sums of accepted / sums of drafted, at the same hours but
+    not adjusted for the length of answers. `because`: why these tell something else, the strongest reason
+    first.
+    """
+
+    before: float
+    after: float
+    counted_before: float
+    counted_after: float
+    because: tuple[Reason, ...] = ()
+
+    @property
+    def counted_differs(self) -> bool:
+        """Do the levels as counted differ noticeably from those that were tested, or the direction?"""
+        before, after = self.counted_before, self.counted_after
+        apart = max(abs(before - self.before), abs(after - self.after))
+        return apart > NOTICEABLE or (self.after - self.before) * (after - before) < 0.0
+
+
+def from_to(before: float, after: float) -> str:
+    """For example "0.70 to 0.62": with as many decimals, two to four, as it takes to tell them apart."""
+    for decimals in (2, 3):
+        told = f"{before:.{decimals}f} to {after:.{decimals}f}"
+        if f"{before:.{decimals}f}" != f"{after:.{decimals}f}":
+            return told
+    return f"{before:.4f} to {after:.4f}"

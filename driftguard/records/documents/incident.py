@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
-from driftguard.records.documents.acceptance import Acceptance
+from driftguard.records.documents.acceptance import Acceptance, AdjustedChange
 from driftguard.records.documents.cost import Cost, Interval
 from driftguard.records.documents.diagnosis import Diagnosis
 from driftguard.records.positions import Positions, combined
@@ -15,12 +15,21 @@ from driftguard.records.positions import Positions, combined
 @dataclass(frozen=True, slots=True)
 class ChangedSegment:
     """One segment's acceptance before and after the change. `evidence`: its own sum of bets, to be compared
-    with A; None if the target was replaced, which no bet detects."""
+    with A; None if the target was replaced, which no bet detects. `before` and `after` are as counted;
+    `adjusted` is as tested, None of a replaced target and of incidents of older versions."""
 
     segment: str
     before: Acceptance
     after: Acceptance
     evidence: float | None = None
+    adjusted: AdjustedChange | None = None
+
+    @property
+    def levels(self) -> tuple[float, float]:
+        """Before and after, as tested; where nothing was tested, as counted."""
+        if self.adjusted is None:
+            return self.before.rate, self.after.rate
+        return self.adjusted.before, self.adjusted.after
 
 
 def positions_of(segments: Sequence[ChangedSegment]) -> Positions:
@@ -66,6 +75,7 @@ class IncidentEvidence:
     interval_level: float | None = None
     stream_before: Acceptance | None = None
     stream_after: Acceptance | None = None
+    adjusted: AdjustedChange | None = None  # of the changed segments, as tested; None of older versions too
     # Of a replaced target or draft: the stream before.
     predecessor_stream_id: int | None = None
     # Of either: parts of the tokens per second, lost; negative where gained.
