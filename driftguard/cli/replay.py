@@ -43,6 +43,7 @@ from driftguard.detection import (
 )
 from driftguard.detection.findings import SessionsGiven, StratumBaseline
 from driftguard.records import AcceptanceRecord, StreamKey
+from driftguard.records.documents.acceptance import Gradual
 from driftguard.records.positions import ACCEPTANCE, combined
 
 CHUNK_RECORDS = 5_000
@@ -209,6 +210,7 @@ def _opened_json(finding: DriftOpened) -> dict[str, Any]:
         **_acceptance_json("before", finding.before),
         **_acceptance_json("after", finding.after),
         "adjusted": asdict(finding.adjusted),
+        "gradual": _gradual_json(finding.gradual),
         "requests_to_alarm": finding.requests_to_alarm,
         "evidence": finding.evidence,
         "false_alarm_every": finding.false_alarm_every,
@@ -223,6 +225,16 @@ def _widened_json(finding: DriftWidened) -> dict[str, Any]:
         "segments": [_change_json(change) for change in finding.segments],
         "requests_to_alarm": finding.requests_to_alarm,
     }
+
+
+def _gradual_json(gradual: Gradual | None) -> dict[str, Any] | None:
+    if gradual is None:
+        return None
+    times = {
+        "onset_at": gradual.onset_at.isoformat(),
+        "interval": [at.isoformat() for at in gradual.interval],
+    }
+    return {**asdict(gradual), **times}
 
 
 def _closed_json(finding: DriftClosed) -> dict[str, Any]:
@@ -276,6 +288,9 @@ def event_text(event: ReplayEvent) -> str:
             when = (
                 f"since record {finding.change_point} ({first} to {last}), {_time(finding.change_point_at)}"
             )
+            if finding.gradual is not None and finding.gradual.certain:
+                onset = _time(finding.gradual.onset_at.timestamp())
+                when += f", gradually from about {onset} on, {finding.gradual.rate}"
             verb = {"down": "fell", "up": "rose"}[finding.direction]
             lines = [
                 f"{head} {_acceptance_of(finding.segments)} {verb} {when}",

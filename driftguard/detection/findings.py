@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from driftguard.records.documents.acceptance import Acceptance, AdjustedChange
+from driftguard.records.documents.acceptance import Acceptance, AdjustedChange, Gradual
 
 Direction = Literal["down", "up"]
 Scope = Literal["segments", "stream"]
@@ -90,9 +90,8 @@ class DriftOpened:
     interval: tuple[int, int]  # ordinals, both ends included
     interval_level: float
     segments: tuple[SegmentChange, ...]  # strongest evidence first, never empty
-    adjusted: (
-        AdjustedChange  # of these segments together, in the mix of their requests since the change point
-    )
+    gradual: Gradual | None  # None where it cannot have begun before `interval`
+    adjusted: AdjustedChange  # of these segments together, in their mix since the change point
     before: Acceptance  # stream: what the traffic since the change point accepted at the baselines
     after: Acceptance  # stream: since the change point
     evidence: float  # at least false_alarm_every

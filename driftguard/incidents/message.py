@@ -48,7 +48,8 @@ def summary(incident: Incident, stream: Stream) -> str:
     )
     found = aftermath.of(incident)
     over = f" {found.text}" if found else ""
-    return f"{text}{_cost(incident)}.{_counted(incident)}{_raised(incident)}{_why(incident)}{over}"
+    told = f"{text}{_cost(incident)}.{_gradually(incident)}{_counted(incident)}"
+    return f"{told}{_raised(incident)}{_why(incident)}{over}"
 
 
 def _draft(stream: Stream) -> str:
@@ -56,6 +57,22 @@ def _draft(stream: Stream) -> str:
     if stream.draft_version == _UNKNOWN:
         return "the draft"
     return f"draft {stream.draft_version}" + ("" if stream.method == _UNKNOWN else f" ({stream.method})")
+
+
+def _gradually(incident: Incident) -> str:
+    """For example: It has been falling since about 2026-11-20 04:10 UTC (between .. and ..), by 0.03 until
+    the alarm, about 0.02 a day."""
+    told = incident.evidence.gradual
+    if told is None:
+        return ""
+    first, last = (f"{at:%Y-%m-%d %H:%M} UTC" for at in told.interval)
+    if not told.certain:
+        return f" It may have begun gradually, {first} at the earliest: that cannot be told yet."
+    verb = "falling" if incident.direction == "down" else "rising"
+    return (
+        f" It has been {verb} since about {told.onset_at:%Y-%m-%d %H:%M} UTC (between {first} and {last}), "
+        f"by {abs(told.moved):.2f} until the alarm, about {told.rate}."
+    )
 
 
 def _counted(incident: Incident) -> str:

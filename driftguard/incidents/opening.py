@@ -138,6 +138,7 @@ def _incident(stream: Stream, finding: DriftOpened, factor: float, now: datetime
             stream_before=finding.before,
             stream_after=finding.after,
             adjusted=finding.adjusted,
+            gradual=finding.gradual,
         ),
     )
 

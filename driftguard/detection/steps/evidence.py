@@ -377,15 +377,24 @@ def offers_against(
     """What these rows offer to bet on: x below `boundary` [T] (above, for a rise)."""
     own = rows.stratum
     cut = state.cut_off[own, (UP if rise else DOWN)]
-    x, variance = rows.x, request_variance(base.within[own], base.between[own], rows.fresh)
+    x, variance = rows.x, variance_of_rows(state, base, rows)
     windows = np.flatnonzero(state.of_windows[own])
     if len(windows):
-        drafted = rows.drafted[windows].astype(np.float64)
-        variance[windows] *= relative_variance(state.windows[own[windows]], drafted)
         reach = LARGEST_SHORTFALL * np.sqrt(np.maximum(variance[windows], SMALLEST_VARIANCE))
         x = x.copy()
         x[windows] = np.clip(x[windows], boundary[windows] - reach, boundary[windows] + reach)
     return offers(x, boundary, variance, rise=rise, cut=cut, inflation=base.inflation[own])
+
+
+def variance_of_rows(state: StreamState, base: Baselines, rows: Columns) -> Floats:
+    """Of x [T] given the past, not inflated; of windows by their traffic."""
+    own = rows.stratum
+    variance = request_variance(base.within[own], base.between[own], rows.fresh)
+    windows = np.flatnonzero(state.of_windows[own])
+    if len(windows):
+        drafted = rows.drafted[windows].astype(np.float64)
+        variance[windows] *= relative_variance(state.windows[own[windows]], drafted)
+    return variance
 
 
 def bets_against(

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import numpy as np
 
 from driftguard.detection.findings import AlarmWithheld, DriftOpened, DriftWidened, SegmentChange
-from driftguard.detection.state.columns import Columns
+from driftguard.detection.state.columns import SECONDS_PER_DAY, Columns
 from driftguard.detection.state.stream_state import DIRECTIONS, Ints, OpenIncident, StreamState, untested
 from driftguard.detection.statistics.baseline import Baselines
 from driftguard.detection.statistics.bets import Floats
 from driftguard.detection.statistics.change_point import INTERVAL_LEVEL, between_levels, locate
-from driftguard.detection.steps.evidence import bets_on, evidence_of_stream, ranked, segment_evidence
+from driftguard.detection.statistics.ramp import Moves, fit, steady_clock
+from driftguard.detection.statistics.windows import LARGEST_SHORTFALL
+from driftguard.detection.steps.evidence import (
+    bets_on,
+    evidence_of_stream,
+    ranked,
+    segment_evidence,
+    variance_of_rows,
+)
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline, safe_baseline
-from driftguard.records.documents.acceptance import AdjustedChange, Reason
+from driftguard.records.documents.acceptance import AdjustedChange, Gradual, Reason
 
 SMALLEST_GAP = 0.002  # between before and after, so that what is told has a direction, and so a recovery test
 SMALLEST_WEIGHT = 1e-9
+SHORTEST_SECONDS = 1.0  # of a gradual change, for its rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,7 @@ def open_incident(
         interval=interval,
         interval_level=INTERVAL_LEVEL,
         segments=tuple(_change(alarm, after, code) for code in changed),
+        gradual=_gradual(alarm, changed, rows, interval[0]),
         adjusted=_adjusted(alarm, after, changed),
         before=at_baseline(state, after),
         after=acceptance_over(state, after),
@@ -196,6 +207,40 @@ def _adjusted(alarm: _Alarm, after: Columns, changed: list[int]) -> AdjustedChan
     largest = max(size for size, _ in reasons)
     because = tuple(reason for size, reason in sorted(reasons, reverse=True) if 2.0 * size >= largest)
     return AdjustedChange(before, now, counted_before, counted_after, because)
+
+
+def _gradual(alarm: _Alarm, changed: list[int], history: Columns, earliest: int) -> Gradual | None:
+    """The change of these segments as a gradual one, where that may have begun before the ordinal `earliest`.
+
+    Where the history no longer holds the end of the reference period, the onset is looked for before it too.
+    """
+    state, base = alarm.state, alarm.base
+    told = np.isin(alarm.rows.segment, changed) & (alarm.rows.fresh > 0.0)
+    rows = alarm.rows[np.flatnonzero(told)]
+    strata, stratum = np.unique(rows.stratum, return_inverse=True)
+    variance = variance_of_rows(state, base, rows)
+    reach = LARGEST_SHORTFALL * np.sqrt(variance)
+    seconds = steady_clock(rows.ended_ms / 1000.0)
+    moves = Moves(
+        seconds=seconds,
+        residual=np.clip(rows.x - rows.expected, -reach, reach),
+        shown=rows.fresh,
+        variance=variance * state.inflation[rows.stratum],
+        stratum=stratum,
+        level_error=base.mean_error[strata],
+    )
+    watched_since = max(int(state.ready_ordinal[strata].min()), state.evidence_since[int(alarm.rise)])
+    forgotten = int(history.ordinal[0]) > watched_since + 1
+    since = float(state.reference_since[strata].min()) if forgotten else float(seconds[0])
+    found = fit(moves, since, rise=alarm.rise)
+    begun = seconds[min(int(np.searchsorted(rows.ordinal, earliest)), len(rows) - 1)]
+    if found is None or (found.first >= begun and not found.certain):
+        return None
+    onset = int(rows.ordinal[min(int(np.searchsorted(seconds, found.onset)), len(rows) - 1)])
+    lasted = max(float(seconds[-1]) - found.onset, SHORTEST_SECONDS)
+    at, first, last = (datetime.fromtimestamp(when, UTC) for when in (found.onset, found.first, found.last))
+    per_day = found.moved / lasted * SECONDS_PER_DAY
+    return Gradual(onset, at, (first, last), found.moved, per_day, found.certain)
 
 
 def _tests(

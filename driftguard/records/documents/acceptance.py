@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, Literal
 
 from driftguard.records.positions import Positions
@@ -47,6 +48,30 @@ class AdjustedChange:
         before, after = self.counted_before, self.counted_after
         apart = max(abs(before - self.before), abs(after - self.after))
         return apart > NOTICEABLE or (self.after - self.before) * (after - before) < 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gradual:
+    """A change as one that began at an onset and has been linear in time since then, until the alarm.
+
+    `onset`: seq of the first record after it, or of the oldest one that the detector still had; the time may
+    be earlier. `certain`: this is likelier than any change at once, by more than 95% of changes at once make
+    it look; else both are possible. Either way the interval holds the onset in at least nine of ten.
+    """
+
+    onset: int
+    onset_at: datetime
+    interval: tuple[datetime, datetime]  # of the onset
+    moved: float  # of acceptance per request, from the onset to the alarm; below 0 for a fall
+    per_day: float
+    certain: bool
+
+    @property
+    def rate(self) -> str:
+        """For example: 0.02 a day; 0.05 an hour."""
+        if abs(self.per_day) >= 0.24:
+            return f"{abs(self.per_day) / 24.0:.2f} an hour"
+        return f"{abs(self.per_day):.{2 if abs(self.per_day) >= 0.01 else 3}f} a day"
 
 
 def from_to(before: float, after: float) -> str:

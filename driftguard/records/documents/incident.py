@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
-from driftguard.records.documents.acceptance import Acceptance, AdjustedChange
+from driftguard.records.documents.acceptance import Acceptance, AdjustedChange, Gradual
 from driftguard.records.documents.cost import Cost, Interval
 from driftguard.records.documents.diagnosis import Diagnosis
 from driftguard.records.positions import Positions, combined
@@ -76,6 +76,7 @@ class IncidentEvidence:
     stream_before: Acceptance | None = None
     stream_after: Acceptance | None = None
     adjusted: AdjustedChange | None = None  # of the changed segments, as tested; None of older versions too
+    gradual: Gradual | None = None  # None where it cannot have begun before the interval of the change point
     # Of a replaced target or draft: the stream before.
     predecessor_stream_id: int | None = None
     # Of either: parts of the tokens per second, lost; negative where gained.

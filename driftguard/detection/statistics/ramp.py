@@ -1,0 +1,169 @@
+"""Did it change at once, or gradually? A change that is linear in time, beside the step of `change_point.py`.
+
+Linear in time and not in requests: what makes acceptance fall bit by bit (topics that move, a server that
+ages) goes on while nobody asks, overnight too, and a rate per day is what can be extrapolated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.statistics.bets import Floats
+
+PLACES = 96  # rows that are tried as the onset and as the end, denser towards the newest
+EVENLY = 48  # more of them, evenly over the rows, and as many over time
+BEYOND = 24  # before the first row
+MARGIN = 1.25  # by which the log likelihood of a ramp that goes on exceeds that of every step: then it is one
+INTERVAL_DROP = 4.0  # of the profile log likelihood within the interval
+CLOCK_ROWS = 9  # a clock is the median over so many rows
+SMALLEST = 1e-12
+SMALLEST_ERROR = 1e-6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """T rows in order of arrival, of C strata."""
+
+    seconds: Floats  # [T] that never go back: `steady_clock`
+    residual: Floats  # [T] x less what was expected of it
+    shown: Floats  # [T] part of a change that the row shows, above 0
+    variance: Floats  # [T] of x, inflated
+    stratum: NDArray[np.intp]  # [T] below C
+    level_error: Floats  # [C] standard error of the level
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """Level until `onset`, from there on linear to the last row. Times in the seconds of the rows."""
+
+    onset: float
+    first: float  # interval of the onset
+    last: float
+    moved: float  # at the last row, in acceptance; below 0 for a fall
+    gain: float  # of log likelihood over the best step
+
+    @property
+    def certain(self) -> bool:
+        return self.gain > MARGIN
+
+
+def steady_clock(seconds: Floats) -> Floats:
+    """[T >= 1] times that never go back, without single ones that are far off: a running median, then the
+    latest so far."""
+    half = CLOCK_ROWS // 2
+    padded = np.pad(seconds, half, mode="edge")
+    median = np.median(np.lib.stride_tricks.sliding_window_view(padded, CLOCK_ROWS), axis=1)
+    return np.asarray(np.maximum.accumulate(median))
+
+
+def fit(rows: Moves, since: float, *, rise: bool) -> Ramp | None:
+    """The ramp of a fall (or rise) in T >= 1 rows up to an alarm.
+
+    None where all were at one moment, or nothing moved that way. `since`: seconds, the earliest onset; before
+    the first row where the history is shorter.
+
+    Formula: residual_t = shown_t (a_c + b g_t) + noise of variance_t, with a level a_c of each stratum,
+    normal with mean 0 and standard deviation level_error_c, and g_t = (t - onset) / (end - onset), not below
+    0 and not above 1; b by generalised least squares. With w_t = shown_t^2 / variance_t and <u, v> =
+    sum w_t u_t v_t - sum over c of u_c v_c / (W_c + 1 / level_error_c^2), where u_c is the sum of w_t u_t
+    over the stratum and W_c that of w_t, the log likelihood grows by <r, g>^2 / (2 <g, g>), r = residual /
+    shown. g is a difference of two hinges (t - onset)+, whose products are sums from a row on, so that all
+    onsets and ends [P, P] are tried without a row of each.
+    The onset is that of the best ramp with end = the last row. It is `certain` where that beats the best step
+    at any row by MARGIN; neither has more parameters. The interval is of the likelihood profiled over the end
+    as well, since a ramp may be over before its alarm; it holds a step too, whose end is next to its onset.
+    Where the history does not reach back to the onset, the line is continued to the level.
+    Assumptions: one change since `since`, linear in time until it ends.
+    Guarantee: none proved. An alarm comes when a fall looks steep, and at a step the profile is not
+    regular, so that INTERVAL_DROP is twice the 1.92 of a chi-squared of 95%. Measured: docs/detection.md,
+    tests/benchmarks/bench_ramps.py.
+    Papers: Hinkley 1971 (two-phase regression); Muggeo 2003 (break points).
+    """
+    start, now = float(rows.seconds[0]), float(rows.seconds[-1])
+    if now <= start:
+        return None
+    span = now - start
+    time = (rows.seconds - now) / span  # [T] in [-1, 0]
+    places = _places(time, (min(since, start) - now) / span)
+    gains, heights = _ramps(_Products.of(rows), time, places, 1.0 if rise else -1.0)
+    going_on = int(gains[:, -1].argmax())
+    if gains[going_on, -1] <= 0.0:
+        return None
+    profile = gains.max(axis=1)
+    held = np.flatnonzero(profile >= profile.max() - INTERVAL_DROP)
+    first, last = places[max(held[0] - 1, 0)], places[min(held[-1] + 1, len(places) - 1)]
+    return Ramp(
+        onset=now + span * float(np.clip(places[going_on], first, last)),
+        first=now + span * float(first),
+        last=now + span * float(last),
+        moved=float(heights[going_on, -1]),
+        gain=float(gains[going_on, -1]) - _best_step(_Products.of(rows), 1.0 if rise else -1.0),
+    )
+
+
+def _places(time: Floats, earliest: float) -> Floats:
+    """[P] of `time` [T] and before it, ascending; the last is 0."""
+    rows = len(time)
+    back = np.concatenate([np.geomspace(1, rows, PLACES), np.linspace(1, rows, EVENLY)]).astype(np.intp)
+    inside = np.concatenate([time[rows - back], np.linspace(-1.0, 0.0, EVENLY)])
+    reach = -1.0 - earliest
+    beyond = np.zeros(0) if reach <= 0.0 else -1.0 - np.geomspace(min(1.0 / PLACES, reach), reach, BEYOND)
+    return np.unique(np.concatenate([beyond, inside]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Products:
+    """What the inner product of `fit` is made of."""
+
+    weight: Floats  # [T] shown^2 / variance
+    product: Floats  # [T] weight x r
+    own: Floats  # [T, C] weight, of the row's own stratum
+    total: Floats  # [C] W_c + 1 / level_error_c^2
+    level: Floats  # [C] the best level of each stratum without a change
+
+    @classmethod
+    def of(cls, rows: Moves) -> _Products:
+        weight, product = rows.shown**2 / rows.variance, rows.shown * rows.residual / rows.variance
+        own = np.zeros((len(weight), len(rows.level_error)))
+        own[np.arange(len(weight)), rows.stratum] = weight
+        total = own.sum(axis=0) + 1.0 / np.maximum(rows.level_error, SMALLEST_ERROR) ** 2
+        sums = np.bincount(rows.stratum, weights=product, minlength=len(total))
+        return cls(weight, product, own, total, sums / total)
+
+
+def _from(values: Floats) -> Floats:
+    """Sums from each row on [T + 1, ..]: 0 past the last."""
+    sums = np.cumsum(values[::-1], axis=0)[::-1]
+    return np.concatenate([sums, np.zeros((1, *values.shape[1:]))])
+
+
+def _gains(cross: Floats, square: Floats, sign: float) -> Floats:
+    """Of log likelihood; 0 where the move is the other way, or nothing tells."""
+    tells = (cross * sign > 0.0) & (square > SMALLEST)
+    return np.where(tells, cross**2 / (2.0 * np.maximum(square, SMALLEST)), 0.0)
+
+
+def _best_step(rows: _Products, sign: float) -> float:
+    """The largest gain of a step at any row."""
+    own = _from(rows.own)[:-1]
+    square = _from(rows.weight)[:-1] - (own**2 / rows.total).sum(axis=1)
+    return float(_gains(_from(rows.product)[:-1] - own @ rows.level, square, sign).max())
+
+
+def _ramps(rows: _Products, time: Floats, places: Floats, sign: float) -> tuple[Floats, Floats]:
+    """(gain, height of the ramp) of each onset and end [P, P]; -inf where the end comes first."""
+    after = np.searchsorted(time, places, side="right")
+    weight, weight1, weight2 = (_from(rows.weight * time**power)[after] for power in range(3))
+    own = _from(rows.own * time[:, None])[after] - places[:, None] * _from(rows.own)[after]
+    hinge = _from(rows.product * time)[after] - places * _from(rows.product)[after] - own @ rows.level
+    onset, end = places[:, None], places[None, :]
+    both = weight2 - (onset + end) * weight1 + onset * end * weight  # of the rows after the end
+    both = np.where(onset <= end, both, both.T) - (own / rows.total) @ own.T
+    length = np.where(end > onset, end - onset, 1.0)
+    square = (np.diag(both)[:, None] - 2.0 * both + np.diag(both)[None, :]) / length**2
+    cross = (hinge[:, None] - hinge[None, :]) / length
+    gains = np.where((end > onset) & (end > time[0]), _gains(cross, square, sign), -np.inf)
+    return gains, cross / np.maximum(square, SMALLEST)

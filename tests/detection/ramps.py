@@ -1,0 +1,84 @@
+"""Streams that fall bit by bit, or at once, on ugly traffic: a rare segment, nights without a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from driftguard.detection import DetectorConfig, DriftOpened, ObservationBatch, StreamState, fold
+from tests.detection.traffic import BETWEEN_REQUESTS, START
+
+HOUR, DAY = 3_600.0, 86_400.0
+AWAKE = 16 * HOUR  # of each day, where nights are silent
+BEFORE, AFTER = 3_000, 14_000  # requests
+STEP = 500
+CONFIG = DetectorConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """By `drop` in `hours` (0: at once), at `rate` requests an hour. `rare`: a tenth are of another segment."""
+
+    rate: float
+    hours: float
+    drop: float
+    silent_nights: bool = False
+    rare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The alarm of one run. `onset`: when it began to fall, seconds since 1970 UTC."""
+
+    alarm: DriftOpened
+    onset: float
+
+    @property
+    def certain(self) -> bool:
+        return self.alarm.gradual is not None and self.alarm.gradual.certain
+
+    @property
+    def held(self) -> bool:
+        """Does what is told hold the onset?"""
+        first, last = self.alarm.interval
+        if self.alarm.gradual is None:
+            return first <= BEFORE + 1 <= last
+        begin, end = (at.timestamp() for at in self.alarm.gradual.interval)
+        return begin - 0.001 <= self.onset <= end + 0.001
+
+
+def simulate(fall: Fall, seed: int) -> tuple[ObservationBatch, float]:
+    """(requests, onset) of a stream that falls after its first BEFORE requests."""
+    rng = np.random.default_rng(seed)
+    count = BEFORE + AFTER
+    seconds = np.cumsum(rng.exponential(HOUR / fall.rate, count))
+    if fall.silent_nights:
+        seconds = seconds // AWAKE * DAY + seconds % AWAKE
+    since = seconds - seconds[BEFORE]
+    done = (since >= 0.0) * 1.0 if fall.hours == 0.0 else np.clip(since / (HOUR * fall.hours), 0.0, 1.0)
+    mean = 0.65 - fall.drop * done
+    precision = mean * (1.0 - mean) / BETWEEN_REQUESTS**2 - 1.0
+    acceptance = rng.beta(mean * precision, (1.0 - mean) * precision)
+    drafted = rng.integers(20, 200, count)
+    rare = rng.random(count) < 0.1 if fall.rare else np.zeros(count, dtype=np.bool_)
+    batch = ObservationBatch.of(
+        np.arange(1, count + 1),
+        ["rare" if own else "chat" for own in rare.tolist()],
+        drafted,
+        rng.binomial(drafted, acceptance),
+        START + seconds,
+    )
+    return batch, START + float(seconds[BEFORE])
+
+
+def found(fall: Fall, seed: int) -> Found | None:
+    """The first alarm, unless it is a false one before the fall, or there is none."""
+    batch, onset = simulate(fall, seed)
+    state = StreamState()
+    for place in range(0, len(batch), STEP):
+        state, findings = fold(CONFIG, state, batch[place : place + STEP])
+        for finding in findings:
+            if isinstance(finding, DriftOpened):
+                return Found(finding, onset) if finding.ordinal > BEFORE else None
+    return None
