@@ -18,7 +18,7 @@ CONFIG = DetectorConfig()
 
 @dataclass(frozen=True, slots=True)
 class Fall:
-    """By `drop` in `hours` (0: at once), at `rate` requests an hour. `rare`: a tenth are of another segment."""
+    """By `drop` in `hours` (0: at once), at `rate` an hour. `rare`: a tenth are of another segment."""
 
     rate: float
     hours: float

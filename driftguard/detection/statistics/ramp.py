@@ -16,7 +16,7 @@ from driftguard.detection.statistics.bets import Floats
 PLACES = 96  # rows that are tried as the onset and as the end, denser towards the newest
 EVENLY = 48  # more of them, evenly over the rows, and as many over time
 BEYOND = 24  # before the first row
-MARGIN = 1.25  # by which the log likelihood of a ramp that goes on exceeds that of every step: then it is one
+MARGIN = 1.5  # by which the log likelihood of a ramp that goes on exceeds that of every step: then it is one
 INTERVAL_DROP = 4.0  # of the profile log likelihood within the interval
 CLOCK_ROWS = 9  # a clock is the median over so many rows
 SMALLEST = 1e-12

@@ -1,0 +1,76 @@
+"""What the sentence about an incident says of how acceptance changed, on a page as well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from driftguard.incidents.message import document, summary
+from driftguard.records.documents.acceptance import AdjustedChange, Gradual
+from driftguard.store.database import Database
+from driftguard.store.tables import Incident, Stream
+from tests.alerting.incident_rows import add_incident
+
+AT = datetime(2026, 11, 20, 4, 10, tzinfo=UTC)
+GRADUAL = Gradual(
+    onset=300,
+    onset_at=AT,
+    interval=(AT - timedelta(hours=9), AT + timedelta(hours=5)),
+    moved=-0.031,
+    per_day=-0.021,
+    certain=True,
+)
+SHORTER = AdjustedChange(0.735, 0.62, 0.60, 0.63, ("answers are shorter",))
+
+
+@pytest.fixture
+def stored(database: Database) -> tuple[Incident, Stream]:
+    """As it comes back from the database."""
+    incident_id = add_incident(database, [])
+    with database.session() as session:
+        incident = session.get_one(Incident, incident_id)
+        incident.evidence = replace(incident.evidence, gradual=GRADUAL, adjusted=SHORTER)
+    with database.session() as session:
+        incident = session.get_one(Incident, incident_id)
+        stream = session.get_one(Stream, incident.stream_id)
+        session.expunge_all()
+    return incident, stream
+
+
+def test_a_gradual_change_says_since_when_how_much_and_how_fast(stored: tuple[Incident, Stream]) -> None:
+    incident, stream = stored
+    assert incident.evidence.gradual == GRADUAL
+    assert (
+        "It has been falling since about 2026-11-20 04:10 UTC (between 2026-11-19 19:10 UTC and 2026-11-20 "
+        "09:10 UTC), by 0.03 until the alarm, about 0.02 a day."
+    ) in summary(incident, stream)
+    told = document(incident, stream, "firing", "http://driftguard")["incident"]["evidence"]["gradual"]
+    assert told["per_day"] == GRADUAL.per_day
+
+
+def test_a_change_that_may_be_gradual_says_only_that(stored: tuple[Incident, Stream]) -> None:
+    incident, stream = stored
+    incident.evidence = replace(incident.evidence, gradual=replace(GRADUAL, certain=False))
+    text = summary(incident, stream)
+    assert (
+        "It may have begun gradually, 2026-11-19 19:10 UTC at the earliest: that cannot be told yet." in text
+    )
+    assert "has been falling" not in text
+
+
+def test_a_sudden_change_says_nothing_of_a_ramp(stored: tuple[Incident, Stream]) -> None:
+    incident, stream = stored
+    incident.evidence = replace(incident.evidence, gradual=None)
+    assert "gradually" not in summary(incident, stream)
+
+
+def test_counted_rates_that_differ_are_told_with_the_reason(
+    stored: tuple[Incident, Stream],
+) -> None:
+    incident, stream = stored
+    assert "As counted it went from 0.60 to 0.63, because answers are shorter" in summary(incident, stream)
+    same = replace(SHORTER, counted_before=0.74, counted_after=0.62)
+    incident.evidence = replace(incident.evidence, adjusted=same)
+    assert "As counted" not in summary(incident, stream)
