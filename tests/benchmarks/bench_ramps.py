@@ -1,6 +1,6 @@
 """Does what is told of a change hold its onset, and is a change at once called gradual? Prints one table.
 
-RUNS streams per row (`tests/detection/ramps.py`), A = 100,000, nothing is tuned. "certain": part of the alarms
+RUNS streams per row (`tests/detection/ramps.py`), A = 100,000, nothing tuned. "certain": part of the alarms
 that call the change gradual; "held": part of those whose interval of the onset (of the change point, where no
 gradual change is told) holds the true one; "step": part of those whose interval of the change point holds it;
 "alarm", "width": medians of the hours from onset to alarm, and of the interval of the onset. Run it as
