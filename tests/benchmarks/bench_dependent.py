@@ -1,6 +1,7 @@
-"""False alarms and delays where observations depend on each other; prints a table and keeps it.
+"""False alarms and delays where observations depend on each other, or acceptance on what their records tell;
+prints tables and keeps them.
 
-    python -m tests.benchmarks.bench_dependent [--streams 15] [--quick]
+    python -m tests.benchmarks.bench_dependent [--streams 15] [--quick] [--only covariates]
 
 Every stream has 20,000 observations without a change. An incident that recovers by itself is over, and the
 stream goes on, so that one stream can raise several false alarms. Delays are of streams that ran for RUN_IN
@@ -17,13 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from driftguard.detection import DetectorConfig, DriftOpened, ObservationBatch, StreamState, fold
+from tests.benchmarks.detection.covariates import COVARIATES, Covariate
 from tests.benchmarks.detection.dependent import DEPENDENT, FEW_REQUESTS, Dependent
 from tests.benchmarks.detection.traffic import Change
 
 SEED = 20_261_124
 LENGTH = 20_000
 RUN_IN, HORIZON, RUNS = 1_500, 5_760, 30
-RESULTS = Path(__file__).parent / "results" / "dependent.md"
+DEPENDENCE, TOLD = "Observations that depend on each other", "Acceptance that follows what records tell"
+_FOLDER = Path(__file__).parent / "results"
+RESULTS = {DEPENDENCE: _FOLDER / "dependent.md", TOLD: _FOLDER / "covariates.md"}
 CONFIG = DetectorConfig()
 
 
@@ -33,7 +37,7 @@ def alarms(batch: ObservationBatch, state: StreamState) -> Iterator[DriftOpened]
         yield from (finding for finding in findings if isinstance(finding, DriftOpened))
 
 
-def false_alarms(family: Dependent, row: int, streams: int) -> str:
+def false_alarms(family: Dependent | Covariate, row: int, streams: int) -> str:
     found = [
         len(list(alarms(family.batch([SEED, row, number], LENGTH), StreamState())))
         for number in range(streams)
@@ -65,13 +69,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=15)
     parser.add_argument("--quick", action="store_true", help="too little of everything, and writes nothing")
+    parser.add_argument("--only", choices=("dependence", "covariates"))
     options = parser.parse_args()
     streams, runs = (2, 3) if options.quick else (options.streams, RUNS)
-    lines = [
-        f"Seed {SEED}, A = {CONFIG.false_alarm_every:,.0f}, {streams} streams of {LENGTH:,} observations.",
-        "",
-        "| traffic | false alarms | observations per false alarm |",
-        "| --- | --- | --- |",
+    for title, lines in (
+        *([_of_dependence(streams, runs)] if options.only != "covariates" else []),
+        *([_of_covariates(streams)] if options.only != "dependence" else []),
+    ):
+        print("\n".join(lines))
+        if not options.quick:
+            RESULTS[title].write_text(f"# {title}\n\n" + "\n".join(lines) + "\n")
+
+
+def _of_dependence(streams: int, runs: int) -> tuple[str, list[str]]:
+    return DEPENDENCE, [
+        *_head(streams),
         *(false_alarms(family, row, streams) for row, family in enumerate(DEPENDENT)),
         "",
         f"A drop after {RUN_IN:,} windows, {runs} streams, watched for {HORIZON:,} more (16 hours).",
@@ -80,9 +92,20 @@ def main() -> None:
         "| --- | --- | --- | --- | --- | --- |",
         *(delay(family, drop, runs) for family, drop in FEW_REQUESTS),
     ]
-    print("\n".join(lines))
-    if not options.quick:
-        RESULTS.write_text("# Observations that depend on each other\n\n" + "\n".join(lines) + "\n")
+
+
+def _of_covariates(streams: int) -> tuple[str, list[str]]:
+    rows = enumerate(COVARIATES, start=len(DEPENDENT))
+    return TOLD, [*_head(streams), *(false_alarms(family, row, streams) for row, family in rows)]
+
+
+def _head(streams: int) -> list[str]:
+    return [
+        f"Seed {SEED}, A = {CONFIG.false_alarm_every:,.0f}, {streams} streams of {LENGTH:,} observations.",
+        "",
+        "| traffic | false alarms | observations per false alarm |",
+        "| --- | --- | --- |",
+    ]
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class Dependent:
         )
 
 
-def _beta(rng: Random, mean: Floats, deviation: float) -> Floats:
+def beta(rng: Random, mean: Floats, deviation: float) -> Floats:
     mean = np.clip(mean, 0.03, 0.97)
     precision = mean * (1.0 - mean) / deviation**2 - 1.0
     return rng.beta(mean * precision, (1.0 - mean) * precision)
@@ -73,7 +73,7 @@ def _long_requests(lifetime: float, running: int) -> Draw:
         begun = np.maximum.accumulate(
             np.where(ends, np.arange(n)[:, None], 0), axis=0
         )  # window of the request
-        own = _beta(rng, np.full((n, running), MEAN), BETWEEN_REQUESTS)
+        own = beta(rng, np.full((n, running), MEAN), BETWEEN_REQUESTS)
         mean = np.take_along_axis(own, begun, axis=0).mean(axis=1) - fallen
         return mean, np.full(n, TOKENS_A_WINDOW * running, dtype=np.int64)
 
@@ -85,7 +85,7 @@ def _few_requests(requests: float) -> Draw:
 
     def draw(rng: Random, n: int, fallen: Floats) -> tuple[Floats, Ints]:
         count = np.maximum(rng.poisson(requests, n), 1)
-        own = _beta(rng, np.full(int(count.sum()), MEAN), BETWEEN_REQUESTS)
+        own = beta(rng, np.full(int(count.sum()), MEAN), BETWEEN_REQUESTS)
         mean = np.add.reduceat(own, np.cumsum(count) - count) / count
         return mean - fallen, (200 * count).astype(np.int64)
 
@@ -101,7 +101,7 @@ def _mix(memory: float | None, requests: int) -> Draw:
             steps = wandering_mix(rng, n * requests, ["", "", ""])[1].reshape(n, requests)
             shares: Floats = np.stack([(steps == task).mean(axis=1) for task in range(len(TASKS))], axis=1)
         else:
-            level = np.stack([_wander(rng, n, memory) for _ in TASKS], axis=1)
+            level = np.stack([wander(rng, n, memory) for _ in TASKS], axis=1)
             shares = np.exp(0.5 * level)
             shares /= shares.sum(axis=1, keepdims=True)
             shares = rng.multinomial(requests, shares).astype(np.float64) / requests
@@ -111,7 +111,7 @@ def _mix(memory: float | None, requests: int) -> Draw:
     return draw
 
 
-def _wander(rng: Random, n: int, memory: float) -> Floats:
+def wander(rng: Random, n: int, memory: float) -> Floats:
     """A stationary Gaussian autoregression of variance 1 that forgets within `memory` steps."""
     keep = np.exp(-1.0 / memory)
     steps = rng.normal(0.0, np.sqrt(1.0 - keep**2), n)
@@ -135,7 +135,7 @@ def _conversations(open_at_once: int, between: float) -> Draw:
         apart = rng.normal(0.0, between, (open_at_once, n // TURNS + 1))
         mean = MEAN + apart[slot, of_slot]
         within = math.sqrt(max(BETWEEN_REQUESTS**2 - between**2, 0.05**2))
-        return _beta(rng, mean, within) - fallen, rng.integers(20, 200, n)
+        return beta(rng, mean, within) - fallen, rng.integers(20, 200, n)
 
     return draw
 
@@ -144,8 +144,8 @@ def _users(memory: float, deviation: float) -> Draw:
     """Requests of users without a segment, whose mean acceptance wanders slowly."""
 
     def draw(rng: Random, n: int, fallen: Floats) -> tuple[Floats, Ints]:
-        mean = MEAN + deviation * _wander(rng, n, memory)
-        return _beta(rng, mean, BETWEEN_REQUESTS) - fallen, rng.integers(20, 200, n)
+        mean = MEAN + deviation * wander(rng, n, memory)
+        return beta(rng, mean, BETWEEN_REQUESTS) - fallen, rng.integers(20, 200, n)
 
     return draw
 
