@@ -1,7 +1,7 @@
 """Strata: the requests of a segment that may be compared with each other.
 
 Acceptance changes with the configuration without any drift, so every combination of (segment, kind,
-num_speculative_tokens, acceptance_rule, temperature class, length known or not, positions judged) has a
+num_speculative_tokens, acceptance_rule, class of temperature, length known or not, positions judged) has a
 baseline of its own. A new combination therefore begins a new baseline, and says so; a shift of the mix of
 strata is no drift by construction. Answer length itself is regressed out (`baseline.py`).
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import get_args
 
 import numpy as np
@@ -28,10 +29,17 @@ MAX_SHARED = 6  # kind, length known and positions judged are never given up
 NO_SETTING = -1
 KINDS = ("request", "window")
 RULES = get_args(AcceptanceRule)
-TEMPERATURES = ("unknown", "greedy", "sampled")
+# Each of the usual settings (.2, .6, .7, .8, 1) is in a class of its own, and every class within one of those
+# that a diagnosis compares.
+TEMPERATURE_CLASSES = (0.25, 0.5, 0.65, 0.75, 0.9, 1.0, 1.5)  # largest temperature of each but the last
+_SAMPLED = tuple(f"({low:g}, {high:g}]" for low, high in pairwise((0.0, *TEMPERATURE_CLASSES)))
+# 'sampled' is of settings that were packed before there were classes
+TEMPERATURES = ("unknown", "greedy", "sampled", *_SAMPLED, f"above {TEMPERATURE_CLASSES[-1]:g}")
 _K_BITS, _RULE_BITS, _TEMPERATURE_BITS = 11, 2, 2
 _KIND_AT = 1 + _TEMPERATURE_BITS + _RULE_BITS + _K_BITS
 _FIRST_AT = _KIND_AT + 1  # above all others: what was packed before there was this bit keeps its meaning
+_CLASS_AT = _FIRST_AT + 1  # so are these: of sampled requests, the place of their class after 'sampled'
+_CLASS_BITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class Setting:
     kind: str
     num_speculative_tokens: int | None
     acceptance_rule: str
-    temperature: str  # greedy: 0; sampled: above 0
+    temperature: str  # unknown, greedy (0), or the class in which it lies
     length_known: bool
     positions: Positions = "all"  # judged, all or first: see driftguard.records.positions
 
@@ -62,11 +70,13 @@ class Setting:
 def settings_of(batch: ObservationBatch) -> Ints:
     """Each observation's setting, packed: [N]."""
     kind, rule = _places(batch.kind, KINDS), _places(batch.acceptance_rule, RULES)
-    temperature = np.where(np.isnan(batch.temperature), 0, np.where(batch.temperature == 0.0, 1, 2))
+    sampled = batch.temperature > 0.0
+    temperature = np.where(np.isnan(batch.temperature), 0, np.where(sampled, 2, 1))
+    of_class = np.where(sampled, np.searchsorted(TEMPERATURE_CLASSES, batch.temperature) + 1, 0)
     packed = kind << _K_BITS | (batch.num_speculative_tokens + 1)
     packed = (packed << _RULE_BITS | rule) << _TEMPERATURE_BITS | temperature
     packed = packed << 1 | ((batch.output_tokens >= 0) & (kind == 0))
-    settings: Ints = packed | (batch.first_drafted >= 0).astype(np.int64) << _FIRST_AT
+    settings: Ints = packed | (batch.first_drafted >= 0).astype(np.int64) << _FIRST_AT | of_class << _CLASS_AT
     return settings
 
 
@@ -94,7 +104,8 @@ def unpack(setting: int) -> Setting:
     rest, temperature = rest >> _TEMPERATURE_BITS, rest & (2**_TEMPERATURE_BITS - 1)
     rest, rule = rest >> _RULE_BITS, rest & (2**_RULE_BITS - 1)
     rest, k = rest >> _K_BITS, rest & (2**_K_BITS - 1)
-    positions: Positions = "first" if rest >> 1 else "all"
+    positions: Positions = "first" if rest >> 1 & 1 else "all"
+    temperature += setting >> _CLASS_AT & (2**_CLASS_BITS - 1)
     return Setting(
         KINDS[rest & 1], k - 1 if k else None, RULES[rule], TEMPERATURES[temperature], known, positions
     )

@@ -20,6 +20,7 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.state.codec import encode_state
+from driftguard.detection.statistics.strata import settings_of, unpack, without_configuration
 from tests.detection.traffic import fold_all, requests
 
 CONFIG = DetectorConfig()
@@ -86,8 +87,10 @@ def test_a_fall_under_the_new_k_is_found_against_the_new_baseline() -> None:
     ("columns", "reason"),
     [
         ({"acceptance_rule": "greedy"}, "acceptance_rule changed from rejection to greedy"),
-        ({"temperature": 0.0}, "temperature changed from sampled to greedy"),
-        ({"temperature": None}, "temperature changed from sampled to unknown"),
+        ({"temperature": 0.0}, "temperature changed from (0.65, 0.75] to greedy"),
+        ({"temperature": None}, "temperature changed from (0.65, 0.75] to unknown"),
+        ({"temperature": 1.0}, "temperature changed from (0.65, 0.75] to (0.9, 1]"),
+        ({"temperature": 1.6}, "temperature changed from (0.65, 0.75] to above 1.5"),
         ({"output_tokens": 100}, "length_known changed from no to yes"),
     ],
 )
@@ -102,6 +105,38 @@ def test_other_settings_have_baselines_of_their_own(columns: dict[str, Any], rea
     findings = fold_all(batch)[1]
     assert opened(findings) == []
     assert [finding.reason for finding in ready(findings)] == ["first baseline of the segment", reason]
+
+
+def test_temperatures_are_told_apart_as_far_as_a_diagnosis_compares_them_and_further() -> None:
+    """And a setting that was packed before there were classes keeps its meaning."""
+    told = [None, 0.0, 1e-9, 0.2, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 1.6, 1e9]
+    n = len(told)
+    batch = ObservationBatch.of(range(n), ["chat"] * n, [9] * n, [5] * n, [0.0] * n, temperature=told)
+    settings = settings_of(batch).tolist()
+    classes = ["(0, 0.25]"] * 3 + ["(0.25, 0.5]", "(0.5, 0.65]", "(0.65, 0.75]"] + ["(0.75, 0.9]"] * 2
+    classes += ["(0.9, 1]"] + ["(1, 1.5]"] * 2 + ["above 1.5"] * 2
+    assert [unpack(setting).temperature for setting in settings] == ["unknown", "greedy", *classes]
+    assert {without_configuration(setting) for setting in settings} == {settings[0]}
+    assert unpack(settings[1] + 2) == replace(unpack(settings[0]), temperature="sampled")
+    first = batch_by_first(batch)
+    assert [unpack(setting).temperature for setting in first] == ["unknown", "greedy", *classes]
+    assert {unpack(setting).positions for setting in first} == {"first"}
+
+
+def batch_by_first(batch: ObservationBatch) -> list[int]:
+    counts = np.ones(len(batch), dtype=np.int64)
+    settings: list[int] = settings_of(replace(batch, first_drafted=counts, first_accepted=counts)).tolist()
+    return settings
+
+
+def test_a_mix_of_temperatures_that_shifts_is_no_drift() -> None:
+    """Of .7 and 1, one class for a diagnosis: half of each, then nearly all 1, where acceptance is lower."""
+    rng, n = np.random.default_rng(41), 6_000
+    hot = rng.random(n) < np.where(np.arange(n) < 3_000, 0.5, 0.95)
+    batch = with_settings(requests(rng, np.where(hot, 0.5, 0.65)), np.full(n, 3), np.where(hot, 1.0, 0.7))
+    assert opened(fold_all(batch)[1]) == []
+    blind = replace(batch, temperature=np.full(n, np.nan))
+    assert opened(fold_all(blind)[1]) != []
 
 
 def test_a_shift_between_strata_is_no_drift_and_a_fall_of_both_is_one_incident() -> None:
