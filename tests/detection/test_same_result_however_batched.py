@@ -119,6 +119,15 @@ def test_any_records_fold_without_error_or_nan(
     assert re.search(r"\b(nan|inf)\b", told) is None
 
 
+def test_requests_of_one_moment_tell_no_traffic() -> None:
+    """However close two times are: their difference may be too small a number to divide by."""
+    batch = requests(np.random.default_rng(11), np.full(600, 0.7))
+    ended = np.where(np.arange(600) % 2 == 1, 0.0, -1e-309)
+    state, _ = fold(DetectorConfig(), StreamState(), replace(batch, ended_at=ended))
+    assert state.ready.any()
+    assert state.requests_per_day == 0.0
+
+
 def test_folding_leaves_the_old_state_as_it_was() -> None:
     batch = eventful()
     state, _ = fold(DetectorConfig(), StreamState(), batch[:3_000])

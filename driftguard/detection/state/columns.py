@@ -127,6 +127,7 @@ def history_rows(state: StreamState) -> Columns:
 
 
 SECONDS_PER_DAY = 86_400.0
+MOMENT_SECONDS = 1e-3  # as fine as times are kept
 TOKENS_OF_A_REQUEST = 32
 MOST_REQUESTS_OF_A_WINDOW = 25  # so that it takes several windows to say that drafting stopped
 
@@ -198,6 +199,6 @@ def counted(before: StreamState, state: StreamState, batch: ObservationBatch) ->
 
 
 def requests_per_day(state: StreamState) -> float:
-    """Traffic measured so far; 0 where all requests ended at one moment."""
+    """Traffic measured so far; 0 where all requests ended at one moment: within a millisecond."""
     span = state.last_ended_at - state.first_ended_at
-    return state.requests / span * SECONDS_PER_DAY if span > 0 else 0.0
+    return state.requests / span * SECONDS_PER_DAY if span >= MOMENT_SECONDS else 0.0
