@@ -36,6 +36,7 @@ from driftguard.detection.statistics.sessions import (
     session_keys,
 )
 from driftguard.detection.statistics.strata import NO_SETTING, settings_of
+from driftguard.detection.statistics.varying_k import with_varying_k
 from driftguard.detection.statistics.windows import after_gap
 from driftguard.detection.steps.evidence import (
     of_strata,
@@ -98,9 +99,15 @@ def _quiet(
     config: DetectorConfig, states: list[StreamState], batches: list[ObservationBatch]
 ) -> list[StreamState | None]:
     """The states after their batches; None where a batch is not quiet."""
+    by_k = [
+        with_varying_k(state.k_newest, state.k_changes, batch)
+        for state, batch in zip(states, batches, strict=True)
+    ]
+    batches = [batch for batch, *_ in by_k]
     side = side_by_side(states, batches)
     gap, last_ends = _after_gaps(side, states, batches)
-    rows = _rows(side, states, (side.batch.judged_drafted > 0) & ~gap)
+    k_varies = np.concatenate([varies for _, varies, *_ in by_k])
+    rows = _rows(side, states, k_varies, (side.batch.judged_drafted > 0) & ~gap)
     stream = side.stream_of_stratum[rows.stratum]
     steady = side.state.ready[rows.stratum] & (rows.day == side.state.rhythms.day)
     watched = np.bincount(stream, minlength=len(states))
@@ -156,6 +163,8 @@ def _quiet(
                 "history": state.history.followed_by_piece(
                     newest.part(starts[place], starts[place + 1]), config.history
                 ),
+                "k_newest": by_k[place][2],
+                "k_changes": by_k[place][3],
                 "last_window_ended_at": last_ends[place],
                 "windows_after_gap": state.windows_after_gap + missed[place],
             },
@@ -196,10 +205,12 @@ def _after_gaps(
     return gap, last_ends
 
 
-def _rows(side: SideBySide, states: list[StreamState], evident: NDArray[np.bool_]) -> Columns:
+def _rows(
+    side: SideBySide, states: list[StreamState], k_varies: NDArray[np.bool_], evident: NDArray[np.bool_]
+) -> Columns:
     """The evident observations of streams in which none is of a new segment or stratum."""
     batch, ends = side.batch, [*side.starts[1:].tolist(), len(side.batch)]
-    settings = np.where(evident, settings_of(batch), NO_SETTING).tolist()
+    settings = np.where(evident, settings_of(batch, k_varies), NO_SETTING).tolist()
     codes: list[int] = []
     sessions = np.zeros(len(batch), dtype=np.uint64)
     for place, (state, start, end) in enumerate(zip(states, side.starts.tolist(), ends, strict=True)):

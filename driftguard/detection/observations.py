@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.records import AcceptanceRecord, AcceptanceRule
-from driftguard.records.positions import first_position
+from driftguard.records.positions import first_counts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -30,8 +30,8 @@ class ObservationBatch:
 
     `ordinal` [N] is any strictly increasing number by which the caller finds the record again (the
     store's seq, a line number); `drafted` and `accepted` [N] are tokens, 0 <= accepted <= drafted;
-    times are in seconds since 1970 UTC. An observation that gives `first_drafted` and `first_accepted` is
-    judged by them instead (`driftguard.records.positions`). The columns after `ended_at` may be left
+    times are in seconds since 1970 UTC. An observation that gives `first_drafted` and `first_accepted`, and
+    no K, is judged by them instead (`driftguard.records.positions`). The columns after `ended_at` may be left
     out: then no observation gives that field. Raises ValueError when a column breaks this.
     """
 
@@ -93,19 +93,18 @@ class ObservationBatch:
         self._check_first()
 
     def _check_first(self) -> None:
-        given, drafted, accepted = self.by_first, self.first_drafted, self.first_accepted
+        drafted, accepted = self.first_drafted, self.first_accepted
+        given = drafted >= 0
         if not np.array_equal(given, accepted >= 0) or (np.minimum(drafted, accepted) < _NOT_GIVEN).any():
             raise ValueError("first_drafted and first_accepted must be given together, and be at least 0")
         if (accepted > drafted).any() or (drafted > np.where(given, self.drafted, 0)).any():
             raise ValueError("first_accepted must be at most first_drafted, and that at most drafted")
-        if (given & (self.num_speculative_tokens != _NOT_GIVEN)).any():
-            raise ValueError("first_drafted is for observations without num_speculative_tokens")
 
     @property
     def by_first(self) -> NDArray[np.bool_]:
         """Which observations are judged by their first position [N]."""
-        given: NDArray[np.bool_] = self.first_drafted >= 0
-        return given
+        by_first: NDArray[np.bool_] = (self.first_drafted >= 0) & (self.num_speculative_tokens == _NOT_GIVEN)
+        return by_first
 
     @property
     def judged_drafted(self) -> Ints:
@@ -201,9 +200,8 @@ class ObservationBatch:
             output_tokens=[record.output_tokens for record in records],
             started_at=[record.started_at.timestamp() for record in records],
             first_position=[
-                first_position(
+                first_counts(
                     record.kind,
-                    record.num_speculative_tokens,
                     _first(record.drafted_per_position),
                     _first(record.accepted_per_position),
                 )

@@ -47,6 +47,7 @@ from driftguard.detection.steps.expectation import (
     change_shown,
     margin_of,
     request_variance,
+    unseen_of,
 )
 from driftguard.records.documents.acceptance import Acceptance
 
@@ -237,7 +238,7 @@ def expected_requests(
     needed = sums * threshold / SHARES[0] / _begin(state, code)
     error = math.sqrt(float(base.mean_error[code] ** 2 + state.rhythms.variance[code].mean()))
     errors = np.array(float(base.error_factor[code]) * error)
-    margin = float(margin_of(errors, base.unseen[code], config.ignore, state.of_windows[code]))
+    margin = float(margin_of(errors, unseen_of(state, base)[code], config.ignore, state.of_windows[code]))
     fresh = _fresh(state, base, code)
     parts = base.within[code], base.between[code], np.array([fresh])
     variance, shown = request_variance(*parts).item(), change_shown(*parts).item()

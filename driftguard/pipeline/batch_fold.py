@@ -42,7 +42,7 @@ from driftguard.incidents.target_replaced import note_baseline
 from driftguard.pipeline import operator_decisions
 from driftguard.pipeline.operator_decisions import Decided
 from driftguard.pipeline.state_cache import StateCache
-from driftguard.records.positions import first_position
+from driftguard.records.positions import first_counts
 from driftguard.settings import FalseAlarmScope
 from driftguard.status import streams_in_service
 from driftguard.store import incidents, streams
@@ -291,9 +291,6 @@ def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
         output_tokens=[record.output_tokens for record in traffic],
         started_at=[record.started_at.timestamp() for record in traffic],
         first_position=[
-            first_position(
-                record.kind, record.num_speculative_tokens, record.first_drafted, record.first_accepted
-            )
-            for record in traffic
+            first_counts(record.kind, record.first_drafted, record.first_accepted) for record in traffic
         ],
     )

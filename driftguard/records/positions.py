@@ -6,6 +6,9 @@ less often; and since K follows acceptance, it cannot be controlled for. Whether
 accepted does not depend on how many follow it (except through where steps begin: docs/adaptive-k.md). So such
 a record is judged by its first position, if it has counts of that.
 
+The same holds of records that name their K, where it changes again and again from one to the next: that the
+detector sees in the stream (`driftguard.detection.statistics.varying_k`).
+
 A window of a counter is always judged by all positions: servers whose metrics do not name K mostly have a
 fixed one, and a window is weighted by its number of draft tokens
 (`driftguard.detection.statistics.windows`).
@@ -25,6 +28,13 @@ ACCEPTANCE: Final[dict[Positions, str]] = {
 }
 
 
+def first_counts(kind: str, drafted: int | None, accepted: int | None) -> tuple[int, int] | None:
+    """(drafted, accepted) of a record's first position; None where it is not known, or of a window."""
+    if kind == "window" or drafted is None or accepted is None:
+        return None
+    return drafted, accepted
+
+
 def first_position(
     kind: str, num_speculative_tokens: int | None, drafted: int | None, accepted: int | None
 ) -> tuple[int, int] | None:
@@ -32,9 +42,7 @@ def first_position(
 
     `drafted` and `accepted` are those of its first position, None if unknown.
     """
-    if kind == "window" or num_speculative_tokens is not None or drafted is None or accepted is None:
-        return None
-    return drafted, accepted
+    return None if num_speculative_tokens is not None else first_counts(kind, drafted, accepted)
 
 
 def combined(parts: Iterable[Positions]) -> Positions:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from driftguard.detection import (
     BaselineReady,
@@ -21,6 +22,7 @@ from driftguard.detection import (
 )
 from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.statistics.strata import KINDS, Setting, settings_of, unpack, without_configuration
+from driftguard.detection.statistics.varying_k import VARIES, with_varying_k
 from driftguard.records import AcceptanceRecord
 from tests.detection.varying_k import at_k, following, with_k, without_positions
 
@@ -84,6 +86,63 @@ def test_at_a_known_k_all_positions_are_judged_whatever_else_is_given() -> None:
     assert [finding.acceptance.positions for finding in ready] == ["all"]
 
 
+def with_own_k(records: list[AcceptanceRecord], k: NDArray[np.int64]) -> list[AcceptanceRecord]:
+    return [with_k([record], int(own))[0] for record, own in zip(records, k, strict=True)]
+
+
+def selected(seed: int, quality: NDArray[np.float64], *, first: int = 0) -> list[AcceptanceRecord]:
+    """K is told: it rises with what the request itself accepts, and falls with the load, which
+    is higher after 1,500 requests: only the best ones keep a large K then."""
+    rng = np.random.default_rng(seed)
+    own = np.clip(quality + rng.normal(0.0, 0.08, len(quality)), 0.05, 0.95)
+    load = np.where(np.arange(len(quality)) < 1_500, 0.0, 1.0)
+    k = np.clip(np.rint(3.0 + 25.0 * (own - quality) - load), 1, 6).astype(np.int64)
+    return with_own_k(at_k(seed, own, k, first=first), k)
+
+
+@pytest.mark.parametrize("seed", [21, 22, 23])
+def test_a_k_that_is_told_and_follows_the_load_and_the_request_is_no_drift(seed: int) -> None:
+    records = selected(seed, np.full(4_000, 0.7))
+    assert opened(records) == []
+    assert opened(without_positions(records)) == []
+
+
+def test_a_worse_draft_is_found_while_k_is_told_and_moves() -> None:
+    (alarm,) = opened(selected(24, np.repeat([0.7, 0.55], [3_000, 600])))
+    assert (alarm.direction, {change.after.positions for change in alarm.segments}) == ("down", {"first"})
+    assert 3_000 <= alarm.ordinal <= 3_200
+    assert alarm.interval[0] <= 3_001 <= alarm.interval[1]
+    (later, *_) = opened(without_positions(selected(24, np.repeat([0.7, 0.4], [3_000, 600]))))
+    assert later.direction == "down"
+    assert 3_000 <= later.ordinal <= 3_400
+
+
+def test_a_k_that_is_set_anew_now_and_then_is_judged_by_all_positions() -> None:
+    k = np.repeat([3, 5, 4, 5], 500)
+    state, _ = found(with_own_k(at_k(25, np.full(2_000, 0.7), k), k))
+    assert (state.k_newest, state.k_changes) == (5, 3)
+    assert {state.positions_of(code) for code in range(len(state.setting_of_stratum))} == {"all"}
+
+
+def test_whether_k_varies_does_not_depend_on_batches() -> None:
+    k = np.random.default_rng(26).choice([-1, 3, 3, 3, 4], 400)
+    records = [
+        record if own < 0 else with_k([record], int(own))[0]
+        for record, own in zip(at_k(26, np.full(400, 0.7), np.full(400, 4)), k, strict=True)
+    ]
+    batch = observed([one if n % 3 else without_positions([one])[0] for n, one in enumerate(records)])
+    whole, varies, *end = with_varying_k(-1, 0, batch)
+    newest, changes = -1, 0
+    for place in range(0, 400, 7):
+        cut = slice(place, place + 7)
+        part, own, newest, changes = with_varying_k(newest, changes, batch[cut])
+        assert own.tolist() == varies[cut].tolist()
+        assert part.num_speculative_tokens.tolist() == whole.num_speculative_tokens[cut].tolist()
+    assert [newest, changes] == end == [int(k[k >= 0][-1]), VARIES]
+    assert 0 < varies.sum() < (k >= 0).sum()
+    assert whole.by_first[-100:].any()
+
+
 def test_no_baseline_is_of_both_kinds_and_a_new_one_says_why() -> None:
     fixed = with_k(at_k(8, np.full(900, 0.7), np.full(900, 4)), 4)
     varied = at_k(9, np.full(900, 0.7), WALK[:900], first=900)
@@ -120,7 +179,9 @@ def test_drafting_stops_when_nothing_is_drafted_not_when_the_first_position_has_
 def test_neither_the_cuts_of_batches_nor_other_streams_change_the_state() -> None:
     records, _ = following(12, np.repeat([0.8, 0.6, 0.8], [AS_BEFORE, AFTER, 500]))
     fixed = with_k(at_k(13, np.full(200, 0.7), np.full(200, 4), first=len(records)), 4)
-    batch = observed([*records, *fixed])
+    choosing = selected(27, np.full(900, 0.8), first=len(records) + 200)
+    later = selected(28, np.full(900, 0.8), first=len(records) + 1_100)
+    batch = observed([*records, *fixed, *choosing, *without_positions(later)])
     whole, findings = fold(CONFIG, StreamState(), batch)
     assert [finding.direction for finding in findings if isinstance(finding, DriftOpened)] == ["down"]
     cuts = [0, *sorted(np.random.default_rng(14).choice(len(batch), 40, replace=False).tolist()), len(batch)]
@@ -138,7 +199,7 @@ def test_a_setting_keeps_its_number_and_the_first_position_has_a_bit_of_its_own(
         *at_k(15, np.full(1, 0.7), np.full(1, 4)),
         *without_positions(at_k(16, np.full(1, 0.7), np.full(1, 4))),
     ]
-    by_first, by_all = settings_of(observed(records)).tolist()
+    by_first, by_all = settings_of(observed(records), np.zeros(2, dtype=np.bool_)).tolist()
     assert unpack(by_all) == Setting("request", None, "unknown", "unknown", True, "all")
     assert unpack(by_first) == Setting("request", None, "unknown", "unknown", True, "first")
     assert by_all == RULE_UNKNOWN_LENGTH_KNOWN
@@ -157,7 +218,6 @@ RULE_UNKNOWN_LENGTH_KNOWN = 3 << 3 | 1  # as it was packed before positions were
         ([5, -1], [6, -1], -1),
         ([21, -1], [4, -1], -1),  # more than in all
         ([5, -1], [-2, -1], -1),
-        ([5, -1], [4, -1], 4),  # K is told
     ],
 )
 def test_first_positions_that_contradict_are_refused(

@@ -115,6 +115,8 @@ class _State(msgspec.Struct, array_like=True):
     last_ended_at: float
     requests_per_day: float
     steady_since: float
+    k_newest: int
+    k_changes: int
     names: tuple[str, ...]
     segment_of_stratum: _Array
     setting_of_stratum: _Array

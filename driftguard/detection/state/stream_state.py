@@ -88,6 +88,8 @@ class StreamState:
     last_ended_at: float = 0.0
     requests_per_day: float = 0.0  # measured when the first segment became ready
     steady_since: float = 0.0  # seconds since 1970: first segment ready, or the last incident ended
+    k_newest: int = -1  # of a drafted request that told its K, see varying_k.py
+    k_changes: int = 0
     names: tuple[str, ...] = ()  # [S] segments
     segment_of_stratum: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))  # [C]
     setting_of_stratum: Ints = field(default_factory=lambda: _ints(0))  # [C] packed, see strata.py
@@ -203,10 +205,10 @@ def _assigned(
 
 
 def with_strata(
-    state: StreamState, batch: ObservationBatch, evident: NDArray[np.bool_]
+    state: StreamState, batch: ObservationBatch, evident: NDArray[np.bool_], k_varies: NDArray[np.bool_]
 ) -> tuple[StreamState, NDArray[np.uint16]]:
     """The state with a row for each new stratum of the `evident` observations, and their strata [N]."""
-    settings = np.where(evident, settings_of(batch), NO_SETTING).tolist()
+    settings = np.where(evident, settings_of(batch, k_varies), NO_SETTING).tolist()
     names, strata, of_each = _assigned(state, batch.segment, settings)
     codes = np.array(of_each, dtype=np.uint16)
     added = len(strata) - len(state.setting_of_stratum)

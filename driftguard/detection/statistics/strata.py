@@ -40,6 +40,7 @@ _KIND_AT = 1 + _TEMPERATURE_BITS + _RULE_BITS + _K_BITS
 _FIRST_AT = _KIND_AT + 1  # above all others: what was packed before there was this bit keeps its meaning
 _CLASS_AT = _FIRST_AT + 1  # so are these: of sampled requests, the place of their class after 'sampled'
 _CLASS_BITS = 4
+_SELECTED_AT = _CLASS_AT + _CLASS_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Setting:
     temperature: str  # unknown, greedy (0), or the class in which it lies
     length_known: bool
     positions: Positions = "all"  # judged, all or first: see driftguard.records.positions
+    k_varies: bool = False  # and may select the requests: see varying_k.py
 
     def __str__(self) -> str:
         k = self.num_speculative_tokens
@@ -63,12 +65,13 @@ class Setting:
                 f"temperature {self.temperature}",
                 f"output_tokens {'known' if self.length_known else 'unknown'}",
                 *(["judged by the first draft token"] if self.positions == "first" else []),
+                *(["K varies"] if self.k_varies else []),
             ]
         )
 
 
-def settings_of(batch: ObservationBatch) -> Ints:
-    """Each observation's setting, packed: [N]."""
+def settings_of(batch: ObservationBatch, k_varies: NDArray[np.bool_]) -> Ints:
+    """Each observation's setting, packed: [N]. `k_varies` [N] as `varying_k.py` has it."""
     kind, rule = _places(batch.kind, KINDS), _places(batch.acceptance_rule, RULES)
     sampled = batch.temperature > 0.0
     temperature = np.where(np.isnan(batch.temperature), 0, np.where(sampled, 2, 1))
@@ -76,7 +79,8 @@ def settings_of(batch: ObservationBatch) -> Ints:
     packed = kind << _K_BITS | (batch.num_speculative_tokens + 1)
     packed = (packed << _RULE_BITS | rule) << _TEMPERATURE_BITS | temperature
     packed = packed << 1 | ((batch.output_tokens >= 0) & (kind == 0))
-    settings: Ints = packed | (batch.first_drafted >= 0).astype(np.int64) << _FIRST_AT | of_class << _CLASS_AT
+    packed |= batch.by_first.astype(np.int64) << _FIRST_AT | of_class << _CLASS_AT
+    settings: Ints = packed | k_varies.astype(np.int64) << _SELECTED_AT
     return settings
 
 
@@ -99,6 +103,12 @@ def is_by_first(settings: Ints) -> NDArray[np.bool_]:
     return by_first
 
 
+def is_selected(settings: Ints) -> NDArray[np.bool_]:
+    """Which packed settings are of requests that a varying K may select."""
+    selected: NDArray[np.bool_] = settings >> _SELECTED_AT & 1 == 1
+    return selected
+
+
 def unpack(setting: int) -> Setting:
     rest, known = setting >> 1, bool(setting & 1)
     rest, temperature = rest >> _TEMPERATURE_BITS, rest & (2**_TEMPERATURE_BITS - 1)
@@ -107,7 +117,13 @@ def unpack(setting: int) -> Setting:
     positions: Positions = "first" if rest >> 1 & 1 else "all"
     temperature += setting >> _CLASS_AT & (2**_CLASS_BITS - 1)
     return Setting(
-        KINDS[rest & 1], k - 1 if k else None, RULES[rule], TEMPERATURES[temperature], known, positions
+        kind=KINDS[rest & 1],
+        num_speculative_tokens=k - 1 if k else None,
+        acceptance_rule=RULES[rule],
+        temperature=TEMPERATURES[temperature],
+        length_known=known,
+        positions=positions,
+        k_varies=bool(setting >> _SELECTED_AT & 1),
     )
 
 

@@ -14,6 +14,8 @@ from driftguard.detection.state.columns import Columns, Floats
 from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.statistics.baseline import Baselines, acceptance_of, reference_acceptance
 from driftguard.detection.statistics.bets import SMALLEST_VARIANCE
+from driftguard.detection.statistics.strata import is_selected
+from driftguard.detection.statistics.varying_k import SELECTION
 from driftguard.detection.statistics.windows import MARGIN_ERRORS, SMALLEST_MARGIN
 from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import combined
@@ -49,7 +51,8 @@ def predicted(
     length_error = base.slope_error[own] * np.abs(rows.log_length - base.middle[own])
     hour_variance = _hour_variance(state, rows)
     error = np.sqrt(base.mean_error[own] ** 2 + length_error**2 + hour_variance)
-    margin = margin_of(base.error_factor[own] * error, base.unseen[own], ignore, state.of_windows[own])
+    errors, unseen = base.error_factor[own] * error, unseen_of(state, base)[own]
+    margin = margin_of(errors, unseen, ignore, state.of_windows[own])
     session, fresh = _session_effect(base, rows, session_before)
     expected = np.clip(line(base, rows) + rows.rhythm + session, 0.0, 1.0)
     told = watched & (2.0 * length_error <= LARGEST_LENGTH_ERROR)
@@ -62,6 +65,12 @@ def predicted(
     )
 
 
+def unseen_of(state: StreamState, base: Baselines) -> Floats:
+    """How far each stratum's mean may move that has not been seen to [C], or because of what K selects."""
+    selected = SELECTION * np.sqrt(base.within + base.between)
+    return np.asarray(base.unseen + np.where(is_selected(state.setting_of_stratum), selected, 0.0))
+
+
 def margin_of(errors: Floats, unseen: Floats, ignore: float, of_windows: NDArray[np.bool_]) -> Floats:
     """How far below (or above) what is expected is no change [T], from two standard errors [T] and what has
     not been seen [T] of how the mean wanders."""
@@ -72,7 +81,7 @@ def margin_of(errors: Floats, unseen: Floats, ignore: float, of_windows: NDArray
 def with_margins(state: StreamState, base: Baselines, ignore: float, rows: Columns) -> Columns:
     """The rows of a history with margins that are at least what these baselines ask for."""
     own, watched = rows.stratum, state.ready[rows.stratum]
-    least = margin_of(base.error_factor * base.mean_error, base.unseen, ignore, state.of_windows)
+    least = margin_of(base.error_factor * base.mean_error, unseen_of(state, base), ignore, state.of_windows)
     return replace(rows, margin=np.where(watched, np.maximum(rows.margin, rows.fresh * least[own]), 0.0))
 
 

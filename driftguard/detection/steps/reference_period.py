@@ -59,7 +59,7 @@ from driftguard.detection.statistics.sessions import NO_SESSION
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE, learn, needed_windows
 from driftguard.detection.steps.dependence import begun, caution_of, in_doubt, longest_block, measured_anew
 from driftguard.detection.steps.evidence import restart_bets, watched_segments, without_evidence
-from driftguard.detection.steps.expectation import baseline_of, line, margin_of
+from driftguard.detection.steps.expectation import baseline_of, line, margin_of, unseen_of
 
 SECONDS_PER_HOUR = 3600.0
 GROWTH_STEPS = 4  # a block of requests that joins is a quarter of what is there
@@ -271,10 +271,10 @@ def _baseline(config: DetectorConfig, state: StreamState, code: int, row: Column
 
 def _level(config: DetectorConfig, state: StreamState, code: int) -> tuple[float, float, float]:
     """(mean, standard deviation, margin) of a stratum at the mean length, or at typical traffic."""
-    windows = state.of_windows[code]
-    base = baselines(state.reference[code], state.inflation[code], state.measured_at[code], windows)
-    margin = margin_of(base.error_factor * base.mean_error, base.unseen, config.ignore, windows)
-    return float(base.mean), float(np.sqrt(base.variance)), float(margin)
+    base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
+    errors, unseen = base.error_factor * base.mean_error, unseen_of(state, base)
+    margin = margin_of(errors, unseen, config.ignore, state.of_windows)
+    return float(base.mean[code]), float(np.sqrt(base.variance[code])), float(margin[code])
 
 
 def day_begins(state: StreamState, row: Columns, ignore: float) -> tuple[StreamState, list[Finding]]:

@@ -89,7 +89,7 @@ def _varying_k(told: Told, of_acceptance: float) -> Draw:
             _every_second(n),
             num_speculative_tokens=k if told in ("K", "both") else (),
             output_tokens=length,
-            first_position=list(given) if told == "positions" else (),
+            first_position=list(given) if told in ("positions", "both") else (),
         )
 
     return draw

@@ -112,7 +112,7 @@ def test_temperatures_are_told_apart_as_far_as_a_diagnosis_compares_them_and_fur
     told = [None, 0.0, 1e-9, 0.2, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 1.6, 1e9]
     n = len(told)
     batch = ObservationBatch.of(range(n), ["chat"] * n, [9] * n, [5] * n, [0.0] * n, temperature=told)
-    settings = settings_of(batch).tolist()
+    settings = settings_of(batch, np.zeros(n, dtype=np.bool_)).tolist()
     classes = ["(0, 0.25]"] * 3 + ["(0.25, 0.5]", "(0.5, 0.65]", "(0.65, 0.75]"] + ["(0.75, 0.9]"] * 2
     classes += ["(0.9, 1]"] + ["(1, 1.5]"] * 2 + ["above 1.5"] * 2
     assert [unpack(setting).temperature for setting in settings] == ["unknown", "greedy", *classes]
@@ -125,7 +125,9 @@ def test_temperatures_are_told_apart_as_far_as_a_diagnosis_compares_them_and_fur
 
 def batch_by_first(batch: ObservationBatch) -> list[int]:
     counts = np.ones(len(batch), dtype=np.int64)
-    settings: list[int] = settings_of(replace(batch, first_drafted=counts, first_accepted=counts)).tolist()
+    settings: list[int] = settings_of(
+        replace(batch, first_drafted=counts, first_accepted=counts), counts == 0
+    ).tolist()
     return settings
 
 
