@@ -37,10 +37,10 @@ from driftguard.detection.state.stream_state import (
     OpenIncident,
     StreamState,
     with_strata,
+    with_varying_k,
 )
 from driftguard.detection.statistics.baseline import Baselines, baselines
 from driftguard.detection.statistics.sessions import NO_SESSION, OpenSessions
-from driftguard.detection.statistics.varying_k import with_varying_k
 from driftguard.detection.statistics.windows import after_gap
 from driftguard.detection.steps.dependence import (
     after_incident,
@@ -83,7 +83,7 @@ def fold(
             f"observation {batch.ordinal[0]} does not follow {state.ordinal}, the last one folded"
         )
     gap, last_end = after_gap(windows_in(batch), batch.started_at, batch.ended_at, state.last_window_ended_at)
-    batch, k_varies, k_newest, k_changes = with_varying_k(state.k_newest, state.k_changes, batch)
+    batch, k_varies, k_newest, k_changes = with_varying_k(state, batch)
     evident = (batch.judged_drafted > 0) & ~gap
     state, strata = with_strata(state, batch, evident, k_varies)
     before, rows = state, columns_of(state, batch, evident, strata)

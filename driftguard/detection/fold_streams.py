@@ -25,7 +25,14 @@ from driftguard.detection.fold import fold
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.columns import Columns, columns_at, counts_of, sessions_before, windows_in
 from driftguard.detection.state.history import COLUMNS, Piece
-from driftguard.detection.state.stream_state import Floats, Ints, StreamState, changed, known_strata
+from driftguard.detection.state.stream_state import (
+    Floats,
+    Ints,
+    StreamState,
+    changed,
+    known_strata,
+    with_varying_k,
+)
 from driftguard.detection.statistics.baseline import baselines
 from driftguard.detection.statistics.bets import Running, last_per_group
 from driftguard.detection.statistics.hourly_profile import Rhythms
@@ -36,7 +43,6 @@ from driftguard.detection.statistics.sessions import (
     session_keys,
 )
 from driftguard.detection.statistics.strata import NO_SETTING, settings_of
-from driftguard.detection.statistics.varying_k import with_varying_k
 from driftguard.detection.statistics.windows import after_gap
 from driftguard.detection.steps.evidence import (
     of_strata,
@@ -99,10 +105,7 @@ def _quiet(
     config: DetectorConfig, states: list[StreamState], batches: list[ObservationBatch]
 ) -> list[StreamState | None]:
     """The states after their batches; None where a batch is not quiet."""
-    by_k = [
-        with_varying_k(state.k_newest, state.k_changes, batch)
-        for state, batch in zip(states, batches, strict=True)
-    ]
+    by_k = list(map(with_varying_k, states, batches))
     batches = [batch for batch, *_ in by_k]
     side = side_by_side(states, batches)
     gap, last_ends = _after_gaps(side, states, batches)

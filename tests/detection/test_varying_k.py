@@ -21,8 +21,9 @@ from driftguard.detection import (
     fold_many,
 )
 from driftguard.detection.state.codec import decode_state, encode_state
+from driftguard.detection.state.stream_state import with_varying_k
 from driftguard.detection.statistics.strata import KINDS, Setting, settings_of, unpack, without_configuration
-from driftguard.detection.statistics.varying_k import VARIES, with_varying_k
+from driftguard.detection.statistics.varying_k import VARIES
 from driftguard.records import AcceptanceRecord
 from tests.detection.varying_k import at_k, following, with_k, without_positions
 
@@ -131,11 +132,13 @@ def test_whether_k_varies_does_not_depend_on_batches() -> None:
         for record, own in zip(at_k(26, np.full(400, 0.7), np.full(400, 4)), k, strict=True)
     ]
     batch = observed([one if n % 3 else without_positions([one])[0] for n, one in enumerate(records)])
-    whole, varies, *end = with_varying_k(-1, 0, batch)
+    whole, varies, *end = with_varying_k(StreamState(), batch)
     newest, changes = -1, 0
     for place in range(0, 400, 7):
         cut = slice(place, place + 7)
-        part, own, newest, changes = with_varying_k(newest, changes, batch[cut])
+        part, own, newest, changes = with_varying_k(
+            StreamState(k_newest=newest, k_changes=changes), batch[cut]
+        )
         assert own.tolist() == varies[cut].tolist()
         assert part.num_speculative_tokens.tolist() == whole.num_speculative_tokens[cut].tolist()
     assert [newest, changes] == end == [int(k[k >= 0][-1]), VARIES]

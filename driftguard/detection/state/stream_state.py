@@ -30,11 +30,13 @@ from driftguard.detection.statistics.strata import (
     Setting,
     assign,
     is_by_first,
+    is_selected,
     is_window,
     settings_of,
     unpack,
     why_new,
 )
+from driftguard.detection.statistics.varying_k import SELECTION, varying
 from driftguard.detection.statistics.windows import LEARNED, WINDOW_REFERENCE
 from driftguard.records.positions import Positions
 
@@ -138,6 +140,11 @@ class StreamState:
         return is_window(self.setting_of_stratum)
 
     @property
+    def selection(self) -> Floats:
+        """How far the mean may move because of what K selects [C], in standard deviations."""
+        return np.where(is_selected(self.setting_of_stratum), SELECTION, 0.0)
+
+    @property
     def until_measured(self) -> int:
         """How many more drafted observations it takes until the dependence is measured (dependence.py)."""
         return max(self.next_measured - int(self.drafted_requests.sum()), 1)
@@ -202,6 +209,23 @@ def _assigned(
     names = list(state.names)
     strata = list(zip(state.segment_of_stratum.tolist(), state.setting_of_stratum.tolist(), strict=True))
     return names, strata, assign(names, strata, zip(segments, settings, strict=True))
+
+
+def with_varying_k(
+    state: StreamState, batch: ObservationBatch
+) -> tuple[ObservationBatch, NDArray[np.bool_], int, int]:
+    """The batch without the K of requests that are judged by their first position because K varies, which
+    others [N] have such a K, and the state's k_newest and k_changes after it."""
+    k = batch.num_speculative_tokens
+    told = (k >= 0) & (batch.drafted > 0)
+    if "window" in batch.kind:
+        told &= np.array([kind == "request" for kind in batch.kind], dtype=np.bool_)
+    varies = np.zeros(len(batch), dtype=np.bool_)
+    varies[told], newest, changes = varying(state.k_newest, state.k_changes, k[told])
+    by_first = varies & (batch.first_drafted >= 0)
+    if by_first.any():
+        batch = replace(batch, num_speculative_tokens=np.where(by_first, -1, k))
+    return batch, varies & ~by_first, newest, changes
 
 
 def with_strata(

@@ -17,38 +17,19 @@ than all of them, and as true.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
-
-from driftguard.detection.observations import ObservationBatch
 
 VARIES = 8  # changes of K from one drafted request to the next, over the life of a stream
 SELECTION = 0.55
 
 
-def with_varying_k(
-    newest: int, changes: int, batch: ObservationBatch
-) -> tuple[ObservationBatch, NDArray[np.bool_], int, int]:
-    """The batch without the K of requests that are judged by their first position instead, which others [N]
-    have a K that varies; and the newest K told (-1: none) and how often it changed, VARIES at most.
-
-    `newest` and `changes` are those before the batch.
+def varying(newest: int, changes: int, k: NDArray[np.int64]) -> tuple[NDArray[np.bool_], int, int]:
+    """Which of N drafted requests that told their `k` [N] have one that varies; the newest K told (-1: none)
+    and how often it changed, VARIES at most. `newest` and `changes` are those before them.
     """
-    k = batch.num_speculative_tokens
-    told = (k >= 0) & (batch.drafted > 0)
-    if "window" in batch.kind:
-        told &= np.array([kind == "request" for kind in batch.kind], dtype=np.bool_)
-    places = np.flatnonzero(told)
-    varies = np.zeros(len(batch), dtype=np.bool_)
-    if len(places) == 0:
-        return batch, varies, newest, changes
-    own = k[places]
-    before = np.concatenate([[own[0] if newest < 0 else newest], own[:-1]])
-    so_far = changes + np.cumsum(own != before)
-    varies[places] = so_far >= VARIES
-    by_first = varies & (batch.first_drafted >= 0)
-    if by_first.any():
-        batch = replace(batch, num_speculative_tokens=np.where(by_first, -1, k))
-    return batch, varies & ~by_first, int(own[-1]), min(int(so_far[-1]), VARIES)
+    if len(k) == 0:
+        return np.zeros(0, dtype=np.bool_), newest, changes
+    before = np.concatenate([[k[0] if newest < 0 else newest], k[:-1]])
+    so_far = changes + np.cumsum(k != before)
+    return so_far >= VARIES, int(k[-1]), min(int(so_far[-1]), VARIES)

@@ -14,8 +14,6 @@ from driftguard.detection.state.columns import Columns, Floats
 from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.statistics.baseline import Baselines, acceptance_of, reference_acceptance
 from driftguard.detection.statistics.bets import SMALLEST_VARIANCE
-from driftguard.detection.statistics.strata import is_selected
-from driftguard.detection.statistics.varying_k import SELECTION
 from driftguard.detection.statistics.windows import MARGIN_ERRORS, SMALLEST_MARGIN
 from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import combined
@@ -67,8 +65,7 @@ def predicted(
 
 def unseen_of(state: StreamState, base: Baselines) -> Floats:
     """How far each stratum's mean may move that has not been seen to [C], or because of what K selects."""
-    selected = SELECTION * np.sqrt(base.within + base.between)
-    return np.asarray(base.unseen + np.where(is_selected(state.setting_of_stratum), selected, 0.0))
+    return np.asarray(base.unseen + state.selection * np.sqrt(base.within + base.between))
 
 
 def margin_of(errors: Floats, unseen: Floats, ignore: float, of_windows: NDArray[np.bool_]) -> Floats:
