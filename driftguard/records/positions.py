@@ -7,7 +7,7 @@ accepted does not depend on how many follow it (except through where steps begin
 a record is judged by its first position, if it has counts of that.
 
 The same holds of records that name their K, where it changes again and again from one to the next: that the
-detector sees in the stream (`driftguard.detection.statistics.varying_k`).
+detector sees in the stream (`driftguard.detection.statistics.strata`).
 
 A window of a counter is always judged by all positions: servers whose metrics do not name K mostly have a
 fixed one, and a window is weighted by its number of draft tokens

@@ -22,8 +22,14 @@ from driftguard.detection import (
 )
 from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.state.stream_state import with_varying_k
-from driftguard.detection.statistics.strata import KINDS, Setting, settings_of, unpack, without_configuration
-from driftguard.detection.statistics.varying_k import VARIES
+from driftguard.detection.statistics.strata import (
+    KINDS,
+    VARIES,
+    Setting,
+    settings_of,
+    unpack,
+    without_configuration,
+)
 from driftguard.records import AcceptanceRecord
 from tests.detection.varying_k import at_k, following, with_k, without_positions
 

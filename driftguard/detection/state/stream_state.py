@@ -27,6 +27,7 @@ from driftguard.detection.statistics.long_run_variance import OF_BLOCKS, SCALES
 from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.detection.statistics.strata import (
     NO_SETTING,
+    SELECTION,
     Setting,
     assign,
     is_by_first,
@@ -34,9 +35,9 @@ from driftguard.detection.statistics.strata import (
     is_window,
     settings_of,
     unpack,
+    varying,
     why_new,
 )
-from driftguard.detection.statistics.varying_k import SELECTION, varying
 from driftguard.detection.statistics.windows import LEARNED, WINDOW_REFERENCE
 from driftguard.records.positions import Positions
 
@@ -90,7 +91,7 @@ class StreamState:
     last_ended_at: float = 0.0
     requests_per_day: float = 0.0  # measured when the first segment became ready
     steady_since: float = 0.0  # seconds since 1970: first segment ready, or the last incident ended
-    k_newest: int = -1  # of a drafted request that told its K, see varying_k.py
+    k_newest: int = -1  # of a drafted request that told its K, see strata.py
     k_changes: int = 0
     names: tuple[str, ...] = ()  # [S] segments
     segment_of_stratum: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))  # [C]
@@ -220,7 +221,7 @@ def with_varying_k(
     told = (k >= 0) & (batch.drafted > 0)
     if "window" in batch.kind:
         told &= np.array([kind == "request" for kind in batch.kind], dtype=np.bool_)
-    varies = np.zeros(len(batch), dtype=np.bool_)
+    varies = np.zeros(len(k), dtype=np.bool_)
     varies[told], newest, changes = varying(state.k_newest, state.k_changes, k[told])
     by_first = varies & (batch.first_drafted >= 0)
     if by_first.any():

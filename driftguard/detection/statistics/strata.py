@@ -5,6 +5,14 @@ num_speculative_tokens, acceptance_rule, class of temperature, length known or n
 baseline of its own. A new combination therefore begins a new baseline, and says so; a shift of the mix of
 strata is no drift by construction. Answer length itself is regressed out (`baseline.py`).
 
+K that is chosen by the load and by what is accepted selects: at a high load only the requests that accept
+best keep a large K, so that the mean at one K moves although no request accepts less. So in a stream whose K
+has changed VARIES times from one request to the next, a request that gives counts of its first position is
+judged by that, whatever its K (as where K is not told: `driftguard.records.positions`). Any other is compared
+with those of the same K, and SELECTION standard deviations between requests are no change: the mean of a
+stratum that keeps the better half of requests moves by .8 of them, of one that keeps the better two thirds by
+.55.
+
 A stratum is kept as (index of its segment, setting), the setting packed into one whole number.
 """
 
@@ -43,6 +51,10 @@ _CLASS_BITS = 4
 _SELECTED_AT = _CLASS_AT + _CLASS_BITS
 
 
+VARIES = 8  # changes of K over the life of a stream: more than it is set anew
+SELECTION = 0.55
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a stratum's requests have in common besides their segment."""
@@ -53,7 +65,7 @@ class Setting:
     temperature: str  # unknown, greedy (0), or the class in which it lies
     length_known: bool
     positions: Positions = "all"  # judged, all or first: see driftguard.records.positions
-    k_varies: bool = False  # and may select the requests: see varying_k.py
+    k_varies: bool = False  # and may select the requests: as said above
 
     def __str__(self) -> str:
         k = self.num_speculative_tokens
@@ -71,7 +83,7 @@ class Setting:
 
 
 def settings_of(batch: ObservationBatch, k_varies: NDArray[np.bool_]) -> Ints:
-    """Each observation's setting, packed: [N]. `k_varies` [N] as `varying_k.py` has it."""
+    """Each observation's setting, packed: [N]. `k_varies` [N]: told, and may select."""
     kind, rule = _places(batch.kind, KINDS), _places(batch.acceptance_rule, RULES)
     sampled = batch.temperature > 0.0
     temperature = np.where(np.isnan(batch.temperature), 0, np.where(sampled, 2, 1))
@@ -79,7 +91,8 @@ def settings_of(batch: ObservationBatch, k_varies: NDArray[np.bool_]) -> Ints:
     packed = kind << _K_BITS | (batch.num_speculative_tokens + 1)
     packed = (packed << _RULE_BITS | rule) << _TEMPERATURE_BITS | temperature
     packed = packed << 1 | ((batch.output_tokens >= 0) & (kind == 0))
-    packed |= batch.by_first.astype(np.int64) << _FIRST_AT | of_class << _CLASS_AT
+    by_first = (batch.first_drafted >= 0) & (batch.num_speculative_tokens < 0)
+    packed |= by_first.astype(np.int64) << _FIRST_AT | of_class << _CLASS_AT
     settings: Ints = packed | k_varies.astype(np.int64) << _SELECTED_AT
     return settings
 
@@ -107,6 +120,17 @@ def is_selected(settings: Ints) -> NDArray[np.bool_]:
     """Which packed settings are of requests that a varying K may select."""
     selected: NDArray[np.bool_] = settings >> _SELECTED_AT & 1 == 1
     return selected
+
+
+def varying(newest: int, changes: int, k: NDArray[np.int64]) -> tuple[NDArray[np.bool_], int, int]:
+    """Which of N drafted requests that told their `k` [N] have one that varies; the newest K told (-1: none)
+    and how often it changed, VARIES at most. `newest` and `changes` are those before them.
+    """
+    if len(k) == 0:
+        return np.zeros(0, dtype=np.bool_), newest, changes
+    before = np.concatenate([[k[0] if newest < 0 else newest], k[:-1]])
+    so_far = changes + np.cumsum(k != before)
+    return so_far >= VARIES, int(k[-1]), min(int(so_far[-1]), VARIES)
 
 
 def unpack(setting: int) -> Setting:
