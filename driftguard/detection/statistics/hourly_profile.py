@@ -44,7 +44,7 @@ Ints = NDArray[np.int64]
 
 HOURS = 24
 NO_DAY = -(2**31)
-LEAST_DAYS = 3
+LEAST_DAYS = 2
 LEAST_HOURS = 6
 LEAST_REQUESTS = 100.0
 LEAST_SHARED = 50.0  # requests of a day in hours that are known, to tell its level
