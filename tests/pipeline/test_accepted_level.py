@@ -81,7 +81,7 @@ def test_the_new_level_is_learned_once_and_the_next_fall_is_measured_against_it(
     fold_all(pipeline)
     _, second = all_incidents(database)
     assert second.state == "open"
-    assert second.acceptance_before == pytest.approx(0.35, abs=0.03)
+    assert second.segments[0].before.rate == pytest.approx(0.35, abs=0.03)
 
 
 def test_a_second_sidecar_that_had_the_old_state_in_memory_goes_on_with_the_relearned_one(
