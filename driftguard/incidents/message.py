@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,6 +15,8 @@ from driftguard.records.documents.incident import IncidentDiagnosis, names_of, p
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.store.tables import Incident, Stream
 
+# How much earlier than the change point a gradual change may have begun, so that a page says so.
+WORTH_TELLING: Final = timedelta(hours=1)
 _AT_ONCE: Final = ("speculation_off", "another_k", "roll_back")
 _UNKNOWN = "unknown"  # what a record calls a draft or method of which its source does not tell
 
@@ -67,6 +69,8 @@ def _gradually(incident: Incident) -> str:
         return ""
     first, last = (f"{at:%Y-%m-%d %H:%M} UTC" for at in told.interval)
     if not told.certain:
+        if incident.change_point_at - told.interval[0] < WORTH_TELLING:
+            return ""
         return f" It may have begun gradually, {first} at the earliest: that cannot be told yet."
     verb = "falling" if incident.direction == "down" else "rising"
     return (

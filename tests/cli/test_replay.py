@@ -101,11 +101,11 @@ def test_a_daily_rhythm_is_told(tmp_path: Path) -> None:
     )
     path = write(tmp_path / "r.jsonl", moved)
     (event,) = [event for event in run(path)[1] if event["event"] == "rhythm_learned"]
-    assert (event["segment"], event["days"]) == ("chat", 3)
+    assert (event["segment"], event["days"]) == ("chat", 2)
     assert event["amplitude"] == pytest.approx(0.12, abs=0.03)
     text = run(path, as_json=False)[2]
     assert "segment chat depends on the hour of day, by 0.1" in text
-    assert "learned from 3 days" in text
+    assert "learned from 2 days" in text
 
 
 def test_numbers_go_on_over_files_and_count_probes_and_bad_lines(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ Shown: a W_B above v is shown where an F test against v rejects at SHOWN_LEVEL, 
 freedom as blocks and as observations in the reference period, less one each, and Bonferroni's correction for
 the scales. f is the largest W_B / v that is shown. The mean of the reference period is an estimate, whose
 error is in all blocks that came later: n blocks of N observations are expected to add up to
-(n - 1 + N / n_reference - 1) v. Of requests that error is taken out from N = 2 n_reference on: what counts
-then is how the later blocks vary around their own mean; windows may wander for longer than any block. Where
-the longest blocks show more at GROWING_LEVEL, f is taken to grow over GROWTH_AHEAD more scales. That is
+(n - 1 + N / n_reference - 1) v. Of requests that error is taken out from N = LONG_AFTER n_reference on: what
+counts then is how the later blocks vary around their own mean; windows may wander for longer than any block.
+Where the longest blocks show more at GROWING_LEVEL, f is taken to grow over GROWTH_AHEAD more scales. That is
 far-reaching, and the test for it counts the error that the mean had while the reference period was still
 growing (`_of_mean_error`). With it in all tests f would be too small where tasks wander: false alarms every
 37,500 windows instead of 150,000 in tests/benchmarks/bench_dependent.py.
@@ -54,6 +54,7 @@ SHOWN_LEVEL = 0.05
 YOUNG_LEVEL = 0.2
 GROWING_LEVEL = 0.01
 GROWTH_AHEAD = 3
+LONG_AFTER = 8  # times the reference period: its mean's error, one draw, would then outweigh most blocks
 TYPICAL_PART = 2.0 / 3.0  # of the observations so far that a growing reference period holds
 LIKE_SECONDS = 3_600.0
 LARGEST_INFLATION = 1e4
@@ -132,7 +133,7 @@ def inflation(
         return 1.0
     number = number[:told]
     squares, expected = blocks[:told, 0], number - 1.0 + observations / reference - 1.0
-    if caution.around_own_mean and observations > 2 * reference:
+    if caution.around_own_mean and observations > LONG_AFTER * reference:
         later = (observations - reference) / sizes[:told]
         squares = np.maximum(squares - blocks[:told, 3] ** 2 / later, 0.0)
         expected = np.maximum(number - 2.0, 1.0)
