@@ -118,12 +118,11 @@ def inflation(
     caution: Caution,
     *,
     longest: float = math.inf,
-    only_shown: bool = False,
 ) -> float:
     """f of a stratum, from the sums of its residuals [SCALES, OF_BLOCKS] and the variance of one of them.
 
     `reference` is how many observations that variance and their mean are from, `longest` the largest block in
-    observations; `only_shown` leaves out what is only suspected of young streams.
+    observations.
     """
     sizes = np.exp2(np.arange(SCALES, dtype=np.float64))
     number = np.floor(observations / sizes)
@@ -138,7 +137,7 @@ def inflation(
         squares = np.maximum(squares - blocks[:told, 3] ** 2 / later, 0.0)
         expected = np.maximum(number - 2.0, 1.0)
     ratio = squares / sizes[:told] / expected / max(variance, SMALLEST_VARIANCE)
-    young = observations < caution.young and not only_shown
+    young = observations < caution.young
     by_chance = fdtrc(number - 1.0, reference - 1.0, ratio) * told
     shown = by_chance < (YOUNG_LEVEL if young else SHOWN_LEVEL)
     if not shown.any():

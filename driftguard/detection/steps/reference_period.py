@@ -211,7 +211,7 @@ def _with(state: StreamState, column: str, code: int, value: Any) -> StreamState
     return replace(state, **{column: changed})
 
 
-def _inflation(state: StreamState, code: int, now: float, *, only_shown: bool = False) -> float:
+def _inflation(state: StreamState, code: int, now: float) -> float:
     """Of a reference period so far, at `now` in seconds since 1970."""
     sums = state.reference[code]
     if sessions_tell(sums):
@@ -220,7 +220,7 @@ def _inflation(state: StreamState, code: int, now: float, *, only_shown: bool = 
     residuals = of_residuals(state.blocks[code], requests, *line_of(sums))
     caution = caution_of(state, code)
     longest = longest_block(state, code, now)
-    return inflation(residuals, requests, variance, requests, caution, longest=longest, only_shown=only_shown)
+    return inflation(residuals, requests, variance, requests, caution, longest=longest)
 
 
 def _requests_learned(
@@ -244,7 +244,7 @@ def _windows_learned(_: DetectorConfig, state: StreamState, code: int, now: floa
         return state, windows + WINDOW_REFERENCE
     state = _with(state, "windows", code, learn(own.x, own.drafted.astype(np.float64)))
     state = _with(state, "cut_off", code, NORMAL_CUT_OFF)
-    return state, needed_windows(windows, _inflation(state, code, now, only_shown=True))
+    return state, needed_windows(windows, _inflation(state, code, now))
 
 
 def _reference_rows(state: StreamState, code: int) -> Columns:
