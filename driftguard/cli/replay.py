@@ -193,7 +193,8 @@ def _rhythm_json(finding: RhythmLearned) -> dict[str, Any]:
     return {
         "segment": finding.segment,
         "stratum": finding.stratum,
-        "days": finding.days,
+        "cycle": finding.cycle,
+        "cycles": finding.cycles,
         "amplitude": finding.amplitude,
     }
 
@@ -280,9 +281,11 @@ def event_text(event: ReplayEvent) -> str:
             return f"{head} segment {finding.segment} has its final baseline; {known}"
         case RhythmLearned():
             if finding.amplitude == 0.0:
-                return f"{head} segment {finding.segment} has another daily rhythm, which is learned anew"
-            by = f"by {finding.amplitude:.3f} either way, learned from {finding.days} days"
-            return f"{head} segment {finding.segment} depends on the hour of day, {by}; corrected from here"
+                another = f"has another rhythm of the {finding.cycle}, which is learned anew"
+                return f"{head} segment {finding.segment} {another}"
+            by = f"by {finding.amplitude:.3f} either way, learned from {finding.cycles} {finding.cycle}s"
+            on = "hour of day" if finding.cycle == "day" else "day of the week"
+            return f"{head} segment {finding.segment} depends on the {on}, {by}; corrected from here"
         case DriftOpened():
             first, last = finding.interval
             when = (
@@ -359,6 +362,8 @@ def _summary(running: Replay) -> Iterator[str]:
                 yield f"        not independent: {segment.variance_inflation:.1f} times the variance"
             if segment.daily_rhythm > 0.0:
                 yield f"        depends on the hour of day, by {segment.daily_rhythm:.3f} either way"
+            if segment.weekly_rhythm > 0.0:
+                yield f"        depends on the day of the week, by {segment.weekly_rhythm:.3f} either way"
             if segment.length_of_acceptance:
                 yield "        answer length is not used: it follows from acceptance"
             if segment.learning is not None:

@@ -50,7 +50,8 @@ class BaselineSettled(StratumBaseline):
 
 @dataclass(frozen=True, slots=True)
 class RhythmLearned:
-    """What a stratum's requests are expected to accept depends on the hour of day from here on.
+    """What a stratum's requests are expected to accept depends on the hour of day, or on the day of the week,
+    from here on.
 
     Amplitude 0: no longer, because the hours with traffic are others than before.
     """
@@ -59,8 +60,9 @@ class RhythmLearned:
     stratum: str
     ordinal: int  # the first request that it is used for
     ended_at: float  # seconds since 1970 UTC
-    days: int  # it was learned from
-    amplitude: float  # half of what lies between the best and the worst hour
+    cycle: Literal["day", "week"]  # that repeats
+    cycles: int  # it was learned from
+    amplitude: float  # half of what lies between the best and the worst hour (quarter of a day, of a week)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ class SegmentSummary:
     expected_delays: tuple[ExpectedDelay, ...] = ()  # of the stratum of most of the present traffic
     variance_inflation: float = 1.0  # the largest of the strata of its recent requests
     daily_rhythm: float = 0.0  # half of what lies between the best and the worst hour; 0: not used
+    weekly_rhythm: float = 0.0  # of the quarters of the days of a week
     length_of_acceptance: bool = False  # answer length is not used: it follows from acceptance (baseline.py)
 
 

@@ -54,14 +54,14 @@ from driftguard.detection.steps.open_incident import open_incident, widen_incide
 from driftguard.detection.steps.recovery import closed, keep_tests, requests_until_silent, run_tests
 from driftguard.detection.steps.reference_period import (
     check_reference,
-    day_begins,
+    cycles_begin,
     requests_until_check,
-    requests_until_day_counts,
+    rows_until_cycle_counts,
     tally,
-    with_hours,
+    with_calendar,
     with_joining,
     with_reference,
-    without_today,
+    without_current,
 )
 
 STEP_OBSERVATIONS = 2048
@@ -107,9 +107,9 @@ def _step(
     start: int,
 ) -> tuple[StreamState, list[Finding], int]:
     """Folds rows from `start` up to the next event; returns the place after it."""
-    state, findings = day_begins(state, rows[start : start + 1], config.ignore)
+    state, findings = cycles_begin(state, rows[start : start + 1], config.ignore)
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
-    part = with_hours(state, rows[start : _step_end(config, state, rows, start)])
+    part = with_calendar(state, rows[start : _step_end(config, state, rows, start)])
     seen = int(state.drafted_requests.sum())
     earlier, _ = _sessions(state, part, seen)
     part = predicted(state, base, config.ignore, part, earlier)
@@ -154,18 +154,18 @@ def _with_lasting_rise(state: StreamState) -> tuple[StreamState, list[Finding]]:
 
 def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: int) -> int:
     """Where the step must end at the latest: at a check of a reference period or of a silent segment, when
-    the dependence is measured, and at the end of a day that counts."""
+    the dependence is measured, and at the end of a day or a week that counts."""
     end = min(start + min(STEP_OBSERVATIONS, state.until_measured), len(rows))
     seen = int(state.drafted_requests.sum())
     for incident in state.incidents:
         if incident is not None:
             end = min(end, start + requests_until_silent(incident, seen, config.history))
     end = start + requests_until_check(state, rows[start:end])
-    return start + requests_until_day_counts(state, rows[start:end])
+    return start + rows_until_cycle_counts(state, rows[start:end])
 
 
 def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows: Columns) -> StreamState:
-    """The state that has put these rows in its history, sessions, day and reference periods."""
+    """The state that has put these rows in its history, sessions, days, weeks and reference periods."""
     earlier, sessions = _sessions(state, rows, int(state.drafted_requests.sum()))
     state = with_reference(state, rows, earlier)
     return replace(
@@ -223,7 +223,7 @@ def _with_incident(state: StreamState, direction: int, incident: OpenIncident | 
 
 def _opened(state: StreamState, direction: int, incident: OpenIncident) -> StreamState:
     state = replace(state, joining=np.zeros_like(state.joining))
-    return without_today(without_evidence(_with_incident(state, direction, incident), direction), incident)
+    return without_current(without_evidence(_with_incident(state, direction, incident), direction), incident)
 
 
 def _ended(state: StreamState, direction: int, at: float) -> StreamState:

@@ -1,9 +1,9 @@
 """Folds the observations of many streams at once, to the same bits as `fold` one stream at a time.
 
-Nearly all traffic is quiet: every stratum has its baseline, no incident is open, no day ends, no block of
-requests joins a baseline, no dependence is measured, no alarm is raised. Streams whose whole batch is quiet
-are folded side by side: what is a formula of one request runs once over the requests of all of them, and what
-must run through requests one after the other takes one request of every stream at a time
+Nearly all traffic is quiet: every stratum has its baseline, no incident is open, no day or week ends, no
+block of requests joins a baseline, no dependence is measured, no alarm is raised. Streams whose whole batch
+is quiet are folded side by side: what is a formula of one request runs once over the requests of all of them,
+and what must run through requests one after the other takes one request of every stream at a time
 (`bets.py`). Every other stream is folded by itself. Side by side, the states of many streams are one: their
 strata one after the other, their observations too.
 """
@@ -35,7 +35,7 @@ from driftguard.detection.state.stream_state import (
 )
 from driftguard.detection.statistics.baseline import baselines
 from driftguard.detection.statistics.bets import Running, last_per_group
-from driftguard.detection.statistics.hourly_profile import Rhythms
+from driftguard.detection.statistics.calendar_profile import Rhythm
 from driftguard.detection.statistics.sessions import (
     KNOWN,
     NO_SESSION,
@@ -53,9 +53,10 @@ from driftguard.detection.steps.evidence import (
 )
 from driftguard.detection.steps.expectation import predicted
 from driftguard.detection.steps.reference_period import (
+    in_cycles_under_way,
     requests_until_joining,
     tally,
-    with_hours,
+    with_calendar,
     with_joining,
 )
 
@@ -82,12 +83,13 @@ def fold_many(
 
 
 def _groups(states: Sequence[StreamState], batches: Sequence[ObservationBatch]) -> Iterator[list[int]]:
-    """Places of streams that may be folded side by side: the same day is under way in all of them."""
-    by_day: dict[int, list[int]] = defaultdict(list)
+    """Places of streams that may be folded side by side: the same day and week are under way in all of
+    them."""
+    by_day: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for place, (state, batch) in enumerate(zip(states, batches, strict=True)):
         fits = 0 < len(batch) <= LARGEST_BATCH and len(state.ready_ordinal)
         if fits and state.incidents == (None, None) and batch.ordinal[0] > state.ordinal:
-            by_day[state.rhythms.day].append(place)
+            by_day[tuple(rhythm.number for rhythm in state.rhythms)].append(place)
     for places in by_day.values():
         group, observations, strata = [], 0, 0
         for place in places:
@@ -112,7 +114,7 @@ def _quiet(
     k_varies = np.concatenate([varies for _, varies, *_ in by_k])
     rows = _rows(side, states, k_varies, (side.batch.judged_drafted > 0) & ~gap)
     stream = side.stream_of_stratum[rows.stratum]
-    steady = side.state.ready[rows.stratum] & (rows.day == side.state.rhythms.day)
+    steady = side.state.ready[rows.stratum] & in_cycles_under_way(side.state, rows)
     watched = np.bincount(stream, minlength=len(states))
     full = np.bincount(rows.stratum, minlength=len(side.state.growing)) >= requests_until_joining(side.state)
     steady &= ~full[rows.stratum]
@@ -120,7 +122,7 @@ def _quiet(
     steady &= (watched < due)[stream]
     quiet = (watched > 0) & (np.bincount(stream, weights=steady, minlength=len(states)) == watched)
 
-    rows = with_hours(side.state, rows[np.flatnonzero(quiet[stream])])
+    rows = with_calendar(side.state, rows[np.flatnonzero(quiet[stream])])
     stream = side.stream_of_stratum[rows.stratum]
     starts = np.searchsorted(stream, np.arange(len(states) + 1)).tolist()
     clock = _clock(side, stream, starts)
@@ -160,7 +162,7 @@ def _quiet(
                 "stream_evidence": of_stream.evidence[place].copy(),
                 "stream_mean_start": of_stream.mean_start[place].copy(),
                 "begun": begun[side.first_segment[place] : side.first_segment[place + 1]].copy(),
-                "rhythms": side.own_rhythms(together, place, state.rhythms),
+                "rhythms": side.own_rhythms(together, place, state),
                 "sessions": sessions[place],
                 "in_session": state.in_session + named[place],
                 "history": state.history.followed_by_piece(
@@ -293,13 +295,16 @@ class SideBySide:
         watched = watched_among(segments, self.segment_of_stratum, self.state.ready)
         return np.add.reduceat(watched, self.first_segment[:-1], dtype=np.int64)
 
-    def own_rhythms(self, together: StreamState, place: int, before: Rhythms) -> Rhythms:
+    def own_rhythms(self, together: StreamState, place: int, before: StreamState) -> tuple[Rhythm, ...]:
         strata = slice(*self.first_stratum[place : place + 2])
-        return before.counted(together.rhythms.today[strata].copy(), strays=0)
+        return tuple(
+            rhythm.with_current(after.current[strata].copy(), strays=0)
+            for rhythm, after in zip(before.rhythms, together.rhythms, strict=True)
+        )
 
 
 def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBatch]) -> SideBySide:
-    """Of streams in which the same day is under way."""
+    """Of streams in which the same day and week are under way."""
     strata = np.array([len(state.ready_ordinal) for state in states])
     requests = np.array([len(batch) for batch in batches])
     streams = np.arange(len(states))
@@ -307,7 +312,9 @@ def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBat
         name: np.concatenate([getattr(state, name) for state in states]) for name in _OF_STRATUM
     }
     return SideBySide(
-        state=StreamState(**columns, rhythms=_rhythms([state.rhythms for state in states])),
+        state=StreamState(
+            **columns, rhythms=tuple(map(_rhythm, zip(*(state.rhythms for state in states), strict=True)))
+        ),
         first_stratum=[0, *np.cumsum(strata).tolist()],
         stream_of_stratum=np.repeat(streams, strata),
         first_segment=np.concatenate([[0], np.cumsum([len(state.names) for state in states])]),
@@ -318,17 +325,17 @@ def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBat
     )
 
 
-def _rhythms(parts: Sequence[Rhythms]) -> Rhythms:
-    """Without what only the end of a day asks for."""
+def _rhythm(parts: Sequence[Rhythm]) -> Rhythm:
+    """Without what only the end of a cycle asks for."""
 
     def column(name: str) -> NDArray[Any]:
         return np.concatenate([getattr(part, name) for part in parts])
 
-    none, used = Rhythms.none(), column("used")
+    none, used = Rhythm.none(parts[0].cells), column("used")
     return replace(
         none,
-        day=parts[0].day,
-        today=column("today"),
+        number=parts[0].number,
+        current=column("current"),
         used=used,
         effect=column("effect") if used.any() else none.effect,
         variance=column("variance") if used.any() else none.variance,

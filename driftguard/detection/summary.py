@@ -142,7 +142,8 @@ def _segment(
         else None,
         expected_delays=expected_delays(config, state, base, rows, strata) if known else (),
         variance_inflation=float(state.inflation[strata].max()) if known else 1.0,
-        daily_rhythm=float(state.rhythms.amplitude[strata].max()) if known else 0.0,
+        daily_rhythm=float(state.rhythms[0].amplitude[strata].max()) if known else 0.0,
+        weekly_rhythm=float(state.rhythms[1].amplitude[strata].max()) if known else 0.0,
         length_of_acceptance=known and bool(length_of_acceptance(state.reference[strata]).any()),
     )
 
@@ -236,7 +237,8 @@ def expected_requests(
     # evidence.py: an alarm needs the sum of the stratum, and that of the stream where both are the same.
     sums = 1.0 if len(state.setting_of_stratum) == 1 else 2.0
     needed = sums * threshold / SHARES[0] / _begin(state, code)
-    error = math.sqrt(float(base.mean_error[code] ** 2 + state.rhythms.variance[code].mean()))
+    of_calendar = sum(float(rhythm.variance[code].mean()) for rhythm in state.rhythms)
+    error = math.sqrt(float(base.mean_error[code]) ** 2 + of_calendar)
     errors = np.array(float(base.error_factor[code]) * error)
     margin = float(margin_of(errors, unseen_of(state, base)[code], config.ignore, state.of_windows[code]))
     fresh = _fresh(state, base, code)

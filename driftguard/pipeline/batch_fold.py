@@ -269,7 +269,9 @@ def _decide(
 def _log_learned(stream: Stream, finding: RhythmLearned | BaselineSettled | BaselineReady) -> None:
     of_stratum = log.bind(stream=stream.id, segment=finding.segment, stratum=finding.stratum)
     if isinstance(finding, RhythmLearned):
-        of_stratum.info("daily rhythm learned", days=finding.days, amplitude=finding.amplitude)
+        of_stratum.info(
+            "rhythm learned", cycle=finding.cycle, cycles=finding.cycles, amplitude=finding.amplitude
+        )
     elif isinstance(finding, BaselineSettled):
         of_stratum.info("baseline settled", requests=finding.requests)
     else:

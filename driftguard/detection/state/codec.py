@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from driftguard.detection.state.history import COMPACT_ROWS, FLOATS, WHOLE, History, Piece, row_of
 from driftguard.detection.state.stream_state import OpenIncident, StreamState
-from driftguard.detection.statistics.hourly_profile import Rhythms
+from driftguard.detection.statistics.calendar_profile import Rhythm
 from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 8  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
+VERSION = 9  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -74,12 +74,12 @@ class _History(msgspec.Struct, array_like=True):
     fresh: _Array
 
 
-class _Rhythms(msgspec.Struct, array_like=True):
-    day: int
+class _Rhythm(msgspec.Struct, array_like=True):
+    number: int
     strays: int
-    today: _Array
+    current: _Array
     totals: _Array
-    days: _Array
+    cycles: _Array
     reference: _Array
     used: _Array
     effect: _Array
@@ -146,7 +146,7 @@ class _State(msgspec.Struct, array_like=True):
     measured_at: _Array
     recoveries: _Array
     next_measured: int
-    rhythms: _Rhythms
+    rhythms: tuple[_Rhythm, ...]
     sessions: _Sessions
     in_session: int
     history: _History
@@ -195,8 +195,8 @@ def _pack(value: Any) -> Any:
         return _Sessions(_array(value.key), _array(value.sums))
     if isinstance(value, OpenIncident):
         return _Incident(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
-    if isinstance(value, Rhythms):
-        return _Rhythms(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
+    if isinstance(value, Rhythm):
+        return _Rhythm(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
     if isinstance(value, tuple):
         return tuple(_pack(item) for item in value)
     return value
@@ -211,8 +211,8 @@ def _unpack(value: Any) -> Any:
         return OpenIncident(
             **{item.name: _unpack(getattr(value, item.name)) for item in fields(OpenIncident)}
         )
-    if isinstance(value, _Rhythms):
-        return Rhythms(**{item.name: _unpack(getattr(value, item.name)) for item in fields(Rhythms)})
+    if isinstance(value, _Rhythm):
+        return Rhythm(**{item.name: _unpack(getattr(value, item.name)) for item in fields(Rhythm)})
     if isinstance(value, tuple):
         return tuple(_unpack(item) for item in value)
     return value

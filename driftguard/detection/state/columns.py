@@ -19,9 +19,6 @@ from driftguard.detection.statistics.sessions import Keys, OpenSessions, session
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-MILLISECONDS_PER_HOUR = 3_600_000
-MILLISECONDS_PER_DAY = 86_400_000
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
@@ -38,7 +35,7 @@ class Columns:
     x: Floats  # [T] accepted / drafted
     log_length: Floats  # [T] log of output_tokens; 0 where not given
     session: Keys  # [T] see sessions.py
-    rhythm: Floats  # [T] effect of the hour of day, see hourly_profile.py; 0 where none is used
+    rhythm: Floats  # [T] effect of hour and weekday, see calendar_profile.py; 0 where none is used
     expected: Floats  # [T] see expectation.py; 0 where the stratum has no baseline yet
     margin: Floats  # [T]
     fresh: Floats  # [T]
@@ -49,16 +46,6 @@ class Columns:
 
     def __getitem__(self, part: slice | NDArray[np.intp]) -> Columns:
         return Columns(*(getattr(self, item.name)[part] for item in fields(self)))
-
-    @property
-    def day(self) -> Ints:
-        """Days since 1970 UTC [T]."""
-        return self.ended_ms // MILLISECONDS_PER_DAY
-
-    @property
-    def hour(self) -> Ints:
-        """Of the day, UTC [T]."""
-        return self.ended_ms % MILLISECONDS_PER_DAY // MILLISECONDS_PER_HOUR
 
     def ended_at(self, place: int) -> float:
         """Seconds since 1970 UTC."""

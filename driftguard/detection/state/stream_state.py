@@ -22,7 +22,7 @@ from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.history import History
 from driftguard.detection.statistics.baseline import FIRST_CHECK, SUMS
 from driftguard.detection.statistics.bets import BETS, LANES, NOT_CUT
-from driftguard.detection.statistics.hourly_profile import HOURS, Rhythms
+from driftguard.detection.statistics.calendar_profile import CELLS, Rhythms, no_rhythms
 from driftguard.detection.statistics.long_run_variance import OF_BLOCKS, SCALES
 from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.detection.statistics.strata import (
@@ -48,7 +48,7 @@ DIRECTIONS: tuple[Direction, Direction] = ("down", "up")
 NOT_READY = -1
 OPERATOR, LASTED = 1, 2  # why a level was accepted as normal
 WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test (recovery.py)
-GROWN = SUMS + HOURS  # sums over requests, and how many of each hour of day
+GROWN = SUMS + CELLS  # sums over requests, and how many of each cell of each cycle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +126,7 @@ class StreamState:
     measured_at: Ints = field(default_factory=lambda: _ints(0))  # [C] drafted_requests when it was measured
     recoveries: Ints = field(default_factory=lambda: _ints(0))  # [C] incidents that it came back from
     next_measured: int = 0  # drafted observations of the stream at which it is measured next
-    rhythms: Rhythms = field(default_factory=Rhythms.none)
+    rhythms: Rhythms = field(default_factory=no_rhythms)
     sessions: OpenSessions = field(default_factory=OpenSessions.empty)
     in_session: int = 0  # drafted requests that gave their session
     history: History = field(default_factory=History.empty)
@@ -266,7 +266,7 @@ def with_strata(
         inflation=np.concatenate([state.inflation, np.ones(added)]),
         measured_at=np.concatenate([state.measured_at, _ints(added)]),
         recoveries=np.concatenate([state.recoveries, _ints(added)]),
-        rhythms=state.rhythms.followed_by(added),
+        rhythms=tuple(rhythm.followed_by(added) for rhythm in state.rhythms),
     ), codes
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from driftguard.detection.state.columns import Columns, Floats
 from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.statistics.baseline import Baselines, acceptance_of, reference_acceptance
 from driftguard.detection.statistics.bets import SMALLEST_VARIANCE
+from driftguard.detection.statistics.calendar_profile import CYCLES, Cycle, Rhythm
 from driftguard.detection.statistics.windows import MARGIN_ERRORS, SMALLEST_MARGIN
 from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import combined
@@ -26,9 +28,9 @@ def predicted(
 ) -> Columns:
     """The rows with what the bets are made against; those of strata without a baseline unchanged (0).
 
-    Formula: the line expects b = mean + slope (l - middle) + the effect of the hour of day, and safe is
+    Formula: the line expects b = mean + slope (l - middle) + the effects of hour and weekday, and safe is
     m = b - k, k = max(2 se, ignore), se^2 = mean_error^2 + (slope_error (l - middle))^2 + the variance of
-    that effect (`hourly_profile.py`; 0 until one is used); k of windows is wider (`margin_of`). After n
+    those effects (`calendar_profile.py`; 0 until one is used); k of windows is wider (`margin_of`). After n
     earlier requests of the session, whose x lay d above the line on average, the request is expected to
     accept expected = b + w d and at least
     m + w (b + d - m) = expected - fresh k (= `margin`), with w = n / (n + kappa), kappa = within /
@@ -47,8 +49,8 @@ def predicted(
     """
     own, watched = rows.stratum, state.ready[rows.stratum]
     length_error = base.slope_error[own] * np.abs(rows.log_length - base.middle[own])
-    hour_variance = _hour_variance(state, rows)
-    error = np.sqrt(base.mean_error[own] ** 2 + length_error**2 + hour_variance)
+    calendar_variance = _calendar_variance(state, rows)
+    error = np.sqrt(base.mean_error[own] ** 2 + length_error**2 + calendar_variance)
     errors, unseen = base.error_factor[own] * error, unseen_of(state, base)[own]
     margin = margin_of(errors, unseen, ignore, state.of_windows[own])
     session, fresh = _session_effect(base, rows, session_before)
@@ -83,15 +85,35 @@ def with_margins(state: StreamState, base: Baselines, ignore: float, rows: Colum
 
 
 def line(base: Baselines, rows: Columns) -> Floats:
-    """What the rows [T] should accept by the reference period alone: at their length, at any hour."""
+    """What the rows [T] should accept by the reference period alone: at their length, at any time."""
     own = rows.stratum
     return np.asarray(base.mean[own] + base.slope[own] * (rows.log_length - base.middle[own]))
 
 
-def _hour_variance(state: StreamState, rows: Columns) -> Floats:
-    if not state.rhythms.used.any():
+def _calendar_variance(state: StreamState, rows: Columns) -> Floats:
+    return _of_cells(state, rows, "variance")
+
+
+def effect_of_calendar(state: StreamState, rows: Columns) -> Floats:
+    """What hour and weekday add to the line [T]; 0 where no rhythm is used."""
+    return _of_cells(state, rows, "effect")
+
+
+def effect_of(
+    rhythm: Rhythm, cycle: Cycle, rows: Columns, name: Literal["effect", "variance"] = "effect"
+) -> Floats:
+    """Of one cycle [T], or the variance of it."""
+    if not rhythm.used.any():
         return np.zeros(len(rows))
-    return state.rhythms.variance[rows.stratum, rows.hour]
+    values: Floats = getattr(rhythm, name)[rows.stratum, cycle.cell(rows.ended_ms)]
+    return values
+
+
+def _of_cells(state: StreamState, rows: Columns, name: Literal["effect", "variance"]) -> Floats:
+    total = np.zeros(len(rows))
+    for cycle, rhythm in zip(CYCLES, state.rhythms, strict=True):
+        total = total + effect_of(rhythm, cycle, rows, name)
+    return total
 
 
 def _session_effect(base: Baselines, rows: Columns, before: Floats) -> tuple[Floats, Floats]:
@@ -147,26 +169,25 @@ def baseline_of(state: StreamState, code: int) -> Acceptance:
 
 def at_baseline(state: StreamState, rows: Columns) -> Acceptance:
     """Of rows of strata with a baseline: the strata's acceptance in the mix of the rows' drafted tokens
-    and at their hours of day.
+    and at their hours and weekdays.
 
     A plain mean over earlier traffic would move with the mix alone. The interval adds the squared
     half widths of the strata's intervals, weighted by their shares squared.
     """
     drafted = np.bincount(rows.stratum, weights=rows.drafted.astype(np.float64))
     strata = [int(code) for code in np.unique(rows.stratum)]
-    effect = state.rhythms.effect[rows.stratum, rows.hour]
-    of_hours = float((effect * rows.drafted).sum()) / float(drafted.sum())
+    of_calendar = float((effect_of_calendar(state, rows) * rows.drafted).sum()) / float(drafted.sum())
     parts = [baseline_of(state, code) for code in strata]
     shares = [float(drafted[code] / drafted.sum()) for code in strata]
     rate = sum(share * part.rate for share, part in zip(shares, parts, strict=True))
     squares = [(share * (part.high - part.low) / 2.0) ** 2 for share, part in zip(shares, parts, strict=True)]
     half = math.sqrt(sum(squares))
     if len(parts) == 1:
-        return _moved(parts[0], of_hours)
+        return _moved(parts[0], of_calendar)
     low, high = max(rate - half, 0.0), min(rate + half, 1.0)
     requests = sum(part.requests for part in parts)
     positions = combined([part.positions for part in parts])
-    return _moved(Acceptance(min(rate, 1.0), low, high, requests, positions), of_hours)
+    return _moved(Acceptance(min(rate, 1.0), low, high, requests, positions), of_calendar)
 
 
 def _moved(acceptance: Acceptance, by: float) -> Acceptance:

@@ -79,7 +79,7 @@ def learned_anew(state: StreamState, incident: OpenIncident, why: int) -> Stream
         inflation=np.where(anew, 1.0, state.inflation),
         recoveries=np.where(anew, 0, state.recoveries),
         measured_at=np.where(anew, 0, state.measured_at),
-        rhythms=state.rhythms.without(anew),
+        rhythms=tuple(rhythm.without(anew) for rhythm in state.rhythms),
         sessions=OpenSessions.empty(),
     )
     state = restart_bets(state)

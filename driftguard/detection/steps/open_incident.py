@@ -22,7 +22,12 @@ from driftguard.detection.steps.evidence import (
     segment_evidence,
     variance_of_rows,
 )
-from driftguard.detection.steps.expectation import acceptance_over, at_baseline, safe_baseline
+from driftguard.detection.steps.expectation import (
+    acceptance_over,
+    at_baseline,
+    effect_of_calendar,
+    safe_baseline,
+)
 from driftguard.records.documents.acceptance import AdjustedChange, Gradual, Reason
 
 SMALLEST_GAP = 0.002  # between before and after, so that what is told has a direction, and so a recovery test
@@ -193,8 +198,8 @@ def _adjusted(alarm: _Alarm, after: Columns, changed: list[int]) -> AdjustedChan
     now, stratum = float(own.x.mean()), own.stratum
     before = min(max(now - gap if alarm.rise else now + gap, 0.0), 1.0)
     counted_before, counted_after = at_baseline(alarm.state, own).rate, acceptance_over(alarm.state, own).rate
-    hours = float(alarm.state.rhythms.effect[stratum, own.hour].mean())
-    at_mean_length = float(alarm.base.mean[stratum].mean()) + hours
+    of_calendar = float(effect_of_calendar(alarm.state, own).mean())
+    at_mean_length = float(alarm.base.mean[stratum].mean()) + of_calendar
     of_length = before - at_mean_length
     of_weights = (counted_after - now) - (counted_before - at_mean_length)
     longer = of_length * float(alarm.base.slope[stratum].mean()) > 0.0

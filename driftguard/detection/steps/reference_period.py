@@ -1,4 +1,5 @@
-"""What a stream learns while it is folded: the baselines of its strata, and the effects of the hours of day.
+"""What a stream learns while it is folded: the baselines of its strata, and the effects of hours and
+weekdays.
 
 **Reference periods**: what they count, when they are long enough, how they grow, and what is said then.
 Their size is counted in requests, not in time: on a busy stream it is seconds of traffic, and what moves
@@ -14,9 +15,9 @@ alarm all are. So a fall joins by accident only where hardly any evidence of it 
 The bets stay fair: what a request is held against is known before it. But the mean is looked at up to a
 dozen times, so that 2 se fail somewhere in about 5% of strata instead of 2%, until more requests mend it.
 
-**Days**: where one ends, which requests it counts, and what changes when it is over. The effects of the
-hours (`hourly_profile.py`) are what they are during a whole day. A step of the fold therefore ends where a
-day ends that counts; a day with too few requests is forgotten without a halt.
+**Cycles**: where a day or a week ends, which requests it counts, and what changes when it is over. The
+effects (`calendar_profile.py`) are what they are during a whole cycle. A step of the fold therefore ends
+where a cycle ends that counts; one with too few requests is forgotten without a halt.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding, RhythmLearned
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.columns import Columns, counted, history_rows, requests_per_day
-from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState
+from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState, untested
 from driftguard.detection.statistics.baseline import (
     FIRST_CHECK,
     SUMS,
@@ -45,13 +46,16 @@ from driftguard.detection.statistics.baseline import (
     variance_of,
 )
 from driftguard.detection.statistics.bets import NORMAL_CUT_OFF, NOT_CUT, cut_off
-from driftguard.detection.statistics.hourly_profile import (
-    HOURS,
+from driftguard.detection.statistics.calendar_profile import (
+    CELLS,
+    CYCLES,
     LEAST_REQUESTS,
+    Cycle,
+    Rhythm,
     Rhythms,
     counts,
-    day_over,
-    days_begun,
+    cycle_over,
+    cycles_begun,
     tallied,
 )
 from driftguard.detection.statistics.long_run_variance import add_to_blocks, inflation, of_residuals
@@ -59,7 +63,14 @@ from driftguard.detection.statistics.sessions import NO_SESSION
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE, learn, needed_windows
 from driftguard.detection.steps.dependence import begun, caution_of, in_doubt, longest_block, measured_anew
 from driftguard.detection.steps.evidence import restart_bets, watched_segments, without_evidence
-from driftguard.detection.steps.expectation import baseline_of, line, margin_of, unseen_of
+from driftguard.detection.steps.expectation import (
+    baseline_of,
+    effect_of,
+    effect_of_calendar,
+    line,
+    margin_of,
+    unseen_of,
+)
 
 SECONDS_PER_HOUR = 3600.0
 GROWTH_STEPS = 4  # a block of requests that joins is a quarter of what is there
@@ -98,10 +109,11 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
     learning = np.unique(rows.stratum[~state.ready[rows.stratum]])
     if len(learning) == 0:
         return state
-    reference, since, blocks, hours = (
-        column.copy()
-        for column in (state.reference, state.reference_since, state.blocks, state.rhythms.reference)
+    reference, since, blocks = (
+        column.copy() for column in (state.reference, state.reference_since, state.blocks)
     )
+    cells = cells_of(rows)
+    added = np.zeros((len(reference), CELLS))
     for code in learning:
         places = np.flatnonzero(rows.stratum == code)
         own = rows[places]
@@ -109,13 +121,13 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
             since[code] = own.ended_at(0)
         blocks[code] = add_to_blocks(blocks[code], int(reference[code, 0]), own.x, own.log_length)
         reference[code] = add_terms(reference[code], _terms(own, session_before[places]))
-        hours[code] += np.bincount(own.hour, minlength=HOURS)
+        added[code] = cells[places].sum(axis=0)
     return replace(
         state,
         reference=reference,
         reference_since=since,
         blocks=blocks,
-        rhythms=replace(state.rhythms, reference=hours),
+        rhythms=with_reference_cells(state.rhythms, added),
     )
 
 
@@ -130,7 +142,7 @@ def with_joining(state: StreamState, rows: Columns, session_before: Floats) -> F
     if len(places) == 0:
         return state.joining
     own, joining = rows[places], state.joining.copy()
-    added = np.hstack([_terms(own, session_before[places]), np.eye(HOURS)[own.hour]])
+    added = np.hstack([_terms(own, session_before[places]), cells_of(own)])
     np.add.at(joining[:, 1], own.stratum, added)  # one after the other, so that batching changes no bit
     return joining
 
@@ -188,10 +200,12 @@ def _grown(
     if in_doubt(config, state, code):
         return _with(state, "joining", code, joining), []
     joining[0] = newest
-    hours = state.rhythms.reference.copy()
-    hours[code] += waiting[SUMS:]
+    cells = np.zeros((len(state.reference), CELLS))
+    cells[code] = waiting[SUMS:]
     state = _with(state, "reference", code, state.reference[code] + waiting[:SUMS])
-    state = replace(_with(state, "joining", code, joining), rhythms=replace(state.rhythms, reference=hours))
+    state = replace(
+        _with(state, "joining", code, joining), rhythms=with_reference_cells(state.rhythms, cells)
+    )
     if _may_grow(config, state, row, code):
         return state, []
     state = _with(_with(state, "joining", code, 0.0), "growing", code, False)
@@ -199,7 +213,7 @@ def _grown(
 
 
 def _may_grow(config: DetectorConfig, state: StreamState, row: Columns, code: int) -> bool:
-    if state.rhythms.used[code]:
+    if any(rhythm.used[code] for rhythm in state.rhythms):
         return False
     _, _, margin = _level(config, state, code)
     return margin > config.ignore and row.ended_at(0) - state.reference_since[code] <= LONGEST_GROWTH_SECONDS
@@ -277,75 +291,162 @@ def _level(config: DetectorConfig, state: StreamState, code: int) -> tuple[float
     return float(base.mean[code]), float(np.sqrt(base.variance[code])), float(margin[code])
 
 
-def day_begins(state: StreamState, row: Columns, ignore: float) -> tuple[StreamState, list[Finding]]:
+def cells_of(rows: Columns) -> Floats:
+    """[T, CELLS] 1 in the cell of each cycle that the row lies in."""
+    return np.hstack([np.eye(cycle.cells)[cycle.cell(rows.ended_ms)] for cycle in CYCLES])
+
+
+def with_reference_cells(rhythms: Rhythms, cells: Floats) -> Rhythms:
+    """With so many more requests of the reference periods in each cell [C, CELLS]."""
+    parts = np.split(cells, np.cumsum([cycle.cells for cycle in CYCLES])[:-1], axis=1)
+    return tuple(
+        replace(rhythm, reference=rhythm.reference + part)
+        for rhythm, part in zip(rhythms, parts, strict=True)
+    )
+
+
+def cycles_begin(state: StreamState, row: Columns, ignore: float) -> tuple[StreamState, list[Finding]]:
     """Before a step that begins with this row.
 
-    Where a rhythm comes into use or is given up, the evidence of the stream starts anew: it was against
-    other baselines.
+    Where a rhythm comes into use or is given up, the evidence of the stream starts anew, as it was against
+    other baselines, and so do the sums of the other cycles.
     """
-    ended, _ = days_begun(state.rhythms.day, state.rhythms.strays, row.day)
-    if not ended:
-        return state, []
-    rhythms, changed = day_over(state.rhythms, int(row.day[0]), ignore)
-    state = replace(state, rhythms=rhythms)
-    if changed.any():
-        state = measured_anew(state, changed)
-        state = replace(state, ordinal=int(row.ordinal[0]) - 1)  # evidence counts from this row on
-        for direction in range(len(DIRECTIONS)):
-            state = without_evidence(state, direction)
-    return state, [_learned(state, int(code), row) for code in np.flatnonzero(changed)]
+    findings: list[Finding] = []
+    for place, cycle in enumerate(CYCLES):
+        rhythm = state.rhythms[place]
+        number = cycle.number(row.ended_ms)
+        if not cycles_begun(rhythm.number, rhythm.strays, number)[0]:
+            continue
+        rhythm, changed = cycle_over(rhythm, cycle, int(number[0]), ignore)
+        state = _with_rhythm(state, place, rhythm)
+        if changed.any():
+            state = against_other_baselines(state, changed, place, int(row.ordinal[0]) - 1)
+        findings += [_learned(state, cycle, rhythm, int(code), row) for code in np.flatnonzero(changed)]
+    return state, findings
 
 
-def _learned(state: StreamState, code: int, row: Columns) -> RhythmLearned:
+def against_other_baselines(
+    state: StreamState, strata: NDArray[np.bool_], place: int, ordinal: int
+) -> StreamState:
+    """The state in which the rhythm of one of CYCLES has come into use or been given up in some strata [C];
+    evidence counts from after this ordinal on, and so do the tests whether an open incident is over."""
+    changed = np.unique(state.segment_of_stratum[strata])
+    down, up = (
+        _tested_anew(state, incident) if incident and np.isin(changed, incident.segments).any() else incident
+        for incident in state.incidents
+    )
+    state = replace(
+        measured_anew(state, strata),
+        ordinal=ordinal,
+        incidents=(down, up),
+        rhythms=tuple(
+            rhythm if other == place else _uncounted(rhythm, strata & ~rhythm.used)
+            for other, rhythm in enumerate(state.rhythms)
+        ),
+    )
+    for direction in range(len(DIRECTIONS)):
+        state = without_evidence(state, direction)
+    return state
+
+
+def _tested_anew(state: StreamState, incident: OpenIncident) -> OpenIncident:
+    wealth, seen, last_seen, outcome = untested(len(incident.outcome), int(state.drafted_requests.sum()))
+    return replace(incident, wealth=wealth, seen=seen, last_seen=last_seen, outcome=outcome)
+
+
+def _uncounted(rhythm: Rhythm, strata: NDArray[np.bool_]) -> Rhythm:
+    """That has counted nothing of these strata [C] since their reference periods."""
+    return replace(rhythm.without(strata), reference=rhythm.reference)
+
+
+def _with_rhythm(state: StreamState, place: int, rhythm: Rhythm) -> StreamState:
+    rhythms = list(state.rhythms)
+    rhythms[place] = rhythm
+    return replace(state, rhythms=tuple(rhythms))
+
+
+def _learned(state: StreamState, cycle: Cycle, rhythm: Rhythm, code: int, row: Columns) -> RhythmLearned:
     return RhythmLearned(
         segment=state.names[state.segment_of_stratum[code]],
         stratum=str(state.setting_of(code)),
         ordinal=int(row.ordinal[0]),
         ended_at=row.ended_at(0),
-        days=int(state.rhythms.days[code, 0]),
-        amplitude=float(state.rhythms.amplitude[code]),
+        cycle=cycle.name,
+        cycles=int(rhythm.cycles[code, 0]),
+        amplitude=float(rhythm.amplitude[code]),
     )
 
 
-def requests_until_day_counts(state: StreamState, rows: Columns) -> int:
-    """How many of the rows come before the end of a day that counts for some stratum."""
-    begun, _ = days_begun(state.rhythms.day, state.rhythms.strays, rows.day)
-    start, seen = 0, state.rhythms.today[..., 0]
+def rows_until_cycle_counts(state: StreamState, rows: Columns) -> int:
+    """How many of the rows come before the end of a cycle that counts for some stratum."""
+    return min(
+        _until_counts(rhythm, cycle, rows) for cycle, rhythm in zip(CYCLES, state.rhythms, strict=True)
+    )
+
+
+def _until_counts(rhythm: Rhythm, cycle: Cycle, rows: Columns) -> int:
+    begun, _ = cycles_begun(rhythm.number, rhythm.strays, cycle.number(rows.ended_ms))
+    start, seen = 0, rhythm.current[..., 0]
     for place, _ in begun:
         if place - start + seen.sum() >= LEAST_REQUESTS:
-            cell = rows.stratum[start:place].astype(np.int64) * HOURS + rows.hour[start:place]
+            own = slice(start, place)
+            cell = rows.stratum[own].astype(np.int64) * cycle.cells + cycle.cell(rows.ended_ms[own])
             seen = seen + np.bincount(cell, minlength=seen.size).reshape(seen.shape)
-            if counts(seen[..., None]).any():
+            if counts(seen[..., None], cycle).any():
                 return place
         start, seen = place, np.zeros_like(seen)
     return len(rows)
 
 
-def with_hours(state: StreamState, rows: Columns) -> Columns:
-    """The rows with the effects of their hours."""
-    if not state.rhythms.used.any():
+def in_cycles_under_way(state: StreamState, rows: Columns) -> NDArray[np.bool_]:
+    """Which rows [T] lie in the day and in the week that are under way."""
+    numbers = [cycle.number(rows.ended_ms) for cycle in CYCLES]
+    same = [number == rhythm.number for number, rhythm in zip(numbers, state.rhythms, strict=True)]
+    return np.asarray(np.logical_and.reduce(same))
+
+
+def with_calendar(state: StreamState, rows: Columns) -> Columns:
+    """The rows with the effects of their hours and weekdays."""
+    if not any(rhythm.used.any() for rhythm in state.rhythms):
         return rows
-    return replace(rows, rhythm=state.rhythms.effect[rows.stratum, rows.hour])
+    return replace(rows, rhythm=effect_of_calendar(state, rows))
 
 
 def tally(state: StreamState, base: Baselines, rows: Columns) -> Rhythms:
-    """The state's rhythms after its day has counted the rows that hold evidence.
+    """The state's rhythms after their cycles have counted the rows that hold evidence.
 
     Once a rhythm is used, a segment with an open incident says nothing about it.
     """
-    told = state.ready[rows.stratum] & (rows.fresh > 0.0)
-    for incident in state.incidents:
-        if incident is not None:
-            told &= ~_disturbed(state, incident)[rows.stratum]
-    residual = np.where(told, rows.x - line(base, rows), 0.0)
-    return tallied(state.rhythms, rows.stratum, rows.day, rows.hour, residual, told)
+    evident = state.ready[rows.stratum] & (rows.fresh > 0.0)
+    unexplained = rows.x - line(base, rows) - rows.rhythm
+    rhythms = []
+    for cycle, rhythm in zip(CYCLES, state.rhythms, strict=True):
+        told = evident & ~_disturbed(state, rhythm)[rows.stratum]
+        residual = np.where(told, unexplained + effect_of(rhythm, cycle, rows), 0.0)
+        number, cell = cycle.number(rows.ended_ms), cycle.cell(rows.ended_ms)
+        rhythms.append(tallied(rhythm, rows.stratum, number, cell, residual, told))
+    return tuple(rhythms)
 
 
-def without_today(state: StreamState, incident: OpenIncident) -> StreamState:
-    """The state that forgets the day so far where an incident opens: the change lies within it."""
-    today = np.where(_disturbed(state, incident)[:, None, None], 0.0, state.rhythms.today)
-    return replace(state, rhythms=replace(state.rhythms, today=today))
+def without_current(state: StreamState, incident: OpenIncident) -> StreamState:
+    """The state that forgets the day and the week so far where an incident opens: the change lies within."""
+    return replace(
+        state,
+        rhythms=tuple(
+            replace(
+                rhythm,
+                current=np.where(_changed(state, rhythm, incident)[:, None, None], 0.0, rhythm.current),
+            )
+            for rhythm in state.rhythms
+        ),
+    )
 
 
-def _disturbed(state: StreamState, incident: OpenIncident) -> NDArray[np.bool_]:
-    return state.rhythms.used & np.isin(state.segment_of_stratum, incident.segments)
+def _disturbed(state: StreamState, rhythm: Rhythm) -> NDArray[np.bool_]:
+    """Strata [C] of which an incident is open."""
+    open_now = [_changed(state, rhythm, incident) for incident in state.incidents if incident is not None]
+    return np.asarray(np.logical_or.reduce([np.zeros_like(rhythm.used), *open_now]))
+
+
+def _changed(state: StreamState, rhythm: Rhythm, incident: OpenIncident) -> NDArray[np.bool_]:
+    return rhythm.used & np.isin(state.segment_of_stratum, incident.segments)

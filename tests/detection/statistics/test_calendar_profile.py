@@ -21,7 +21,7 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.state.codec import decode_state, encode_state
-from driftguard.detection.statistics.hourly_profile import HOURS, Rhythms, day_over, days_begun, tallied
+from driftguard.detection.statistics.calendar_profile import DAY, Rhythm, cycle_over, cycles_begun, tallied
 from tests.detection.traffic import fold_all, requests
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_rhythm_is_learned_from_two_days_and_raises_no_alarm_from_then_on() ->
         at = moments(rng, 15.0)
         state, findings = fold_all(daily(rng, at, 0.65 + rhythm(at)))
         (found,) = learned(findings)
-        assert (found.segment, found.days) == ("chat", 2)
+        assert (found.segment, found.cycle, found.cycles) == ("chat", "day", 2)
         assert found.amplitude == pytest.approx(AMPLITUDE, abs=0.03)
         assert at[found.ordinal - 1] < 3.0
         alarms_before += sum(alarm.ordinal < found.ordinal for alarm in opened(findings))
@@ -158,8 +158,8 @@ def test_a_day_with_an_incident_does_not_change_a_rhythm_that_is_used() -> None:
     calm, findings = fold_all(daily(rng, at, 0.65 + rhythm(at) - fallen))
     (found,) = learned(findings)
     assert [alarm.direction for alarm in opened(findings) if alarm.ordinal >= found.ordinal] == ["down"]
-    hours = (np.arange(HOURS) + 0.5) / HOURS
-    apart = calm.rhythms.effect[0] - rhythm(hours)
+    hours = (np.arange(24) + 0.5) / 24
+    apart = calm.rhythms[0].effect[0] - rhythm(hours)
     assert np.abs(apart - apart.mean()).max() < 0.035
 
 
@@ -177,26 +177,26 @@ def test_an_accepted_new_normal_begins_without_a_rhythm() -> None:
     batch = daily(rng, at, 0.65 + rhythm(at) - 0.2 * (at >= 9.0))
     state, _ = fold_all(batch)
     assert describe(DetectorConfig(), state).verdict == "degraded"
-    assert state.rhythms.used.tolist() == [True]
-    anew = accept_new_normal(state, "down").rhythms
-    assert not any(column.any() for column in (anew.used, anew.effect, anew.totals))
+    assert state.rhythms[0].used.tolist() == [True]
+    for anew in accept_new_normal(state, "down").rhythms:
+        assert not any(column.any() for column in (anew.used, anew.effect, anew.totals))
 
 
 def test_days_that_miss_hours_are_put_together() -> None:
     """Each day has another level and 12 of the hours; the effects come out up to a constant."""
     rng, strata = np.random.default_rng(100), np.zeros(2_400, dtype=np.uint16)
-    true, rhythms = rng.normal(0.0, 0.05, HOURS), Rhythms.none(1)
-    rhythms = replace(rhythms, reference=np.ones((1, HOURS)))
+    true, rhythms = rng.normal(0.0, 0.05, DAY.cells), Rhythm.none(DAY.cells, 1)
+    rhythms = replace(rhythms, reference=np.ones((1, DAY.cells)))
     for day in range(8):
-        hour = (np.repeat(np.arange(12), 200) + 6 * day) % HOURS
+        hour = (np.repeat(np.arange(12), 200) + 6 * day) % DAY.cells
         residual = 0.1 * day + true[hour] + rng.normal(0.0, 0.03, 2_400)
-        rhythms, _ = day_over(rhythms, day, 0.01)
+        rhythms, _ = cycle_over(rhythms, DAY, day, 0.01)
         told = np.ones(2_400, dtype=np.bool_)
         rhythms = tallied(rhythms, strata, np.full(2_400, day), hour, residual, told)
-    rhythms, _ = day_over(rhythms, 8, 0.01)
+    rhythms, _ = cycle_over(rhythms, DAY, 8, 0.01)
     assert rhythms.used.tolist() == [True]
     assert rhythms.effect[0] == pytest.approx(true - true.mean(), abs=0.015)
-    assert rhythms.days[0, 0] == 8
+    assert rhythms.cycles[0, 0] == 8
 
 
 def eventful() -> ObservationBatch:
@@ -238,9 +238,9 @@ def test_the_result_does_not_depend_on_batches_or_restarts() -> None:
 
 
 def test_a_day_of_other_hours_gives_the_rhythm_up_and_says_so() -> None:
-    rng, rhythms, told = np.random.default_rng(103), Rhythms.none(2), []
+    rng, rhythms, told = np.random.default_rng(103), Rhythm.none(DAY.cells, 2), []
     for day in range(10):
-        rhythms, changed = day_over(rhythms, day, 0.01)
+        rhythms, changed = cycle_over(rhythms, DAY, day, 0.01)
         told.append(changed.tolist())
         hour = np.repeat(np.arange(12) + (12 if day >= 5 else 0), 50)
         stratum = (np.arange(600) % 2).astype(np.uint16)
@@ -268,4 +268,46 @@ def test_another_day_begins_where_row_by_row_it_would() -> None:
     for _ in range(200):
         lengths = rng.choice([1, 2, 60, 99, 100, 130], 8)
         days = np.repeat(5 + rng.integers(-1, 3, 8), lengths)
-        assert days_begun(5, 40, days) == by_row(5, 40, days)
+        assert cycles_begun(5, 40, days) == by_row(5, 40, days)
+
+
+def weekly(
+    rng: np.random.Generator, days: float, per_day: int, *, begins_at: float = 0.0, hours_west: float = 0.0
+) -> tuple[Floats, Floats]:
+    """Days since Monday 0:00 UTC from `begins_at` on, and 1 at each that is a weekend some hours west."""
+    at = begins_at + np.sort(rng.random(int(per_day * days))) * days
+    return at, ((at - hours_west / 24.0) % 7.0 >= 5.0).astype(np.float64)
+
+
+MONDAY = MIDNIGHT + 6 * SECONDS_PER_DAY
+
+
+def of_week(rng: np.random.Generator, at: Floats, mean: Floats) -> ObservationBatch:
+    return replace(requests(rng, mean), ended_at=MONDAY + at * SECONDS_PER_DAY)
+
+
+@pytest.mark.parametrize(("per_day", "hours_west"), [(600, 0.0), (600, 8.0), (5_000, -5.5)])
+def test_weekends_are_learned_from_two_weeks_and_raise_no_alarm_from_then_on(
+    per_day: int, hours_west: float
+) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng([105, seed])
+        at, weekend = weekly(rng, 42.0, per_day, begins_at=2.0 * seed, hours_west=hours_west)
+        state, findings = fold_all(of_week(rng, at, 0.65 - 0.05 * weekend))
+        by_week = [found for found in learned(findings) if found.cycle == "week"]
+        assert len(by_week) == 1
+        assert at[by_week[0].ordinal - 1] - at[0] < 22.0
+        late = [alarm for alarm in opened(findings) if alarm.ordinal >= by_week[0].ordinal]
+        assert late == []
+        assert describe(DetectorConfig(), state).segments[0].weekly_rhythm == pytest.approx(0.025, abs=0.01)
+
+
+def test_a_fall_at_a_weekend_that_is_learned_is_found() -> None:
+    for seed in range(4):
+        rng = np.random.default_rng([106, seed])
+        at, weekend = weekly(rng, 35.0, 1_000)
+        fallen = at >= 33.3  # the fifth Saturday, 7:12
+        findings = fold_all(of_week(rng, at, 0.65 - 0.05 * weekend - 0.1 * fallen))[1]
+        (late,) = [alarm for alarm in opened(findings) if at[alarm.ordinal - 1] >= 28.0]
+        assert late.direction == "down"
+        assert 33.3 <= at[late.ordinal - 1] < 33.5

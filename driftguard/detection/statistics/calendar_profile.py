@@ -1,0 +1,346 @@
+"""Acceptance that depends on the hour of day or on the day of the week: learned from days and from weeks,
+without learning a drift.
+
+A cycle is a day of 24 hours, or a week of 28 quarters of a day that begins on Thursday, all in UTC: a weekend
+begins at another hour in every time zone, so days as a whole would not tell it. Per stratum and cell h of the
+cycle, residuals r around the line (`baseline.py`), less the effect of the other cycle, are averaged over one
+cycle. A cycle d that is over is compared with itself only:
+
+    c_dh = r_dh - a_d,  a_d = mean over h of r_dh - g_h, weighted by requests
+
+with g_h what is known of the cells so far (on the first cycle: 0), so that neither the level of the cycle nor
+the cells that it happens to have matter. g_h is the mean of c_dh over cycles, weighted by requests and by
+exp(-age / forgetting). The level stays what the reference period said: a request of cell h is expected
+at the line + g_h - the mean of g over the cells of the reference period's own requests. A slow decline
+moves every cycle's a_d and no g_h, so it is not learned; what it does within a day is learned, a sawtooth of
+half a day's decline. Within a week that would be much, so there a_d is a line in time, and so is what g_h
+never has: an effect of single days is what is left, and a weekend, in the middle of such a week, hardly looks
+like a line (an eighth of it at either end). A week has to be coarse, and what is usual changes somewhere in a
+cell, not at its edge: what lies between a cell and its neighbours, beyond their errors, is in its margin.
+
+Used from LEAST_CYCLES of them on, once the F test of the two-way layout cells x cycles says at RHYTHM_LEVEL
+that cells differ by more than cycles disagree about them, and they lie further apart than what is to be
+ignored; from then on the end of every cycle brings it up to date. An operator who says that a change is usual
+has it used at once (`taken_as_usual`).
+Cells are shrunken to their mean by empirical Bayes, g_h = g + t / (t + s / N_h) (c_h - g), with s the mean
+square of the disagreement, N_h the weight of the cell and t the variance between cells by moments. The
+variance that is left, t s / (t N_h + s), goes into the margin of every request (`expectation.py`); a cell
+never seen is expected at the mean of the cells, with variance t.
+A cycle counts when it has LEAST_REQUESTS requests in `least_cells` cells. One with fewer than LEAST_SHARED
+requests in cells known before cannot be compared with those before: what was learned is given up.
+Until a rhythm is used it raises alarms, as nothing tells it from a change before cycles have passed; those
+with incidents therefore count. After that, requests of segments with an open incident do not, so that a
+step within a cycle is not taken for its cells. A rhythm that changes so much that it raises alarms again is
+learned anew with an accepted new normal.
+Assumptions: cells act on acceptance in the same way in every cycle, up to slow changes; cycles disagree
+independently; the effects of hour and of weekday add up.
+Papers: Scheffe, The Analysis of Variance (1959), chapter 4; Morris 1983 (empirical Bayes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import fdtrc
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MILLISECONDS_PER_DAY = 86_400_000
+NOT_BEGUN = -(2**31)
+LEAST_CYCLES = 2
+LEAST_REQUESTS = 100.0
+LEAST_SHARED = 50.0  # requests of a cycle in cells that are known, to tell its level
+LEAST_STRAYS = 100
+RHYTHM_LEVEL = 1e-3
+SMALLEST_DISAGREEMENT = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """What acceptance may repeat over; counted from 1 January 1970 UTC, a Thursday."""
+
+    name: Literal["day", "week"]
+    milliseconds: int
+    cells: int
+    least_cells: int  # with traffic, for a cycle to count
+    forgetting: float  # age in cycles by which the weight has fallen to 1 / e
+    coarse: bool  # acceptance drifts enough within a cycle, and changes enough within a cell, to be seen to
+    repeated: float  # of the cells, weighted by age, that must have been seen again before a rhythm is used
+
+    def number(self, ended_ms: Ints) -> Ints:
+        """Of the cycle that each moment lies in [T]."""
+        return np.asarray(ended_ms // self.milliseconds)
+
+    def cell(self, ended_ms: Ints) -> Ints:
+        """[T] below `cells`."""
+        return np.asarray(ended_ms % self.milliseconds * self.cells // self.milliseconds)
+
+    @property
+    def lost(self) -> float:
+        """Degrees of freedom that a_d takes."""
+        return 2.0 if self.coarse else 1.0
+
+
+DAY = Cycle("day", MILLISECONDS_PER_DAY, 24, 6, 14.0, coarse=False, repeated=0.0)
+WEEK = Cycle("week", 7 * MILLISECONDS_PER_DAY, 28, 7, 8.0, coarse=True, repeated=0.7)
+CYCLES = (DAY, WEEK)
+CELLS = DAY.cells + WEEK.cells
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rhythm:
+    """What is known of the cells of one cycle in each of C strata; H cells."""
+
+    number: int  # of the cycle under way
+    strays: int  # rows since the last one of this cycle
+    current: Floats  # [C, H, 2] requests, sum of r
+    totals: Floats  # [C, H, 3] over earlier cycles, weighted by age: requests N, N c, N c^2
+    cycles: Floats  # [C, 2] that counted; sum of (their cells - 1), weighted by age
+    reference: Floats  # [C, H] requests of the reference period
+    used: NDArray[np.bool_]  # [C]
+    effect: Floats  # [C, H] what is added to the line; 0 unless used
+    variance: Floats  # [C, H] of the effect
+
+    @classmethod
+    def none(cls, cells: int, strata: int = 0) -> Rhythm:
+        nothing = np.zeros((strata, cells))
+        return cls(
+            number=NOT_BEGUN,
+            strays=0,
+            current=np.zeros((strata, cells, 2)),
+            totals=np.zeros((strata, cells, 3)),
+            cycles=np.zeros((strata, 2)),
+            reference=nothing,
+            used=np.zeros(strata, dtype=np.bool_),
+            effect=nothing,
+            variance=nothing,
+        )
+
+    @property
+    def cells(self) -> int:
+        return int(self.effect.shape[1])
+
+    @property
+    def amplitude(self) -> Floats:
+        """Of each stratum's rhythm [C]; 0 unless used."""
+        return amplitude(self.effect)
+
+    def with_current(self, current: Floats, *, strays: int) -> Rhythm:
+        """With these sums of the cycle under way."""
+        rest = self.totals, self.cycles, self.reference, self.used, self.effect, self.variance
+        return Rhythm(self.number, strays, current, *rest)
+
+    def followed_by(self, strata: int) -> Rhythm:
+        """With a row for each of so many new strata."""
+        return self._joined(Rhythm.none(self.cells, strata), np.concatenate)
+
+    def without(self, forgotten: NDArray[np.bool_]) -> Rhythm:
+        """With nothing known of the strata [C] that are `forgotten`, their reference period neither."""
+
+        def keep(pair: list[NDArray[Any]]) -> NDArray[Any]:
+            return np.where(forgotten.reshape(-1, *[1] * (pair[0].ndim - 1)), pair[1], pair[0])
+
+        return self._joined(Rhythm.none(self.cells, len(forgotten)), keep)
+
+    def _joined(self, other: Rhythm, join: Any) -> Rhythm:
+        columns = [item.name for item in fields(self) if item.name not in ("number", "strays")]
+        return replace(self, **{name: join([getattr(self, name), getattr(other, name)]) for name in columns})
+
+
+Rhythms = tuple[Rhythm, ...]  # of each of CYCLES
+
+
+def no_rhythms(strata: int = 0) -> Rhythms:
+    return tuple(Rhythm.none(cycle.cells, strata) for cycle in CYCLES)
+
+
+def amplitude(effect: Floats) -> Floats:
+    """Half of what lies between the best and the worst cell [C]."""
+    half: Floats = (effect.max(axis=1) - effect.min(axis=1)) / 2.0
+    return half
+
+
+def cycles_begun(number: int, strays: int, numbers: Ints) -> tuple[list[tuple[int, int]], int]:
+    """(place, number) where another cycle begins among rows of `numbers` [T], and the strays after them.
+
+    The next cycle begins with its first row. Rows of any other are strays: late, or of a wrong clock.
+    Their cycle begins once LEAST_STRAYS rows in a row were not of the one under way.
+    """
+    begun: list[tuple[int, int]] = []
+    starts = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] - 1))  # of runs of one cycle
+    lengths = np.diff(starts, append=len(numbers))
+    for start, length, other in zip(starts.tolist(), lengths.tolist(), numbers[starts].tolist(), strict=True):
+        if other == number:
+            strays = 0
+        elif other == number + 1 or number == NOT_BEGUN:
+            number, strays = other, 0
+            begun.append((start, number))
+        elif strays + length >= LEAST_STRAYS:
+            begun.append((start + LEAST_STRAYS - 1 - strays, other))
+            number, strays = other, 0
+        else:
+            strays += length
+    return begun, strays
+
+
+def counts(current: Floats, cycle: Cycle) -> NDArray[np.bool_]:
+    """Which strata [C] a cycle with these sums [C, H, ..] counts for."""
+    requests = current[..., 0]
+    enough: NDArray[np.bool_] = (requests.sum(axis=1) >= LEAST_REQUESTS) & (
+        (requests > 0.0).sum(axis=1) >= cycle.least_cells
+    )
+    return enough
+
+
+def tallied(
+    rhythm: Rhythm,
+    stratum: NDArray[np.uint16],
+    number: Ints,
+    cell: Ints,
+    residual: Floats,
+    told: NDArray[np.bool_],
+) -> Rhythm:
+    """After T rows, of which those `told` are counted; a cycle that ends among them does not count."""
+    current = rhythm.current.copy()
+    begun, strays = cycles_begun(rhythm.number, rhythm.strays, number)
+    start, under_way = begun[-1] if begun else (0, rhythm.number)
+    if begun:
+        current[:] = 0.0
+    own = start + np.flatnonzero(told[start:] & (number[start:] == under_way))
+    place = 2 * (stratum[own].astype(np.int64) * rhythm.cells + cell[own])
+    flat = current.reshape(-1)
+    np.add.at(flat, place, 1.0)  # one after the other, so that batching changes no bit
+    np.add.at(flat, place + 1, residual[own])
+    return replace(rhythm, number=under_way, strays=strays, current=current)
+
+
+def cycle_over(rhythm: Rhythm, cycle: Cycle, number: int, ignore: float) -> tuple[Rhythm, NDArray[np.bool_]]:
+    """When cycle `number` begins, and in which strata [C] a rhythm comes into use or is given up."""
+    before, over, counted = rhythm.used, rhythm.current, counts(rhythm.current, cycle)
+    rhythm = replace(rhythm, number=number, strays=0, current=np.zeros_like(over))
+    if not counted.any():
+        return rhythm, np.zeros(len(counted), dtype=np.bool_)
+    rhythm = _with_cycle(rhythm, cycle, over, counted)
+    shrunken, left, differ = _cells(rhythm, cycle, SMALLEST_DISAGREEMENT)
+    effect, variance = _against_reference(rhythm.reference, shrunken, left)
+    matters = differ & (amplitude(effect) > ignore)
+    used = rhythm.used | (counted & matters & (rhythm.cycles[:, 0] >= LEAST_CYCLES))
+    return _using(rhythm, used, effect, variance), used != before
+
+
+def taken_as_usual(rhythm: Rhythm, cycle: Cycle, strata: NDArray[np.bool_], noise: Floats) -> Rhythm:
+    """With what the cycles that are over say of these strata [C] in use, although they may be too few to be
+    sure; unchanged where none is. `noise`: variance of one request [C], at least that of what one cycle says
+    of a cell that has one."""
+    shrunken, left, _ = _cells(rhythm, cycle, noise[:, None])
+    effect, variance = _against_reference(rhythm.reference, shrunken, left)
+    anew = strata & (rhythm.cycles[:, 0] >= 1.0) & ~rhythm.used
+    return _using(
+        rhythm,
+        rhythm.used | anew,
+        np.where(anew[:, None], effect, rhythm.effect),
+        np.where(anew[:, None], variance, rhythm.variance),
+    )
+
+
+def _using(rhythm: Rhythm, used: NDArray[np.bool_], effect: Floats, variance: Floats) -> Rhythm:
+    of_used = used[:, None]
+    return replace(
+        rhythm,
+        used=used,
+        effect=np.where(of_used, effect, 0.0),
+        variance=np.where(of_used, variance, 0.0),
+    )
+
+
+def _with_cycle(rhythm: Rhythm, cycle: Cycle, over: Floats, counted: NDArray[np.bool_]) -> Rhythm:
+    """The totals with the cycle that is over, in the strata where it counts."""
+    requests = over[..., 0]
+    present, known = requests > 0.0, rhythm.totals[..., 0] > 0.0
+    rate = over[..., 1] / np.maximum(requests, 1.0)
+    so_far = rhythm.totals[..., 1] / np.where(known, rhythm.totals[..., 0], 1.0)
+    shared = np.where(present & known, requests, 0.0)
+    anew = _sum(shared) < LEAST_SHARED  # the first cycle, or one that cannot be compared with those before
+    weight = np.where(anew, requests, shared)
+    level = _own_level(cycle, weight, rate - np.where(anew, 0.0, so_far))
+    centred = np.where(present, rate - level, 0.0)
+    kept = np.where(anew, 0.0, np.exp(-1.0 / cycle.forgetting))
+    added = np.stack([requests, requests * centred, requests * centred**2], axis=2)
+    cycles = np.hstack(
+        [
+            np.where(anew, 0.0, rhythm.cycles[:, :1]) + 1.0,
+            kept * rhythm.cycles[:, 1:] + np.maximum(_sum(present) - cycle.lost, 0.0),
+        ]
+    )
+    return replace(
+        rhythm,
+        totals=np.where(counted[:, None, None], kept[:, :, None] * rhythm.totals + added, rhythm.totals),
+        cycles=np.where(counted[:, None], cycles, rhythm.cycles),
+        used=rhythm.used & ~(counted & anew[:, 0]),
+    )
+
+
+def _own_level(cycle: Cycle, weight: Floats, values: Floats) -> Floats:
+    """a_d of a cycle: the weighted mean of values [C, H], or a weighted line through them in time."""
+    total = np.maximum(_sum(weight), 1.0)
+    mean = _sum(weight * values) / total
+    if not cycle.coarse:
+        return mean
+    time = np.arange(cycle.cells) / cycle.cells
+    time = time - _sum(weight * time) / total
+    spread = _sum(weight * time**2)
+    slope = _sum(weight * time * values) / np.where(spread > 0.0, spread, 1.0)
+    return np.asarray(mean + slope * time)
+
+
+def _cells(rhythm: Rhythm, cycle: Cycle, least: float | Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """(shrunken effects [C, H], their variances, whether cells differ [C]) from the totals. `least`: mean
+    square of the disagreement, at least."""
+    n, sums, squares = np.moveaxis(rhythm.totals, 2, 0)
+    known = n > 0.0
+    each, total = np.where(known, n, 1.0), np.maximum(_sum(n), 1.0)
+    cells = np.maximum(_sum(known) - cycle.lost, 1.0)  # degrees of freedom, [C, 1] as all that follow
+    left = rhythm.cycles[:, 1:] - cells
+    rate = sums / each
+    if cycle.coarse:
+        rate = rate - _own_level(cycle, known.astype(np.float64), rate)
+    mean = _sum(n * rate) / total
+    between = _sum(n * (rate - mean) ** 2) / cells
+    disagreement = _sum(np.maximum(squares - sums**2 / each, 0.0)) / np.maximum(left, 1.0)
+    disagreement = np.maximum(disagreement, least)
+    chance = fdtrc(cells, np.maximum(left, 1.0), between / disagreement)
+    enough = left >= np.maximum(cycle.repeated * cells, 1.0)
+    differ: NDArray[np.bool_] = (enough & (chance < RHYTHM_LEVEL))[:, 0]
+    size = np.maximum((total - _sum(n**2) / total) / cells, 1.0)
+    true = np.maximum(between - disagreement, 0.0) / size
+    weight = np.where(known, true / (true + disagreement / each), 0.0)
+    effect, variance = mean + weight * (rate - mean), true * (1.0 - weight)
+    return effect, variance + (_between_neighbours(effect, variance) if cycle.coarse else 0.0), differ
+
+
+def _between_neighbours(effect: Floats, variance: Floats) -> Floats:
+    """[C, H] what two standard errors of it are what lies between each cell and those next to it."""
+    apart = np.zeros_like(effect)
+    for step in (-1, 1):
+        squares = (effect - np.roll(effect, step, axis=1)) ** 2
+        apart = np.maximum(apart, squares - variance - np.roll(variance, step, axis=1))
+    return apart / 4.0
+
+
+def _against_reference(reference: Floats, effect: Floats, variance: Floats) -> tuple[Floats, Floats]:
+    """Effects [C, H] and variances of each cell less the mean of the reference period's cells."""
+    share = reference / np.maximum(_sum(reference), 1.0)
+    return (
+        effect - _sum(share * effect),
+        variance * (1.0 - 2.0 * share) + _sum(share**2 * variance),
+    )
+
+
+def _sum(values: Floats | NDArray[np.bool_]) -> Floats:
+    """Over the cells, one after the other: numpy's sum may add in another order for another C. [C, 1]"""
+    total: Floats = np.add.accumulate(values, axis=1, dtype=np.float64)[:, -1:]
+    return total
