@@ -99,6 +99,16 @@ def accept_new_level(incident_id: UUID, body: Reason, context: AnyContext) -> In
         return detail(session, incident_id, context)
 
 
+@router.post("/{incident_id}/usual", dependencies=[Depends(require_key)], responses=_CHANGED)
+def take_as_usual(incident_id: UUID, body: Reason, context: AnyContext) -> IncidentDetail:
+    """What the incident repeats (`evidence.repeats`) is usual: resolves it, and from the stream's next record
+    on the detector expects its segments to change so every day, or every week. 409 if the incident is already
+    resolved, repeats none before it, or has turned out to differ from it."""
+    with context.database.session() as session:
+        incidents.take_as_usual(session, incident_id, body.reason, datetime.now(UTC))
+        return detail(session, incident_id, context)
+
+
 def _move(context: Context, incident_id: UUID, to_state: State, reason: str) -> IncidentDetail:
     with context.database.session() as session:
         incidents.move(session, incident_id, to_state, reason, datetime.now(UTC))

@@ -121,6 +121,11 @@ class SegmentStatus(FrozenModel):
         description="How many times more than independent ones these observations vary in the long run; a "
         "change takes about as many times longer to detect. 1: they are independent."
     )
+    daily_rhythm: float = Field(
+        description="Half of what lies between the hours of day with the most and the least acceptance, as "
+        "it is expected since it was learned; 0: nothing is."
+    )
+    weekly_rhythm: float = Field(description="The same of the days of the week.")
     length_of_acceptance: bool = Field(
         description="Answer length is not used: it follows from acceptance (equally many steps each)."
     )
@@ -143,6 +148,8 @@ class SegmentStatus(FrozenModel):
             learning=item.learning,
             baseline_reason=item.baseline_reason,
             variance_inflation=item.variance_inflation,
+            daily_rhythm=item.daily_rhythm,
+            weekly_rhythm=item.weekly_rhythm,
             length_of_acceptance=item.length_of_acceptance,
             expected_delays=[ExpectedDelayModel.model_validate(delay) for delay in delays],
         )

@@ -236,6 +236,24 @@ def accept(
 
 
 @app.command()
+def usual(
+    incident_id: Annotated[str, typer.Argument(help="Id of an incident, as its page and its link show it.")],
+    reason: Annotated[str, typer.Option(help="Why it is usual; it is stored with the incident.")],
+    sidecar: Server = DEFAULT_SIDECAR,
+) -> None:
+    """Take an incident that repeats one before it as usual: resolve it, and expect it every day or week."""
+    from urllib.parse import quote
+
+    from driftguard.cli.sidecar_client import call
+
+    path = f"/api/v1/incidents/{quote(incident_id, safe='')}/usual"
+    incident = call("POST", sidecar, path, {"reason": reason})
+    segments = ", ".join(segment["segment"] for segment in incident["segments"])
+    cycle = incident["evidence"]["repeats"]["cycle"]
+    typer.echo(f"{incident['id']} is resolved; {segments} is expected to change so every {cycle}")
+
+
+@app.command()
 def replay(
     files: Annotated[list[Path], typer.Argument(help="Files, the oldest first; - is standard input.")],
     format: Annotated[  # noqa: A002 (what the option is called)

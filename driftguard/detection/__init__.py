@@ -30,7 +30,7 @@ from driftguard.detection.fleet import Fleet, Folded, fold_fleet
 from driftguard.detection.fold import end_incident, fold
 from driftguard.detection.fold_streams import fold_many
 from driftguard.detection.observations import ObservationBatch
-from driftguard.detection.operator import accept_new_normal
+from driftguard.detection.operator import accept_new_normal, treat_as_usual
 from driftguard.detection.state.codec import OtherVersion, UnreadableState
 from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.summary import describe
@@ -68,4 +68,5 @@ __all__ = [
     "fold",
     "fold_fleet",
     "fold_many",
+    "treat_as_usual",
 ]

@@ -1,13 +1,19 @@
-"""An operator accepts a new normal: the baseline of what changed is learned anew, and says so."""
+"""What an operator may say of a change: its level is the new normal, or it comes every day or every week."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from driftguard.detection.findings import Direction
 from driftguard.detection.fold import end_incident
 from driftguard.detection.state.stream_state import DIRECTIONS, OPERATOR, StreamState
+from driftguard.detection.statistics.baseline import baselines
+from driftguard.detection.statistics.calendar_profile import CYCLES, taken_as_usual
 from driftguard.detection.steps.new_normal import learned_anew
+from driftguard.detection.steps.reference_period import against_other_baselines
 
 
 def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:
@@ -25,3 +31,26 @@ def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:
         if other is not None and np.isin(other.segments, incident.segments).any():
             state = end_incident(state, name)
     return learned_anew(state, incident, OPERATOR)
+
+
+def treat_as_usual(state: StreamState, direction: Direction, cycle: Literal["day", "week"]) -> StreamState:
+    """The state that expects the changed segments to change so in every day or week, as those that are over
+    say; from the next observation on, and whether or not they suffice to be sure.
+
+    Ends the open incident of this direction. Nothing else changes where no such cycle is over that counts, or
+    where what it says is used already. Without an open incident, the same state.
+    """
+    incident = state.incidents[DIRECTIONS.index(direction)]
+    if incident is None:
+        return state
+    state = end_incident(state, direction)
+    place = next(place for place, known in enumerate(CYCLES) if known.name == cycle)
+    rhythm = state.rhythms[place]
+    base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
+    changed = state.ready & np.isin(state.segment_of_stratum, incident.segments)
+    after = taken_as_usual(rhythm, CYCLES[place], changed, base.inflation * base.variance)
+    anew = after.used != rhythm.used
+    if not anew.any():
+        return state
+    rhythms = (*state.rhythms[:place], after, *state.rhythms[place + 1 :])
+    return against_other_baselines(replace(state, rhythms=rhythms), anew, place, state.ordinal)

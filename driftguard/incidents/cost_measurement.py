@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -27,7 +27,7 @@ from driftguard.cost import Cost, TimedRequest, assess
 from driftguard.diagnosis.comparisons import Rate, decompose, rate_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import remedy
-from driftguard.incidents.opening import Paging, raise_to, severity_of
+from driftguard.incidents.opening import Paging, raise_to, severity_of, why_no_repetition
 from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
 from driftguard.store.column_types import refuse_not_finite
@@ -92,6 +92,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
             present = incidents.lock(session, incident.id) if incident else None
             if present is not None and present.state != "resolved":
                 update_incident(session, present, found, paging, now)
+                _end_repetition(session, present, found, paging, now)
                 _keep_present(present, found.cost, rollback)
 
 
@@ -209,6 +210,26 @@ def update_incident(
             graver = severity_of(incident, worst.part, paging)
             if raise_to(session, incident, graver, worst.told, paging, now):
                 _keep(incident, worst)
+
+
+def _end_repetition(
+    session: Session,
+    incident: Incident,
+    measured: Measurement,
+    paging: Paging,
+    now: datetime,
+) -> None:
+    """Pages, as what it costs asks for, once the incident no longer repeats the one that it looked like."""
+    newest = max((item.ended_at for item in measured.since), default=incident.change_point_at.timestamp())
+    slowdown = max((item.part for item in _slowdowns(incident, measured)), default=None)
+    differs = why_no_repetition(incident, datetime.fromtimestamp(newest, UTC), slowdown)
+    if differs is None or incident.evidence.repeats is None:
+        return
+    incident.evidence = replace(
+        incident.evidence, repeats=replace(incident.evidence.repeats, differs=differs)
+    )
+    known = incident.evidence.slowdown if slowdown is None else slowdown
+    raise_to(session, incident, severity_of(incident, known, paging), differs, paging, now)
 
 
 def _keep_present(incident: Incident, cost: Cost | None, rollback: Rollback | None) -> None:

@@ -9,6 +9,7 @@ from uuid import UUID
 import msgspec
 
 from driftguard.cost.best_action import Action, best_of
+from driftguard.detection.findings import duration
 from driftguard.incidents import aftermath, remedy
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.incident import IncidentDiagnosis, names_of, positions_of
@@ -51,6 +52,7 @@ def summary(incident: Incident, stream: Stream) -> str:
     found = aftermath.of(incident)
     over = f" {found.text}" if found else ""
     told = f"{text}{_cost(incident)}.{_gradually(incident)}{_counted(incident)}"
+    told += _repeating(incident)
     return f"{told}{_raised(incident)}{_why(incident)}{over}"
 
 
@@ -88,6 +90,18 @@ def _counted(incident: Incident) -> str:
     counted = from_to(told.counted_before, told.counted_after)
     why = f", because {' and '.join(told.because)}" if told.because else ""
     return f" As counted it went from {counted}{why}; what is told here compares requests alike."
+
+
+def _repeating(incident: Incident) -> str:
+    """For example: It looks like that of Saturday 2026-11-14 00:31 UTC, which lasted 2.1 days: it pages
+    nobody unless it lasts longer, costs more or spreads. Is it usual on Saturdays?"""
+    told = incident.evidence.repeats
+    if told is None or told.differs is not None or told.usual:
+        return ""
+    lasted = duration((told.until - told.since).total_seconds())
+    asked = "" if incident.state == "resolved" else f" Is it usual {told.when}?"
+    only = "it pages nobody unless it lasts longer, costs more or spreads"
+    return f" It looks like {told.name}, which lasted {lasted}: {only}.{asked}"
 
 
 def _raised(incident: Incident) -> str:

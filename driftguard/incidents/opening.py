@@ -3,14 +3,17 @@
 An incident says where, since when and how much acceptance changed. What that costs, why it came and hence how
 grave it is says its examination (`examination.py`), right after the commit: nobody is told of it before. Its
 severity may become graver, never less grave, until it is over.
+
+A change that repeats one of the day or the week before (`repeated`) is asked about, and pages nobody while it
+does: until it lasts longer, or costs more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
 from uuid import UUID, uuid5
 
 import structlog
@@ -19,13 +22,28 @@ from sqlalchemy.orm import Session
 from driftguard.detection import DriftClosed, DriftOpened, DriftWidened, SegmentChange
 from driftguard.incident_lifecycle import PAGE_SLOWDOWN, Direction, Severity, formula_slowdown, severity
 from driftguard.records.documents.acceptance import from_to
-from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, names_of, positions_of
+from driftguard.records.documents.incident import (
+    ChangedSegment,
+    IncidentEvidence,
+    Repeats,
+    names_of,
+    positions_of,
+)
 from driftguard.records.positions import ACCEPTANCE, combined
 from driftguard.store import incidents, notifications
 from driftguard.store.tables import Incident, Stream
 
 # Makes an incident's id from what it is about: the same fold gives the same id.
 _NAMESPACE: Final = UUID("5f2c1f1c-6f0e-4d0c-9a4b-6f5d3c1e7a90")
+# cycle, and how far from a whole one two changes may lie that are the same: change points are not exact, and
+# people begin their weekends at different hours
+_CYCLES: Final[tuple[tuple[Literal["day", "week"], timedelta, timedelta], ...]] = (
+    ("day", timedelta(days=1), timedelta(hours=3)),
+    ("week", timedelta(days=7), timedelta(hours=12)),
+)
+_NO_LARGER: Final = 1.25  # a move, a duration or a cost that is up to so many times the earlier one's
+_LATEST_END: Final = timedelta(hours=1)  # beyond that
+_OLDEST: Final = timedelta(days=8)
 log = structlog.get_logger(__name__)
 
 
@@ -37,6 +55,8 @@ def open_incident(session: Session, incident: Incident, reason: str) -> None:
         return
     if session.get(Incident, incident.id) is not None:
         return
+    earlier = incidents.resolved_since(session, incident, incident.change_point_at - _OLDEST)
+    incident.evidence = replace(incident.evidence, repeats=repeated(incident, earlier))
     incident.severity, incident.awaits_examination = "info", True
     incidents.open_incident(session, incident, reason)
     log.warning(
@@ -54,6 +74,40 @@ def from_finding(stream: Stream, finding: DriftOpened, now: datetime, factor: fl
     driftguard.detection.fleet."""
     incident = _incident(stream, finding, factor, now)
     return incident, _reason(finding, incident.segments)
+
+
+def repeated(incident: Incident, earlier: Sequence[Incident]) -> Repeats | None:
+    """Which of the `earlier` incidents of the stream this one looks like; None where it looks like none."""
+    moved = abs(incident.acceptance_after - incident.acceptance_before)
+    for name, cycle, apart in _CYCLES:
+        for one in earlier:
+            until = one.evidence.ending.mitigated_at if one.evidence.ending else None
+            until = until or one.resolved_at
+            if (
+                until is not None
+                and not one.level_accepted
+                and incident.evidence.is_of_alarm
+                and one.direction == incident.direction
+                and set(names_of(incident.segments)) <= set(names_of(one.segments))
+                and abs(incident.change_point_at - one.change_point_at - cycle) <= apart
+                and moved <= _NO_LARGER * abs(one.acceptance_after - one.acceptance_before)
+            ):
+                return Repeats(name, one.id, one.change_point_at, until)
+    return None
+
+
+def why_no_repetition(incident: Incident, newest: datetime, slowdown: float | None) -> str | None:
+    """What has set the incident apart from the one that it looked like; None while nothing has. `newest`: end
+    of the newest record, by the source's clock; `slowdown`: as it is by now."""
+    repeats, known = incident.evidence.repeats, incident.evidence.slowdown
+    if repeats is None or repeats.differs is not None:
+        return None
+    lasted, longest = newest - incident.change_point_at, _NO_LARGER * (repeats.until - repeats.since)
+    if lasted > longest + _LATEST_END:
+        return f"it has lasted longer than {repeats.name}"
+    if slowdown is not None and known is not None and slowdown > _NO_LARGER * max(known, PAGE_SLOWDOWN):
+        return f"it costs more than {repeats.name}"
+    return None
 
 
 def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime) -> None:
@@ -79,6 +133,8 @@ def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime
         incident.acceptance_before, incident.acceptance_after = before, after
         known = incident.evidence
         slower = by_formula(incident, known.num_speculative_tokens)
+        if known.may_be_usual and known.repeats is not None:
+            known = replace(known, repeats=replace(known.repeats, differs="more segments changed"))
         incident.evidence = replace(known, slowdown_measured=None, slowdown_formula=slower, cost=None)
         incidents.note(session, incident, reason, now)
         log.warning("incident widened", incident=str(incident.id), stream=stream.id, reason=reason)
@@ -183,6 +239,8 @@ def severity_of(incident: Incident, slowdown: float | None, paging: Paging = NOB
     known = incident.diagnosis
     if known is not None and known.cause == "quality":
         return "warning"
+    if incident.evidence.may_be_usual:
+        return "info"
     if known is not None and known.cause in ("mix_shift", "configuration") and known.confidence == "high":
         return "info"
     return severity(direction, slowdown, paging.slowdown)

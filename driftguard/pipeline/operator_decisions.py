@@ -15,9 +15,10 @@ from uuid import UUID
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.detection import Direction, StreamState, accept_new_normal, end_incident
+from driftguard.detection import Direction, StreamState, accept_new_normal, end_incident, treat_as_usual
 from driftguard.detection.state.stream_state import DIRECTIONS
 from driftguard.store import incidents
+from driftguard.store.incidents import Decision
 
 log = structlog.get_logger(__name__)
 
@@ -37,14 +38,14 @@ def decided(session: Session, stream_id: int, state: StreamState) -> Decided:
     """Called inside the fold's transaction, of a state with an open incident; stores nothing."""
     opened = open_directions(state)
     unresolved = {incident.direction: incident for incident in incidents.unresolved_of(session, stream_id)}
-    accepted = {
-        direction: incidents.is_level_accepted(session, stream_id, direction)
+    decisions = {
+        direction: incidents.decision_on(session, stream_id, direction)
         for direction in opened
         if direction not in unresolved
     }
-    after = without_resolved(state, accepted)
-    if any(accepted.values()):
-        log.info("new level accepted; its baselines are learned anew", stream=stream_id)
+    after = without_resolved(state, decisions)
+    for direction, decision in decisions.items():
+        log.info("an incident was resolved", stream=stream_id, direction=direction, decision=decision)
     left = open_directions(after)
     return Decided(after, [unresolved[each].id for each in opened if each in unresolved and each not in left])
 
@@ -58,12 +59,15 @@ def open_directions(state: StreamState) -> list[Direction]:
     return [direction for direction, incident in zip(DIRECTIONS, state.incidents, strict=True) if incident]
 
 
-def without_resolved(state: StreamState, resolved: Mapping[Direction, bool]) -> StreamState:
-    """The state without its `resolved` incidents; True: the new level was accepted."""
+def without_resolved(state: StreamState, resolved: Mapping[Direction, Decision]) -> StreamState:
+    """The state without its `resolved` incidents."""
     both = state.incidents
-    for direction, level_accepted in resolved.items():
-        if not level_accepted:
+    for direction, decision in resolved.items():
+        if decision == "over":
             state = end_incident(state, direction)
+            continue
+        if decision != "new_normal":
+            state = treat_as_usual(state, direction, decision)
             continue
         if direction not in open_directions(state):  # it shared a segment with the one accepted before
             state = replace(state, incidents=both)

@@ -24,12 +24,15 @@ class PastRun:
     lives: bool
 
 
-def why_not(diagnosis: Diagnosis | None, least: Confidence) -> str | None:
+def why_not(diagnosis: Diagnosis | None, least: Confidence, *, may_be_usual: bool = False) -> str | None:
     """Why this diagnosis does not call for a retraining; None if it does.
 
     Only query drift and a replaced target do, and only with enough confidence, which low never is: where the
-    machine is the cause, a new draft would learn nothing and hide the fault.
+    machine is the cause, a new draft would learn nothing and hide the fault. `may_be_usual`: the incident
+    repeats one before it, see IncidentEvidence.
     """
+    if may_be_usual:
+        return "it looks like one of the day or week before, which was over by itself"
     if diagnosis is None:
         return "its cause has not been examined yet"
     told = f"{diagnosis.summary} ({diagnosis.confidence} confidence: {diagnosis.reason})"

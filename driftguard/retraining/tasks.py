@@ -127,7 +127,7 @@ class RetrainingJobs:
         wait = timedelta(seconds=self._settings.retraining.wait_seconds)
         least = self._settings.diagnosis.least_confidence
         for incident, stream in incidents.list_page(session, limit=_INCIDENTS, state="unresolved"):
-            if why_not(incident.diagnosis, least) is not None:
+            if why_not(incident.diagnosis, least, may_be_usual=incident.evidence.may_be_usual):
                 continue
             if incident.direction == "down" and stream.server in self._servers():
                 past = [

@@ -55,7 +55,7 @@ def what_calls_for_it(
 
 
 def _unless_diagnosed(incident: Incident, least: Confidence, *, forced: bool) -> Call | NothingToDo:
-    reason = why_not(incident.diagnosis, least)
+    reason = why_not(incident.diagnosis, least, may_be_usual=incident.evidence.may_be_usual)
     if reason is not None and not forced:
         return NothingToDo(f"incident {incident.id} does not call for it: {reason}; --force retrains anyway")
     return _call(incident)

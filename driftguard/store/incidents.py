@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 from uuid import UUID
 
 from sqlalchemy import JSON, delete, func, or_, select, text, update
@@ -34,6 +34,10 @@ _ANNOUNCE_RESOLUTION = text(
     ON CONFLICT DO NOTHING
     """
 )
+
+
+# On an incident that is resolved: the change is over, its level is the new normal, it comes every day or week
+Decision = Literal["over", "new_normal", "day", "week"]
 
 
 class Cursor(NamedTuple):
@@ -156,15 +160,56 @@ def accept_level(session: Session, incident_id: UUID, reason: str, at: datetime)
     return incident
 
 
-def is_level_accepted(session: Session, stream_id: int, direction: str) -> bool:
-    """Of the stream's newest incident of this direction."""
+def take_as_usual(session: Session, incident_id: UUID, reason: str, at: datetime) -> Incident:
+    """Resolves one incident because what it repeats is usual; the next fold of the stream reads that.
+
+    Raises NotFound, IllegalTransition (it is resolved already), Conflict (it repeats none before it, or has
+    turned out to differ from it), BadInput (empty reason).
+    """
+    if not reason.strip():
+        raise BadInput("reason: is empty; say why it is usual", field="reason")
+    incident, _ = find(session, incident_id)
+    repeats = incident.evidence.repeats
+    told = f"the operator said that it is usual{f' {repeats.when}' if repeats else ''}: {reason.strip()}"
+    incident = move(session, incident_id, "resolved", told, at)
+    if repeats is None:
+        raise Conflict(
+            f"incident {incident_id} repeats none before it, of a day or a week ago: accept its level, "
+            "or resolve it"
+        )
+    if repeats.differs is not None:
+        raise Conflict(f"incident {incident_id} is not like the one before it: {repeats.differs}")
+    incident.evidence = replace(incident.evidence, repeats=replace(repeats, usual=True))
+    session.flush()
+    return incident
+
+
+def decision_on(session: Session, stream_id: int, direction: str) -> Decision:
+    """On the stream's newest incident of this direction, which is resolved."""
     query = (
-        select(Incident.level_accepted)
+        select(Incident)
         .where(Incident.stream_id == stream_id, Incident.direction == direction)
         .order_by(Incident.opened_seq.desc())
         .limit(1)
     )
-    return bool(session.scalar(query))
+    newest = session.scalar(query)
+    if newest is None:
+        return "over"
+    if newest.level_accepted:
+        return "new_normal"
+    repeats = newest.evidence.repeats
+    return repeats.cycle if repeats is not None and repeats.usual else "over"
+
+
+def resolved_since(session: Session, incident: Incident, oldest: datetime) -> Sequence[Incident]:
+    """Of the same stream and direction, whose change is no older; newest first."""
+    query = (
+        select(Incident)
+        .where(Incident.stream_id == incident.stream_id, Incident.direction == incident.direction)
+        .where(Incident.state == "resolved", Incident.change_point_at >= oldest)
+        .order_by(Incident.opened_seq.desc())
+    )
+    return session.scalars(query).all()
 
 
 def _add_transition(

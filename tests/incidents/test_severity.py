@@ -196,7 +196,7 @@ def test_an_incident_that_is_over_becomes_no_graver(database: Database) -> None:
 def diagnosed(direction: str, cause: Cause, confidence: Confidence) -> Incident:
     made = Diagnosis(cause, confidence, "", "", (), (), "", retrain=False, awaits_probes=False)
     known = IncidentDiagnosis.of(made, datetime(2026, 1, 1, tzinfo=UTC), SeenEvidence(0, 0))
-    return Incident(direction=direction, diagnosis=known)
+    return Incident(direction=direction, diagnosis=known, evidence=IncidentEvidence())
 
 
 @pytest.mark.parametrize(

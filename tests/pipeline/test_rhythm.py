@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
-from sqlalchemy import select
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.store.database import Database
-from driftguard.store.tables import DetectorState
+from tests.cli.test_main import driftguard
+from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import Traffic, store
 
 PER_HOUR = 25
 
 
-def test_acceptance_by_the_hour_is_learned_and_told(database: Database) -> None:
+def test_acceptance_by_the_hour_is_learned_and_told(database: Database, tmp_path: Path) -> None:
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     traffic = Traffic(5, midnight - timedelta(days=5), seconds_apart=3_600.0 / PER_HOUR)
     for _ in range(5):
@@ -27,6 +28,12 @@ def test_acceptance_by_the_hour_is_learned_and_told(database: Database) -> None:
             store(database, traffic.draw(PER_HOUR, {"code": rate}))
         while Pipeline(database, DetectorConfig(), Metrics()).fold_batch():  # as after a restart
             pass
-    with database.session() as session:
-        (state,) = session.scalars(select(DetectorState))
-        assert state.summary["segments"][0]["daily_rhythm"] == pytest.approx(0.12, abs=0.04)
+    with running_sidecar(database, tmp_path) as client:
+        (stream,) = client.get("/api/v1/status").json()["streams"]
+        (segment,) = stream["segments"]
+        assert segment["daily_rhythm"] == pytest.approx(0.12, abs=0.04)
+        assert segment["weekly_rhythm"] == 0.0
+        told = f"follows the hour of day, by {segment['daily_rhythm']:.2f} either way"
+        assert told in client.get(f"/streams/{stream['id']}").text
+        status = driftguard("status", "--sidecar", str(client.base_url))
+        assert told.replace(", by", " by") in " ".join(status.stdout.split())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Literal
+from uuid import UUID
 
 from driftguard.records.documents.acceptance import Acceptance, AdjustedChange, Gradual
 from driftguard.records.documents.cost import Cost, Interval
@@ -61,6 +63,30 @@ class Ending:
     mitigated_at: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """An earlier incident that this one looks like: of the same direction, in segments that it had too, one
+    `cycle` before, and no smaller. `since`, `until`: of the earlier one. `differs`: why this one is another
+    after all. `usual`: a person said that it is, so that it is expected from then on."""
+
+    cycle: Literal["day", "week"]
+    incident_id: UUID
+    since: datetime
+    until: datetime
+    differs: str | None = None
+    usual: bool = False
+
+    @property
+    def name(self) -> str:
+        """For example: that of Saturday 2026-11-14 00:31 UTC."""
+        return f"that of {self.since:%A %Y-%m-%d %H:%M} UTC"
+
+    @property
+    def when(self) -> str:
+        """For example: on Saturdays."""
+        return f"on {self.since:%A}s" if self.cycle == "week" else "at this hour"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentEvidence:
     """The evidence of an incident, so that a reader can check it. The fold writes the detector's numbers, the
@@ -87,11 +113,17 @@ class IncidentEvidence:
     rollback: Rollback | None = None
     ending: Ending | None = None
     raised_because: str | None = None  # why the severity was raised
+    repeats: Repeats | None = None
 
     @property
     def is_of_alarm(self) -> bool:
         """Whether the detector opened the incident, with a baseline of the level before."""
         return self.false_alarm_every is not None
+
+    @property
+    def may_be_usual(self) -> bool:
+        """Whether it repeats an earlier one in everything so far."""
+        return self.repeats is not None and self.repeats.differs is None
 
     @property
     def slowdown(self) -> float | None:
