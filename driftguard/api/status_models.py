@@ -13,7 +13,7 @@ from driftguard.adapters.condition import Condition
 from driftguard.api.actions import ActionModel
 from driftguard.cost import Cost, Speculation
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
-from driftguard.detection.findings import SessionsGiven, duration
+from driftguard.detection.findings import FactorName, SessionsGiven, duration
 from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.aftermath import Aftermath
 from driftguard.metrics.labels import StreamVerdict
@@ -99,6 +99,12 @@ class FalseAlarms(FrozenModel):
         return cls(requests=requests, days=days, text=f"at most one false page in {text}")
 
 
+class FollowsModel(FrozenModel):
+    factor: FactorName
+    by: float = Field(description="Half of what lies between where it is highest and where it is lowest.")
+    text: str
+
+
 class SegmentStatus(FrozenModel):
     segment: str = Field(examples=["german"])
     verdict: Literal["insufficient_data", "steady", "off_baseline", "degraded", "improved"] = Field(
@@ -121,11 +127,9 @@ class SegmentStatus(FrozenModel):
         description="How many times more than independent ones these observations vary in the long run; a "
         "change takes about as many times longer to detect. 1: they are independent."
     )
-    daily_rhythm: float = Field(
-        description="Half of what lies between the hours of day with the most and the least acceptance, as "
-        "it is expected since it was learned; 0: nothing is."
+    follows: list[FollowsModel] = Field(
+        description="What its acceptance depends on as far as it was learned, and is therefore no change."
     )
-    weekly_rhythm: float = Field(description="The same of the days of the week.")
     length_of_acceptance: bool = Field(
         description="Answer length is not used: it follows from acceptance (equally many steps each)."
     )
@@ -148,8 +152,7 @@ class SegmentStatus(FrozenModel):
             learning=item.learning,
             baseline_reason=item.baseline_reason,
             variance_inflation=item.variance_inflation,
-            daily_rhythm=item.daily_rhythm,
-            weekly_rhythm=item.weekly_rhythm,
+            follows=[FollowsModel.model_validate(one) for one in item.follows],
             length_of_acceptance=item.length_of_acceptance,
             expected_delays=[ExpectedDelayModel.model_validate(delay) for delay in delays],
         )

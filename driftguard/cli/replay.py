@@ -35,13 +35,13 @@ from driftguard.detection import (
     DriftWidened,
     Finding,
     ObservationBatch,
-    RhythmLearned,
+    ProfileLearned,
     SegmentChange,
     StreamState,
     describe,
     fold,
 )
-from driftguard.detection.findings import SessionsGiven, StratumBaseline
+from driftguard.detection.findings import FACTOR_NAMES, SessionsGiven, StratumBaseline
 from driftguard.records import AcceptanceRecord, StreamKey
 from driftguard.records.documents.acceptance import Gradual
 from driftguard.records.positions import ACCEPTANCE, combined
@@ -153,8 +153,8 @@ def event_json(event: ReplayEvent) -> dict[str, Any]:
             return {"event": "baseline_ready", **common, **_ready_json(finding)}
         case BaselineSettled():
             return {"event": "baseline_settled", **common, **_stratum_json(finding)}
-        case RhythmLearned():
-            return {"event": "rhythm_learned", **common, **_rhythm_json(finding)}
+        case ProfileLearned():
+            return {"event": "profile_learned", **common, **_profile_json(finding)}
         case DriftOpened():
             return {"event": "incident_opened", **common, **_opened_json(finding)}
         case DriftWidened():
@@ -189,11 +189,11 @@ def _stratum_json(finding: StratumBaseline) -> dict[str, Any]:
     }
 
 
-def _rhythm_json(finding: RhythmLearned) -> dict[str, Any]:
+def _profile_json(finding: ProfileLearned) -> dict[str, Any]:
     return {
         "segment": finding.segment,
         "stratum": finding.stratum,
-        "cycle": finding.cycle,
+        "factor": finding.factor,
         "cycles": finding.cycles,
         "amplitude": finding.amplitude,
     }
@@ -279,13 +279,15 @@ def event_text(event: ReplayEvent) -> str:
         case BaselineSettled():
             known = _baseline_text(finding)
             return f"{head} segment {finding.segment} has its final baseline; {known}"
-        case RhythmLearned():
+        case ProfileLearned():
+            on = FACTOR_NAMES[finding.factor]
             if finding.amplitude == 0.0:
-                another = f"has another rhythm of the {finding.cycle}, which is learned anew"
-                return f"{head} segment {finding.segment} {another}"
-            by = f"by {finding.amplitude:.3f} either way, learned from {finding.cycles} {finding.cycle}s"
-            on = "hour of day" if finding.cycle == "day" else "day of the week"
-            return f"{head} segment {finding.segment} depends on the {on}, {by}; corrected from here"
+                return (
+                    f"{head} segment {finding.segment} depends on {on} in another way, which is learned anew"
+                )
+            cycles = f"{finding.cycles} {'weeks' if finding.factor == 'week' else 'days'}"
+            by = f"by {finding.amplitude:.3f} either way, learned from {cycles}"
+            return f"{head} segment {finding.segment} depends on {on}, {by}; corrected from here"
         case DriftOpened():
             first, last = finding.interval
             when = (
@@ -360,10 +362,8 @@ def _summary(running: Replay) -> Iterator[str]:
             yield f"    segment {segment.segment}: {segment.requests} requests, {told}"
             if segment.variance_inflation > 1.0:
                 yield f"        not independent: {segment.variance_inflation:.1f} times the variance"
-            if segment.daily_rhythm > 0.0:
-                yield f"        depends on the hour of day, by {segment.daily_rhythm:.3f} either way"
-            if segment.weekly_rhythm > 0.0:
-                yield f"        depends on the day of the week, by {segment.weekly_rhythm:.3f} either way"
+            for one in segment.follows:
+                yield f"        depends on {one.text}"
             if segment.length_of_acceptance:
                 yield "        answer length is not used: it follows from acceptance"
             if segment.learning is not None:

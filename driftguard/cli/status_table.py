@@ -126,9 +126,8 @@ def _segment(segment: dict[str, Any]) -> str:
     reason = f"{segment['verdict'].replace('_', ' ')} ({segment['baseline_reason'] or 'no baseline'})"
     if segment["variance_inflation"] > 1.0:
         reason += f", not independent ({segment['variance_inflation']:.1f} times the variance)"
-    for rhythm, follows in (("daily_rhythm", "hour of day"), ("weekly_rhythm", "day of the week")):
-        if segment[rhythm] > 0.0:
-            reason += f", follows the {follows} by {segment[rhythm]:.2f} either way"
+    for follows in segment["follows"]:
+        reason += f", depends on {follows['text']}"
     if segment["length_of_acceptance"]:
         reason += ", answer length not used, as it follows from acceptance"
     return f"{segment['segment']}: {reason}" + (f"; expected delay: {delays}" if delays else "")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from driftguard.records.documents.acceptance import Acceptance, AdjustedChange, Gradual
 
 Direction = Literal["down", "up"]
+FactorName = Literal["day", "week", "prompt", "answer"]  # see statistics/factors.py
 Scope = Literal["segments", "stream"]
 Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafting_stopped"]
 # off_baseline: the interval of its recent requests excludes its baseline; not enough evidence for an alarm
@@ -49,20 +50,19 @@ class BaselineSettled(StratumBaseline):
 
 
 @dataclass(frozen=True, slots=True)
-class RhythmLearned:
-    """What a stratum's requests are expected to accept depends on the hour of day, or on the day of the week,
-    from here on.
+class ProfileLearned:
+    """What a stratum's requests are expected to accept depends on this factor from here on.
 
-    Amplitude 0: no longer, because the hours with traffic are others than before.
+    Amplitude 0: no longer, because the cells with traffic (the hours, say) are others than before.
     """
 
     segment: str
     stratum: str
     ordinal: int  # the first request that it is used for
     ended_at: float  # seconds since 1970 UTC
-    cycle: Literal["day", "week"]  # that repeats
+    factor: FactorName
     cycles: int  # it was learned from
-    amplitude: float  # half of what lies between the best and the worst hour (quarter of a day, of a week)
+    amplitude: float  # half of what lies between the best and the worst cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,13 @@ class AlarmWithheld:
 
 
 Finding = (
-    BaselineReady | BaselineSettled | RhythmLearned | DriftOpened | DriftWidened | DriftClosed | AlarmWithheld
+    BaselineReady
+    | BaselineSettled
+    | ProfileLearned
+    | DriftOpened
+    | DriftWidened
+    | DriftClosed
+    | AlarmWithheld
 )
 
 
@@ -173,6 +179,27 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Follows:
+    """What a segment's acceptance depends on, by half of what lies between its best and its worst cell."""
+
+    factor: FactorName
+    by: float
+
+    @property
+    def text(self) -> str:
+        """For example: the hour of day, by 0.05 either way."""
+        return f"{FACTOR_NAMES[self.factor]}, by {self.by:.2f} either way"
+
+
+FACTOR_NAMES: Final[dict[FactorName, str]] = {
+    "day": "the hour of day",
+    "week": "the day of the week",
+    "prompt": "the length of the prompt and the share of it that was cached",
+    "answer": "the length of the answer, not by a line",
+}
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentSummary:
     """One segment now."""
 
@@ -190,8 +217,7 @@ class SegmentSummary:
     baseline_reason: str | None = None  # why the baseline of the present traffic was begun
     expected_delays: tuple[ExpectedDelay, ...] = ()  # of the stratum of most of the present traffic
     variance_inflation: float = 1.0  # the largest of the strata of its recent requests
-    daily_rhythm: float = 0.0  # half of what lies between the best and the worst hour; 0: not used
-    weekly_rhythm: float = 0.0  # of the quarters of the days of a week
+    follows: tuple[Follows, ...] = ()  # what its acceptance is expected to depend on
     length_of_acceptance: bool = False  # answer length is not used: it follows from acceptance (baseline.py)
 
 

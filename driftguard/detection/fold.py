@@ -58,7 +58,7 @@ from driftguard.detection.steps.reference_period import (
     requests_until_check,
     rows_until_cycle_counts,
     tally,
-    with_calendar,
+    with_effects,
     with_joining,
     with_reference,
     without_current,
@@ -109,7 +109,7 @@ def _step(
     """Folds rows from `start` up to the next event; returns the place after it."""
     state, findings = cycles_begin(state, rows[start : start + 1], config.ignore)
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
-    part = with_calendar(state, rows[start : _step_end(config, state, rows, start)])
+    part = with_effects(state, rows[start : _step_end(config, state, rows, start)])
     seen = int(state.drafted_requests.sum())
     earlier, _ = _sessions(state, part, seen)
     part = predicted(state, base, config.ignore, part, earlier)
@@ -176,7 +176,7 @@ def _with_rows(config: DetectorConfig, state: StreamState, base: Baselines, rows
         + np.bincount(rows.stratum, minlength=len(state.drafted_requests)),
         sessions=sessions,
         in_session=state.in_session + int((rows.session != NO_SESSION).sum()),
-        rhythms=tally(state, base, rows),
+        profiles=tally(state, base, rows),
         history=state.history.followed_by(rows, config.history),
     )
 

@@ -35,7 +35,7 @@ from driftguard.detection.state.stream_state import (
 )
 from driftguard.detection.statistics.baseline import baselines
 from driftguard.detection.statistics.bets import Running, last_per_group
-from driftguard.detection.statistics.calendar_profile import Rhythm
+from driftguard.detection.statistics.factors import Profile
 from driftguard.detection.statistics.sessions import (
     KNOWN,
     NO_SESSION,
@@ -56,7 +56,7 @@ from driftguard.detection.steps.reference_period import (
     in_cycles_under_way,
     requests_until_joining,
     tally,
-    with_calendar,
+    with_effects,
     with_joining,
 )
 
@@ -89,7 +89,7 @@ def _groups(states: Sequence[StreamState], batches: Sequence[ObservationBatch]) 
     for place, (state, batch) in enumerate(zip(states, batches, strict=True)):
         fits = 0 < len(batch) <= LARGEST_BATCH and len(state.ready_ordinal)
         if fits and state.incidents == (None, None) and batch.ordinal[0] > state.ordinal:
-            by_day[tuple(rhythm.number for rhythm in state.rhythms)].append(place)
+            by_day[tuple(profile.number for profile in state.profiles)].append(place)
     for places in by_day.values():
         group, observations, strata = [], 0, 0
         for place in places:
@@ -122,7 +122,7 @@ def _quiet(
     steady &= (watched < due)[stream]
     quiet = (watched > 0) & (np.bincount(stream, weights=steady, minlength=len(states)) == watched)
 
-    rows = with_calendar(side.state, rows[np.flatnonzero(quiet[stream])])
+    rows = with_effects(side.state, rows[np.flatnonzero(quiet[stream])])
     stream = side.stream_of_stratum[rows.stratum]
     starts = np.searchsorted(stream, np.arange(len(states) + 1)).tolist()
     clock = _clock(side, stream, starts)
@@ -145,7 +145,7 @@ def _quiet(
         joining=with_joining(side.state, rows, earlier),
         stratum_evidence=strata.evidence,
         stratum_mean_start=strata.mean_start,
-        rhythms=tally(side.state, base, rows),
+        profiles=tally(side.state, base, rows),
     )
     of_stream = side.evidence.last_per_group(stream, run.of_stream)
     begun = last_per_group(side.begun, segment, clock)
@@ -162,7 +162,7 @@ def _quiet(
                 "stream_evidence": of_stream.evidence[place].copy(),
                 "stream_mean_start": of_stream.mean_start[place].copy(),
                 "begun": begun[side.first_segment[place] : side.first_segment[place + 1]].copy(),
-                "rhythms": side.own_rhythms(together, place, state),
+                "profiles": side.own_profiles(together, place, state),
                 "sessions": sessions[place],
                 "in_session": state.in_session + named[place],
                 "history": state.history.followed_by_piece(
@@ -266,7 +266,7 @@ _WRITTEN = ("drafted_requests", "joining", "stratum_evidence", "stratum_mean_sta
 @dataclass(frozen=True, slots=True, eq=False)
 class SideBySide:
     """G streams. `state` has their C strata, and of each of them nothing that is not in _OF_STRATUM or in its
-    rhythms; the columns of `batch` [N] are those of their batches, one after the other."""
+    profiles; the columns of `batch` [N] are those of their batches, one after the other."""
 
     state: StreamState
     first_stratum: list[int]  # [G + 1]
@@ -295,11 +295,11 @@ class SideBySide:
         watched = watched_among(segments, self.segment_of_stratum, self.state.ready)
         return np.add.reduceat(watched, self.first_segment[:-1], dtype=np.int64)
 
-    def own_rhythms(self, together: StreamState, place: int, before: StreamState) -> tuple[Rhythm, ...]:
+    def own_profiles(self, together: StreamState, place: int, before: StreamState) -> tuple[Profile, ...]:
         strata = slice(*self.first_stratum[place : place + 2])
         return tuple(
-            rhythm.with_current(after.current[strata].copy(), strays=0)
-            for rhythm, after in zip(before.rhythms, together.rhythms, strict=True)
+            profile.with_current(after.current[strata].copy(), strays=0)
+            for profile, after in zip(before.profiles, together.profiles, strict=True)
         )
 
 
@@ -313,7 +313,7 @@ def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBat
     }
     return SideBySide(
         state=StreamState(
-            **columns, rhythms=tuple(map(_rhythm, zip(*(state.rhythms for state in states), strict=True)))
+            **columns, profiles=tuple(map(_profile, zip(*(state.profiles for state in states), strict=True)))
         ),
         first_stratum=[0, *np.cumsum(strata).tolist()],
         stream_of_stratum=np.repeat(streams, strata),
@@ -325,13 +325,13 @@ def side_by_side(states: Sequence[StreamState], batches: Sequence[ObservationBat
     )
 
 
-def _rhythm(parts: Sequence[Rhythm]) -> Rhythm:
+def _profile(parts: Sequence[Profile]) -> Profile:
     """Without what only the end of a cycle asks for."""
 
     def column(name: str) -> NDArray[Any]:
         return np.concatenate([getattr(part, name) for part in parts])
 
-    none, used = Rhythm.none(parts[0].cells), column("used")
+    none, used = Profile.none(parts[0].cells), column("used")
     return replace(
         none,
         number=parts[0].number,

@@ -49,6 +49,8 @@ class ObservationBatch:
     started_at: Floats = field(default_factory=lambda: _EMPTY_FLOATS)  # [N], NaN: not given
     first_drafted: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N] of position 1, -1: not given
     first_accepted: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N]
+    prompt_tokens: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N], -1: not given
+    cached_tokens: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N] of the prompt, -1: not given
 
     def __post_init__(self) -> None:
         n = len(self.ordinal)
@@ -62,6 +64,8 @@ class ObservationBatch:
             "started_at": np.full(n, math.nan),
             "first_drafted": np.full(n, _NOT_GIVEN),
             "first_accepted": np.full(n, _NOT_GIVEN),
+            "prompt_tokens": np.full(n, _NOT_GIVEN),
+            "cached_tokens": np.full(n, _NOT_GIVEN),
         }
         for name, column in left_out.items():
             if len(getattr(self, name)) == 0:
@@ -90,6 +94,10 @@ class ObservationBatch:
             raise ValueError("temperature must be at least 0 and finite")
         if (self.output_tokens < _NOT_GIVEN).any():
             raise ValueError("output_tokens must be at least 0")
+        if (np.minimum(self.prompt_tokens, self.cached_tokens) < _NOT_GIVEN).any():
+            raise ValueError("prompt_tokens and cached_tokens must be at least 0")
+        if ((self.prompt_tokens >= 0) & (self.cached_tokens > self.prompt_tokens)).any():
+            raise ValueError("cached_tokens must be at most prompt_tokens, of which they are a part")
         self._check_first()
 
     def _check_first(self) -> None:
@@ -163,10 +171,13 @@ class ObservationBatch:
         output_tokens: Sequence[int | None] | Ints = (),
         started_at: Sequence[float | None] | Floats = (),
         first_position: Sequence[tuple[int, int] | None] = (),
+        prompt_tokens: Sequence[int | None] | Ints = (),
+        cached_tokens: Sequence[int | None] | Ints = (),
     ) -> ObservationBatch:
         """From plain sequences; None is a field that is not given. `first_position`: (drafted, accepted)."""
         given = first_position if any(first_position) else ()  # hardly any batch has one
-        first = [pair or (_NOT_GIVEN, _NOT_GIVEN) for pair in given]
+        pairs = [pair or (_NOT_GIVEN, _NOT_GIVEN) for pair in given]
+        first = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         return cls(
             np.asarray(ordinal, dtype=np.int64),
             segment,
@@ -180,7 +191,10 @@ class ObservationBatch:
             np.asarray(temperature, dtype=np.float64),  # None becomes NaN
             _ints(output_tokens),
             np.asarray(started_at, dtype=np.float64),
-            *np.array(first, dtype=np.int64).reshape(-1, 2).T,
+            first[:, 0],
+            first[:, 1],
+            _ints(prompt_tokens),
+            _ints(cached_tokens),
         )
 
     @classmethod
@@ -199,6 +213,8 @@ class ObservationBatch:
             temperature=[record.temperature for record in records],
             output_tokens=[record.output_tokens for record in records],
             started_at=[record.started_at.timestamp() for record in records],
+            prompt_tokens=[record.prompt_tokens for record in records],
+            cached_tokens=[record.cached_tokens for record in records],
             first_position=[
                 first_counts(
                     record.kind,

@@ -11,7 +11,7 @@ from driftguard.detection.findings import Direction
 from driftguard.detection.fold import end_incident
 from driftguard.detection.state.stream_state import DIRECTIONS, OPERATOR, StreamState
 from driftguard.detection.statistics.baseline import baselines
-from driftguard.detection.statistics.calendar_profile import CYCLES, taken_as_usual
+from driftguard.detection.statistics.factors import FACTORS, taken_as_usual
 from driftguard.detection.steps.new_normal import learned_anew
 from driftguard.detection.steps.reference_period import against_other_baselines
 
@@ -44,13 +44,13 @@ def treat_as_usual(state: StreamState, direction: Direction, cycle: Literal["day
     if incident is None:
         return state
     state = end_incident(state, direction)
-    place = next(place for place, known in enumerate(CYCLES) if known.name == cycle)
-    rhythm = state.rhythms[place]
+    place = next(place for place, known in enumerate(FACTORS) if known.name == cycle)
+    profile = state.profiles[place]
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
     changed = state.ready & np.isin(state.segment_of_stratum, incident.segments)
-    after = taken_as_usual(rhythm, CYCLES[place], changed, base.inflation * base.variance)
-    anew = after.used != rhythm.used
+    after = taken_as_usual(profile, FACTORS[place], changed, base.inflation * base.variance)
+    anew = after.used != profile.used
     if not anew.any():
         return state
-    rhythms = (*state.rhythms[:place], after, *state.rhythms[place + 1 :])
-    return against_other_baselines(replace(state, rhythms=rhythms), anew, place, state.ordinal)
+    profiles = (*state.profiles[:place], after, *state.profiles[place + 1 :])
+    return against_other_baselines(replace(state, profiles=profiles), anew, place, state.ordinal)

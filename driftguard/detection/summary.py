@@ -29,6 +29,7 @@ from scipy.special import digamma
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import (
     ExpectedDelay,
+    Follows,
     SegmentSummary,
     SegmentVerdict,
     SessionsGiven,
@@ -39,6 +40,7 @@ from driftguard.detection.state.columns import SECONDS_PER_DAY, Columns, history
 from driftguard.detection.state.stream_state import OpenIncident, StreamState
 from driftguard.detection.statistics.baseline import FIRST_CHECK, Baselines, baselines, length_of_acceptance
 from driftguard.detection.statistics.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
+from driftguard.detection.statistics.factors import FACTORS
 from driftguard.detection.steps.evidence import SHARES, watched_segments
 from driftguard.detection.steps.expectation import (
     acceptance_over,
@@ -142,10 +144,18 @@ def _segment(
         else None,
         expected_delays=expected_delays(config, state, base, rows, strata) if known else (),
         variance_inflation=float(state.inflation[strata].max()) if known else 1.0,
-        daily_rhythm=float(state.rhythms[0].amplitude[strata].max()) if known else 0.0,
-        weekly_rhythm=float(state.rhythms[1].amplitude[strata].max()) if known else 0.0,
+        follows=_follows(state, strata) if known else (),
         length_of_acceptance=known and bool(length_of_acceptance(state.reference[strata]).any()),
     )
+
+
+def _follows(state: StreamState, strata: NDArray[np.integer]) -> tuple[Follows, ...]:
+    """By the largest amplitude among these strata."""
+    found = (
+        Follows(factor.name, float(profile.amplitude[strata].max()))
+        for factor, profile in zip(FACTORS, state.profiles, strict=True)
+    )
+    return tuple(one for one in found if one.by > 0.0)
 
 
 def _without_incident(baseline: Acceptance | None, recent: Acceptance | None) -> SegmentVerdict:
@@ -237,8 +247,8 @@ def expected_requests(
     # evidence.py: an alarm needs the sum of the stratum, and that of the stream where both are the same.
     sums = 1.0 if len(state.setting_of_stratum) == 1 else 2.0
     needed = sums * threshold / SHARES[0] / _begin(state, code)
-    of_calendar = sum(float(rhythm.variance[code].mean()) for rhythm in state.rhythms)
-    error = math.sqrt(float(base.mean_error[code]) ** 2 + of_calendar)
+    of_factors = sum(float(profile.variance[code].mean()) for profile in state.profiles)
+    error = math.sqrt(float(base.mean_error[code]) ** 2 + of_factors)
     errors = np.array(float(base.error_factor[code]) * error)
     margin = float(margin_of(errors, unseen_of(state, base)[code], config.ignore, state.of_windows[code]))
     fresh = _fresh(state, base, code)

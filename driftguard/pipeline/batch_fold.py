@@ -32,7 +32,7 @@ from driftguard.detection import (
     Fleet,
     Folded,
     ObservationBatch,
-    RhythmLearned,
+    ProfileLearned,
     StreamState,
     fold_fleet,
     fold_many,
@@ -266,11 +266,11 @@ def _decide(
         hook(session, stream, records, folded.findings)
 
 
-def _log_learned(stream: Stream, finding: RhythmLearned | BaselineSettled | BaselineReady) -> None:
+def _log_learned(stream: Stream, finding: ProfileLearned | BaselineSettled | BaselineReady) -> None:
     of_stratum = log.bind(stream=stream.id, segment=finding.segment, stratum=finding.stratum)
-    if isinstance(finding, RhythmLearned):
+    if isinstance(finding, ProfileLearned):
         of_stratum.info(
-            "rhythm learned", cycle=finding.cycle, cycles=finding.cycles, amplitude=finding.amplitude
+            "profile learned", factor=finding.factor, cycles=finding.cycles, amplitude=finding.amplitude
         )
     elif isinstance(finding, BaselineSettled):
         of_stratum.info("baseline settled", requests=finding.requests)
@@ -292,6 +292,8 @@ def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
         temperature=[record.temperature for record in traffic],
         output_tokens=[record.output_tokens for record in traffic],
         started_at=[record.started_at.timestamp() for record in traffic],
+        prompt_tokens=[record.prompt_tokens for record in traffic],
+        cached_tokens=[record.cached_tokens for record in traffic],
         first_position=[
             first_counts(record.kind, record.first_drafted, record.first_accepted) for record in traffic
         ],

@@ -57,6 +57,8 @@ class StoredRecord(NamedTuple):
     acceptance_rule: str
     temperature: float | None
     output_tokens: int | None
+    prompt_tokens: int | None
+    cached_tokens: int | None  # of the prompt
     time_per_output_token_seconds: float | None
     first_drafted: int | None  # at the first position; None where the record does not tell
     first_accepted: int | None

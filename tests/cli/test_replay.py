@@ -100,7 +100,7 @@ def test_a_daily_rhythm_is_told(tmp_path: Path) -> None:
         for record, end in zip(records(means), at, strict=True)
     )
     path = write(tmp_path / "r.jsonl", moved)
-    (event,) = [event for event in run(path)[1] if event["event"] == "rhythm_learned"]
+    (event,) = [event for event in run(path)[1] if event["event"] == "profile_learned"]
     assert (event["segment"], event["cycles"]) == ("chat", 2)
     assert event["amplitude"] == pytest.approx(0.12, abs=0.03)
     text = run(path, as_json=False)[2]

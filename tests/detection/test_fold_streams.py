@@ -17,7 +17,7 @@ from driftguard.detection import (
     DriftWidened,
     Finding,
     ObservationBatch,
-    RhythmLearned,
+    ProfileLearned,
     StreamState,
     fold,
     fold_streams,
@@ -164,7 +164,7 @@ def test_streams_folded_together_are_bit_for_bit_what_each_is_alone(
         DriftOpened,
         DriftWidened,
         DriftClosed,
-        RhythmLearned,
+        ProfileLearned,
     }
 
 

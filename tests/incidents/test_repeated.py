@@ -86,7 +86,8 @@ def test_the_second_saturday_is_asked_about_and_the_third_is_usual(database: Dat
     assert second.resolution == "the operator said that it is usual on Saturdays: nobody codes at weekends"
     with database.session() as session:
         (state,) = session.scalars(select(DetectorState))
-        assert state.summary["segments"][0]["weekly_rhythm"] == pytest.approx(0.075, abs=0.03)
+        follows = {one["factor"]: one["by"] for one in state.summary["segments"][0]["follows"]}
+        assert follows["week"] == pytest.approx(0.075, abs=0.03)
     for _ in range(2):
         weeks.days(5, USUAL)
         weeks.days(2, WEEKEND)

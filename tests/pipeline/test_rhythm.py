@@ -31,9 +31,9 @@ def test_acceptance_by_the_hour_is_learned_and_told(database: Database, tmp_path
     with running_sidecar(database, tmp_path) as client:
         (stream,) = client.get("/api/v1/status").json()["streams"]
         (segment,) = stream["segments"]
-        assert segment["daily_rhythm"] == pytest.approx(0.12, abs=0.04)
-        assert segment["weekly_rhythm"] == 0.0
-        told = f"follows the hour of day, by {segment['daily_rhythm']:.2f} either way"
+        (follows,) = segment["follows"]
+        assert (follows["factor"], follows["by"]) == ("day", pytest.approx(0.12, abs=0.04))
+        told = f"depends on the hour of day, by {follows['by']:.2f} either way"
         assert told in client.get(f"/streams/{stream['id']}").text
         status = driftguard("status", "--sidecar", str(client.base_url))
-        assert told.replace(", by", " by") in " ".join(status.stdout.split())
+        assert told in " ".join(status.stdout.split())

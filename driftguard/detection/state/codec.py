@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from driftguard.detection.state.history import COMPACT_ROWS, FLOATS, WHOLE, History, Piece, row_of
 from driftguard.detection.state.stream_state import OpenIncident, StreamState
-from driftguard.detection.statistics.calendar_profile import Rhythm
+from driftguard.detection.statistics.factors import Profile
 from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.errors import DriftGuardError
 
@@ -74,7 +74,7 @@ class _History(msgspec.Struct, array_like=True):
     fresh: _Array
 
 
-class _Rhythm(msgspec.Struct, array_like=True):
+class _Profile(msgspec.Struct, array_like=True):
     number: int
     strays: int
     current: _Array
@@ -146,7 +146,7 @@ class _State(msgspec.Struct, array_like=True):
     measured_at: _Array
     recoveries: _Array
     next_measured: int
-    rhythms: tuple[_Rhythm, ...]
+    profiles: tuple[_Profile, ...]
     sessions: _Sessions
     in_session: int
     history: _History
@@ -195,8 +195,8 @@ def _pack(value: Any) -> Any:
         return _Sessions(_array(value.key), _array(value.sums))
     if isinstance(value, OpenIncident):
         return _Incident(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
-    if isinstance(value, Rhythm):
-        return _Rhythm(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
+    if isinstance(value, Profile):
+        return _Profile(**{item.name: _pack(getattr(value, item.name)) for item in fields(value)})
     if isinstance(value, tuple):
         return tuple(_pack(item) for item in value)
     return value
@@ -211,8 +211,8 @@ def _unpack(value: Any) -> Any:
         return OpenIncident(
             **{item.name: _unpack(getattr(value, item.name)) for item in fields(OpenIncident)}
         )
-    if isinstance(value, _Rhythm):
-        return Rhythm(**{item.name: _unpack(getattr(value, item.name)) for item in fields(Rhythm)})
+    if isinstance(value, _Profile):
+        return Profile(**{item.name: _unpack(getattr(value, item.name)) for item in fields(Profile)})
     if isinstance(value, tuple):
         return tuple(_unpack(item) for item in value)
     return value

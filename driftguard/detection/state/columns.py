@@ -35,7 +35,9 @@ class Columns:
     x: Floats  # [T] accepted / drafted
     log_length: Floats  # [T] log of output_tokens; 0 where not given
     session: Keys  # [T] see sessions.py
-    rhythm: Floats  # [T] effect of hour and weekday, see calendar_profile.py; 0 where none is used
+    prompt_tokens: Ints  # [T] -1 where not given
+    cached_tokens: Ints  # [T]
+    effect: Floats  # [T] of all factors in use, see factors.py
     expected: Floats  # [T] see expectation.py; 0 where the stratum has no baseline yet
     margin: Floats  # [T]
     fresh: Floats  # [T]
@@ -82,7 +84,9 @@ def columns_at(
         x=accepted / drafted,
         log_length=np.where(windows_in(batch)[place], 0.0, np.log(np.maximum(batch.output_tokens[place], 1))),
         session=session,
-        rhythm=zero,
+        prompt_tokens=batch.prompt_tokens[place],
+        cached_tokens=batch.cached_tokens[place],
+        effect=zero,
         expected=zero,
         margin=zero,
         fresh=zero,
@@ -92,11 +96,11 @@ def columns_at(
 
 def sessions_before(table: OpenSessions, rows: Columns, clock: int) -> tuple[Floats, OpenSessions]:
     """Each row's session as it was before it [T, KNOWN], and the table after all; see `sums_before`."""
-    return sums_before(table, rows.session, rows.x - rows.rhythm, rows.log_length, clock)
+    return sums_before(table, rows.session, rows.x - rows.effect, rows.log_length, clock)
 
 
 def history_rows(state: StreamState) -> Columns:
-    """The state's history as columns; lengths and sessions are no longer known."""
+    """The state's history as columns; lengths, prompts and sessions are no longer known."""
     past = state.history
     wide = {name: past.wide(name) for name in COLUMNS}
     stratum = wide.pop("stratum").astype(np.uint16)
@@ -107,7 +111,9 @@ def history_rows(state: StreamState) -> Columns:
         x=wide["accepted"] / wide["drafted"],
         log_length=np.zeros(len(past)),
         session=np.zeros(len(past), dtype=np.uint64),
-        rhythm=np.zeros(len(past)),
+        prompt_tokens=np.full(len(past), -1),
+        cached_tokens=np.full(len(past), -1),
+        effect=np.zeros(len(past)),
         open_for=np.zeros(len(past)),
         **wide,
     )

@@ -22,7 +22,7 @@ from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.history import History
 from driftguard.detection.statistics.baseline import FIRST_CHECK, SUMS
 from driftguard.detection.statistics.bets import BETS, LANES, NOT_CUT
-from driftguard.detection.statistics.calendar_profile import CELLS, Rhythms, no_rhythms
+from driftguard.detection.statistics.factors import CELLS, Profiles, no_profiles
 from driftguard.detection.statistics.long_run_variance import OF_BLOCKS, SCALES
 from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.detection.statistics.strata import (
@@ -126,7 +126,7 @@ class StreamState:
     measured_at: Ints = field(default_factory=lambda: _ints(0))  # [C] drafted_requests when it was measured
     recoveries: Ints = field(default_factory=lambda: _ints(0))  # [C] incidents that it came back from
     next_measured: int = 0  # drafted observations of the stream at which it is measured next
-    rhythms: Rhythms = field(default_factory=no_rhythms)
+    profiles: Profiles = field(default_factory=no_profiles)
     sessions: OpenSessions = field(default_factory=OpenSessions.empty)
     in_session: int = 0  # drafted requests that gave their session
     history: History = field(default_factory=History.empty)
@@ -266,7 +266,7 @@ def with_strata(
         inflation=np.concatenate([state.inflation, np.ones(added)]),
         measured_at=np.concatenate([state.measured_at, _ints(added)]),
         recoveries=np.concatenate([state.recoveries, _ints(added)]),
-        rhythms=tuple(rhythm.followed_by(added) for rhythm in state.rhythms),
+        profiles=tuple(profile.followed_by(added) for profile in state.profiles),
     ), codes
 
 

@@ -40,7 +40,7 @@ def locate(bets: Floats) -> Located:
         sessions, adjacent, named       .93   .95   .95     972   372   239
         sessions, interleaved, named   1.00  1.00  1.00   1,045    42    15
         lengths that jump as well      1.00  1.00  1.00     121    40    19
-        daily rhythm in use            1.00   .98  1.00     370    69    37
+        daily profile in use            1.00   .98  1.00     370    69    37
 
     With 95% of the evidence one segment held .91 in the worst case. Bets around the baseline mean instead
     of the safe baseline did worse: where the mean was estimated too high, the change point moved far into

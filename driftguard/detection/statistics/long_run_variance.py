@@ -28,7 +28,7 @@ shows only in time; a young stream is told of a change of workload (12 standard 
 and not of what its tasks may cause.
 
 Of requests no block is longer than LIKE_SECONDS: what moves more slowly is a decline or an hour of the day
-(`calendar_profile.py`), and not that requests depend on each other.
+(`factors.py`), and not that requests depend on each other.
 
 Paper: Flegal, Jones 2010 (batch means and the long-run variance).
 """

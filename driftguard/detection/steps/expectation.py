@@ -5,6 +5,7 @@ and many together, in their own mix.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -15,7 +16,7 @@ from driftguard.detection.state.columns import Columns, Floats
 from driftguard.detection.state.stream_state import StreamState
 from driftguard.detection.statistics.baseline import Baselines, acceptance_of, reference_acceptance
 from driftguard.detection.statistics.bets import SMALLEST_VARIANCE
-from driftguard.detection.statistics.calendar_profile import CYCLES, Cycle, Rhythm
+from driftguard.detection.statistics.factors import FACTORS, OF_TIME, Factor, Profile
 from driftguard.detection.statistics.windows import MARGIN_ERRORS, SMALLEST_MARGIN
 from driftguard.records.documents.acceptance import Acceptance
 from driftguard.records.positions import combined
@@ -28,9 +29,9 @@ def predicted(
 ) -> Columns:
     """The rows with what the bets are made against; those of strata without a baseline unchanged (0).
 
-    Formula: the line expects b = mean + slope (l - middle) + the effects of hour and weekday, and safe is
+    Formula: the line expects b = mean + slope (l - middle) + the effects of the factors in use, and safe is
     m = b - k, k = max(2 se, ignore), se^2 = mean_error^2 + (slope_error (l - middle))^2 + the variance of
-    those effects (`calendar_profile.py`; 0 until one is used); k of windows is wider (`margin_of`). After n
+    those effects (`factors.py`; 0 until one is used); k of windows is wider (`margin_of`). After n
     earlier requests of the session, whose x lay d above the line on average, the request is expected to
     accept expected = b + w d and at least
     m + w (b + d - m) = expected - fresh k (= `margin`), with w = n / (n + kappa), kappa = within /
@@ -49,12 +50,12 @@ def predicted(
     """
     own, watched = rows.stratum, state.ready[rows.stratum]
     length_error = base.slope_error[own] * np.abs(rows.log_length - base.middle[own])
-    calendar_variance = _calendar_variance(state, rows)
-    error = np.sqrt(base.mean_error[own] ** 2 + length_error**2 + calendar_variance)
+    variance = _of_factors(state, rows, "variance", FACTORS)
+    error = np.sqrt(base.mean_error[own] ** 2 + length_error**2 + variance)
     errors, unseen = base.error_factor[own] * error, unseen_of(state, base)[own]
     margin = margin_of(errors, unseen, ignore, state.of_windows[own])
     session, fresh = _session_effect(base, rows, session_before)
-    expected = np.clip(line(base, rows) + rows.rhythm + session, 0.0, 1.0)
+    expected = np.clip(line(base, rows) + rows.effect + session, 0.0, 1.0)
     told = watched & (2.0 * length_error <= LARGEST_LENGTH_ERROR)
     return replace(
         rows,
@@ -90,29 +91,32 @@ def line(base: Baselines, rows: Columns) -> Floats:
     return np.asarray(base.mean[own] + base.slope[own] * (rows.log_length - base.middle[own]))
 
 
-def _calendar_variance(state: StreamState, rows: Columns) -> Floats:
-    return _of_cells(state, rows, "variance")
+def effect_of_time(state: StreamState, rows: Columns) -> Floats:
+    """What hour and weekday add to the line [T], of rows of a history, too; 0 where they are not used."""
+    return _of_factors(state, rows, "effect", OF_TIME)
 
 
-def effect_of_calendar(state: StreamState, rows: Columns) -> Floats:
-    """What hour and weekday add to the line [T]; 0 where no rhythm is used."""
-    return _of_cells(state, rows, "effect")
+def effect_of_factors(state: StreamState, rows: Columns) -> Floats:
+    """What all factors add to the line [T]; 0 where none is used."""
+    return _of_factors(state, rows, "effect", FACTORS)
 
 
 def effect_of(
-    rhythm: Rhythm, cycle: Cycle, rows: Columns, name: Literal["effect", "variance"] = "effect"
+    profile: Profile, factor: Factor, rows: Columns, name: Literal["effect", "variance"] = "effect"
 ) -> Floats:
-    """Of one cycle [T], or the variance of it."""
-    if not rhythm.used.any():
+    """Of one factor [T], or the variance of it."""
+    if not profile.used.any():
         return np.zeros(len(rows))
-    values: Floats = getattr(rhythm, name)[rows.stratum, cycle.cell(rows.ended_ms)]
+    values: Floats = getattr(profile, name)[rows.stratum, factor.cell(rows)]
     return values
 
 
-def _of_cells(state: StreamState, rows: Columns, name: Literal["effect", "variance"]) -> Floats:
+def _of_factors(
+    state: StreamState, rows: Columns, name: Literal["effect", "variance"], factors: Sequence[Factor]
+) -> Floats:
     total = np.zeros(len(rows))
-    for cycle, rhythm in zip(CYCLES, state.rhythms, strict=True):
-        total = total + effect_of(rhythm, cycle, rows, name)
+    for factor, profile in zip(factors, state.profiles, strict=False):
+        total = total + effect_of(profile, factor, rows, name)
     return total
 
 
@@ -176,18 +180,18 @@ def at_baseline(state: StreamState, rows: Columns) -> Acceptance:
     """
     drafted = np.bincount(rows.stratum, weights=rows.drafted.astype(np.float64))
     strata = [int(code) for code in np.unique(rows.stratum)]
-    of_calendar = float((effect_of_calendar(state, rows) * rows.drafted).sum()) / float(drafted.sum())
+    of_time = float((effect_of_time(state, rows) * rows.drafted).sum()) / float(drafted.sum())
     parts = [baseline_of(state, code) for code in strata]
     shares = [float(drafted[code] / drafted.sum()) for code in strata]
     rate = sum(share * part.rate for share, part in zip(shares, parts, strict=True))
     squares = [(share * (part.high - part.low) / 2.0) ** 2 for share, part in zip(shares, parts, strict=True)]
     half = math.sqrt(sum(squares))
     if len(parts) == 1:
-        return _moved(parts[0], of_calendar)
+        return _moved(parts[0], of_time)
     low, high = max(rate - half, 0.0), min(rate + half, 1.0)
     requests = sum(part.requests for part in parts)
     positions = combined([part.positions for part in parts])
-    return _moved(Acceptance(min(rate, 1.0), low, high, requests, positions), of_calendar)
+    return _moved(Acceptance(min(rate, 1.0), low, high, requests, positions), of_time)
 
 
 def _moved(acceptance: Acceptance, by: float) -> Acceptance:

@@ -79,7 +79,7 @@ def learned_anew(state: StreamState, incident: OpenIncident, why: int) -> Stream
         inflation=np.where(anew, 1.0, state.inflation),
         recoveries=np.where(anew, 0, state.recoveries),
         measured_at=np.where(anew, 0, state.measured_at),
-        rhythms=tuple(rhythm.without(anew) for rhythm in state.rhythms),
+        profiles=tuple(profile.without(anew) for profile in state.profiles),
         sessions=OpenSessions.empty(),
     )
     state = restart_bets(state)

@@ -25,7 +25,7 @@ from driftguard.detection.steps.evidence import (
 from driftguard.detection.steps.expectation import (
     acceptance_over,
     at_baseline,
-    effect_of_calendar,
+    effect_of_time,
     safe_baseline,
 )
 from driftguard.records.documents.acceptance import AdjustedChange, Gradual, Reason
@@ -198,8 +198,8 @@ def _adjusted(alarm: _Alarm, after: Columns, changed: list[int]) -> AdjustedChan
     now, stratum = float(own.x.mean()), own.stratum
     before = min(max(now - gap if alarm.rise else now + gap, 0.0), 1.0)
     counted_before, counted_after = at_baseline(alarm.state, own).rate, acceptance_over(alarm.state, own).rate
-    of_calendar = float(effect_of_calendar(alarm.state, own).mean())
-    at_mean_length = float(alarm.base.mean[stratum].mean()) + of_calendar
+    of_time = float(effect_of_time(alarm.state, own).mean())
+    at_mean_length = float(alarm.base.mean[stratum].mean()) + of_time
     of_length = before - at_mean_length
     of_weights = (counted_after - now) - (counted_before - at_mean_length)
     longer = of_length * float(alarm.base.slope[stratum].mean()) > 0.0

@@ -16,7 +16,7 @@ The bets stay fair: what a request is held against is known before it. But the m
 dozen times, so that 2 se fail somewhere in about 5% of strata instead of 2%, until more requests mend it.
 
 **Cycles**: where a day or a week ends, which requests it counts, and what changes when it is over. The
-effects (`calendar_profile.py`) are what they are during a whole cycle. A step of the fold therefore ends
+effects (`factors.py`) are what they are during a whole cycle. A step of the fold therefore ends
 where a cycle ends that counts; one with too few requests is forgotten without a halt.
 """
 
@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.config import DetectorConfig
-from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding, RhythmLearned
+from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding, ProfileLearned
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.columns import Columns, counted, history_rows, requests_per_day
 from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState, untested
@@ -39,6 +39,7 @@ from driftguard.detection.statistics.baseline import (
     Baselines,
     add_terms,
     baselines,
+    length_of_acceptance,
     line_of,
     needed_requests,
     sessions_tell,
@@ -46,13 +47,15 @@ from driftguard.detection.statistics.baseline import (
     variance_of,
 )
 from driftguard.detection.statistics.bets import NORMAL_CUT_OFF, NOT_CUT, cut_off
-from driftguard.detection.statistics.calendar_profile import (
+from driftguard.detection.statistics.factors import (
+    ANSWER,
     CELLS,
-    CYCLES,
+    FACTORS,
     LEAST_REQUESTS,
-    Cycle,
-    Rhythm,
-    Rhythms,
+    OF_TIME,
+    Factor,
+    Profile,
+    Profiles,
     counts,
     cycle_over,
     cycles_begun,
@@ -66,7 +69,7 @@ from driftguard.detection.steps.evidence import restart_bets, watched_segments, 
 from driftguard.detection.steps.expectation import (
     baseline_of,
     effect_of,
-    effect_of_calendar,
+    effect_of_factors,
     line,
     margin_of,
     unseen_of,
@@ -127,7 +130,7 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
         reference=reference,
         reference_since=since,
         blocks=blocks,
-        rhythms=with_reference_cells(state.rhythms, added),
+        profiles=with_reference_cells(state.profiles, added),
     )
 
 
@@ -204,7 +207,7 @@ def _grown(
     cells[code] = waiting[SUMS:]
     state = _with(state, "reference", code, state.reference[code] + waiting[:SUMS])
     state = replace(
-        _with(state, "joining", code, joining), rhythms=with_reference_cells(state.rhythms, cells)
+        _with(state, "joining", code, joining), profiles=with_reference_cells(state.profiles, cells)
     )
     if _may_grow(config, state, row, code):
         return state, []
@@ -213,7 +216,7 @@ def _grown(
 
 
 def _may_grow(config: DetectorConfig, state: StreamState, row: Columns, code: int) -> bool:
-    if any(rhythm.used[code] for rhythm in state.rhythms):
+    if any(profile.used[code] for profile in state.profiles):
         return False
     _, _, margin = _level(config, state, code)
     return margin > config.ignore and row.ended_at(0) - state.reference_since[code] <= LONGEST_GROWTH_SECONDS
@@ -293,43 +296,46 @@ def _level(config: DetectorConfig, state: StreamState, code: int) -> tuple[float
 
 def cells_of(rows: Columns) -> Floats:
     """[T, CELLS] 1 in the cell of each cycle that the row lies in."""
-    return np.hstack([np.eye(cycle.cells)[cycle.cell(rows.ended_ms)] for cycle in CYCLES])
+    return np.hstack([np.eye(factor.cells)[factor.cell(rows)] for factor in FACTORS])
 
 
-def with_reference_cells(rhythms: Rhythms, cells: Floats) -> Rhythms:
+def with_reference_cells(profiles: Profiles, cells: Floats) -> Profiles:
     """With so many more requests of the reference periods in each cell [C, CELLS]."""
-    parts = np.split(cells, np.cumsum([cycle.cells for cycle in CYCLES])[:-1], axis=1)
+    parts = np.split(cells, np.cumsum([factor.cells for factor in FACTORS])[:-1], axis=1)
     return tuple(
-        replace(rhythm, reference=rhythm.reference + part)
-        for rhythm, part in zip(rhythms, parts, strict=True)
+        replace(profile, reference=profile.reference + part)
+        for profile, part in zip(profiles, parts, strict=True)
     )
 
 
 def cycles_begin(state: StreamState, row: Columns, ignore: float) -> tuple[StreamState, list[Finding]]:
     """Before a step that begins with this row.
 
-    Where a rhythm comes into use or is given up, the evidence of the stream starts anew, as it was against
+    Where a profile comes into use or is given up, the evidence of the stream starts anew, as it was against
     other baselines, and so do the sums of the other cycles.
     """
     findings: list[Finding] = []
-    for place, cycle in enumerate(CYCLES):
-        rhythm = state.rhythms[place]
-        number = cycle.number(row.ended_ms)
-        if not cycles_begun(rhythm.number, rhythm.strays, number)[0]:
+    for place, factor in enumerate(FACTORS):
+        profile = state.profiles[place]
+        number = factor.number(row.ended_ms)
+        if not cycles_begun(profile.number, profile.strays, number)[0]:
             continue
-        rhythm, changed = cycle_over(rhythm, cycle, int(number[0]), ignore)
-        state = _with_rhythm(state, place, rhythm)
+        profile, changed = cycle_over(profile, factor, int(number[0]), ignore)
+        state = _with_profile(state, place, profile)
         if changed.any():
             state = against_other_baselines(state, changed, place, int(row.ordinal[0]) - 1)
-        findings += [_learned(state, cycle, rhythm, int(code), row) for code in np.flatnonzero(changed)]
+        findings += [_learned(state, factor, profile, int(code), row) for code in np.flatnonzero(changed)]
     return state, findings
 
 
 def against_other_baselines(
     state: StreamState, strata: NDArray[np.bool_], place: int, ordinal: int
 ) -> StreamState:
-    """The state in which the rhythm of one of CYCLES has come into use or been given up in some strata [C];
-    evidence counts from after this ordinal on, and so do the tests whether an open incident is over."""
+    """The state in which the profile of one of FACTORS has come into use or been given up in some strata [C];
+    evidence counts from after this ordinal on, and so do the tests whether an open incident is over.
+
+    What hours add to it is in the sums of the week until then, and the other way round: they begin anew.
+    """
     changed = np.unique(state.segment_of_stratum[strata])
     down, up = (
         _tested_anew(state, incident) if incident and np.isin(changed, incident.segments).any() else incident
@@ -339,9 +345,11 @@ def against_other_baselines(
         measured_anew(state, strata),
         ordinal=ordinal,
         incidents=(down, up),
-        rhythms=tuple(
-            rhythm if other == place else _uncounted(rhythm, strata & ~rhythm.used)
-            for other, rhythm in enumerate(state.rhythms)
+        profiles=tuple(
+            _uncounted(profile, strata & ~profile.used)
+            if factor is not FACTORS[place] and {factor, FACTORS[place]} <= set(OF_TIME)
+            else profile
+            for factor, profile in zip(FACTORS, state.profiles, strict=True)
         ),
     )
     for direction in range(len(DIRECTIONS)):
@@ -354,99 +362,102 @@ def _tested_anew(state: StreamState, incident: OpenIncident) -> OpenIncident:
     return replace(incident, wealth=wealth, seen=seen, last_seen=last_seen, outcome=outcome)
 
 
-def _uncounted(rhythm: Rhythm, strata: NDArray[np.bool_]) -> Rhythm:
+def _uncounted(profile: Profile, strata: NDArray[np.bool_]) -> Profile:
     """That has counted nothing of these strata [C] since their reference periods."""
-    return replace(rhythm.without(strata), reference=rhythm.reference)
+    return replace(profile.without(strata), reference=profile.reference)
 
 
-def _with_rhythm(state: StreamState, place: int, rhythm: Rhythm) -> StreamState:
-    rhythms = list(state.rhythms)
-    rhythms[place] = rhythm
-    return replace(state, rhythms=tuple(rhythms))
+def _with_profile(state: StreamState, place: int, profile: Profile) -> StreamState:
+    profiles = list(state.profiles)
+    profiles[place] = profile
+    return replace(state, profiles=tuple(profiles))
 
 
-def _learned(state: StreamState, cycle: Cycle, rhythm: Rhythm, code: int, row: Columns) -> RhythmLearned:
-    return RhythmLearned(
+def _learned(state: StreamState, factor: Factor, profile: Profile, code: int, row: Columns) -> ProfileLearned:
+    return ProfileLearned(
         segment=state.names[state.segment_of_stratum[code]],
         stratum=str(state.setting_of(code)),
         ordinal=int(row.ordinal[0]),
         ended_at=row.ended_at(0),
-        cycle=cycle.name,
-        cycles=int(rhythm.cycles[code, 0]),
-        amplitude=float(rhythm.amplitude[code]),
+        factor=factor.name,
+        cycles=int(profile.cycles[code, 0]),
+        amplitude=float(profile.amplitude[code]),
     )
 
 
 def rows_until_cycle_counts(state: StreamState, rows: Columns) -> int:
     """How many of the rows come before the end of a cycle that counts for some stratum."""
     return min(
-        _until_counts(rhythm, cycle, rows) for cycle, rhythm in zip(CYCLES, state.rhythms, strict=True)
+        _until_counts(profile, factor, rows) for factor, profile in zip(FACTORS, state.profiles, strict=True)
     )
 
 
-def _until_counts(rhythm: Rhythm, cycle: Cycle, rows: Columns) -> int:
-    begun, _ = cycles_begun(rhythm.number, rhythm.strays, cycle.number(rows.ended_ms))
-    start, seen = 0, rhythm.current[..., 0]
+def _until_counts(profile: Profile, factor: Factor, rows: Columns) -> int:
+    begun, _ = cycles_begun(profile.number, profile.strays, factor.number(rows.ended_ms))
+    start, seen = 0, profile.current[..., 0]
     for place, _ in begun:
         if place - start + seen.sum() >= LEAST_REQUESTS:
             own = slice(start, place)
-            cell = rows.stratum[own].astype(np.int64) * cycle.cells + cycle.cell(rows.ended_ms[own])
+            cell = rows.stratum[own].astype(np.int64) * factor.cells + factor.cell(rows[own])
             seen = seen + np.bincount(cell, minlength=seen.size).reshape(seen.shape)
-            if counts(seen[..., None], cycle).any():
+            if counts(seen[..., None], factor).any():
                 return place
         start, seen = place, np.zeros_like(seen)
     return len(rows)
 
 
 def in_cycles_under_way(state: StreamState, rows: Columns) -> NDArray[np.bool_]:
-    """Which rows [T] lie in the day and in the week that are under way."""
-    numbers = [cycle.number(rows.ended_ms) for cycle in CYCLES]
-    same = [number == rhythm.number for number, rhythm in zip(numbers, state.rhythms, strict=True)]
+    """Which rows [T] lie in the cycles that are under way."""
+    numbers = [factor.number(rows.ended_ms) for factor in FACTORS]
+    same = [number == profile.number for number, profile in zip(numbers, state.profiles, strict=True)]
     return np.asarray(np.logical_and.reduce(same))
 
 
-def with_calendar(state: StreamState, rows: Columns) -> Columns:
-    """The rows with the effects of their hours and weekdays."""
-    if not any(rhythm.used.any() for rhythm in state.rhythms):
+def with_effects(state: StreamState, rows: Columns) -> Columns:
+    """The rows with the effects of their factors."""
+    if not any(profile.used.any() for profile in state.profiles):
         return rows
-    return replace(rows, rhythm=effect_of_calendar(state, rows))
+    return replace(rows, effect=effect_of_factors(state, rows))
 
 
-def tally(state: StreamState, base: Baselines, rows: Columns) -> Rhythms:
-    """The state's rhythms after their cycles have counted the rows that hold evidence.
+def tally(state: StreamState, base: Baselines, rows: Columns) -> Profiles:
+    """The state's profiles after their cycles have counted the rows that hold evidence.
 
-    Once a rhythm is used, a segment with an open incident says nothing about it.
+    Once a profile is used, a segment with an open incident says nothing about it.
     """
     evident = state.ready[rows.stratum] & (rows.fresh > 0.0)
-    unexplained = rows.x - line(base, rows) - rows.rhythm
-    rhythms = []
-    for cycle, rhythm in zip(CYCLES, state.rhythms, strict=True):
-        told = evident & ~_disturbed(state, rhythm)[rows.stratum]
-        residual = np.where(told, unexplained + effect_of(rhythm, cycle, rows), 0.0)
-        number, cell = cycle.number(rows.ended_ms), cycle.cell(rows.ended_ms)
-        rhythms.append(tallied(rhythm, rows.stratum, number, cell, residual, told))
-    return tuple(rhythms)
+    unexplained = rows.x - line(base, rows) - rows.effect
+    profiles = []
+    by_acceptance = length_of_acceptance(state.reference)[rows.stratum]
+    for factor, profile in zip(FACTORS, state.profiles, strict=True):
+        told = evident & ~_disturbed(state, profile)[rows.stratum]
+        if factor is ANSWER:
+            told &= ~by_acceptance
+        residual = np.where(told, unexplained + effect_of(profile, factor, rows), 0.0)
+        number, cell = factor.number(rows.ended_ms), factor.cell(rows)
+        profiles.append(tallied(profile, rows.stratum, number, cell, residual, told))
+    return tuple(profiles)
 
 
 def without_current(state: StreamState, incident: OpenIncident) -> StreamState:
     """The state that forgets the day and the week so far where an incident opens: the change lies within."""
     return replace(
         state,
-        rhythms=tuple(
+        profiles=tuple(
             replace(
-                rhythm,
-                current=np.where(_changed(state, rhythm, incident)[:, None, None], 0.0, rhythm.current),
+                profile,
+                current=np.where(_changed(state, profile, incident)[:, None, None], 0.0, profile.current),
             )
-            for rhythm in state.rhythms
+            for profile in state.profiles
         ),
     )
 
 
-def _disturbed(state: StreamState, rhythm: Rhythm) -> NDArray[np.bool_]:
+def _disturbed(state: StreamState, profile: Profile) -> NDArray[np.bool_]:
     """Strata [C] of which an incident is open."""
-    open_now = [_changed(state, rhythm, incident) for incident in state.incidents if incident is not None]
-    return np.asarray(np.logical_or.reduce([np.zeros_like(rhythm.used), *open_now]))
+    open_now = [_changed(state, profile, incident) for incident in state.incidents if incident is not None]
+    return np.asarray(np.logical_or.reduce([np.zeros_like(profile.used), *open_now]))
 
 
-def _changed(state: StreamState, rhythm: Rhythm, incident: OpenIncident) -> NDArray[np.bool_]:
-    return rhythm.used & np.isin(state.segment_of_stratum, incident.segments)
+def _changed(state: StreamState, profile: Profile, incident: OpenIncident) -> NDArray[np.bool_]:
+    return profile.used & np.isin(state.segment_of_stratum, incident.segments)

@@ -64,6 +64,16 @@ def _temperatures(rng: Random, n: int) -> ObservationBatch:
     return replace(batch, temperature=TEMPERATURES[code], acceptance_rule=["rejection"] * n)
 
 
+def _prompts(rng: Random, n: int) -> ObservationBatch:
+    """1,000 a day. Long prompts accept less, cached ones more; their shares follow days of their own."""
+    days = np.arange(n) / 1_000
+    long = rng.random(n) < 0.5 + 0.35 * np.sin(2.0 * np.pi * (days / 3.7 + rng.random()))
+    cached = long & (rng.random(n) < 0.5 + 0.4 * np.sin(2.0 * np.pi * (days / 5.3 + rng.random())))
+    batch = _requests(rng, MEAN - 0.1 * long + 0.06 * cached, MONDAY + SECONDS_PER_DAY * days)
+    tokens = np.where(long, rng.integers(4_000, 8_000, n), rng.integers(20, 400, n))
+    return replace(batch, prompt_tokens=tokens, cached_tokens=np.where(cached, tokens * 3 // 4, 0))
+
+
 def _varying_k(told: Told, of_acceptance: float) -> Draw:
     """K falls with the load, and rises with what the request's own tokens are accepted with."""
 
@@ -113,6 +123,7 @@ COVARIATES = (
     Covariate("K and positions told, K follows load and acceptance", _varying_k("both", 20.0)),
     Covariate("K follows load, neither K nor positions told", _varying_k("neither", 0.0)),
     Covariate("K follows load and acceptance, positions told", _varying_k("positions", 20.0)),
+    Covariate("prompts, told, lower by .10 where long, by .04 where cached too; their mix wanders", _prompts),
     Covariate("weekends lower by .05, 600 a day", _calendar(600, weekend=0.05, wave=0.0)),
     Covariate("daily wave of .05, 1,000 a day", _calendar(1_000, weekend=0.0, wave=0.05)),
     Covariate("daily wave of .05, 5,000 a day", _calendar(5_000, weekend=0.0, wave=0.05)),

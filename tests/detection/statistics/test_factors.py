@@ -14,14 +14,14 @@ from driftguard.detection import (
     DriftOpened,
     Finding,
     ObservationBatch,
-    RhythmLearned,
+    ProfileLearned,
     StreamState,
     accept_new_normal,
     describe,
     fold,
 )
 from driftguard.detection.state.codec import decode_state, encode_state
-from driftguard.detection.statistics.calendar_profile import DAY, Rhythm, cycle_over, cycles_begun, tallied
+from driftguard.detection.statistics.factors import DAY, Profile, cycle_over, cycles_begun, tallied
 from tests.detection.traffic import fold_all, requests
 
 pytestmark = pytest.mark.slow
@@ -57,8 +57,12 @@ def ended(findings: list[Finding]) -> list[DriftClosed]:
     return [finding for finding in findings if isinstance(finding, DriftClosed)]
 
 
-def learned(findings: list[Finding]) -> list[RhythmLearned]:
-    return [finding for finding in findings if isinstance(finding, RhythmLearned)]
+def by_factor(state: StreamState) -> dict[str, float]:
+    return {one.factor: one.by for one in describe(DetectorConfig(), state).segments[0].follows}
+
+
+def learned(findings: list[Finding]) -> list[ProfileLearned]:
+    return [finding for finding in findings if isinstance(finding, ProfileLearned)]
 
 
 def test_a_rhythm_is_learned_from_two_days_and_raises_no_alarm_from_then_on() -> None:
@@ -68,12 +72,12 @@ def test_a_rhythm_is_learned_from_two_days_and_raises_no_alarm_from_then_on() ->
         at = moments(rng, 15.0)
         state, findings = fold_all(daily(rng, at, 0.65 + rhythm(at)))
         (found,) = learned(findings)
-        assert (found.segment, found.cycle, found.cycles) == ("chat", "day", 2)
+        assert (found.segment, found.factor, found.cycles) == ("chat", "day", 2)
         assert found.amplitude == pytest.approx(AMPLITUDE, abs=0.03)
         assert at[found.ordinal - 1] < 3.0
         alarms_before += sum(alarm.ordinal < found.ordinal for alarm in opened(findings))
         assert [alarm for alarm in opened(findings) if alarm.ordinal >= found.ordinal] == []
-        assert describe(DetectorConfig(), state).segments[0].daily_rhythm == pytest.approx(0.08, abs=0.02)
+        assert by_factor(state) == {"day": pytest.approx(0.08, abs=0.02)}
     assert alarms_before >= 4  # until days have passed, nothing tells a rhythm from a change
 
 
@@ -159,7 +163,7 @@ def test_a_day_with_an_incident_does_not_change_a_rhythm_that_is_used() -> None:
     (found,) = learned(findings)
     assert [alarm.direction for alarm in opened(findings) if alarm.ordinal >= found.ordinal] == ["down"]
     hours = (np.arange(24) + 0.5) / 24
-    apart = calm.rhythms[0].effect[0] - rhythm(hours)
+    apart = calm.profiles[0].effect[0] - rhythm(hours)
     assert np.abs(apart - apart.mean()).max() < 0.035
 
 
@@ -177,15 +181,15 @@ def test_an_accepted_new_normal_begins_without_a_rhythm() -> None:
     batch = daily(rng, at, 0.65 + rhythm(at) - 0.2 * (at >= 9.0))
     state, _ = fold_all(batch)
     assert describe(DetectorConfig(), state).verdict == "degraded"
-    assert state.rhythms[0].used.tolist() == [True]
-    for anew in accept_new_normal(state, "down").rhythms:
+    assert state.profiles[0].used.tolist() == [True]
+    for anew in accept_new_normal(state, "down").profiles:
         assert not any(column.any() for column in (anew.used, anew.effect, anew.totals))
 
 
 def test_days_that_miss_hours_are_put_together() -> None:
     """Each day has another level and 12 of the hours; the effects come out up to a constant."""
     rng, strata = np.random.default_rng(100), np.zeros(2_400, dtype=np.uint16)
-    true, rhythms = rng.normal(0.0, 0.05, DAY.cells), Rhythm.none(DAY.cells, 1)
+    true, rhythms = rng.normal(0.0, 0.05, DAY.cells), Profile.none(DAY.cells, 1)
     rhythms = replace(rhythms, reference=np.ones((1, DAY.cells)))
     for day in range(8):
         hour = (np.repeat(np.arange(12), 200) + 6 * day) % DAY.cells
@@ -238,7 +242,7 @@ def test_the_result_does_not_depend_on_batches_or_restarts() -> None:
 
 
 def test_a_day_of_other_hours_gives_the_rhythm_up_and_says_so() -> None:
-    rng, rhythms, told = np.random.default_rng(103), Rhythm.none(DAY.cells, 2), []
+    rng, rhythms, told = np.random.default_rng(103), Profile.none(DAY.cells, 2), []
     for day in range(10):
         rhythms, changed = cycle_over(rhythms, DAY, day, 0.01)
         told.append(changed.tolist())
@@ -294,12 +298,12 @@ def test_weekends_are_learned_from_two_weeks_and_raise_no_alarm_from_then_on(
         rng = np.random.default_rng([105, seed])
         at, weekend = weekly(rng, 42.0, per_day, begins_at=2.0 * seed, hours_west=hours_west)
         state, findings = fold_all(of_week(rng, at, 0.65 - 0.05 * weekend))
-        by_week = [found for found in learned(findings) if found.cycle == "week"]
+        by_week = [found for found in learned(findings) if found.factor == "week"]
         assert len(by_week) == 1
         assert at[by_week[0].ordinal - 1] - at[0] < 22.0
         late = [alarm for alarm in opened(findings) if alarm.ordinal >= by_week[0].ordinal]
         assert late == []
-        assert describe(DetectorConfig(), state).segments[0].weekly_rhythm == pytest.approx(0.025, abs=0.01)
+        assert by_factor(state) == {"week": pytest.approx(0.025, abs=0.01)}
 
 
 def test_a_fall_at_a_weekend_that_is_learned_is_found() -> None:
@@ -311,3 +315,67 @@ def test_a_fall_at_a_weekend_that_is_learned_is_found() -> None:
         (late,) = [alarm for alarm in opened(findings) if at[alarm.ordinal - 1] >= 28.0]
         assert late.direction == "down"
         assert 33.3 <= at[late.ordinal - 1] < 33.5
+
+
+def prompts(rng: np.random.Generator, at: Floats) -> tuple[ObservationBatch, Floats]:
+    """Long prompts accept less, cached ones more; their shares wander from day to day."""
+    n = len(at)
+    long = rng.random(n) < 0.5 + 0.35 * np.sin(2.0 * np.pi * at / 3.7)
+    cached = long & (rng.random(n) < 0.5 + 0.4 * np.sin(2.0 * np.pi * at / 5.3))
+    mean = 0.65 - 0.1 * long + 0.06 * cached
+    tokens = np.where(long, rng.integers(4_000, 8_000, n), rng.integers(20, 400, n))
+    batch = daily(rng, at, mean)
+    return replace(batch, prompt_tokens=tokens, cached_tokens=np.where(cached, tokens * 3 // 4, 0)), mean
+
+
+def test_a_mix_of_prompts_that_wanders_is_no_change_once_it_is_learned() -> None:
+    for seed in range(3):
+        rng = np.random.default_rng([107, seed])
+        at = moments(rng, 14.0)
+        batch, _ = prompts(rng, at)
+        state, findings = fold_all(batch)
+        assert by_factor(state) == {"prompt": pytest.approx(0.05, abs=0.015)}
+        found = [one for one in learned(findings) if one.factor == "prompt"]
+        assert at[found[0].ordinal - 1] < 5.0
+        assert [alarm for alarm in opened(findings) if alarm.ordinal >= found[-1].ordinal] == []
+
+
+def test_long_prompts_that_collapse_are_found_although_prompts_are_allowed_for() -> None:
+    for seed in range(3):
+        rng = np.random.default_rng([108, seed])
+        at = moments(rng, 12.0)
+        batch, mean = prompts(rng, at)
+        fallen = np.where((at >= 10.2) & (batch.prompt_tokens > 1_000), 0.25, 0.0)
+        worse = replace(
+            daily(rng, at, mean - fallen),
+            prompt_tokens=batch.prompt_tokens,
+            cached_tokens=batch.cached_tokens,
+        )
+        findings = fold_all(worse)[1]
+        late = [alarm for alarm in opened(findings) if at[alarm.ordinal - 1] >= 10.2]
+        assert [alarm.direction for alarm in late] == ["down"]
+        assert at[late[0].ordinal - 1] < 10.5
+
+
+def test_a_step_in_the_length_of_answers_is_learned_where_a_line_does_not_fit() -> None:
+    rng = np.random.default_rng(109)
+    at = moments(rng, 8.0)
+    length = np.exp(rng.normal(4.5 + 1.2 * np.sin(2.0 * np.pi * at / 2.9), 1.0)).astype(np.int64) + 1
+    mean = 0.65 - 0.12 * (length >= 256).astype(np.float64)
+    state, findings = fold_all(replace(daily(rng, at, mean), output_tokens=length))
+    assert "answer" in by_factor(state)
+    last = [one for one in learned(findings) if one.factor == "answer"][-1]
+    assert [alarm for alarm in opened(findings) if alarm.ordinal >= last.ordinal] == []
+
+
+def test_a_length_that_follows_from_acceptance_explains_nothing_in_steps_either() -> None:
+    """Requests of equally many steps: what they emit is what was accepted, and one token a step more."""
+    rng = np.random.default_rng(110)
+    at = moments(rng, 7.0)
+    batch = daily(rng, at, 0.65 - 0.1 * (at >= 5.3).astype(np.float64))
+    drafted = np.full(len(at), 120)
+    accepted = rng.binomial(drafted, np.clip(batch.accepted / batch.drafted, 0.0, 1.0))
+    batch = replace(batch, drafted=drafted, accepted=accepted, output_tokens=accepted + 30)
+    state, findings = fold_all(batch)
+    assert by_factor(state) == {}
+    assert [at[alarm.ordinal - 1] >= 5.3 for alarm in opened(findings)] == [True]

@@ -1,10 +1,16 @@
-"""Acceptance that depends on the hour of day or on the day of the week: learned from days and from weeks,
-without learning a drift.
+"""Acceptance that depends on the hour of day, the day of the week, the prompt, or the length of the answer in
+another way than by a line: learned from days and from weeks, without learning a drift.
 
-A cycle is a day of 24 hours, or a week of 28 quarters of a day that begins on Thursday, all in UTC: a weekend
-begins at another hour in every time zone, so days as a whole would not tell it. Per stratum and cell h of the
-cycle, residuals r around the line (`baseline.py`), less the effect of the other cycle, are averaged over one
-cycle. A cycle d that is over is compared with itself only:
+The factors, and their cells:
+- 24 hours of a day, in UTC;
+- 28 quarters of the days of a week that begins on Thursday, in UTC: a weekend begins at another hour in every
+  time zone, so days as a whole would not tell it;
+- lengths of the prompt (PROMPT_LENGTHS) by how much of it was cached (CACHED_SHARES);
+- lengths of the answer, in steps of a factor of four. Not where the length follows from acceptance.
+
+A cycle is a day, of the week a week. Per stratum and cell h, residuals r around the line (`baseline.py`),
+less the effects of the other factors, are averaged over one cycle. A cycle d that is over is compared with
+itself only:
 
     c_dh = r_dh - a_d,  a_d = mean over h of r_dh - g_h, weighted by requests
 
@@ -18,7 +24,7 @@ never has: an effect of single days is what is left, and a weekend, in the middl
 like a line (an eighth of it at either end). A week has to be coarse, and what is usual changes somewhere in a
 cell, not at its edge: what lies between a cell and its neighbours, beyond their errors, is in its margin.
 
-Used from LEAST_CYCLES of them on, once the F test of the two-way layout cells x cycles says at RHYTHM_LEVEL
+Used from LEAST_CYCLES of them on, once the F test of the two-way layout cells x cycles says at PROFILE_LEVEL
 that cells differ by more than cycles disagree about them, and they lie further apart than what is to be
 ignored; from then on the end of every cycle brings it up to date. An operator who says that a change is usual
 has it used at once (`taken_as_usual`).
@@ -28,23 +34,25 @@ variance that is left, t s / (t N_h + s), goes into the margin of every request 
 never seen is expected at the mean of the cells, with variance t.
 A cycle counts when it has LEAST_REQUESTS requests in `least_cells` cells. One with fewer than LEAST_SHARED
 requests in cells known before cannot be compared with those before: what was learned is given up.
-Until a rhythm is used it raises alarms, as nothing tells it from a change before cycles have passed; those
+Until a profile is used it raises alarms, as nothing tells it from a change before cycles have passed; those
 with incidents therefore count. After that, requests of segments with an open incident do not, so that a
-step within a cycle is not taken for its cells. A rhythm that changes so much that it raises alarms again is
+step within a cycle is not taken for its cells. A profile that changes so much that it raises alarms again is
 learned anew with an accepted new normal.
 Assumptions: cells act on acceptance in the same way in every cycle, up to slow changes; cycles disagree
-independently; the effects of hour and of weekday add up.
+independently; the effects of several factors add up.
 Papers: Scheffe, The Analysis of Variance (1959), chapter 4; Morris 1983 (empirical Bayes).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import fdtrc
+
+from driftguard.detection.findings import FactorName
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -55,29 +63,56 @@ LEAST_CYCLES = 2
 LEAST_REQUESTS = 100.0
 LEAST_SHARED = 50.0  # requests of a cycle in cells that are known, to tell its level
 LEAST_STRAYS = 100
-RHYTHM_LEVEL = 1e-3
+PROFILE_LEVEL = 1e-3
 SMALLEST_DISAGREEMENT = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Cycle:
-    """What acceptance may repeat over; counted from 1 January 1970 UTC, a Thursday."""
+PROMPT_LENGTHS = np.array([512, 2_048, 8_192])  # tokens; those of an unknown length are with the shortest
+CACHED_SHARES = np.array([0.1, 0.6])  # of the prompt
+PROMPT_CELLS = (len(PROMPT_LENGTHS) + 1) * (len(CACHED_SHARES) + 1)
+LENGTH_STEP = float(np.log(4.0))
 
-    name: Literal["day", "week"]
-    milliseconds: int
+
+class Rows(Protocol):
+    """What the cells of T requests follow from."""
+
+    @property
+    def ended_ms(self) -> Ints: ...
+
+    @property
+    def prompt_tokens(self) -> Ints: ...
+
+    @property
+    def cached_tokens(self) -> Ints: ...
+
+    @property
+    def log_length(self) -> Floats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """What acceptance may depend on. Cycles are counted from 1 January 1970 UTC, a Thursday."""
+
+    name: FactorName
+    milliseconds: int  # of a cycle
     cells: int
     least_cells: int  # with traffic, for a cycle to count
     forgetting: float  # age in cycles by which the weight has fallen to 1 / e
     coarse: bool  # acceptance drifts enough within a cycle, and changes enough within a cell, to be seen to
-    repeated: float  # of the cells, weighted by age, that must have been seen again before a rhythm is used
+    repeated: float  # of the cells, weighted by age, that must have been seen again before a profile is used
 
     def number(self, ended_ms: Ints) -> Ints:
         """Of the cycle that each moment lies in [T]."""
         return np.asarray(ended_ms // self.milliseconds)
 
-    def cell(self, ended_ms: Ints) -> Ints:
+    def cell(self, rows: Rows) -> Ints:
         """[T] below `cells`."""
-        return np.asarray(ended_ms % self.milliseconds * self.cells // self.milliseconds)
+        if self.name == "prompt":
+            return _of_prompts(rows.prompt_tokens, rows.cached_tokens)
+        if self.name == "answer":
+            steps = (rows.log_length / LENGTH_STEP).astype(np.int64)
+            return np.asarray(np.clip(steps, 0, self.cells - 1))
+        return np.asarray(rows.ended_ms % self.milliseconds * self.cells // self.milliseconds)
 
     @property
     def lost(self) -> float:
@@ -85,15 +120,25 @@ class Cycle:
         return 2.0 if self.coarse else 1.0
 
 
-DAY = Cycle("day", MILLISECONDS_PER_DAY, 24, 6, 14.0, coarse=False, repeated=0.0)
-WEEK = Cycle("week", 7 * MILLISECONDS_PER_DAY, 28, 7, 8.0, coarse=True, repeated=0.7)
-CYCLES = (DAY, WEEK)
-CELLS = DAY.cells + WEEK.cells
+DAY = Factor("day", MILLISECONDS_PER_DAY, 24, 6, 14.0, coarse=False, repeated=0.0)
+WEEK = Factor("week", 7 * MILLISECONDS_PER_DAY, 28, 7, 8.0, coarse=True, repeated=0.7)
+PROMPT = Factor("prompt", MILLISECONDS_PER_DAY, PROMPT_CELLS, 2, 14.0, coarse=False, repeated=0.0)
+ANSWER = Factor("answer", MILLISECONDS_PER_DAY, 8, 2, 14.0, coarse=False, repeated=0.0)
+FACTORS = (DAY, WEEK, PROMPT, ANSWER)
+OF_TIME = FACTORS[:2]
+CELLS = sum(factor.cells for factor in FACTORS)
+
+
+def _of_prompts(prompt_tokens: Ints, cached_tokens: Ints) -> Ints:
+    """The cell of each prompt [T]; tokens are -1 where not given."""
+    length = np.searchsorted(PROMPT_LENGTHS, prompt_tokens, side="right")
+    share = np.searchsorted(CACHED_SHARES, cached_tokens / np.maximum(prompt_tokens, 1), side="right")
+    return np.asarray(length * (len(CACHED_SHARES) + 1) + share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rhythm:
-    """What is known of the cells of one cycle in each of C strata; H cells."""
+class Profile:
+    """What is known of the H cells of one factor in each of C strata."""
 
     number: int  # of the cycle under way
     strays: int  # rows since the last one of this cycle
@@ -106,7 +151,7 @@ class Rhythm:
     variance: Floats  # [C, H] of the effect
 
     @classmethod
-    def none(cls, cells: int, strata: int = 0) -> Rhythm:
+    def none(cls, cells: int, strata: int = 0) -> Profile:
         nothing = np.zeros((strata, cells))
         return cls(
             number=NOT_BEGUN,
@@ -126,36 +171,36 @@ class Rhythm:
 
     @property
     def amplitude(self) -> Floats:
-        """Of each stratum's rhythm [C]; 0 unless used."""
+        """Of each stratum's profile [C]; 0 unless used."""
         return amplitude(self.effect)
 
-    def with_current(self, current: Floats, *, strays: int) -> Rhythm:
+    def with_current(self, current: Floats, *, strays: int) -> Profile:
         """With these sums of the cycle under way."""
         rest = self.totals, self.cycles, self.reference, self.used, self.effect, self.variance
-        return Rhythm(self.number, strays, current, *rest)
+        return Profile(self.number, strays, current, *rest)
 
-    def followed_by(self, strata: int) -> Rhythm:
+    def followed_by(self, strata: int) -> Profile:
         """With a row for each of so many new strata."""
-        return self._joined(Rhythm.none(self.cells, strata), np.concatenate)
+        return self._joined(Profile.none(self.cells, strata), np.concatenate)
 
-    def without(self, forgotten: NDArray[np.bool_]) -> Rhythm:
+    def without(self, forgotten: NDArray[np.bool_]) -> Profile:
         """With nothing known of the strata [C] that are `forgotten`, their reference period neither."""
 
         def keep(pair: list[NDArray[Any]]) -> NDArray[Any]:
             return np.where(forgotten.reshape(-1, *[1] * (pair[0].ndim - 1)), pair[1], pair[0])
 
-        return self._joined(Rhythm.none(self.cells, len(forgotten)), keep)
+        return self._joined(Profile.none(self.cells, len(forgotten)), keep)
 
-    def _joined(self, other: Rhythm, join: Any) -> Rhythm:
+    def _joined(self, other: Profile, join: Any) -> Profile:
         columns = [item.name for item in fields(self) if item.name not in ("number", "strays")]
         return replace(self, **{name: join([getattr(self, name), getattr(other, name)]) for name in columns})
 
 
-Rhythms = tuple[Rhythm, ...]  # of each of CYCLES
+Profiles = tuple[Profile, ...]  # one for each of FACTORS
 
 
-def no_rhythms(strata: int = 0) -> Rhythms:
-    return tuple(Rhythm.none(cycle.cells, strata) for cycle in CYCLES)
+def no_profiles(strata: int = 0) -> Profiles:
+    return tuple(Profile.none(factor.cells, strata) for factor in FACTORS)
 
 
 def amplitude(effect: Floats) -> Floats:
@@ -187,139 +232,143 @@ def cycles_begun(number: int, strays: int, numbers: Ints) -> tuple[list[tuple[in
     return begun, strays
 
 
-def counts(current: Floats, cycle: Cycle) -> NDArray[np.bool_]:
+def counts(current: Floats, factor: Factor) -> NDArray[np.bool_]:
     """Which strata [C] a cycle with these sums [C, H, ..] counts for."""
     requests = current[..., 0]
     enough: NDArray[np.bool_] = (requests.sum(axis=1) >= LEAST_REQUESTS) & (
-        (requests > 0.0).sum(axis=1) >= cycle.least_cells
+        (requests > 0.0).sum(axis=1) >= factor.least_cells
     )
     return enough
 
 
 def tallied(
-    rhythm: Rhythm,
+    profile: Profile,
     stratum: NDArray[np.uint16],
     number: Ints,
     cell: Ints,
     residual: Floats,
     told: NDArray[np.bool_],
-) -> Rhythm:
+) -> Profile:
     """After T rows, of which those `told` are counted; a cycle that ends among them does not count."""
-    current = rhythm.current.copy()
-    begun, strays = cycles_begun(rhythm.number, rhythm.strays, number)
-    start, under_way = begun[-1] if begun else (0, rhythm.number)
+    current = profile.current.copy()
+    begun, strays = cycles_begun(profile.number, profile.strays, number)
+    start, under_way = begun[-1] if begun else (0, profile.number)
     if begun:
         current[:] = 0.0
     own = start + np.flatnonzero(told[start:] & (number[start:] == under_way))
-    place = 2 * (stratum[own].astype(np.int64) * rhythm.cells + cell[own])
+    place = 2 * (stratum[own].astype(np.int64) * profile.cells + cell[own])
     flat = current.reshape(-1)
     np.add.at(flat, place, 1.0)  # one after the other, so that batching changes no bit
     np.add.at(flat, place + 1, residual[own])
-    return replace(rhythm, number=under_way, strays=strays, current=current)
+    return replace(profile, number=under_way, strays=strays, current=current)
 
 
-def cycle_over(rhythm: Rhythm, cycle: Cycle, number: int, ignore: float) -> tuple[Rhythm, NDArray[np.bool_]]:
-    """When cycle `number` begins, and in which strata [C] a rhythm comes into use or is given up."""
-    before, over, counted = rhythm.used, rhythm.current, counts(rhythm.current, cycle)
-    rhythm = replace(rhythm, number=number, strays=0, current=np.zeros_like(over))
+def cycle_over(
+    profile: Profile, factor: Factor, number: int, ignore: float
+) -> tuple[Profile, NDArray[np.bool_]]:
+    """When cycle `number` begins, and in which strata [C] a profile comes into use or is given up."""
+    before, over, counted = profile.used, profile.current, counts(profile.current, factor)
+    profile = replace(profile, number=number, strays=0, current=np.zeros_like(over))
     if not counted.any():
-        return rhythm, np.zeros(len(counted), dtype=np.bool_)
-    rhythm = _with_cycle(rhythm, cycle, over, counted)
-    shrunken, left, differ = _cells(rhythm, cycle, SMALLEST_DISAGREEMENT)
-    effect, variance = _against_reference(rhythm.reference, shrunken, left)
+        return profile, np.zeros(len(counted), dtype=np.bool_)
+    profile = _with_cycle(profile, factor, over, counted)
+    shrunken, left, differ = _cells(profile, factor, SMALLEST_DISAGREEMENT)
+    effect, variance = _against_reference(profile.reference, shrunken, left)
     matters = differ & (amplitude(effect) > ignore)
-    used = rhythm.used | (counted & matters & (rhythm.cycles[:, 0] >= LEAST_CYCLES))
-    return _using(rhythm, used, effect, variance), used != before
+    used = profile.used | (counted & matters & (profile.cycles[:, 0] >= LEAST_CYCLES))
+    return _using(profile, used, effect, variance), used != before
 
 
-def taken_as_usual(rhythm: Rhythm, cycle: Cycle, strata: NDArray[np.bool_], noise: Floats) -> Rhythm:
+def taken_as_usual(profile: Profile, factor: Factor, strata: NDArray[np.bool_], noise: Floats) -> Profile:
     """With what the cycles that are over say of these strata [C] in use, although they may be too few to be
     sure; unchanged where none is. `noise`: variance of one request [C], at least that of what one cycle says
     of a cell that has one."""
-    shrunken, left, _ = _cells(rhythm, cycle, noise[:, None])
-    effect, variance = _against_reference(rhythm.reference, shrunken, left)
-    anew = strata & (rhythm.cycles[:, 0] >= 1.0) & ~rhythm.used
+    shrunken, left, _ = _cells(profile, factor, noise[:, None])
+    effect, variance = _against_reference(profile.reference, shrunken, left)
+    anew = strata & (profile.cycles[:, 0] >= 1.0) & ~profile.used
     return _using(
-        rhythm,
-        rhythm.used | anew,
-        np.where(anew[:, None], effect, rhythm.effect),
-        np.where(anew[:, None], variance, rhythm.variance),
+        profile,
+        profile.used | anew,
+        np.where(anew[:, None], effect, profile.effect),
+        np.where(anew[:, None], variance, profile.variance),
     )
 
 
-def _using(rhythm: Rhythm, used: NDArray[np.bool_], effect: Floats, variance: Floats) -> Rhythm:
+def _using(profile: Profile, used: NDArray[np.bool_], effect: Floats, variance: Floats) -> Profile:
     of_used = used[:, None]
     return replace(
-        rhythm,
+        profile,
         used=used,
         effect=np.where(of_used, effect, 0.0),
         variance=np.where(of_used, variance, 0.0),
     )
 
 
-def _with_cycle(rhythm: Rhythm, cycle: Cycle, over: Floats, counted: NDArray[np.bool_]) -> Rhythm:
+def _with_cycle(profile: Profile, factor: Factor, over: Floats, counted: NDArray[np.bool_]) -> Profile:
     """The totals with the cycle that is over, in the strata where it counts."""
     requests = over[..., 0]
-    present, known = requests > 0.0, rhythm.totals[..., 0] > 0.0
+    present, known = requests > 0.0, profile.totals[..., 0] > 0.0
     rate = over[..., 1] / np.maximum(requests, 1.0)
-    so_far = rhythm.totals[..., 1] / np.where(known, rhythm.totals[..., 0], 1.0)
+    so_far = profile.totals[..., 1] / np.where(known, profile.totals[..., 0], 1.0)
     shared = np.where(present & known, requests, 0.0)
     anew = _sum(shared) < LEAST_SHARED  # the first cycle, or one that cannot be compared with those before
     weight = np.where(anew, requests, shared)
-    level = _own_level(cycle, weight, rate - np.where(anew, 0.0, so_far))
+    level = _own_level(factor, weight, rate - np.where(anew, 0.0, so_far))
     centred = np.where(present, rate - level, 0.0)
-    kept = np.where(anew, 0.0, np.exp(-1.0 / cycle.forgetting))
+    kept = np.where(anew, 0.0, np.exp(-1.0 / factor.forgetting))
     added = np.stack([requests, requests * centred, requests * centred**2], axis=2)
     cycles = np.hstack(
         [
-            np.where(anew, 0.0, rhythm.cycles[:, :1]) + 1.0,
-            kept * rhythm.cycles[:, 1:] + np.maximum(_sum(present) - cycle.lost, 0.0),
+            np.where(anew, 0.0, profile.cycles[:, :1]) + 1.0,
+            kept * profile.cycles[:, 1:] + np.maximum(_sum(present) - factor.lost, 0.0),
         ]
     )
     return replace(
-        rhythm,
-        totals=np.where(counted[:, None, None], kept[:, :, None] * rhythm.totals + added, rhythm.totals),
-        cycles=np.where(counted[:, None], cycles, rhythm.cycles),
-        used=rhythm.used & ~(counted & anew[:, 0]),
+        profile,
+        totals=np.where(counted[:, None, None], kept[:, :, None] * profile.totals + added, profile.totals),
+        cycles=np.where(counted[:, None], cycles, profile.cycles),
+        used=profile.used & ~(counted & anew[:, 0]),
     )
 
 
-def _own_level(cycle: Cycle, weight: Floats, values: Floats) -> Floats:
+def _own_level(factor: Factor, weight: Floats, values: Floats) -> Floats:
     """a_d of a cycle: the weighted mean of values [C, H], or a weighted line through them in time."""
     total = np.maximum(_sum(weight), 1.0)
     mean = _sum(weight * values) / total
-    if not cycle.coarse:
+    if not factor.coarse:
         return mean
-    time = np.arange(cycle.cells) / cycle.cells
+    time = np.arange(factor.cells) / factor.cells
     time = time - _sum(weight * time) / total
     spread = _sum(weight * time**2)
     slope = _sum(weight * time * values) / np.where(spread > 0.0, spread, 1.0)
     return np.asarray(mean + slope * time)
 
 
-def _cells(rhythm: Rhythm, cycle: Cycle, least: float | Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+def _cells(
+    profile: Profile, factor: Factor, least: float | Floats
+) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """(shrunken effects [C, H], their variances, whether cells differ [C]) from the totals. `least`: mean
     square of the disagreement, at least."""
-    n, sums, squares = np.moveaxis(rhythm.totals, 2, 0)
+    n, sums, squares = np.moveaxis(profile.totals, 2, 0)
     known = n > 0.0
     each, total = np.where(known, n, 1.0), np.maximum(_sum(n), 1.0)
-    cells = np.maximum(_sum(known) - cycle.lost, 1.0)  # degrees of freedom, [C, 1] as all that follow
-    left = rhythm.cycles[:, 1:] - cells
+    cells = np.maximum(_sum(known) - factor.lost, 1.0)  # degrees of freedom, [C, 1] as all that follow
+    left = profile.cycles[:, 1:] - cells
     rate = sums / each
-    if cycle.coarse:
-        rate = rate - _own_level(cycle, known.astype(np.float64), rate)
+    if factor.coarse:
+        rate = rate - _own_level(factor, known.astype(np.float64), rate)
     mean = _sum(n * rate) / total
     between = _sum(n * (rate - mean) ** 2) / cells
     disagreement = _sum(np.maximum(squares - sums**2 / each, 0.0)) / np.maximum(left, 1.0)
     disagreement = np.maximum(disagreement, least)
     chance = fdtrc(cells, np.maximum(left, 1.0), between / disagreement)
-    enough = left >= np.maximum(cycle.repeated * cells, 1.0)
-    differ: NDArray[np.bool_] = (enough & (chance < RHYTHM_LEVEL))[:, 0]
+    enough = left >= np.maximum(factor.repeated * cells, 1.0)
+    differ: NDArray[np.bool_] = (enough & (chance < PROFILE_LEVEL))[:, 0]
     size = np.maximum((total - _sum(n**2) / total) / cells, 1.0)
     true = np.maximum(between - disagreement, 0.0) / size
     weight = np.where(known, true / (true + disagreement / each), 0.0)
     effect, variance = mean + weight * (rate - mean), true * (1.0 - weight)
-    return effect, variance + (_between_neighbours(effect, variance) if cycle.coarse else 0.0), differ
+    return effect, variance + (_between_neighbours(effect, variance) if factor.coarse else 0.0), differ
 
 
 def _between_neighbours(effect: Floats, variance: Floats) -> Floats:
