@@ -41,7 +41,8 @@ _CYCLES: Final[tuple[tuple[Literal["day", "week"], timedelta, timedelta], ...]] 
     ("day", timedelta(days=1), timedelta(hours=3)),
     ("week", timedelta(days=7), timedelta(hours=12)),
 )
-_NO_LARGER: Final = 1.25  # a move, a duration or a cost that is up to so many times the earlier one's
+_NO_LARGER: Final = 1.25  # a duration or a cost that is up to so many times the earlier one's
+_NO_DEEPER: Final = 1.5  # a move: at an alarm it is known roughly
 _LATEST_END: Final = timedelta(hours=1)  # beyond that
 _OLDEST: Final = timedelta(days=8)
 log = structlog.get_logger(__name__)
@@ -90,7 +91,7 @@ def repeated(incident: Incident, earlier: Sequence[Incident]) -> Repeats | None:
                 and one.direction == incident.direction
                 and set(names_of(incident.segments)) <= set(names_of(one.segments))
                 and abs(incident.change_point_at - one.change_point_at - cycle) <= apart
-                and moved <= _NO_LARGER * abs(one.acceptance_after - one.acceptance_before)
+                and moved <= _NO_DEEPER * abs(one.acceptance_after - one.acceptance_before)
             ):
                 return Repeats(name, one.id, one.change_point_at, until)
     return None

@@ -123,8 +123,8 @@ COVARIATES = (
     Covariate("K and positions told, K follows load and acceptance", _varying_k("both", 20.0)),
     Covariate("K follows load, neither K nor positions told", _varying_k("neither", 0.0)),
     Covariate("K follows load and acceptance, positions told", _varying_k("positions", 20.0)),
-    Covariate("prompts, told, lower by .10 where long, by .04 where cached too; their mix wanders", _prompts),
     Covariate("weekends lower by .05, 600 a day", _calendar(600, weekend=0.05, wave=0.0)),
     Covariate("daily wave of .05, 1,000 a day", _calendar(1_000, weekend=0.0, wave=0.05)),
     Covariate("daily wave of .05, 5,000 a day", _calendar(5_000, weekend=0.0, wave=0.05)),
+    Covariate("prompts, told, lower by .10 where long, by .04 where cached too; their mix wanders", _prompts),
 )
