@@ -215,6 +215,8 @@ def cycles_begun(number: int, strays: int, numbers: Ints) -> tuple[list[tuple[in
     The next cycle begins with its first row. Rows of any other are strays: late, or of a wrong clock.
     Their cycle begins once LEAST_STRAYS rows in a row were not of the one under way.
     """
+    if (numbers == number).all():  # as in nearly every batch
+        return [], strays if len(numbers) == 0 else 0
     begun: list[tuple[int, int]] = []
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[:1] - 1))  # of runs of one cycle
     lengths = np.diff(starts, append=len(numbers))
@@ -250,8 +252,10 @@ def tallied(
     told: NDArray[np.bool_],
 ) -> Profile:
     """After T rows, of which those `told` are counted; a cycle that ends among them does not count."""
-    current = profile.current.copy()
     begun, strays = cycles_begun(profile.number, profile.strays, number)
+    if not begun and not told.any():
+        return profile if strays == profile.strays else replace(profile, strays=strays)
+    current = profile.current.copy()
     start, under_way = begun[-1] if begun else (0, profile.number)
     if begun:
         current[:] = 0.0

@@ -53,6 +53,7 @@ from driftguard.detection.statistics.factors import (
     FACTORS,
     LEAST_REQUESTS,
     OF_TIME,
+    PROMPT,
     Factor,
     Profile,
     Profiles,
@@ -408,8 +409,8 @@ def _until_counts(profile: Profile, factor: Factor, rows: Columns) -> int:
 
 def in_cycles_under_way(state: StreamState, rows: Columns) -> NDArray[np.bool_]:
     """Which rows [T] lie in the cycles that are under way."""
-    numbers = [factor.number(rows.ended_ms) for factor in FACTORS]
-    same = [number == profile.number for number, profile in zip(numbers, state.profiles, strict=True)]
+    numbers = [factor.number(rows.ended_ms) for factor in OF_TIME]  # the cycles of the others are days too
+    same = [number == profile.number for number, profile in zip(numbers, state.profiles, strict=False)]
     return np.asarray(np.logical_and.reduce(same))
 
 
@@ -432,7 +433,9 @@ def tally(state: StreamState, base: Baselines, rows: Columns) -> Profiles:
     for factor, profile in zip(FACTORS, state.profiles, strict=True):
         told = evident & ~_disturbed(state, profile)[rows.stratum]
         if factor is ANSWER:
-            told &= ~by_acceptance
+            told &= (rows.log_length > 0.0) & ~by_acceptance
+        elif factor is PROMPT:
+            told &= rows.prompt_tokens >= 0
         residual = np.where(told, unexplained + effect_of(profile, factor, rows), 0.0)
         number, cell = factor.number(rows.ended_ms), factor.cell(rows)
         profiles.append(tallied(profile, rows.stratum, number, cell, residual, told))
