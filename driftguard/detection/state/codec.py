@@ -26,7 +26,7 @@ from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 8  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
+VERSION = 9  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -124,6 +124,8 @@ class _State(msgspec.Struct, array_like=True):
     reference: _Array
     reference_size: _Array
     reference_since: _Array
+    learning: _Array
+    bins: _Array
     ready_ordinal: _Array
     joining: _Array
     growing: _Array

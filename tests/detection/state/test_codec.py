@@ -20,8 +20,8 @@ def test_round_trip(stored: bytes) -> None:
 
 
 def test_another_version_is_told(stored: bytes) -> None:
-    newer = MAGIC + bytes([9]) + stored[len(MAGIC) + 1 :]
-    with pytest.raises(OtherVersion, match=r"version 9.*reads version 8"):
+    newer = MAGIC + bytes([10]) + stored[len(MAGIC) + 1 :]
+    with pytest.raises(OtherVersion, match=r"version 10.*reads version 9"):
         decode_state(newer)
 
 
@@ -41,7 +41,7 @@ def test_cut_bytes_are_refused(stored: bytes, length: int) -> None:
 
 
 def test_damaged_bytes_of_another_version_are_damaged(stored: bytes) -> None:
-    newer = MAGIC + bytes([9]) + stored[len(MAGIC) + 1 : -1]
+    newer = MAGIC + bytes([10]) + stored[len(MAGIC) + 1 : -1]
     with pytest.raises(UnreadableState, match="damaged") as told:
         decode_state(newer)
     assert not isinstance(told.value, OtherVersion)
