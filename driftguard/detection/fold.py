@@ -49,6 +49,7 @@ from driftguard.detection.steps.dependence import (
 )
 from driftguard.detection.steps.evidence import keep_evidence, watch, without_evidence
 from driftguard.detection.steps.expectation import predicted
+from driftguard.detection.steps.first_part import with_rest_judged
 from driftguard.detection.steps.new_normal import became_normal, lasts, learned_anew
 from driftguard.detection.steps.open_incident import open_incident, widen_incident
 from driftguard.detection.steps.recovery import closed, keep_tests, requests_until_silent, run_tests
@@ -134,7 +135,7 @@ def _step(
                 continue
         if alarms[direction] == stop - 1:
             total = float(run.totals[direction][np.searchsorted(run.places, stop - 1)])
-            state, finding = _alarmed(state, base, incident, direction, total, threshold)
+            state, finding = _alarmed(config, state, base, incident, direction, total, threshold)
             findings.append(finding)
     state, found = check_reference(config, before, state, batch, part[stop - 1 : stop])
     if int(state.drafted_requests.sum()) >= state.next_measured:
@@ -187,6 +188,7 @@ def _sessions(state: StreamState, rows: Columns, seen: int) -> tuple[Floats, Ope
 
 
 def _alarmed(
+    config: DetectorConfig,
     state: StreamState,
     base: Baselines,
     incident: OpenIncident | None,
@@ -195,7 +197,7 @@ def _alarmed(
     threshold: float,
 ) -> tuple[StreamState, Finding]:
     """Opens an incident, or widens the one that is open, unless nothing moved that way."""
-    rows = history_rows(state)
+    rows = with_rest_judged(state, base, config.ignore, history_rows(state))
     alarm = (
         open_incident(state, base, rows, direction, total, threshold)
         if incident is None

@@ -129,6 +129,16 @@ def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime
             f"{ACCEPTANCE[positions_of(joined)]} {verb} in more segments, since {since:%Y-%m-%d %H:%M:%S} "
             f"UTC: {moves}; found {finding.requests_to_alarm} requests after the change"
         )
+        join(session, incident, joined, reason, now)
+
+
+def join(
+    session: Session, incident: Incident, segments: Sequence[ChangedSegment], reason: str, now: datetime
+) -> None:
+    """Names more segments in an incident that is not resolved, and says why; those that it names already stay
+    as they are."""
+    named = names_of(incident.segments)
+    if joined := [each for each in segments if each.segment not in named]:
         incident.segments = (*incident.segments, *joined)
         before, after = _acceptance_of(incident.segments)
         incident.acceptance_before, incident.acceptance_after = before, after
@@ -138,7 +148,7 @@ def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime
             known = replace(known, repeats=replace(known.repeats, differs="more segments changed"))
         incident.evidence = replace(known, slowdown_measured=None, slowdown_formula=slower, cost=None)
         incidents.note(session, incident, reason, now)
-        log.warning("incident widened", incident=str(incident.id), stream=stream.id, reason=reason)
+        log.warning("incident widened", incident=str(incident.id), stream=incident.stream_id, reason=reason)
 
 
 def by_formula(incident: Incident, drafted_per_step: float | None) -> float | None:

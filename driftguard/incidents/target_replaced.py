@@ -6,7 +6,7 @@ before: the same server and method, with another target or draft version. A fall
 target was replaced the draft is retrained against the new one.
 
 A segment whose K changed has a new baseline as well, in the same stream. Its first draft token, which K does
-not change, is compared with that before.
+not change, is compared with that before. So is a segment that got another name (`renamed_segment.py`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from driftguard.detection import Acceptance, BaselineReady
 from driftguard.diagnosis import comparisons
 from driftguard.diagnosis.comparisons import LEVEL, Rate
 from driftguard.incident_lifecycle import formula_slowdown
+from driftguard.incidents import renamed_segment
 from driftguard.incidents.opening import open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.store import acceptance_levels, examination_evidence, folding, incidents
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.database import CHORE, Database
-from driftguard.store.streams import get_stream
+from driftguard.store.streams import get_stream, has_older_segments
 from driftguard.store.tables import AwaitedComparison, Incident, Stream
 
 LOOK_BACK: Final = timedelta(days=7)
@@ -47,7 +48,9 @@ Fallen = tuple[str, Rate, Rate]  # segment, under the target before, under this 
 def note_baseline(session: Session, stream: Stream, ready: BaselineReady) -> None:
     """Notes that the stream is to be compared, if there is one before it. Called in the fold: the comparison
     itself reads history, and therefore happens outside of it."""
-    if _before(session, stream) is not None or K_CHANGED in ready.reason:
+    is_new = renamed_segment.FIRST_BASELINE in ready.reason
+    may_be_renamed = is_new and has_older_segments(session, stream.id, ready.segment)
+    if may_be_renamed or K_CHANGED in ready.reason or _before(session, stream) is not None:
         since = datetime.fromtimestamp(ready.since, UTC)
         incidents.note_comparison(session, stream.id, ready.ordinal, since)
 
@@ -63,10 +66,14 @@ def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float,
         found = _fall(session, awaited, minimum_drop, now) or _fall_across_k(
             session, awaited, minimum_drop, now
         )
+        renamed = [] if found else renamed_segment.fallen(session, awaited, minimum_drop)
     with database.session(CHORE) as session:
-        if found is not None:
+        if found or renamed:
             folding.lock_fold(session)  # before any row: the fold itself notes comparisons
+        if found is not None:
             open_incident(session, *found)
+        elif renamed:
+            renamed_segment.report(session, awaited, renamed, now)
         incidents.forget_comparison(session, awaited)
 
 
@@ -126,9 +133,13 @@ def _fall_across_k(
     if stream is None:
         return None
     changed_at = awaited.reference_since
+    spans = [(changed_at - LOOK_BACK, changed_at), (changed_at, now)]
+    told = [acceptance_levels.told_k(session, stream.id, since=since, until=until) for since, until in spans]
+    if told[0] == told[1]:
+        return None
     sides = [
         acceptance_levels.of_first_position(session, stream.id, since=since, until=until)
-        for since, until in ((changed_at - LOOK_BACK, changed_at), (changed_at, now))
+        for since, until in spans
     ]
     found = fallen_segments(sides[0], sides[1], minimum_drop)
     if not found:

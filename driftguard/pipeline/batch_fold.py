@@ -261,7 +261,8 @@ def _decide(
             _log_learned(stream, finding)
     if ready := [finding for finding in folded.findings if isinstance(finding, BaselineReady)]:
         streams.forget_beginning(session, stream.id)
-        note_baseline(session, stream, ready[-1])
+        for finding in ready:
+            note_baseline(session, stream, finding)
     for hook in rules.after_fold:
         hook(session, stream, records, folded.findings)
 

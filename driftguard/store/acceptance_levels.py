@@ -91,6 +91,24 @@ def of_first_position(
     return [AcceptanceLevel._make(row) for row in session.execute(_FIRST_POSITION, given)]
 
 
+_TOLD_K = text(
+    """
+    SELECT DISTINCT num_speculative_tokens FROM (
+        SELECT num_speculative_tokens FROM records
+        WHERE stream_id = :stream_id AND kind = 'request' AND num_speculative_tokens IS NOT NULL
+          AND ended_at >= :since AND ended_at < :until
+        ORDER BY seq DESC LIMIT :newest
+    ) AS newest
+    """
+)
+
+
+def told_k(session: Session, stream_id: int, *, since: datetime, until: datetime) -> set[int]:
+    """The numbers of draft tokens of the newest requests between these times."""
+    given = {"stream_id": stream_id, "since": since, "until": until, "newest": _NEWEST_REQUESTS}
+    return set(session.scalars(_TOLD_K, given))
+
+
 _USUAL_TEMPERATURE = text(
     """
     SELECT temperature FROM (

@@ -182,6 +182,15 @@ def siblings(session: Session, server: str, target: str) -> list[StreamRow]:
     return [StreamRow(*row) for row in session.execute(query.order_by(Stream.id))]
 
 
+def has_older_segments(session: Session, stream_id: int, segment: str) -> bool:
+    """Were segments of the stream stored before this one was?"""
+    own = select(Segment.first_seen_at).where(Segment.stream_id == stream_id, Segment.segment == segment)
+    older = select(Segment.segment).where(
+        Segment.stream_id == stream_id, Segment.first_seen_at < own.scalar_subquery()
+    )
+    return session.scalar(older.limit(1)) is not None
+
+
 def get_stream(session: Session, stream_id: int) -> Stream | None:
     return session.get(Stream, stream_id)
 

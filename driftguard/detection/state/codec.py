@@ -124,6 +124,8 @@ class _State(msgspec.Struct, array_like=True):
     reference: _Array
     reference_size: _Array
     reference_since: _Array
+    learning: _Array
+    bins: _Array
     ready_ordinal: _Array
     joining: _Array
     growing: _Array

@@ -23,6 +23,7 @@ from driftguard.detection.state.history import History
 from driftguard.detection.statistics.baseline import FIRST_CHECK, SUMS
 from driftguard.detection.statistics.bets import BETS, LANES, NOT_CUT
 from driftguard.detection.statistics.factors import CELLS, Profiles, no_profiles
+from driftguard.detection.statistics.level_shift import BINS, OF_BIN
 from driftguard.detection.statistics.long_run_variance import OF_BLOCKS, SCALES
 from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.detection.statistics.strata import (
@@ -100,6 +101,8 @@ class StreamState:
     reference: Floats = field(default_factory=lambda: np.zeros((0, SUMS)))  # [C, SUMS]
     reference_size: Ints = field(default_factory=lambda: _ints(0))  # [C] requests at the next check
     reference_since: Floats = field(default_factory=lambda: np.zeros(0))  # [C] seconds since 1970
+    learning: Ints = field(default_factory=lambda: _ints(0))  # [L] strata whose reference period is under way
+    bins: Floats = field(default_factory=lambda: np.zeros((0, BINS, OF_BIN)))  # [L, ..] see level_shift.py
     ready_ordinal: Ints = field(default_factory=lambda: _ints(0))  # [C] or NOT_READY
     # [C, 2, GROWN] requests after it that may still join the reference period: see reference_period.py
     joining: Floats = field(default_factory=lambda: np.zeros((0, 2, GROWN)))

@@ -19,6 +19,7 @@ from driftguard.detection.statistics.sessions import KNOWN, OpenSessions
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE
 from driftguard.detection.steps.evidence import restart_bets
 from driftguard.detection.steps.expectation import acceptance_over, at_baseline
+from driftguard.detection.steps.first_part import without_bins
 from driftguard.detection.steps.reference_period import with_reference
 
 LASTS_REQUESTS, LASTS_WINDOWS = 5_000, 1_440
@@ -82,7 +83,7 @@ def learned_anew(state: StreamState, incident: OpenIncident, why: int) -> Stream
         profiles=tuple(profile.without(anew) for profile in state.profiles),
         sessions=OpenSessions.empty(),
     )
-    state = restart_bets(state)
+    state = restart_bets(without_bins(state, np.flatnonzero(anew)))
     known = [code for code in np.flatnonzero(anew) if _history_suffices(state, int(code))]
     rows = rows[np.flatnonzero(np.isin(rows.stratum, known))]
     return with_reference(state, rows, np.zeros((len(rows), KNOWN)))

@@ -151,15 +151,20 @@ def _when(alarm: _Alarm, pool: list[int]) -> tuple[int, int, tuple[int, int]]:
     """(ordinal, milliseconds, interval of ordinals) of the change point.
 
     The interval begins right after the last request of the pool that it leaves out: the change may
-    have happened between the two.
+    have happened between the two. Where it leaves none out it begins with the evidence: the history may be
+    shorter.
     """
     rows = alarm.rows[np.flatnonzero(np.isin(alarm.rows.segment, pool))]
     at = locate(bets_on(alarm.state, alarm.base, rows, rise=alarm.rise))
     point = at.point
     if alarm.state.of_windows[rows.stratum].all():
         point = between_levels(at, (1.0 if alarm.rise else -1.0) * (rows.x - rows.expected))
-    first = rows.ordinal[at.first - 1] + 1 if at.first else rows.ordinal[0]
-    return int(rows.ordinal[point]), int(rows.ended_ms[point]), (int(first), int(rows.ordinal[at.last]))
+    if at.first:
+        first = int(rows.ordinal[at.first - 1]) + 1
+    else:
+        watched = int(alarm.state.ready_ordinal[np.unique(rows.stratum)].min())
+        first = max(watched, alarm.state.evidence_since[int(alarm.rise)]) + 1
+    return int(rows.ordinal[point]), int(rows.ended_ms[point]), (first, int(rows.ordinal[at.last]))
 
 
 def _beyond_baseline(alarm: _Alarm, after: Columns) -> list[int]:

@@ -75,6 +75,13 @@ from driftguard.detection.steps.expectation import (
     margin_of,
     unseen_of,
 )
+from driftguard.detection.steps.first_part import (
+    begun_anew,
+    first_part,
+    shift_within,
+    with_bins,
+    without_bins,
+)
 
 SECONDS_PER_HOUR = 3600.0
 GROWTH_STEPS = 4  # a block of requests that joins is a quarter of what is there
@@ -124,7 +131,9 @@ def with_reference(state: StreamState, rows: Columns, session_before: Floats) ->
         if reference[code, 0] == 0:
             since[code] = own.ended_at(0)
         blocks[code] = add_to_blocks(blocks[code], int(reference[code, 0]), own.x, own.log_length)
-        reference[code] = add_terms(reference[code], _terms(own, session_before[places]))
+        of_terms = _terms(own, session_before[places])
+        state = with_bins(state, int(code), of_terms, own.ordinal)
+        reference[code] = add_terms(reference[code], of_terms)
         added[code] = cells[places].sum(axis=0)
     return replace(
         state,
@@ -164,6 +173,14 @@ def check_reference(
     requests = state.reference[code, 0]
     if requests < state.reference_size[code]:
         return state, []
+    why = state.why_learned(code)
+    shift = shift_within(config, state, code)
+    if shift is not None:
+        before_fall = first_part(state, code, shift)
+        if before_fall is None:
+            return begun_anew(state, code), []
+        why = f"{why}; of what came before acceptance fell"
+        return _ready(config, before, state, before_fall, batch, row, why)
     state = _with(
         _with(state, "inflation", code, _inflation(state, code, row.ended_at(0))),
         "measured_at",
@@ -174,13 +191,27 @@ def check_reference(
     learned, needed = learned_of(config, state, code, row.ended_at(0))
     if needed > requests:
         return _with(state, "reference_size", code, needed), []
-    why, state = state.why_learned(code), learned
+    learned = begun(_with(learned, "ready_ordinal", code, row.ordinal[0]), code, int(row.ordinal[0]))
+    return _ready(config, before, state, learned, batch, row, why)
+
+
+def _ready(
+    config: DetectorConfig,
+    before: StreamState,
+    state: StreamState,
+    learned: StreamState,
+    batch: ObservationBatch,
+    row: Columns,
+    why: str,
+) -> tuple[StreamState, list[Finding]]:
+    """After the row that ends the reference period of its stratum; `state` has not `learned` from it yet."""
+    code = int(row.stratum[0])
+    is_first = not watched_segments(state)[state.segment_of_stratum[code]]
+    learned = without_bins(learned, row.stratum)
     if not state.ready.any():
         seen = counted(before, state, batch[: int(row.place[0]) + 1])
-        state = replace(state, requests_per_day=requests_per_day(seen), steady_since=row.ended_at(0))
-    first = not watched_segments(state)[state.segment_of_stratum[code]]
-    state = _with(state, "ready_ordinal", code, row.ordinal[0])
-    state = begun(restart_bets(state) if first else state, code, int(row.ordinal[0]))
+        learned = replace(learned, requests_per_day=requests_per_day(seen), steady_since=row.ended_at(0))
+    state = restart_bets(learned) if is_first else learned
     state = _with(state, "growing", code, _may_grow(config, state, row, code))
     finding = BaselineReady(
         **_baseline(config, state, code, row),

@@ -1,0 +1,270 @@
+"""A segment under another name: the detector learns its baseline anew and would not see that it fell.
+
+When a segment has its first baseline, it is looked for a segment that fell silent when it appeared, and is
+like it. Both are then compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+from uuid import UUID, uuid5
+
+from sqlalchemy.orm import Session
+
+from driftguard.detection import Acceptance
+from driftguard.diagnosis import comparisons
+from driftguard.diagnosis.comparisons import LEVEL, Rate
+from driftguard.incident_lifecycle import formula_slowdown
+from driftguard.incidents.opening import join, open_incident
+from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
+from driftguard.store import examination_evidence, folding, incidents, renamed_segments
+from driftguard.store.renamed_segments import Heard, Likeness
+from driftguard.store.tables import AwaitedComparison, Incident
+
+FIRST_BASELINE: Final = "first baseline of the segment"  # in what a baseline says of why it was begun
+LOOK_BACK: Final = timedelta(days=7)
+SHARE_SPAN: Final = timedelta(hours=1)  # at least, before the new name, to tell the share of the old one
+RECENT: Final = timedelta(days=1)  # names that appeared so long before the newest baseline began, at most
+LEAST_REQUESTS: Final = 30  # of a segment, under either name, with equal settings
+BY_CHANCE: Final = 0.001  # below: the silence of a segment is none of chance
+ROLLOUT: Final = 0.1  # of the requests under the new name may come before the last one under the old
+SHARE_RATIO: Final = 1.25  # shares of the traffic that lie closer are alike
+LENGTH_DEVIATIONS: Final = 0.5  # logarithms of lengths whose means lie closer, in standard deviations, too
+MINUTE: Final = timedelta(minutes=1)
+_QUANTILE_95: Final = 1.959963984540054
+_NAMESPACE: Final = UUID("6a1d3c0e-64a5-4c1f-8f60-7d0f3b0d5a11")
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """Old names that may have become these new ones: one each, unless several are alike.
+
+    `before`, `after`: mean acceptance per request at equal settings; `acceptance`: of each new name.
+    """
+
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+    before: Rate
+    after: Rate
+    acceptance: tuple[Rate, ...]
+
+
+def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) -> list[Renamed]:
+    """Segments that accept less under their new name than under the old one, by `minimum_drop` at least and
+    shown at 1%.
+
+    A segment was renamed where the old name has been silent since about the time when the new one appeared,
+    by more than chance, both have a like share of the traffic, and like lengths of answers and prompts. Where
+    several could have become one another, they are compared together. Settings are compared with equal ones.
+    Welch's test with Bonferroni's correction, its errors inflated as the detector found for the stream.
+    """
+    since = awaited.reference_since - LOOK_BACK
+    names = renamed_segments.heard(session, awaited.stream_id, since)
+    if len(names) < 2:
+        return []
+    older = renamed_segments.known_before(session, awaited.stream_id, since)
+    begun, latest = min(one.first for one in names), max(one.last for one in names) + MINUTE
+    pairs = [
+        (old.segment, new.segment)
+        for new in names
+        if new.segment not in older and new.first > max(begun, awaited.reference_since - RECENT)
+        for old in names
+        if old.segment != new.segment
+        and old.first < new.first
+        and _took_its_place(session, awaited.stream_id, old, new, latest)
+    ]
+    if not pairs:
+        return []
+    asked = {name for pair in pairs for name in pair}
+    known = renamed_segments.likenesses(session, awaited.stream_id, asked, since)
+    of_segment = {name: [one for one in known if one.segment == name] for name in asked}
+    alike = [
+        (old, new, both)
+        for old, new in pairs
+        if (both := _at_equal_settings(of_segment[old], of_segment[new])) and _lengths_alike(*both)
+    ]
+    summary = folding.summaries(session, [awaited.stream_id]).get(awaited.stream_id, {})
+    inflation = float(summary.get("variance_inflation", 1.0))
+    groups = [_together(group, inflation) for group in _groups(alike)]
+    return [
+        group
+        for group in groups
+        if group.after.rate <= group.before.rate - minimum_drop
+        and comparisons.difference(group.before, group.after).p_value <= LEVEL / len(groups)
+    ]
+
+
+def _took_its_place(session: Session, stream_id: int, old: Heard, new: Heard, latest: datetime) -> bool:
+    """Has `old` been silent since about when `new` appeared, which has a like share of the traffic?"""
+    span = max(latest - new.first, SHARE_SPAN)
+    before = renamed_segments.counts(session, stream_id, new.first - span, new.first)
+    after = renamed_segments.counts(session, stream_id, new.first, latest)
+    ours, total = before.get(old.segment, 0), sum(before.values())
+    if ours == 0:
+        return False
+    share = ours / total
+    silent = renamed_segments.counts(session, stream_id, old.last + MINUTE, latest)
+    if _chance_of_silence(share, sum(silent.values())) > BY_CHANCE:
+        return False
+    if old.last < new.first:
+        gap = renamed_segments.counts(session, stream_id, old.last + MINUTE, new.first)
+        if _chance_of_silence(share, sum(gap.values())) <= BY_CHANCE:
+            return False
+    elif old.last > new.first:
+        both = renamed_segments.counts(session, stream_id, new.first, old.last)
+        if both.get(new.segment, 0) > ROLLOUT * after[new.segment]:
+            return False
+    return _shares_alike((ours, total), (after[new.segment], sum(after.values())))
+
+
+def _chance_of_silence(share: float, requests: int) -> float:
+    """Of a segment with this share of the traffic, among so many requests that are drawn independently."""
+    return float((1.0 - share) ** requests)
+
+
+def _shares_alike(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Do two shares (requests, of how many) differ by less than SHARE_RATIO, or than is shown at 1%?"""
+    old, new = (own / total for own, total in (before, after))
+    if max(old, new) < SHARE_RATIO * min(old, new):
+        return True
+    error = math.sqrt(old * (1.0 - old) / before[1] + new * (1.0 - new) / after[1])
+    return comparisons.interval(new - old, error, math.inf).p_value > LEVEL
+
+
+def _at_equal_settings(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness, Likeness] | None:
+    """The two with the same K and acceptance rule that most is known of."""
+    both = [
+        (one, other)
+        for one in old
+        for other in new
+        if (one.num_speculative_tokens, one.acceptance_rule)
+        == (other.num_speculative_tokens, other.acceptance_rule)
+        and min(one.requests, other.requests) >= LEAST_REQUESTS
+    ]
+    return max(both, key=lambda pair: min(each.requests for each in pair), default=None)
+
+
+def _lengths_alike(old: Likeness, new: Likeness) -> bool:
+    """Where both tell them. Answers may be shorter because less was accepted: not only a difference that
+    cannot be shown counts as none."""
+    answers = ((each.answers, each.answer_mean, each.answer_variance) for each in (old, new))
+    prompts = ((each.prompts, each.prompt_mean, each.prompt_variance) for each in (old, new))
+    return _near(*answers) and _near(*prompts)
+
+
+def _near(old: tuple[int, float, float], new: tuple[int, float, float]) -> bool:
+    """(how many, mean, variance) of logarithms of lengths."""
+    if min(old[0], new[0]) < LEAST_REQUESTS:
+        return True
+    deviation = math.sqrt((old[2] + new[2]) / 2.0)
+    return abs(old[1] - new[1]) <= LENGTH_DEVIATIONS * deviation
+
+
+_Pair = tuple[str, str, tuple[Likeness, Likeness]]
+
+
+def _groups(pairs: Sequence[_Pair]) -> list[list[_Pair]]:
+    """Pairs that share a name, directly or by others, belong together."""
+    groups: list[list[_Pair]] = []
+    for pair in pairs:
+        names = set(pair[:2])
+        touched = [group for group in groups if any(names & set(other[:2]) for other in group)]
+        groups = [group for group in groups if group not in touched]
+        groups.append([*(other for group in touched for other in group), pair])
+    return groups
+
+
+def _together(group: Sequence[_Pair], inflation: float) -> Renamed:
+    """Where it is not known which of several became which, those of either name weigh the same. Where one of
+    them may just have ended or begun, the lowest old level stands against the highest new one."""
+    old = {name: _rate([both[0]], inflation) for name, _, both in group}
+    new = {name: both[1] for _, name, both in group}
+    levels = [_rate([each], inflation) for _, each in sorted(new.items())]
+    if len(old) == len(new):
+        before = _rate(list({name: both[0] for name, _, both in group}.values()), inflation)
+        after = _rate(list(new.values()), inflation)
+    else:
+        before = min(old.values(), key=lambda level: level.rate)
+        after = max(levels, key=lambda level: level.rate)
+    return Renamed(tuple(sorted(old)), tuple(sorted(new)), before, after, tuple(levels))
+
+
+def _rate(levels: Sequence[Likeness], inflation: float) -> Rate:
+    """The mean of the segments' means of accepted / drafted."""
+    error = math.sqrt(inflation * sum(level.variance / level.requests for level in levels)) / len(levels)
+    return Rate(
+        sum(level.requests for level in levels),
+        sum(level.drafted for level in levels),
+        sum(level.mean for level in levels) / len(levels),
+        error,
+    )
+
+
+def report(session: Session, awaited: AwaitedComparison, found: Sequence[Renamed], now: datetime) -> None:
+    """Opens an incident, or has the one join them that is open already."""
+    incident, reason = _incident(session, awaited, found, now)
+    known = incidents.unresolved_of(session, awaited.stream_id, "down")
+    for one in known:
+        join(session, one, incident.segments, reason, now)
+    if not known:
+        open_incident(session, incident, reason)
+
+
+def _incident(
+    session: Session, awaited: AwaitedComparison, found: Sequence[Renamed], now: datetime
+) -> tuple[Incident, str]:
+    """The incident of segments that fell, and why it opens."""
+    names = sorted(name for group in found for name in group.new)
+    seq, at = renamed_segments.first_of(
+        session, awaited.stream_id, names, awaited.reference_since - LOOK_BACK
+    )
+    total = sum(group.after.requests for group in found)
+    before = sum(group.before.rate * group.after.requests for group in found) / total
+    after = sum(group.after.rate * group.after.requests for group in found) / total
+    k = examination_evidence.usual_k(session, awaited.stream_id, at)
+    incident = Incident(
+        id=uuid5(_NAMESPACE, f"{awaited.stream_id}/{'/'.join(names)}"),
+        stream_id=awaited.stream_id,
+        direction="down",
+        opened_at=now,
+        opened_seq=awaited.ready_seq,
+        change_point_seq=seq,
+        change_point_at=at,
+        interval_start_at=at,
+        interval_end_at=at,
+        acceptance_before=before,
+        acceptance_after=after,
+        segments=tuple(_changes(found)),
+        evidence=IncidentEvidence(
+            slowdown_formula=formula_slowdown(before, after, k) if k else None, num_speculative_tokens=k
+        ),
+    )
+    return incident, f"{_in_words(found)}: acceptance fell from {before:.2f} to {after:.2f}"
+
+
+def _in_words(found: Sequence[Renamed]) -> str:
+    """For example: segment b took the place of a, with as much of the traffic and as long requests."""
+    moves = [
+        f"segment{'s' * (len(group.new) > 1)} {', '.join(group.new)} took the place of {', '.join(group.old)}"
+        for group in found
+    ]
+    return f"{'; '.join(moves)}, with as much of the traffic and as long requests"
+
+
+def _changes(found: Sequence[Renamed]) -> list[ChangedSegment]:
+    """Of the new names; of several that are alike those below the level of the old ones."""
+    return [
+        ChangedSegment(name, _acceptance(group.before), _acceptance(level))
+        for group in found
+        for name, level in zip(group.new, group.acceptance, strict=True)
+        if level.rate < group.before.rate
+    ]
+
+
+def _acceptance(rate: Rate) -> Acceptance:
+    half = _QUANTILE_95 * rate.error
+    return Acceptance(rate.rate, max(rate.rate - half, 0.0), min(rate.rate + half, 1.0), rate.requests)

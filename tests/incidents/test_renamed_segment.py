@@ -1,0 +1,116 @@
+"""A segment under another name that accepts less at the same moment is an incident; a mere rename is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+import pytest
+from sqlalchemy import select
+
+from driftguard.detection import DetectorConfig
+from driftguard.metrics import Metrics
+from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.records import AcceptanceRecord
+from driftguard.records.documents.incident import names_of
+from driftguard.store import incidents
+from driftguard.store.database import Database
+from driftguard.store.tables import Incident
+from tests.pipeline.examining import fold_and_examine
+from tests.pipeline.traffic import Traffic, store
+
+SHARES = {"chat": 0.4, "code": 0.35, "german": 0.25}
+USUAL = {"chat": 0.75, "code": 0.6, "german": 0.5}
+BEFORE, AFTER = 2_500, 2_500
+
+
+def mixed(
+    traffic: Traffic, seed: int, count: int, rates: Mapping[str, float], shares: Mapping[str, float]
+) -> list[AcceptanceRecord]:
+    """Requests of segments with these shares."""
+    chosen = np.random.default_rng(seed).choice(list(shares), count, p=list(shares.values()))
+    return [traffic.draw(1, {name: rates[name]})[0] for name in chosen.tolist()]
+
+
+def renamed(records: list[AcceptanceRecord], names: Mapping[str, str]) -> list[AcceptanceRecord]:
+    return [
+        msgspec.structs.replace(record, segment=names.get(record.segment, record.segment))
+        for record in records
+    ]
+
+
+def fold_all(database: Database) -> list[Incident]:
+    config = DetectorConfig(minimum_drop=0.1)
+    fold_and_examine(Pipeline(database, config, Metrics(), batch_records=200), database)
+    with database.session() as session:
+        return list(session.scalars(select(Incident).where(Incident.direction == "down")))
+
+
+def run(
+    database: Database, seed: int, rates: Mapping[str, float], names: Mapping[str, str]
+) -> list[Incident]:
+    traffic = Traffic(seed=seed, seconds_apart=0.5)
+    store(database, mixed(traffic, seed, BEFORE, USUAL, SHARES))
+    store(database, renamed(mixed(traffic, seed + 1, AFTER, rates, SHARES), names))
+    return fold_all(database)
+
+
+def reasons(database: Database, incident: Incident) -> str:
+    with database.session() as session:
+        return "\n".join(each.reason for each in incidents.transitions(session, incident.id))
+
+
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_a_fall_together_with_another_name_is_found(database: Database, seed: int) -> None:
+    (incident,) = run(database, seed, {**USUAL, "chat": 0.6}, {"chat": "chat-v2"})
+    assert (incident.direction, incident.state) == ("down", "open")
+    assert names_of(incident.segments) == ("chat-v2",)
+    assert incident.acceptance_before == pytest.approx(0.75, abs=0.02)
+    assert incident.acceptance_after == pytest.approx(0.6, abs=0.02)
+    told = "segment chat-v2 took the place of chat, with as much of the traffic and as long requests"
+    assert told in reasons(database, incident)
+    assert BEFORE < incident.change_point_seq <= BEFORE + 30
+
+
+def test_a_fall_of_all_segments_under_other_names_is_found(database: Database) -> None:
+    names = {name: f"{name}-v2" for name in SHARES}
+    (incident,) = run(database, 14, {name: rate - 0.15 for name, rate in USUAL.items()}, names)
+    assert incident.acceptance_before - incident.acceptance_after == pytest.approx(0.15, abs=0.03)
+    assert set(names_of(incident.segments)) <= set(names.values())
+
+
+def test_a_renamed_segment_joins_the_incident_of_those_that_kept_their_name(database: Database) -> None:
+    rates = {name: rate - 0.15 for name, rate in USUAL.items()}
+    (incident,) = run(database, 15, rates, {"chat": "chat-v2"})
+    assert set(names_of(incident.segments)) == {"chat-v2", "code", "german"}
+    assert "segment chat-v2 took the place of chat" in reasons(database, incident)
+
+
+@pytest.mark.parametrize("names", [{"chat": "chat-v2"}, {name: f"{name}-v2" for name in SHARES}])
+@pytest.mark.parametrize("seed", [16, 17])
+def test_another_name_alone_is_no_incident(database: Database, seed: int, names: dict[str, str]) -> None:
+    assert run(database, seed, USUAL, names) == []
+
+
+def test_a_new_segment_that_accepts_less_is_no_incident(database: Database) -> None:
+    traffic = Traffic(seed=18, seconds_apart=0.5)
+    store(database, mixed(traffic, 18, BEFORE, USUAL, SHARES))
+    shares = {"chat": 0.3, "code": 0.25, "german": 0.15, "tools": 0.3}
+    store(database, mixed(traffic, 19, AFTER, {**USUAL, "tools": 0.3}, shares))
+    assert fold_all(database) == []
+
+
+def test_a_segment_that_ended_and_another_one_that_began_are_two(database: Database) -> None:
+    """The new one has four times as long answers."""
+    traffic = Traffic(seed=20, seconds_apart=0.5)
+    store(database, mixed(traffic, 20, BEFORE, USUAL, SHARES))
+    rates = {**USUAL, "chat": 0.5}
+    longer = [
+        record
+        if record.segment != "chat"
+        else msgspec.structs.replace(record, segment="story", output_tokens=4 * (record.output_tokens or 1))
+        for record in mixed(traffic, 21, AFTER, rates, SHARES)
+    ]
+    store(database, longer)
+    assert fold_all(database) == []
