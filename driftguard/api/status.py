@@ -24,6 +24,7 @@ from driftguard.api.status_models import (
     LastIncident,
     LastRetrain,
     NowAndBaseline,
+    ProbedModel,
     Rate,
     SegmentStatus,
     SourceModel,
@@ -115,6 +116,7 @@ def _status(query: StatusQuery, context: Context) -> StatusAnswer:
             streams_left_out=max(len(found) - query.limit, 0),
             sources=source_models(session, scraped),
             sources_elsewhere=list(context.sources_elsewhere()),
+            probes=[ProbedModel.model_validate(one) for one in context.probed()],
         )
 
 

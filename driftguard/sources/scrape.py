@@ -26,7 +26,7 @@ from driftguard.errors import DriftGuardError
 from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.records import AcceptanceRecord, RecordError
 from driftguard.settings import ScrapingSettings
-from driftguard.sources.condition import judge
+from driftguard.sources.condition import WasProbed, judge, never_probed
 from driftguard.sources.source import Scraped, Source
 from driftguard.store.records import BatchResult
 
@@ -67,10 +67,12 @@ def open_client(settings: ScrapingSettings) -> aiohttp.ClientSession:
     )
 
 
-async def scrape(client: aiohttp.ClientSession, source: Source, submit: Submit) -> Scraped:
+async def scrape(
+    client: aiohttp.ClientSession, source: Source, submit: Submit, was_probed: WasProbed = never_probed
+) -> Scraped:
     """Stores the counts since the last stored window. Errors are returned as a condition, not raised."""
     try:
-        condition, detail = await _scrape(client, source, submit)
+        condition, detail = await _scrape(client, source, submit, was_probed)
     except _Stopped as stopped:
         condition, detail = stopped.condition, stopped.detail
     except Incomplete as error:
@@ -78,9 +80,11 @@ async def scrape(client: aiohttp.ClientSession, source: Source, submit: Submit) 
     return Scraped(condition, detail, datetime.now(UTC))
 
 
-async def _scrape(client: aiohttp.ClientSession, source: Source, submit: Submit) -> tuple[Condition, str]:
+async def _scrape(
+    client: aiohttp.ClientSession, source: Source, submit: Submit, was_probed: WasProbed
+) -> tuple[Condition, str]:
     adapter, reading = await _read(client, source)
-    judged = judge(adapter, source.before, reading, source.identity)
+    judged = judge(adapter, source.before, reading, source.identity, source.url, was_probed)
     speculates = judged.condition != "not_speculating"
     if speculates and not adapter.names_target and source.identity.target is None:
         source.identity = replace(source.identity, target=await _served_model(client, source))
