@@ -256,7 +256,15 @@ class Places:
 
 def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceModel]:
     sidecars = scrape_leases.sidecars(session)
-    return [SourceModel.of(source, sidecars.get(source.server)) for source in scraped]
+    known = sources.versions(session, [source.server for source in scraped])
+    return [
+        SourceModel.of(
+            source,
+            sidecars.get(source.server),
+            known[source.server].version if source.server in known else None,
+        )
+        for source in scraped
+    ]
 
 
 def _last_incident(incident: Incident | None) -> LastIncident | None:

@@ -270,6 +270,9 @@ class SourceModel(FrozenModel):
     server: str = Field(examples=["chat-eu-1"])
     kind: str = Field(description="The serving engine; unknown until it answered.", examples=["vllm"])
     url: str = Field(description="OTLP: its metrics are pushed.", examples=["http://chat-eu-1:8000/metrics"])
+    version: str | None = Field(
+        None, description="Of the engine, as it told it last; null: it does not.", examples=["0.32.0"]
+    )
     fidelity: Fidelity | None = Field(
         description="The precision of its counts: counter, or gauge (in part derived); null: not known.",
         examples=["counter"],
@@ -289,8 +292,8 @@ class SourceModel(FrozenModel):
     )
 
     @classmethod
-    def of(cls, source: Source, scraped_by: str | None) -> SourceModel:
-        return cls.model_validate(source).model_copy(update={"scraped_by": scraped_by})
+    def of(cls, source: Source, scraped_by: str | None, version: str | None) -> SourceModel:
+        return cls.model_validate(source).model_copy(update={"scraped_by": scraped_by, "version": version})
 
 
 class ProbedModel(FrozenModel):

@@ -8,6 +8,8 @@ is it a fault of the engine?       -> see engine_faults.py
 did another setting explain it?    -> configuration
 did only the mix move?             -> mix_shift
 did requests like before fall?     -> machine
+did the engine change as well, and
+  no steady probes exclude it?     -> configuration, or query_drift of low confidence
 did the queries move, or did
   steady probes leave only them?   -> query_drift, as far as the evidence carries
 otherwise                          -> unknown
@@ -21,8 +23,8 @@ from driftguard.diagnosis import configuration
 from driftguard.diagnosis.comparisons import EXCLUDED_SHARE, LEVEL
 from driftguard.diagnosis.configuration import FieldChange
 from driftguard.diagnosis.engine_faults import alike_fell, fault_of
-from driftguard.diagnosis.evidence import Evidence
-from driftguard.diagnosis.examination import Examination, examine
+from driftguard.diagnosis.evidence import EngineChange, Evidence
+from driftguard.diagnosis.examination import EXCLUDING, Examination, examine
 from driftguard.diagnosis.facts import facts, missing
 from driftguard.diagnosis.probes import Behaviour
 from driftguard.diagnosis.verdict import Verdict
@@ -146,6 +148,8 @@ def _fell(evidence: Evidence, found: Examination) -> Verdict:
         return _fell_beside_steady_probes(found, inside, doubt)
     if like_before := alike_fell(found):
         return like_before
+    if found.engine_change is not None and found.probes_behaviour not in EXCLUDING:
+        return _other_engine(found, found.engine_change, inside)
     if found.traffic_moved:
         reason = f"{inside} and {_moved(found)}{doubt}; {_NO_PROBES[found.probes_behaviour]}"
         return Verdict("query_drift", "medium", reason, _like(found))
@@ -154,6 +158,19 @@ def _fell(evidence: Evidence, found: Examination) -> Verdict:
         return Verdict("unknown", "low", reason)
     reason = f"{inside}, but captured queries show no move{doubt}; {_NO_PROBES[found.probes_behaviour]}"
     return Verdict("unknown", "low", reason)
+
+
+def _other_engine(found: Examination, change: EngineChange, inside: str) -> Verdict:
+    """The engine changed as well, and no canary probes exclude it."""
+    told = f"{change.in_words}; {_NO_PROBES[found.probes_behaviour]}"
+    if found.traffic_moved:
+        return Verdict("query_drift", "low", f"{inside} and {_moved(found)}, but {told}", _like(found))
+    if found.queries_moved is None:
+        return Verdict(
+            "configuration", "low", f"{inside}; {told}", f": {change.before} became {change.after}"
+        )
+    reason = f"{inside}, the captured queries show no move, and {told}"
+    return Verdict("configuration", "medium", reason, f": {change.before} became {change.after}")
 
 
 def _fell_beside_steady_probes(found: Examination, inside: str, doubt: str) -> Verdict:

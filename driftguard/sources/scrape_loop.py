@@ -180,4 +180,5 @@ def _state(
         answered_at=scraped.at if answered else (before.answered_at if before else None),
         interval_seconds=interval_seconds,
         started_at=datetime.fromtimestamp(started, UTC) if started is not None else None,
+        version=source.version if answered else None,
     )
