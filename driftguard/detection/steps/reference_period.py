@@ -158,7 +158,7 @@ def check_reference(
     learned, needed = learned_of(config, state, code, row.ended_at(0))
     if needed > requests:
         return _with(state, "reference_size", code, needed), []
-    why, state = state.why_learned(code), learned
+    why, changed, state = state.why_learned(code), state.changed_settings(code), learned
     if not state.ready.any():
         seen = counted(before, state, batch[: int(row.place[0]) + 1])
         state = replace(state, requests_per_day=requests_per_day(seen), steady_since=row.ended_at(0))
@@ -173,6 +173,7 @@ def check_reference(
         standard_deviation=_level(config, state, code)[1],
         false_alarm_every=config.threshold(state.requests_per_day),
         variance_inflation=float(state.inflation[code]),
+        changed=changed,
     )
     return state, [finding]
 
