@@ -5,6 +5,7 @@ is the text itself suspicious?     -> quality
 was the target replaced?           -> target_replaced
 did K change, and explain it?      -> configuration
 is it a fault of the engine?       -> see engine_faults.py
+was the draft replaced?            -> draft_wrong
 did another setting explain it?    -> configuration
 did only the mix move?             -> mix_shift
 did requests like before fall?     -> machine
@@ -69,6 +70,8 @@ def _decide(evidence: Evidence, found: Examination) -> Verdict:
         return _other_k(setting, found.move)
     if fault := fault_of(found):
         return fault
+    if evidence.replaced_draft is not None:
+        return _other_draft(evidence.replaced_draft, found)
     if setting and not found.traffic_moved:
         return _other_setting(setting, found)
     if found.segments and found.segments.is_mix_alone:
@@ -100,6 +103,14 @@ def _replaced(target: str, setting: FieldChange | None) -> Verdict:
     return Verdict(
         "target_replaced", "high", "another target is served, and no setting explains the move", detail
     )
+
+
+def _other_draft(version: str, found: Examination) -> Verdict:
+    """Another draft version came into service, and less is accepted since: whatever the traffic did as well,
+    the one before is to be put back first."""
+    reason = "another draft version is served, and less of it is accepted"
+    sure = found.queries_moved is False and not found.settings.changes
+    return Verdict("draft_wrong", "high" if sure else "medium", reason, f" ({version} before)")
 
 
 def _other_k(setting: FieldChange, move: float) -> Verdict:

@@ -99,7 +99,8 @@ class Evidence:
     `before` and `after` are requests of all segments on both sides of the change point; captures likewise.
     `probes_awaited`: there are probes from before the change and it is worth waiting for those after it.
     `replaced_target`: the target that the server served before, when this stream began by its replacement;
-    `before` are then requests of the stream before. `engine_change`: None where none is known.
+    `before` are then requests of the stream before. `replaced_draft`: likewise, the draft version.
+    `engine_change`: None where none is known.
     """
 
     direction: Direction
@@ -112,4 +113,5 @@ class Evidence:
     captures_before: tuple[Captured, ...] = ()
     captures_after: tuple[Captured, ...] = ()
     replaced_target: str | None = None
+    replaced_draft: str | None = None
     engine_change: EngineChange | None = None

@@ -28,6 +28,9 @@ def facts(evidence: Evidence, found: Examination) -> Iterator[Fact]:
     if evidence.replaced_target is not None:
         text = f"the server served the target {evidence.replaced_target} before"
         yield Fact("target", text, {"target_before": evidence.replaced_target})
+    if evidence.replaced_draft is not None:
+        text = f"the server served the draft version {evidence.replaced_draft} before"
+        yield Fact("draft", text, {"draft_version_before": evidence.replaced_draft})
     if (change := found.engine_change) is not None:
         numbers: dict[str, Number] = {"engine_before": change.before, "engine_after": change.after}
         yield Fact("engine", change.in_words, {**numbers, "seconds_before": change.seconds_before})

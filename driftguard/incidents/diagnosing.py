@@ -62,6 +62,7 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
         captures_after=captures_after,
         engine_change=engine_change(session, stream.server, moment, incident.interval_start_at),
         replaced_target=replaced.target if replaced and replaced.target != stream.target else None,
+        replaced_draft=replaced.draft_version if replaced and replaced.target == stream.target else None,
     )
 
 
