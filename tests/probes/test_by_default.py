@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import select
 from typer.testing import CliRunner
@@ -18,12 +19,15 @@ from driftguard.metrics import Metrics
 from driftguard.probes import loop as loop_module
 from driftguard.probes.loop import Probed, ProbeLoop
 from driftguard.probes.target import targets_of
+from driftguard.records.documents.diagnosis import Diagnosis
+from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence
 from driftguard.settings import ProbeSettings, Settings
 from driftguard.store.database import Database
 from driftguard.store.probe_lock import replaying
-from driftguard.store.tables import Record, Stream
+from driftguard.store.tables import Incident, Record, Stream
 from tests.adapters.fake_engines import FakeVllm
 from tests.alerting.http_receiver import wait_until
+from tests.alerting.incident_rows import add_incident
 from tests.api.ingest_server import serving
 from tests.pipeline.traffic import Traffic, store
 from tests.probes.servers import Stub, answer, stub_server
@@ -205,6 +209,35 @@ def test_a_server_that_another_sidecar_scrapes_is_probed_by_that_one(known: Data
     assert only(loop.states()).state == "waiting"
     assert "another sidecar" in only(loop.states()).detail
     assert stub.got == []
+
+
+def test_a_server_whose_diagnosis_waits_is_asked_at_once_and_no_other(database: Database, stub: Stub) -> None:
+    traffic = Traffic(seed=1).draw(6, {"code": 0.7})
+    store(database, [msgspec.structs.replace(one, server="ab"[n % 2]) for n, one in enumerate(traffic)])
+    sources = [{"url": stub.url, "server": name} for name in "ab"]
+    loop = looked(database, settings_of(sources=sources), looks=3)
+    assert [one.state for one in loop.states()] == ["asked", "asked"]
+    with database.session() as session:
+        stream = session.scalars(select(Stream).where(Stream.server == "b")).one()
+    in_ten_minutes = datetime.now(UTC) + timedelta(minutes=10)
+    add_incident(database, [], stream_id=stream.id, opened_at=in_ten_minutes)  # by its server's clock
+    awaiting = Diagnosis(
+        cause="unknown",
+        confidence="low",
+        summary="",
+        reason="",
+        facts=(),
+        missing=(),
+        recommended_action="",
+        retrain=False,
+        awaits_probes=True,
+    )
+    with database.session() as session:
+        incident = session.scalars(select(Incident)).one()
+        incident.diagnosis = IncidentDiagnosis.of(awaiting, datetime.now(UTC), SeenEvidence(0, 0))
+    before = len(records(database, "probe"))
+    assert loop.look()
+    assert {one.stream_id for one in records(database, "probe")[before:]} == {stream.id}
 
 
 def test_two_processes_do_not_probe_a_server_at_once(known: Database, stub: Stub) -> None:
