@@ -47,7 +47,7 @@ def _known(settings: Settings) -> Iterator[ProbeTarget]:
     proxy = settings.proxy
     if proxy.upstream is not None and proxy.method != "none":
         asked = ProbeTargetSettings(
-            server=proxy.server or urlsplit(proxy.upstream).netloc,
+            server=proxy.server or urlsplit(proxy.upstream).netloc.rpartition("@")[2],
             url=proxy.upstream,
             engine=proxy.engine,
             api_key=proxy.upstream_api_key,
