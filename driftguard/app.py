@@ -39,6 +39,7 @@ from driftguard.metrics.labels import CHORES
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
 from driftguard.probes.loop import ProbeLoop
+from driftguard.probes.target import targets_of
 from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.retraining.run import retrain
 from driftguard.retraining.tasks import NAMESPACE, QUEUE, RetrainingJobs
@@ -127,12 +128,26 @@ class Sidecar:
             ],
             self.metrics,
         )
-        self._probes = ProbeLoop(database, settings.probes, self.metrics, settings.ingest.max_streams)
+        self.probes = ProbeLoop(
+            database,
+            settings.probes,
+            targets_of(settings),
+            self.metrics,
+            settings.ingest.max_streams,
+            is_elsewhere=lambda server: server in self.scraping.waiting(),
+        )
         self.scraping = ScrapeLoop(
-            database, settings.sources, settings.scraping, self.ingest.submit, self.metrics
+            database,
+            settings.sources,
+            settings.scraping,
+            self.ingest.submit,
+            self.metrics,
+            was_probed=self.probes.was_asking,
         )
         scraped = [source.identity.server for source in sources_of(settings.sources)]
-        self.pushed = PushedSources(database, self.ingest.submit, self.metrics, scraped)
+        self.pushed = PushedSources(
+            database, self.ingest.submit, self.metrics, scraped, was_probed=self.probes.was_asking
+        )
         self._chores = threading.Thread(target=self._do_chores, name="chores", daemon=True)
 
     def _job_app(self, connector: procrastinate.BaseConnector) -> procrastinate.App:
@@ -150,7 +165,7 @@ class Sidecar:
         self._examiner.start()
         self._looking.start()
         self._alerts.start()
-        self._probes.start()
+        self.probes.start()
         self.scraping.start()
         self._chores.start()
 
@@ -166,7 +181,7 @@ class Sidecar:
         self._examiner.stop()
         self._looking.stop()
         self._alerts.stop()
-        self._probes.stop()
+        self.probes.stop()
         self._chores.join()
         self._deferring.close()
 
@@ -285,6 +300,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
         exports=ExportSlots(sidecar.settings.http.max_exports),
         overdue_sources=sidecar.scraping.overdue,
         sources_elsewhere=sidecar.scraping.waiting,
+        probed=sidecar.probes.states,
     )
     app.state.request_retraining = sidecar.request_retraining
     install_guard(app, app.state.context)

@@ -15,7 +15,7 @@ _STEPS, _DRAFTED, _ACCEPTED = f"{_P}steps_total", f"{_P}draft_tokens_total", f"{
 _BY_POSITION = (f"{_P}position_draft_tokens_total", f"{_P}position_accepted_tokens_total")
 _GENERATED, _PROMPTS = f"{_P}output_tokens_total", f"{_P}prompt_tokens_total"
 _FIRST_TOKEN, _PER_TOKEN = f"{_P}time_to_first_token_seconds", f"{_P}time_per_output_token_seconds"
-_RUNNING, _INFO = f"{_P}running_requests", f"{_P}info"
+_RUNNING, _WAITING, _INFO = f"{_P}running_requests", f"{_P}waiting_requests", f"{_P}info"
 _COUNTERS = frozenset(
     {_STEPS, _DRAFTED, _ACCEPTED, *_BY_POSITION, _GENERATED, _PROMPTS}
     | sums_and_counts(_FIRST_TOKEN, _PER_TOKEN)
@@ -27,7 +27,7 @@ class BuiltInEngine:
     name = "the built-in engine"
     prefix = _P
     path = "/metrics"
-    names = _COUNTERS | {_RUNNING, _INFO}
+    names = _COUNTERS | {_RUNNING, _WAITING, _INFO}
     fidelity: Fidelity = "counter"
     names_target = True
     show_metrics = "use the port of `driftguard engine`"
@@ -70,6 +70,7 @@ def _window(version: str, serving: bool, info: dict[str, str], increase: Increas
         time_to_first_token_seconds=increase.mean(_FIRST_TOKEN) if serving else None,
         time_per_output_token_seconds=increase.mean(_PER_TOKEN) if serving else None,
         concurrency=after.whole(_RUNNING) if serving else None,
+        waiting_requests=after.whole(_WAITING) if serving else None,
         draft=info.get("draft"),
         draft_version=version,
         method=info.get("method"),

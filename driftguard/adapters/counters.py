@@ -30,6 +30,7 @@ class CounterAdapter:
     show_metrics: str
     speculate: str
     running: str | None = None  # gauge: requests in flight
+    waiting: str | None = None  # gauge: requests in the queue
     ttft: str | None = None  # sum over count: seconds to the first token
     decode_seconds: tuple[
         str, ...
@@ -55,7 +56,7 @@ class CounterAdapter:
 
     @property
     def names(self) -> frozenset[str]:
-        return self._counters | ({self.running} if self.running else frozenset())
+        return self._counters | {name for name in (self.running, self.waiting) if name}
 
     def windows(self, before: Reading, after: Reading, known: Identity) -> Sequence[Window]:
         increase = Increase.between(before, after, self._counters)
@@ -85,6 +86,7 @@ class CounterAdapter:
             time_to_first_token_seconds=increase.mean(self.ttft, **labels) if self.ttft else None,
             time_per_output_token_seconds=self._seconds_per_token(increase, labels),
             concurrency=after.whole(self.running, **labels) if self.running else None,
+            waiting_requests=after.whole(self.waiting, **labels) if self.waiting else None,
         )
 
     def _seconds_per_token(self, increase: Increase, labels: dict[str, str]) -> float | None:

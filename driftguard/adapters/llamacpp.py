@@ -15,6 +15,7 @@ LLAMACPP = CounterAdapter(
     generated="llamacpp:tokens_predicted_total",
     prompts="llamacpp:prompt_tokens_total",
     running="llamacpp:requests_processing",
+    waiting="llamacpp:requests_deferred",
     decode_seconds=("llamacpp:tokens_predicted_seconds_total",),
     names_target=False,
     show_metrics="start llama-server with --metrics (and a build of August 2026 or later)",

@@ -15,6 +15,7 @@ LMDEPLOY = CounterAdapter(
     generated="lmdeploy:generation_tokens_total",
     prompts="lmdeploy:prompt_tokens_total",
     running="lmdeploy:num_requests_running",
+    waiting="lmdeploy:num_requests_waiting",
     ttft="lmdeploy:time_to_first_token_seconds",
     tpot="lmdeploy:time_per_output_token_seconds",
     show_metrics="start LMDeploy's api_server without --disable-metrics",

@@ -21,7 +21,7 @@ _STEPS, _LENGTH = "sglang:spec_verify_calls_total", "sglang:spec_accept_length"
 _DRAFT_TOKENS, _DRAFT_STEPS = "sglang:spec_num_draft_tokens", "sglang:spec_num_steps"
 _GENERATED, _PROMPTS = "sglang:generation_tokens_total", "sglang:prompt_tokens_total"
 _FIRST_TOKEN, _BETWEEN = "sglang:time_to_first_token_seconds", "sglang:inter_token_latency_seconds"
-_RUNNING = "sglang:num_running_reqs"
+_RUNNING, _WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 _COUNTERS = frozenset({_STEPS, _GENERATED, _PROMPTS} | sums_and_counts(_FIRST_TOKEN, _BETWEEN))
 _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 
@@ -31,7 +31,7 @@ class SGLang:
     name = "SGLang"
     prefix = "sglang:"
     path = "/metrics"
-    names = _COUNTERS | {_LENGTH, _DRAFT_TOKENS, _DRAFT_STEPS, _RUNNING}
+    names = _COUNTERS | {_LENGTH, _DRAFT_TOKENS, _DRAFT_STEPS, _RUNNING, _WAITING}
     fidelity: Fidelity = "counter"
     names_target = True
     show_metrics = "start SGLang with --enable-metrics"
@@ -81,6 +81,7 @@ def _window(target: str, increase: Increase, before: Reading, after: Reading, kn
         time_to_first_token_seconds=increase.mean(_FIRST_TOKEN, **label),
         time_per_output_token_seconds=_seconds_per_token(increase, generated, label),
         concurrency=after.whole(_RUNNING, **label),
+        waiting_requests=after.whole(_WAITING, **label),
     )
 
 

@@ -15,7 +15,7 @@ from driftguard.adapters.window import Identity, Incomplete, Window
 from driftguard.records import Fidelity
 
 _SKIPPED, _PER_TOKEN = "tgi_request_skipped_tokens", "tgi_request_mean_time_per_token_duration"
-_PROMPTS, _BATCH = "tgi_request_input_length", "tgi_batch_current_size"
+_PROMPTS, _BATCH, _QUEUE = "tgi_request_input_length", "tgi_batch_current_size", "tgi_queue_size"
 _COUNTERS = sums_and_counts(_SKIPPED, _PER_TOKEN, _PROMPTS)
 
 
@@ -24,7 +24,7 @@ class Tgi:
     name = "TGI"
     prefix = "tgi_"
     path = "/metrics"
-    names = _COUNTERS | {_BATCH}
+    names = _COUNTERS | {_BATCH, _QUEUE}
     fidelity: Fidelity = "gauge"
     names_target = False
     show_metrics = "scrape the port of TGI's router (--prometheus-port moves its metrics)"
@@ -58,6 +58,7 @@ class Tgi:
                 prompt_tokens=increase.whole(f"{_PROMPTS}_sum"),
                 time_per_output_token_seconds=increase.mean(_PER_TOKEN),
                 concurrency=after.whole(_BATCH),
+                waiting_requests=after.whole(_QUEUE),
             )
         ]
 

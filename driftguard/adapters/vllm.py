@@ -21,6 +21,7 @@ VLLM = CounterAdapter(
     generated="vllm:generation_tokens_total",
     prompts="vllm:prompt_tokens_total",
     running="vllm:num_requests_running",
+    waiting="vllm:num_requests_waiting",
     ttft="vllm:time_to_first_token_seconds",
     decode_seconds=("vllm:inter_token_latency_seconds_sum", "vllm:time_per_output_token_seconds_sum"),
     positions_are_k=True,

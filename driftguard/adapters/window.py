@@ -52,6 +52,7 @@ class Window:
     time_to_first_token_seconds: float | None = None
     time_per_output_token_seconds: float | None = None
     concurrency: int | None = None
+    waiting_requests: int | None = None
     draft: str | None = None
     draft_version: str | None = None
     method: str | None = None
@@ -95,6 +96,7 @@ class Window:
             time_to_first_token_seconds=self.time_to_first_token_seconds,
             time_per_output_token_seconds=self.time_per_output_token_seconds,
             concurrency=self.concurrency,
+            waiting_requests=self.waiting_requests,
         )
         check_record(record)
         return record

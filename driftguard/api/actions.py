@@ -83,7 +83,7 @@ class ActionModel(BaseModel):
 def _request(action: Action, place: Place) -> RequestModel | None:
     if action.kind == "retrain":
         return RequestModel(path="/api/v1/retrain", body={"server": place.server, "force": True})
-    if action.kind == "roll_back" and action.draft_version is not None:
+    if action.kind == "roll_back" and action.draft_version is not None and not action.by_hand:
         body = {"server": place.server, "draft_version": place.draft_version}
         return RequestModel(path="/api/v1/rollback", body=body)
     return None
@@ -101,6 +101,8 @@ def _command(action: Action, place: Place, request: RequestModel | None) -> str 
         return None
     if action.kind == "roll_back" and action.draft_version is None:
         return None
+    if action.by_hand:
+        return f"start {place.server} with draft {action.draft_version} again"
     if request is None:
         return f"add {place.server} to [[engines]] in the settings first"
     body = dict(request.body) | ({"reason": "REASON"} if action.kind == "roll_back" else {})

@@ -13,6 +13,7 @@ from driftguard.api.exports import ExportSlots
 from driftguard.api.request_body import Bodies
 from driftguard.ingest.queue import IngestQueue
 from driftguard.metrics import Metrics
+from driftguard.probes.loop import Probed
 from driftguard.settings import HttpSettings, Settings
 from driftguard.sources.otlp_push import PushedSources
 from driftguard.status.fold_watch import FoldWatch
@@ -33,6 +34,7 @@ class Context:
     # Servers that no sidecar has tried to scrape for too long, and those that another sidecar scrapes.
     overdue_sources: Callable[[datetime], Sequence[str]] = lambda _: ()
     sources_elsewhere: Callable[[], Sequence[str]] = lambda: ()
+    probed: Callable[[], Sequence[Probed]] = lambda: ()
     exposing: asyncio.Lock = field(default_factory=asyncio.Lock)
     listing: asyncio.Lock = field(default_factory=asyncio.Lock)  # for queries over all streams
     bodies: Bodies = field(default_factory=Bodies)

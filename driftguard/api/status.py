@@ -24,6 +24,7 @@ from driftguard.api.status_models import (
     LastIncident,
     LastRetrain,
     NowAndBaseline,
+    ProbedModel,
     Rate,
     SegmentStatus,
     SourceModel,
@@ -115,6 +116,7 @@ def _status(query: StatusQuery, context: Context) -> StatusAnswer:
             streams_left_out=max(len(found) - query.limit, 0),
             sources=source_models(session, scraped),
             sources_elsewhere=list(context.sources_elsewhere()),
+            probes=[ProbedModel.model_validate(one) for one in context.probed()],
         )
 
 
@@ -254,7 +256,15 @@ class Places:
 
 def source_models(session: Session, scraped: Sequence[Source]) -> list[SourceModel]:
     sidecars = scrape_leases.sidecars(session)
-    return [SourceModel.of(source, sidecars.get(source.server)) for source in scraped]
+    known = sources.versions(session, [source.server for source in scraped])
+    return [
+        SourceModel.of(
+            source,
+            sidecars.get(source.server),
+            known[source.server].version if source.server in known else None,
+        )
+        for source in scraped
+    ]
 
 
 def _last_incident(incident: Incident | None) -> LastIncident | None:

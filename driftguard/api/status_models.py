@@ -17,6 +17,7 @@ from driftguard.detection.findings import FactorName, SessionsGiven, duration
 from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.aftermath import Aftermath
 from driftguard.metrics.labels import StreamVerdict
+from driftguard.probes.loop import ProbingState
 from driftguard.records import Fidelity
 from driftguard.records.positions import Positions
 from driftguard.settings import DetectionSettings, FalseAlarmScope
@@ -279,6 +280,9 @@ class SourceModel(FrozenModel):
     server: str = Field(examples=["chat-eu-1"])
     kind: str = Field(description="The serving engine; unknown until it answered.", examples=["vllm"])
     url: str = Field(description="OTLP: its metrics are pushed.", examples=["http://chat-eu-1:8000/metrics"])
+    version: str | None = Field(
+        None, description="Of the engine, as it told it last; null: it does not.", examples=["0.32.0"]
+    )
     fidelity: Fidelity | None = Field(
         description="The precision of its counts: counter, or gauge (in part derived); null: not known.",
         examples=["counter"],
@@ -298,8 +302,25 @@ class SourceModel(FrozenModel):
     )
 
     @classmethod
-    def of(cls, source: Source, scraped_by: str | None) -> SourceModel:
-        return cls.model_validate(source).model_copy(update={"scraped_by": scraped_by})
+    def of(cls, source: Source, scraped_by: str | None, version: str | None) -> SourceModel:
+        return cls.model_validate(source).model_copy(update={"scraped_by": scraped_by, "version": version})
+
+
+class ProbedModel(FrozenModel):
+    """Canary probes that this sidecar replays by itself on one server."""
+
+    server: str = Field(examples=["chat-eu-1"])
+    url: str = Field(examples=["http://chat-eu-1:8000"])
+    interval_seconds: float = Field(description="Between two replays, while it has traffic.")
+    state: ProbingState = Field(
+        description="waiting: not asked yet. refused: the last time, for the reason in detail; it is tried "
+        "again after a minute, and after twice as long each further time, up to the interval."
+    )
+    detail: str = Field(
+        description="What the probes cost, or what is missing.",
+        examples=["32 requests every 60 min, at most 2,048 tokens of answers"],
+    )
+    replayed_at: datetime | None = Field(description="By this sidecar since it started.")
 
 
 class StatusAnswer(FrozenModel):
@@ -318,4 +339,8 @@ class StatusAnswer(FrozenModel):
     sources_elsewhere: list[str] = Field(
         description="Servers of this sidecar's settings that another sidecar on its database scrapes; this "
         "one takes over when that one ends."
+    )
+    probes: list[ProbedModel] = Field(
+        description="Servers whose canary probes this sidecar replays by itself; empty where probes.enabled "
+        "is off, and where no address is known."
     )

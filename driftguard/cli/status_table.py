@@ -37,6 +37,9 @@ def print_status(base_url: str, *, as_json: bool, limit: int) -> None:
     if elsewhere := status["sources_elsewhere"]:
         told = f"not scraped by this sidecar, but by another one on its database: {', '.join(elsewhere)}"
         console.print(told, highlight=False, markup=False)
+    for probed in status["probes"]:
+        told = f"probes of {probed['server']} at {probed['url']}: {probed['state']} ({probed['detail']})"
+        console.print(told, highlight=False, markup=False)
     if not status["streams"]:
         console.print(
             "No records yet: scrape a server with serve --source, send records to POST /api/v1/records, or "

@@ -3,10 +3,11 @@
     speculation off, another K, roll back, retrain, restart, nothing
 
 Off and another K are measured, from the stream's own times at the load there is now (`assessment.py`).
-Rolling back is measured where the old draft served the same segments (`rollback_gain`). A new draft or a
-restart can give back at most what was lost; how much of it is known only afterwards. A restart is taken to
-give back all, and a new draft half: what the detector calls recovered (the gate refuses a draft that is no
-better, so not less than nothing).
+Rolling back is measured where the old draft served the same segments (`rollback_gain`); else, where the
+diagnosis calls for it, it is taken to give back all that was lost. A new draft or a restart can give back at
+most that too; how much of it is known only afterwards. A restart is taken to give back all, and a new draft
+half: what the detector calls recovered (the gate refuses a draft that is no better, so not less than
+nothing).
 
 The best has the largest gain of those that are sure: measured with an interval above 0, or called for by a
 diagnosis that is not of low confidence. A new draft is never best while speculation off is faster: off holds
@@ -37,6 +38,7 @@ IN_ORDER: Final[tuple[ActionKind, ...]] = (
     "nothing",
 )
 LEAST_GAIN: Final = 0.02  # of the tokens per second: for less nobody restarts a server
+MENDED_BY_ROLLBACK: Final = ("draft_wrong",)
 MENDED_BY_RESTART: Final = ("machine", "engine_state")  # causes
 HALF: Final = 0.5  # of the way back, from which on the detector calls a segment recovered
 _GATED: Final = "if the new draft gets half of the way back; the gate measures it before it serves"
@@ -50,7 +52,7 @@ class Situation:
     cost: as last measured; None where it is not known, or too old. lost: part of the tokens per second, of an
     open fall; None where there is none or it is not known. cause, confidence, retrain: of its diagnosis.
     training: a new draft is being trained. rollback_to: the draft before; rollback_gain: of the tokens per
-    second, None where it was not measured.
+    second, None where it was not measured. rollback_by_hand: it was not put into service here.
     """
 
     cost: Cost | None = None
@@ -61,13 +63,14 @@ class Situation:
     training: bool = False
     rollback_to: str | None = None
     rollback_gain: Interval | None = None
+    rollback_by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
     """One thing that could be done. gain: part of the tokens per second, against doing nothing; None where it
     is not known, and `reason` says why. sure: it may be the best. num_speculative_tokens: of another K.
-    draft_version: to roll back to. under_way: it is being done."""
+    draft_version: to roll back to. under_way: it is being done. by_hand: the sidecar cannot do it."""
 
     kind: ActionKind
     text: str  # in the imperative, without what it gains
@@ -79,6 +82,7 @@ class Action:
     num_speculative_tokens: int | None = None
     draft_version: str | None = None
     under_way: bool = False
+    by_hand: bool = False
 
     @property
     def sentence(self) -> str:
@@ -174,11 +178,20 @@ def _roll_back(situation: Situation) -> Action:
         "unknown",
         "the old draft was not measured on the segments that there are now",
         draft_version=version,
+        by_hand=situation.rollback_by_hand,
     )
-    if gain is None:
+    is_called_for = situation.cause in MENDED_BY_ROLLBACK and situation.confidence != "low"
+    if gain is not None:
+        reason = "what the old draft accepted in the same segments, by formula"
+        sure = gain.low > 0.0 or (is_called_for and gain.value > 0.0)
+        return replace(found, basis="measured", reason=reason, sure=sure)
+    if not is_called_for:
         return found
-    reason = "what the old draft accepted in the same segments, by formula"
-    return replace(found, basis="measured", reason=reason, sure=gain.low > 0.0)
+    expected = _back(situation.lost, 1.0)
+    if expected is None:
+        return replace(found, reason="what was lost is not known", sure=True)
+    reason = "if the draft before gives back all that was lost"
+    return replace(found, gain=expected, basis="expected", reason=reason, sure=expected.value > 0.0)
 
 
 def _retrain(situation: Situation) -> Action:
@@ -186,7 +199,7 @@ def _retrain(situation: Situation) -> Action:
     text = "wait for the new draft that is being trained" if under_way else "retrain the draft"
     gain = _back(situation.lost, HALF)
     found = Action("retrain", text, gain, "expected", _GATED, under_way=under_way)
-    if not situation.retrain:
+    if not situation.retrain or situation.cause in MENDED_BY_ROLLBACK:
         reason = (
             "no diagnosis calls for a new draft"
             if situation.cause is None

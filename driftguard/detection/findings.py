@@ -42,6 +42,7 @@ class BaselineReady(StratumBaseline):
     standard_deviation: float  # of accepted / drafted between requests
     false_alarm_every: float  # A in use for the stream, requests
     variance_inflation: float  # of a mean of many requests, because they depend on each other; 1: they do not
+    changed: tuple[str, ...] = ()  # the settings that the reason names, by their names in a record
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ One file per kind of evidence; decision.py weighs them.
 """
 
 from driftguard.diagnosis.decision import diagnose
-from driftguard.diagnosis.evidence import Captured, Evidence, Observed, ProbeResult
+from driftguard.diagnosis.evidence import Captured, EngineChange, Evidence, Observed, ProbeResult
 from driftguard.records.documents.diagnosis import (
     CONFIDENCE_MEANS,
     CONFIDENCES,
@@ -23,6 +23,7 @@ __all__ = [
     "Cause",
     "Confidence",
     "Diagnosis",
+    "EngineChange",
     "Evidence",
     "Fact",
     "Observed",

@@ -5,9 +5,12 @@ is the text itself suspicious?     -> quality
 was the target replaced?           -> target_replaced
 did K change, and explain it?      -> configuration
 is it a fault of the engine?       -> see engine_faults.py
+was the draft replaced?            -> draft_wrong
 did another setting explain it?    -> configuration
 did only the mix move?             -> mix_shift
 did requests like before fall?     -> machine
+did the engine change as well, and
+  no steady probes exclude it?     -> configuration, or query_drift of low confidence
 did the queries move, or did
   steady probes leave only them?   -> query_drift, as far as the evidence carries
 otherwise                          -> unknown
@@ -21,8 +24,8 @@ from driftguard.diagnosis import configuration
 from driftguard.diagnosis.comparisons import EXCLUDED_SHARE, LEVEL
 from driftguard.diagnosis.configuration import FieldChange
 from driftguard.diagnosis.engine_faults import alike_fell, fault_of
-from driftguard.diagnosis.evidence import Evidence
-from driftguard.diagnosis.examination import Examination, examine
+from driftguard.diagnosis.evidence import EngineChange, Evidence
+from driftguard.diagnosis.examination import EXCLUDING, Examination, examine
 from driftguard.diagnosis.facts import facts, missing
 from driftguard.diagnosis.probes import Behaviour
 from driftguard.diagnosis.verdict import Verdict
@@ -67,6 +70,8 @@ def _decide(evidence: Evidence, found: Examination) -> Verdict:
         return _other_k(setting, found.move)
     if fault := fault_of(found):
         return fault
+    if evidence.replaced_draft is not None:
+        return _other_draft(evidence.replaced_draft, found)
     if setting and not found.traffic_moved:
         return _other_setting(setting, found)
     if found.segments and found.segments.is_mix_alone:
@@ -98,6 +103,14 @@ def _replaced(target: str, setting: FieldChange | None) -> Verdict:
     return Verdict(
         "target_replaced", "high", "another target is served, and no setting explains the move", detail
     )
+
+
+def _other_draft(version: str, found: Examination) -> Verdict:
+    """Another draft version came into service, and less is accepted since: whatever the traffic did as well,
+    the one before is to be put back first."""
+    reason = "another draft version is served, and less of it is accepted"
+    sure = found.queries_moved is False and not found.settings.changes
+    return Verdict("draft_wrong", "high" if sure else "medium", reason, f" ({version} before)")
 
 
 def _other_k(setting: FieldChange, move: float) -> Verdict:
@@ -146,6 +159,8 @@ def _fell(evidence: Evidence, found: Examination) -> Verdict:
         return _fell_beside_steady_probes(found, inside, doubt)
     if like_before := alike_fell(found):
         return like_before
+    if found.engine_change is not None and found.probes_behaviour not in EXCLUDING:
+        return _other_engine(found, found.engine_change, inside)
     if found.traffic_moved:
         reason = f"{inside} and {_moved(found)}{doubt}; {_NO_PROBES[found.probes_behaviour]}"
         return Verdict("query_drift", "medium", reason, _like(found))
@@ -154,6 +169,19 @@ def _fell(evidence: Evidence, found: Examination) -> Verdict:
         return Verdict("unknown", "low", reason)
     reason = f"{inside}, but captured queries show no move{doubt}; {_NO_PROBES[found.probes_behaviour]}"
     return Verdict("unknown", "low", reason)
+
+
+def _other_engine(found: Examination, change: EngineChange, inside: str) -> Verdict:
+    """The engine changed as well, and no canary probes exclude it."""
+    told = f"{change.in_words}; {_NO_PROBES[found.probes_behaviour]}"
+    if found.traffic_moved:
+        return Verdict("query_drift", "low", f"{inside} and {_moved(found)}, but {told}", _like(found))
+    if found.queries_moved is None:
+        return Verdict(
+            "configuration", "low", f"{inside}; {told}", f": {change.before} became {change.after}"
+        )
+    reason = f"{inside}, the captured queries show no move, and {told}"
+    return Verdict("configuration", "medium", reason, f": {change.before} became {change.after}")
 
 
 def _fell_beside_steady_probes(found: Examination, inside: str, doubt: str) -> Verdict:

@@ -44,7 +44,12 @@ def alike_fell(found: Examination) -> Verdict | None:
         f"captured requests that look as before are accepted less too ({found.alike.change.in_words}), so "
         "that it is not the queries"
     )
-    return Verdict("machine", "medium", reason)
+    return Verdict("machine", "medium", reason + with_engine(found))
+
+
+def with_engine(found: Examination) -> str:
+    """What became of the engine near the change, to end a reason with; empty where nothing is known."""
+    return f"; {found.engine_change.in_words}" if found.engine_change is not None else ""
 
 
 def _template(found: Examination) -> Verdict | None:
@@ -87,7 +92,7 @@ def _load(found: Examination) -> Verdict | None:
         return None
     reason = f"a step takes {found.load.factor:.1f} times as long"
     if found.change.excludes(pace.EXCLUDED_MOVE):
-        sure = found.load.concurrency_rose is True
+        sure = found.load.is_busier is True
         reason += f", and acceptance did not move ({found.change.in_words})"
         return Verdict("load", "high" if sure else "medium", reason)
     return Verdict(
@@ -190,7 +195,7 @@ def _draft_or_machine(found: Examination) -> Verdict:
         )
         return Verdict("draft_wrong", "medium", reason)
     reason = "the same prompts are accepted differently, and no setting changed"
-    return Verdict("machine", "high", reason)
+    return Verdict("machine", "high", reason + with_engine(found))
 
 
 def _probes_first_fell(found: Examination) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 Direction = Literal["down", "up"]
@@ -20,6 +21,7 @@ class Observed:
     acceptance_rule: str = "unknown"
     temperature: float | None = None
     concurrency: int | None = None
+    waiting_requests: int | None = None
     first_drafted: int | None = None  # steps that drafted position 1, and those that accepted it
     first_accepted: int | None = None
     by_first: bool = False  # judged by position 1 (driftguard.records.positions)
@@ -71,13 +73,34 @@ class Captured:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineChange:
+    """Another version of the engine, or another engine, near the change of acceptance. `noticed_at`: when it
+    was first read; `seconds_before` that change, negative where it was read later."""
+
+    before: str  # such as vLLM 0.31.0
+    after: str
+    noticed_at: datetime
+    seconds_before: float
+
+    @property
+    def in_words(self) -> str:
+        """For example: vLLM 0.31.0 became vLLM 0.32.0 at 14:03 UTC, 4 minutes before the change."""
+        minutes = round(abs(self.seconds_before) / 60.0)
+        plural = "s" if minutes != 1 else ""
+        side = "before" if self.seconds_before >= 0.0 else "after"
+        distance = f"{minutes} minute{plural} {side} the change" if minutes else "at the time of the change"
+        return f"{self.before} became {self.after} at {self.noticed_at:%H:%M} UTC, {distance}"
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything known about one incident. Empty where nothing is known.
 
     `before` and `after` are requests of all segments on both sides of the change point; captures likewise.
     `probes_awaited`: there are probes from before the change and it is worth waiting for those after it.
     `replaced_target`: the target that the server served before, when this stream began by its replacement;
-    `before` are then requests of the stream before.
+    `before` are then requests of the stream before. `replaced_draft`: likewise, the draft version.
+    `engine_change`: None where none is known.
     """
 
     direction: Direction
@@ -90,3 +113,5 @@ class Evidence:
     captures_before: tuple[Captured, ...] = ()
     captures_after: tuple[Captured, ...] = ()
     replaced_target: str | None = None
+    replaced_draft: str | None = None
+    engine_change: EngineChange | None = None

@@ -25,7 +25,7 @@ from driftguard.diagnosis.comparisons import (
     of_segments,
 )
 from driftguard.diagnosis.configuration import Configuration, FieldChange
-from driftguard.diagnosis.evidence import Evidence, Observed
+from driftguard.diagnosis.evidence import EngineChange, Evidence, Observed
 from driftguard.diagnosis.like_with_like import LikeWithLike
 from driftguard.diagnosis.pace import Load, Looping
 from driftguard.diagnosis.probes import Behaviour, ProbeChange
@@ -73,6 +73,7 @@ class Examination:
     slices: tuple[Slices, ...]
     first: FirstPosition | None
     load: Load | None
+    engine_change: EngineChange | None
 
     def explaining(self) -> FieldChange | None:
         """The changed setting that explains the move best, if one does; K only if position 1 kept still."""
@@ -156,6 +157,7 @@ def examine(evidence: Evidence) -> Examination:
         slices=tuple(one for one in sliced if one is not None),
         first=slices.compare_first(evidence.before, evidence.after),
         load=pace.compare_steps(before, after),
+        engine_change=evidence.engine_change,
     )
 
 

@@ -28,6 +28,12 @@ def facts(evidence: Evidence, found: Examination) -> Iterator[Fact]:
     if evidence.replaced_target is not None:
         text = f"the server served the target {evidence.replaced_target} before"
         yield Fact("target", text, {"target_before": evidence.replaced_target})
+    if evidence.replaced_draft is not None:
+        text = f"the server served the draft version {evidence.replaced_draft} before"
+        yield Fact("draft", text, {"draft_version_before": evidence.replaced_draft})
+    if (change := found.engine_change) is not None:
+        numbers: dict[str, Number] = {"engine_before": change.before, "engine_after": change.after}
+        yield Fact("engine", change.in_words, {**numbers, "seconds_before": change.seconds_before})
     if found.probes is not None:
         yield _probe_fact(found.probes, found.probes_behaviour)
     if found.warm_probes is not None:
@@ -261,6 +267,8 @@ def _age_facts(age: ServerAge) -> Iterator[Fact]:
 def _load_fact(change: Load) -> Fact:
     rose = {True: "the concurrency rose", False: "no rise of the concurrency is shown", None: ""}
     told = rose[change.concurrency_rose]
+    if change.queue_rose:
+        told = f"{told}; " * bool(told) + "more requests wait in the queue"
     text = f"a verification step takes {change.factor:.2f} times as long" + (f"; {told}" if told else "")
     return Fact("load", text, {"factor": change.factor, "p_value": change.slower.p_value})
 

@@ -27,11 +27,18 @@ EXCLUDED_MOVE: Final = 0.05  # of acceptance: "did not move" is said only where 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`slower`: change of the logarithm of seconds per step, 99% interval. `concurrency_rose`: shown by
-    ranks; None where it is not told."""
+    """`slower`: change of the logarithm of seconds per step, 99% interval. `concurrency_rose`, `queue_rose`:
+    more requests run, or wait for their turn; shown by ranks; None where it is not told."""
 
     slower: Difference
     concurrency_rose: bool | None
+    queue_rose: bool | None
+
+    @property
+    def is_busier(self) -> bool | None:
+        if self.concurrency_rose is None and self.queue_rose is None:
+            return None
+        return bool(self.concurrency_rose or self.queue_rose)
 
     @property
     def is_slower(self) -> bool:
@@ -57,13 +64,19 @@ def compare_steps(before: Sequence[Observed], after: Sequence[Observed]) -> Load
     error = math.sqrt(sum(float(side.var(ddof=1)) / len(side) for side in logs))
     freedom = min(len(side) for side in logs) - 1
     slower = interval(float(logs[1].mean() - logs[0].mean()), error, freedom)
-    running = [
-        [float(one.concurrency) for one in side if one.concurrency is not None] for side in (before, after)
-    ]
-    rose = None
-    if min(map(len, running)) >= LEAST_REQUESTS:
-        rose = compare_ranks(running[0], running[1]).p_rose <= LEVEL
-    return Load(slower, rose)
+    sides = (before, after)
+    return Load(
+        slower,
+        _rose([[one.concurrency for one in side] for side in sides]),
+        _rose([[one.waiting_requests for one in side] for side in sides]),
+    )
+
+
+def _rose(sides: Sequence[Sequence[int | None]]) -> bool | None:
+    told = [[float(value) for value in side if value is not None] for side in sides]
+    if min(map(len, told)) < LEAST_REQUESTS:
+        return None
+    return compare_ranks(told[0], told[1]).p_rose <= LEVEL
 
 
 def _seconds_per_step(one: Observed) -> float | None:

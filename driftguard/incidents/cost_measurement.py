@@ -234,7 +234,7 @@ def _end_repetition(
 
 def _keep_present(incident: Incident, cost: Cost | None, rollback: Rollback | None) -> None:
     """What is best now follows the load and the acceptance; what the change cost stays as it was told."""
-    evidence = replace(incident.evidence, rollback=rollback)
+    evidence = replace(incident.evidence, rollback=rollback or incident.evidence.rollback)
     if evidence.cost is not None and cost is not None:
         evidence = replace(
             evidence, cost=replace(cost, **{name: getattr(evidence.cost, name) for name in _TOLD})

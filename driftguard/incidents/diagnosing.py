@@ -23,6 +23,7 @@ from driftguard.store.database import CHORE, Database
 from driftguard.store.examination_evidence import (
     Moment,
     captures_around,
+    engine_change,
     probes_around,
     records_around,
     records_between,
@@ -59,7 +60,9 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
         probes_awaited=bool(probes_before) and now - incident.opened_at < AWAIT_PROBES,
         captures_before=captures_before,
         captures_after=captures_after,
+        engine_change=engine_change(session, stream.server, moment, incident.interval_start_at),
         replaced_target=replaced.target if replaced and replaced.target != stream.target else None,
+        replaced_draft=replaced.draft_version if replaced and replaced.target == stream.target else None,
     )
 
 

@@ -13,6 +13,8 @@ def of_stream(cost: Cost | None, incident: Incident | None, rollback: Rollback |
     too old. `incident`: the one that is open, if any."""
     fell = incident is not None and incident.direction == "down" and incident.state != "resolved"
     known = incident.diagnosis if incident is not None and fell else None
+    if rollback is None and incident is not None and fell:
+        rollback = incident.evidence.rollback
     situation = Situation(
         cost=cost,
         lost=_lost(incident) if incident is not None and fell else None,
@@ -22,6 +24,7 @@ def of_stream(cost: Cost | None, incident: Incident | None, rollback: Rollback |
         training=fell and incident is not None and incident.state == "mitigating",
         rollback_to=rollback.version if rollback else None,
         rollback_gain=rollback.gain if rollback else None,
+        rollback_by_hand=rollback.by_hand if rollback else False,
     )
     return actions(situation)
 

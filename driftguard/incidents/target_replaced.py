@@ -26,16 +26,17 @@ from driftguard.diagnosis.comparisons import LEVEL, Rate
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import renamed_segment
 from driftguard.incidents.opening import open_incident
-from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
-from driftguard.records.positions import ACCEPTANCE
+from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, Rollback
+from driftguard.records.positions import ACCEPTANCE, Positions
 from driftguard.store import acceptance_levels, examination_evidence, folding, incidents
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.database import CHORE, Database
+from driftguard.store.examination_evidence import FirstRecord
 from driftguard.store.streams import get_stream, has_older_segments
 from driftguard.store.tables import AwaitedComparison, Incident, Stream
 
 LOOK_BACK: Final = timedelta(days=7)
-K_CHANGED: Final = "num_speculative_tokens changed"  # in what a baseline says of why it was begun
+K: Final = "num_speculative_tokens"
 LEAST_REQUESTS: Final = 30  # of a segment, under either target
 _QUANTILE_95: Final = 1.959963984540054
 _NAMESPACE: Final = UUID(
@@ -50,7 +51,7 @@ def note_baseline(session: Session, stream: Stream, ready: BaselineReady) -> Non
     itself reads history, and therefore happens outside of it."""
     is_new = renamed_segment.FIRST_BASELINE in ready.reason
     may_be_renamed = is_new and has_older_segments(session, stream.id, ready.segment)
-    if may_be_renamed or K_CHANGED in ready.reason or _before(session, stream) is not None:
+    if may_be_renamed or K in ready.changed or _before(session, stream) is not None:
         since = datetime.fromtimestamp(ready.since, UTC)
         incidents.note_comparison(session, stream.id, ready.ordinal, since)
 
@@ -116,47 +117,71 @@ def _fall(
     found = fallen_segments(_levels(session, past, oldest), _levels(session, stream, oldest), minimum_drop)
     if not found:
         return None
-    incident = _incident(session, stream, past, awaited, found, now)
-    fall = f"acceptance fell from {incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}"
-    if past.target != stream.target:
-        replaced = f"the target {past.target} was replaced by {stream.target}, and the draft fits it less"
-    else:
+    first = examination_evidence.first_record(session, stream.id)
+    incident = _incident(session, awaited, first, found, now, name=str(stream.id))
+    incident.interval_start_at = min(past.last_seen_at, first.at)
+    before, after, k = (
+        incident.acceptance_before,
+        incident.acceptance_after,
+        incident.evidence.num_speculative_tokens,
+    )
+    is_draft = past.target == stream.target
+    incident.evidence = replace(
+        incident.evidence,
+        predecessor_stream_id=past.id,
+        slowdown_formula=formula_slowdown(before, after, k) if k else None,
+        rollback=Rollback(past.draft_version, None, by_hand=True) if is_draft else None,
+    )
+    if is_draft:
         replaced = f"the draft version {past.draft_version} was replaced by {stream.draft_version}"
-    return incident, f"{replaced}: {fall}"
+    else:
+        replaced = f"the target {past.target} was replaced by {stream.target}, and the draft fits it less"
+    return incident, f"{replaced}: acceptance fell from {before:.2f} to {after:.2f}"
 
 
 def _fall_across_k(
     session: Session, awaited: AwaitedComparison, minimum_drop: float, now: datetime
 ) -> tuple[Incident, str] | None:
     """The incident to store and why, if the first draft token is accepted less since K changed."""
-    stream = get_stream(session, awaited.stream_id)
-    if stream is None:
-        return None
     changed_at = awaited.reference_since
     spans = [(changed_at - LOOK_BACK, changed_at), (changed_at, now)]
-    told = [acceptance_levels.told_k(session, stream.id, since=since, until=until) for since, until in spans]
+    told = [
+        acceptance_levels.told_k(session, awaited.stream_id, since=since, until=until)
+        for since, until in spans
+    ]
     if told[0] == told[1]:
         return None
     sides = [
-        acceptance_levels.of_first_position(session, stream.id, since=since, until=until)
+        acceptance_levels.of_first_position(session, awaited.stream_id, since=since, until=until)
         for since, until in spans
     ]
     found = fallen_segments(sides[0], sides[1], minimum_drop)
     if not found:
         return None
-    first = examination_evidence.first_record(session, stream.id, changed_at)
-    segments = tuple(
-        ChangedSegment(
-            segment,
-            replace(_acceptance(old), positions="first"),
-            replace(_acceptance(new), positions="first"),
-        )
-        for segment, old, new in found
+    first = examination_evidence.first_record(session, awaited.stream_id, changed_at)
+    name = f"{awaited.stream_id}/{awaited.ready_seq}"
+    incident = _incident(session, awaited, first, found, now, name=name, positions="first")
+    return incident, (
+        "the number of draft tokens changed, and the first of them is accepted less as well: "
+        f"{ACCEPTANCE['first']} fell from {incident.acceptance_before:.2f} to {incident.acceptance_after:.2f}"
     )
+
+
+def _incident(
+    session: Session,
+    awaited: AwaitedComparison,
+    first: FirstRecord,
+    found: Sequence[Fallen],
+    now: datetime,
+    *,
+    name: str,
+    positions: Positions = "all",
+) -> Incident:
+    """A fall since the record `first`. `name`: the same for the same incident, however often it is folded."""
     before, after = _means(found)
-    incident = Incident(
-        id=uuid5(_NAMESPACE, f"{stream.id}/{awaited.ready_seq}"),
-        stream_id=stream.id,
+    return Incident(
+        id=uuid5(_NAMESPACE, name),
+        stream_id=awaited.stream_id,
         direction="down",
         opened_at=now,
         opened_seq=awaited.ready_seq,
@@ -166,14 +191,13 @@ def _fall_across_k(
         interval_end_at=first.at,
         acceptance_before=before,
         acceptance_after=after,
-        segments=segments,
-        evidence=IncidentEvidence(
-            num_speculative_tokens=examination_evidence.usual_k(session, stream.id, first.at)
+        segments=tuple(
+            ChangedSegment(segment, _acceptance(old, positions), _acceptance(new, positions))
+            for segment, old, new in found
         ),
-    )
-    return incident, (
-        "the number of draft tokens changed, and the first of them is accepted less as well: "
-        f"{ACCEPTANCE['first']} fell from {before:.2f} to {after:.2f}"
+        evidence=IncidentEvidence(
+            num_speculative_tokens=examination_evidence.usual_k(session, awaited.stream_id, first.at)
+        ),
     )
 
 
@@ -198,40 +222,7 @@ def _levels(session: Session, stream: Stream, oldest: datetime) -> list[Acceptan
     )
 
 
-def _incident(
-    session: Session,
-    stream: Stream,
-    past: Stream,
-    awaited: AwaitedComparison,
-    found: Sequence[Fallen],
-    now: datetime,
-) -> Incident:
-    first = examination_evidence.first_record(session, stream.id)
-    before, after = _means(found)
-    k = examination_evidence.usual_k(session, stream.id, first.at)
-    return Incident(
-        id=uuid5(_NAMESPACE, str(stream.id)),
-        stream_id=stream.id,
-        direction="down",
-        opened_at=now,
-        opened_seq=awaited.ready_seq,
-        change_point_seq=first.seq,
-        change_point_at=first.at,
-        interval_start_at=min(past.last_seen_at, first.at),
-        interval_end_at=first.at,
-        acceptance_before=before,
-        acceptance_after=after,
-        segments=tuple(
-            ChangedSegment(segment, _acceptance(old), _acceptance(new)) for segment, old, new in found
-        ),
-        evidence=IncidentEvidence(
-            predecessor_stream_id=past.id,
-            slowdown_formula=formula_slowdown(before, after, k) if k else None,
-            num_speculative_tokens=k,
-        ),
-    )
-
-
-def _acceptance(rate: Rate) -> Acceptance:
+def _acceptance(rate: Rate, positions: Positions) -> Acceptance:
     half = _QUANTILE_95 * rate.error
-    return Acceptance(rate.rate, max(rate.rate - half, 0.0), min(rate.rate + half, 1.0), rate.requests)
+    low, high = max(rate.rate - half, 0.0), min(rate.rate + half, 1.0)
+    return Acceptance(rate.rate, low, high, rate.requests, positions)

@@ -21,6 +21,10 @@ class ProbeFailed(DriftGuardError):
     title = "Probe failed"
 
 
+class ProbeRefused(ProbeFailed):
+    """The server takes no such request; the message says why."""
+
+
 class _Message(msgspec.Struct, frozen=True):
     content: str | None = None
 

@@ -1,4 +1,5 @@
-"""One replay of a server's canary prompts, from the stored set to stored records."""
+"""One replay of a server's canary prompts, from the stored set to stored records. A server without a set gets
+the usual one."""
 
 from __future__ import annotations
 
@@ -11,11 +12,14 @@ from driftguard.errors import BadInput
 from driftguard.probes.answers import Answer, ProbeFailed
 from driftguard.probes.prompts import Prompt
 from driftguard.probes.server import ProbedServer, Serving
+from driftguard.probes.usual_prompts import usual_set
 from driftguard.records import AcceptanceRecord, RecordError, check_record, new_record_id
 from driftguard.records.probe_session import parse, session_of
 from driftguard.settings import ProbeSettings, ProbeTargetSettings
 from driftguard.store import probe_prompts
 from driftguard.store.database import Database
+from driftguard.store.probe_lock import replaying
+from driftguard.store.probe_prompts import StoredPrompt
 from driftguard.store.records import insert_batches
 from driftguard.store.streams import StreamRegistry
 
@@ -27,6 +31,7 @@ class Replay:
     server: str
     draft_version: str
     prompts: int
+    requests: int
     drafted: int
     accepted: int
 
@@ -42,30 +47,39 @@ def replay(
     sleep: Callable[[float], object] = time.sleep,
     should_stop: Callable[[], bool] = lambda: False,
     max_streams: int | None = None,
+    *,
+    is_given: bool = True,
 ) -> Replay | None:
     """Asks every prompt, and once more at once (`ask_twice`), with a pause after each; stores all or none.
+    `is_given`: no need to find out first whether this is a server to be asked.
 
-    None if it was stopped. Raises BadInput (there are no prompts, or the stream is not known yet),
-    ProbeFailed (the server), DatabaseUnavailable.
+    None if it was stopped. Raises BadInput (the stream is not known yet), ProbeFailed (the server), Conflict
+    (another process is at it), DatabaseUnavailable.
     """
-    with database.session() as session:
-        prompts = [Prompt(*stored) for stored in probe_prompts.of_server(session, target.server)]
-    if not prompts:
-        raise BadInput(
-            f"there are no canary prompts for {target.server}; make them with `driftguard probe init`"
-        )
     limits = {"max_tokens": rules.max_tokens, "timeout_seconds": rules.timeout_seconds}
-    with ProbedServer(target, **limits) as server:  # type: ignore[arg-type]
+    with (
+        replaying(database, target.server),
+        ProbedServer(target, **limits) as server,  # type: ignore[arg-type]
+    ):
+        if not is_given:
+            server.require_known_engine()
         serving = _serving(database, server, target.server)
+
+        def may_go_on() -> bool:
+            sleep(rules.pause_seconds)
+            return not should_stop()
+
+        prompts = _prompts(database, server, target.server, may_go_on)
+        if prompts is None:
+            return None
         records: list[AcceptanceRecord] = []
         for prompt in prompts:
-            if should_stop():
-                return None
             for is_warm in (False, True) if rules.ask_twice else (False,):
                 started_at = datetime.now(UTC)
                 asked = _Asked(prompt, server.ask(prompt), started_at, is_warm)
                 records.append(_record(target.server, serving, asked, server.url))
-                sleep(rules.pause_seconds)
+                if not may_go_on():
+                    return None
         if _serving(database, server, target.server) != serving:
             raise ProbeFailed(
                 f"{server.url}: another draft was put into service during the replay; replay again"
@@ -75,6 +89,23 @@ def replay(
     if refusals := stored.refusals(records):
         raise ProbeFailed(refusals[0][1])
     return _summed(target.server, serving, records)
+
+
+def _prompts(
+    database: Database, server: ProbedServer, name: str, may_go_on: Callable[[], bool]
+) -> list[Prompt] | None:
+    """Those that are kept; else the usual ones, which are kept from now on."""
+    with database.session() as session:
+        kept = [Prompt(*stored) for stored in probe_prompts.of_server(session, name)]
+    if kept:
+        return kept
+    usual = usual_set(server, may_go_on)
+    if usual is None:
+        return None
+    with database.session() as session:
+        stored = [StoredPrompt(prompt.key, prompt.segment, prompt.body) for prompt in usual]
+        probe_prompts.replace(session, name, stored, datetime.now(UTC))
+    return usual
 
 
 def _serving(database: Database, server: ProbedServer, name: str) -> Serving:
@@ -141,6 +172,7 @@ def _summed(name: str, serving: Serving, records: Sequence[AcceptanceRecord]) ->
         server=name,
         draft_version=serving.draft_version,
         prompts=sum(not parse(record.session or "").is_warm for record in records),
+        requests=len(records),
         drafted=sum(record.drafted for record in records),
         accepted=sum(record.accepted for record in records),
     )

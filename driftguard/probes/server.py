@@ -11,13 +11,15 @@ import msgspec
 
 from driftguard.adapters.answers.engines import ASKED_FIELDS, Engine, engine_owning, owner_of
 from driftguard.masking import Secrets, address, secrets_of_url
-from driftguard.probes.answers import Answer, ProbeFailed, detail_of, parse_answer
+from driftguard.probes.answers import Answer, ProbeFailed, ProbeRefused, detail_of, parse_answer
 from driftguard.probes.prompts import Prompt
 from driftguard.records import PROBE_SEGMENT
 from driftguard.settings import ProbeTargetSettings
 
 SEED: Final = 0
 NOT_FOUND: Final = (404, 405)
+UNAUTHORISED: Final = (401, 403)
+REFUSING: Final = (400, 404, 405, 413, 422, 501)  # this request, whenever it is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,25 @@ class ProbedServer:
             body[field] = True
         return parse_answer(self._checked(path, self._call("POST", path, body)), self.url, engine)
 
+    def require_known_engine(self) -> None:
+        """Raises ProbeFailed too where no list of models is served, or that of a server whose answers are not
+        known to tell counts."""
+        answer = self._call("GET", "/v1/models")
+        if answer.status_code in NOT_FOUND:
+            raise ProbeFailed(
+                f"{self.url} serves no OpenAI-compatible API (/v1/models is answered with "
+                f"{answer.status_code}), so it is not probed; if another address does, name it in "
+                "[[probes.targets]]"
+            )
+        owner = owner_of(self._checked("/v1/models", answer))
+        if self._engine == "unknown":
+            self._engine = engine_owning(owner)
+        if self._engine == "other":
+            raise ProbeFailed(
+                f"{self.url} is no engine whose answers are known to tell counts of speculation (its models "
+                f"are owned by {owner!r}), so it is not probed; if they do, name it in [[probes.targets]]"
+            )
+
     def serving(self) -> Serving | None:
         """None for any other server than the built-in engine: only that one gives its draft's version."""
         answer = self._call("GET", "/admin/info")
@@ -132,7 +153,10 @@ class ProbedServer:
     def _checked(self, path: str, answer: httpx.Response) -> bytes:
         if not answer.is_success:
             detail = self._secrets.masked(detail_of(answer.content))
-            raise ProbeFailed(f"{self.url} answered {path} with {answer.status_code}: {detail}")
+            told = f"{self.url} answered {path} with {answer.status_code}: {detail}"
+            if answer.status_code in UNAUTHORISED:
+                told += "; give its key as api_key in [[probes.targets]]"
+            raise (ProbeRefused if answer.status_code in REFUSING else ProbeFailed)(told)
         return answer.content
 
     def _decode(self, content: bytes, kind: type[Kind]) -> Kind:

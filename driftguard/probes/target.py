@@ -1,28 +1,87 @@
-"""The address at which a server is probed: from the command line, else from the settings."""
+"""Which servers are probed, and at which address: what the settings say of probes, else what they know of
+engines, the proxy's upstream and scraped servers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
 from driftguard.errors import BadSettings
-from driftguard.settings import ProbeTargetSettings, Settings
+from driftguard.settings import ProbeTargetSettings, Settings, SourceSettings
+
+# Below these paths the server's own root is known; any other may be one of a gateway to several servers.
+_OWN_PATHS: Final = ("", "metrics", "prometheus/metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTarget:
+    """`is_given`: the settings name it as one to probe. Any other is asked only where its list of models
+    shows an engine whose answers tell counts: it may be an exporter of metrics, or be paid by the token."""
+
+    asked: ProbeTargetSettings
+    is_given: bool = True
+
+    @property
+    def server(self) -> str:
+        return self.asked.server
+
+
+def targets_of(settings: Settings) -> Sequence[ProbeTarget]:
+    """Those that are probed without being asked for, one for each server; none where probes are off."""
+    if not settings.probes.enabled:
+        return ()
+    found: dict[str, ProbeTarget] = {}
+    for target in _known(settings):
+        found.setdefault(target.server, target)
+    return tuple(found.values())
+
+
+def _known(settings: Settings) -> Iterator[ProbeTarget]:
+    yield from map(ProbeTarget, settings.probes.targets)
+    for engine in settings.engines:
+        if engine.admin_url is not None:
+            asked = ProbeTargetSettings(server=engine.server, url=engine.admin_url, api_key=engine.api_key)
+            yield ProbeTarget(asked, is_given=False)
+    proxy = settings.proxy
+    if proxy.upstream is not None and proxy.method != "none":
+        asked = ProbeTargetSettings(
+            server=proxy.server or urlsplit(proxy.upstream).netloc.rpartition("@")[2],
+            url=proxy.upstream,
+            engine=proxy.engine,
+            api_key=proxy.upstream_api_key,
+        )
+        yield ProbeTarget(asked, is_given=False)
+    for source in settings.sources:
+        if (found := _of_source(source)) is not None:
+            yield ProbeTarget(found, is_given=False)
+
+
+def _of_source(source: SourceSettings) -> ProbeTargetSettings | None:
+    parts = urlsplit(source.url)
+    if parts.path.strip("/") not in _OWN_PATHS or parts.query:
+        return None
+    return ProbeTargetSettings(
+        server=source.server or parts.netloc.rpartition("@")[2],
+        url=urlunsplit((parts.scheme, parts.netloc, "", "", "")),
+        api_key=source.api_key,
+    )
 
 
 def target_of(settings: Settings, server: str, url: str | None) -> ProbeTargetSettings:
-    """`url`, else probes.targets, else the built-in engine in engines. Raises BadSettings."""
-    known = next((target for target in settings.probes.targets if target.server == server), None)
+    """`url`, else probes.targets, else what else is known of the server. Raises BadSettings."""
+    known = next((target.asked for target in _known(settings) if target.server == server), None)
     if url is not None:
+        named = next((target for target in settings.probes.targets if target.server == server), None)
         return (
-            known.model_copy(update={"url": url})
-            if known
+            named.model_copy(update={"url": url})
+            if named
             else ProbeTargetSettings.model_validate({"server": server, "url": url})
         )
-    if known is not None:
-        return known
-    for engine in settings.engines:
-        if engine.server == server and engine.admin_url is not None:
-            return ProbeTargetSettings(
-                server=server, url=engine.admin_url, model=None, api_key=engine.api_key
-            )
-    raise BadSettings(
-        f"probes.targets: none is for {server!r}, and no engine has that name; "
-        "add [[probes.targets]] or give --url"
-    )
+    if known is None:
+        raise BadSettings(
+            f"probes.targets: none is for {server!r}, and no engine, proxy or source has that name; "
+            "add [[probes.targets]] or give --url"
+        )
+    return known

@@ -76,6 +76,7 @@ class AcceptanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     time_to_first_token_seconds: Seconds | None = None
     time_per_output_token_seconds: Seconds | None = None
     concurrency: Count | None = None
+    waiting_requests: Count | None = None
 
     @property
     def stream_key(self) -> StreamKey:

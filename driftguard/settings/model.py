@@ -288,11 +288,19 @@ class ProbeTargetSettings(_Group):
 
 
 class ProbeSettings(_Group):
-    targets: list[ProbeTargetSettings] = Field(
-        default_factory=list, description="Servers whose canary probes are replayed automatically."
+    enabled: bool = Field(
+        True,
+        description="Replay canary probes by itself, on every server of targets, engines, proxy and sources "
+        "that an address is known of: with the usual 16 prompts 32 requests an hour, of at most 2,048 tokens "
+        "of answers and about 6,600 of prompts, below 0.1% of a server that makes 1,000 tokens/s.",
     )
-    interval_seconds: PositiveFloat | None = Field(
-        None, description="Time between two replays; without it none are replayed automatically."
+    targets: list[ProbeTargetSettings] = Field(
+        default_factory=list,
+        description="Servers to probe whose address nothing else in the settings tells, or that need another "
+        "key or model than the rest of the settings says.",
+    )
+    interval_seconds: PositiveFloat = Field(
+        3_600.0, description="Time between two replays on one server, while it has traffic."
     )
     pause_seconds: Annotated[float, Field(ge=0)] = Field(
         0.5, description="Pause between two probes, so that users hardly notice them."
@@ -348,7 +356,8 @@ class ProxySettings(_Group):
         "auto", description="What the upstream is; auto asks its /v1/models. Decides what is asked of it."
     )
     upstream_api_key: SecretStr | None = Field(
-        None, description="Key for detecting the upstream's engine; requests have their own."
+        None,
+        description="Key for detecting the upstream's engine and for canary probes; requests have their own.",
     )
     server: str | None = Field(
         None, description="The server's name in records; without it the upstream's host and port."

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import RECORDED, Condition
 from driftguard.adapters.reading import Reading
 from driftguard.adapters.window import Identity, LeftOut, Window, condition_of
+
+# Whether canary probes were asked of a server, by its name and its address, at any time between. Counters
+# hold the tokens of probes among those of users, so a window with any of them is left out.
+WasProbed = Callable[[str, str, datetime, datetime], bool]
+
+
+def never_probed(_server: str, _url: str, _begun_at: datetime, _ended_at: datetime) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,14 @@ class Judged:
     windows: Sequence[Window] = ()
 
 
-def judge(adapter: Adapter, before: Reading | None, reading: Reading, known: Identity) -> Judged:
+def judge(
+    adapter: Adapter,
+    before: Reading | None,
+    reading: Reading,
+    known: Identity,
+    url: str = "",
+    was_probed: WasProbed = never_probed,
+) -> Judged:
     """`before`: the reading at which the last stored window ended; None if there is none. Raises
     Incomplete."""
     try:
@@ -32,6 +48,8 @@ def judge(adapter: Adapter, before: Reading | None, reading: Reading, known: Ide
         return Judged(condition, f"{adapter.name} answers, but does not speculate; {adapter.speculate}")
     if before is None:
         return Judged("waiting", "the next scrape or export gives its first window")
+    if windows and was_probed(known.server, url, before.at, reading.at):
+        return Judged("reporting", "a window was left out: canary probes were asked in it")
     stored = [window for window in windows if window.condition in RECORDED]
     return Judged(condition, _advice(condition, adapter, windows), stored)
 

@@ -21,6 +21,7 @@ from driftguard.adapters.opentelemetry import OPENTELEMETRY
 from driftguard.adapters.otlp_identity import BadResource, identity
 from driftguard.adapters.otlp_points import Point
 from driftguard.metrics import Metrics
+from driftguard.sources.condition import WasProbed, never_probed
 from driftguard.sources.otlp_push_source import Outcome, PushedSource
 from driftguard.sources.scrape import Submit
 from driftguard.store import sources
@@ -54,13 +55,19 @@ class PushedSources:
     of points or resources runs in threads."""
 
     def __init__(
-        self, database: Database, submit: Submit, metrics: Metrics, scraped: Collection[str]
+        self,
+        database: Database,
+        submit: Submit,
+        metrics: Metrics,
+        scraped: Collection[str],
+        was_probed: WasProbed = never_probed,
     ) -> None:
         """`scraped`: servers that are scraped; if they were pushed too, their counts would count twice."""
         self._database = database
         self._submit = submit
         self._metrics = metrics
         self._scraped = frozenset(scraped)
+        self._was_probed = was_probed
         self._known: dict[str, PushedSource] = {}  # by resource
         self._finding = threading.Lock()  # held while one is added
         self._shown: set[str] = set()
@@ -134,7 +141,9 @@ class PushedSources:
             if self._known.get(name) is known:  # otherwise another request of the same server came first
                 if known is None and len(self._known) >= MAX_RESOURCES:
                     raise BadResource(f"{told.server}: more than {MAX_RESOURCES} resources export metrics")
-                self._known[name] = PushedSource(told, adapter, name, heard_at=now)
+                self._known[name] = PushedSource(
+                    told, adapter, name, heard_at=now, was_probed=self._was_probed
+                )
             return self._known[name]
 
     def _write(self, states: Sequence[sources.SourceState]) -> None:

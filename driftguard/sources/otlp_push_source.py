@@ -19,7 +19,7 @@ from driftguard.adapters.otlp_readings import Readings, Taken, TooManySeries
 from driftguard.adapters.window import Identity, Incomplete, Window
 from driftguard.errors import DriftGuardError
 from driftguard.records import AcceptanceRecord, RecordError, check_clock, decode_record, encode_record
-from driftguard.sources.condition import Judged, judge
+from driftguard.sources.condition import Judged, WasProbed, judge, never_probed
 from driftguard.sources.scrape import Submit
 
 USUAL_INTERVAL_SECONDS: Final = 60.0  # the default of exporters; used until two exports have arrived
@@ -58,6 +58,7 @@ class PushedSource:
     adapter: Adapter
     resource: str
     heard_at: datetime
+    was_probed: WasProbed = never_probed
     interval_seconds: float = USUAL_INTERVAL_SECONDS
     before: Taken | None = None
     newest: Taken | None = None
@@ -148,7 +149,7 @@ class PushedSource:
             self.judged = Judged("reporting", f"a window was left out: {taken.left_out}")
             return []
         before = self.before.reading if self.before else None
-        self.judged = judge(self.adapter, before, taken.reading, self.identity)
+        self.judged = judge(self.adapter, before, taken.reading, self.identity, was_probed=self.was_probed)
         try:
             records = [self._record(window, now) for window in self.judged.windows]
         except RecordError:

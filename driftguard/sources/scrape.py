@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Final
 
 import aiohttp
 import msgspec
 
+from driftguard.adapters import versions
 from driftguard.adapters.adapter import Adapter
 from driftguard.adapters.condition import Condition
 from driftguard.adapters.kinds import detect
@@ -26,12 +27,13 @@ from driftguard.errors import DriftGuardError
 from driftguard.outgoing.connection_errors import why_not_connected
 from driftguard.records import AcceptanceRecord, RecordError
 from driftguard.settings import ScrapingSettings
-from driftguard.sources.condition import judge
-from driftguard.sources.source import Scraped, Source
+from driftguard.sources.condition import WasProbed, judge, never_probed
+from driftguard.sources.source import USUAL_PATHS, Scraped, Source
 from driftguard.store.records import BatchResult
 
 MAX_BYTES: Final = 32 * 2**20
 KEPT_INTERVALS: Final = 2  # for which an idle connection is kept open, if the server allows it
+VERSION_AFTER: Final = timedelta(minutes=5)  # asked again; at once after a restart
 HIDDEN: Final = frozenset({404, 405, 501})
 FORBIDDEN: Final = frozenset({401, 403})
 
@@ -67,20 +69,26 @@ def open_client(settings: ScrapingSettings) -> aiohttp.ClientSession:
     )
 
 
-async def scrape(client: aiohttp.ClientSession, source: Source, submit: Submit) -> Scraped:
+async def scrape(
+    client: aiohttp.ClientSession, source: Source, submit: Submit, was_probed: WasProbed = never_probed
+) -> Scraped:
     """Stores the counts since the last stored window. Errors are returned as a condition, not raised."""
     try:
-        condition, detail = await _scrape(client, source, submit)
+        condition, detail = await _scrape(client, source, submit, was_probed)
     except _Stopped as stopped:
         condition, detail = stopped.condition, stopped.detail
+        source.version_asked_at = None  # it may come back as another
     except Incomplete as error:
         condition, detail = "incomplete", str(error)
     return Scraped(condition, detail, datetime.now(UTC))
 
 
-async def _scrape(client: aiohttp.ClientSession, source: Source, submit: Submit) -> tuple[Condition, str]:
+async def _scrape(
+    client: aiohttp.ClientSession, source: Source, submit: Submit, was_probed: WasProbed
+) -> tuple[Condition, str]:
     adapter, reading = await _read(client, source)
-    judged = judge(adapter, source.before, reading, source.identity)
+    await _ask_version(client, source, adapter.kind, reading)
+    judged = judge(adapter, source.before, reading, source.identity, source.url, was_probed)
     speculates = judged.condition != "not_speculating"
     if speculates and not adapter.names_target and source.identity.target is None:
         source.identity = replace(source.identity, target=await _served_model(client, source))
@@ -126,7 +134,7 @@ def _recognised(source: Source, text: str) -> Adapter:
     found = detect(text)
     if found is None:
         raise _Stopped("metrics_hidden", "its metrics are not those of a supported serving engine")
-    source.adapter, source.before = found, None
+    source.adapter, source.before, source.version, source.version_asked_at = found, None, None, None
     return found
 
 
@@ -160,6 +168,25 @@ async def _text(answer: aiohttp.ClientResponse) -> str:
         if len(body) > MAX_BYTES:
             raise _Stopped("unreadable", f"more than {MAX_BYTES:,} bytes")
     return body.decode(errors="replace")
+
+
+async def _ask_version(client: aiohttp.ClientSession, source: Source, kind: str, reading: Reading) -> None:
+    """Notes the engine's version where it tells one; it keeps its last one where it does not answer."""
+    if source.paths[0] not in USUAL_PATHS:
+        return  # that of a gateway, whose root is another server
+    asked_at, before = source.version_asked_at, source.before
+    is_same_run = before is not None and before.started_at == reading.started_at
+    if asked_at is not None and is_same_run and reading.at < asked_at + VERSION_AFTER:
+        return
+    source.version_asked_at = reading.at
+    for path in versions.paths(kind):
+        try:
+            found = versions.version_in(kind, await _get(client, source, path))
+        except _Stopped:
+            continue
+        if found is not None:
+            source.version = found
+            return
 
 
 async def _served_model(client: aiohttp.ClientSession, source: Source) -> str:

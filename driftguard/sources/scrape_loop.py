@@ -16,6 +16,7 @@ from driftguard.adapters.condition import DOWN
 from driftguard.errors import DatabaseUnavailable
 from driftguard.metrics import Metrics
 from driftguard.settings import ScrapingSettings, SourceSettings
+from driftguard.sources.condition import WasProbed, never_probed
 from driftguard.sources.leases import LOOK_SECONDS, ScrapeLeases
 from driftguard.sources.scrape import Submit, open_client, scrape
 from driftguard.sources.source import Scraped, Source, sources_of
@@ -38,8 +39,10 @@ class ScrapeLoop:
         settings: ScrapingSettings,
         submit: Submit,
         metrics: Metrics,
+        was_probed: WasProbed = never_probed,
     ) -> None:
         """Raises BadSettings: two sources with the same name."""
+        self._was_probed = was_probed
         self._database = database
         self._sources = sources_of(sources)
         self._settings = settings
@@ -123,7 +126,7 @@ class ScrapeLoop:
                 if lease := self._leases.of(source.identity.server):
                     if lease.id != last_lease:
                         source.before, last_lease = None, lease.id
-                    self._note(source, await scrape(client, source, lease.submit))
+                    self._note(source, await scrape(client, source, lease.submit, self._was_probed))
             except Exception:
                 self._metrics.loops.failures.labels("scraping").inc()
                 log.exception("a scrape failed and will be tried again", source=source.identity.server)
@@ -177,4 +180,5 @@ def _state(
         answered_at=scraped.at if answered else (before.answered_at if before else None),
         interval_seconds=interval_seconds,
         started_at=datetime.fromtimestamp(started, UTC) if started is not None else None,
+        version=source.version if answered else None,
     )

@@ -32,6 +32,8 @@ class Source:
     api_key: str | None
     proxy: str | None  # HTTP proxy through which it is reached
     before: Reading | None = None  # the reading at which the next window begins
+    version: str | None = None  # of the engine, as it told it last
+    version_asked_at: datetime | None = None  # None: ask with the next scrape
 
     @classmethod
     def of(cls, settings: SourceSettings) -> Source:

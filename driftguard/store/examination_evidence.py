@@ -11,11 +11,12 @@ from typing import Any, Final
 from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
 
+from driftguard.adapters.kinds import ADAPTERS
 from driftguard.cost import TimedRequest
-from driftguard.diagnosis import Captured, Observed, ProbeResult
+from driftguard.diagnosis import Captured, EngineChange, Observed, ProbeResult
 from driftguard.records.positions import first_position
 from driftguard.records.probe_session import PREFIX, parse
-from driftguard.store.tables import Draft, Record, Rollup, Stream
+from driftguard.store.tables import Draft, Record, Rollup, ServerVersion, Stream
 
 RECORDS: Final = 2_000  # on each side of the change point, of all segments: their shares must be right
 LOOK_BACK: Final = timedelta(days=7)
@@ -28,6 +29,8 @@ PROMPT_TOKENS: Final = 2_048  # the end of a prompt
 OUTPUT_TOKENS: Final = 512  # the beginning of an answer
 WITHOUT: Final = 1_000  # newest requests without speculation
 WITHOUT_LOOK_BACK: Final = timedelta(days=1)  # seconds per step are compared, so from the same hours
+_VERSION_BEFORE: Final = timedelta(hours=1)
+_VERSION_NOTICED: Final = timedelta(minutes=10)
 _AHEAD: Final = timedelta(hours=1)  # records arrive a little out of order
 
 
@@ -49,7 +52,7 @@ _TIMES = """
 _RECORDS = text(
     f"""
     SELECT segment, drafted, accepted, num_speculative_tokens, acceptance_rule, temperature,
-           concurrency, kind, steps, drafted_per_position[1] AS first_drafted,
+           concurrency, waiting_requests, kind, steps, drafted_per_position[1] AS first_drafted,
            accepted_per_position[1] AS first_accepted, prompt_tokens, cached_tokens, output_tokens,
            time_per_output_token_seconds, session, {_TIMES}
     FROM records
@@ -101,6 +104,7 @@ def _observed(row: Any) -> Observed:
         acceptance_rule=row.acceptance_rule,
         temperature=row.temperature,
         concurrency=row.concurrency,
+        waiting_requests=row.waiting_requests,
         first_drafted=first_drafted if told else None,
         first_accepted=row.first_accepted,
         by_first=judged is not None,
@@ -334,6 +338,26 @@ def seen_since(
         },
     ).one()
     return row.probes, row.captures
+
+
+def engine_change(session: Session, server: str, moment: Moment, since: datetime) -> EngineChange | None:
+    """The last that was noticed between an hour before `since`, from when on the change of acceptance may
+    have begun, and shortly after it: a version is asked for every few minutes."""
+    query = select(ServerVersion).where(
+        ServerVersion.server == server, ServerVersion.noticed_at <= moment.at + _VERSION_NOTICED
+    )
+    rows = session.scalars(query.order_by(ServerVersion.noticed_at.desc()).limit(2)).all()
+    if len(rows) < 2 or rows[0].noticed_at < since - _VERSION_BEFORE:
+        return None
+    now, before = rows
+    return EngineChange(
+        _engine(before), _engine(now), now.noticed_at, (moment.at - now.noticed_at).total_seconds()
+    )
+
+
+def _engine(of: ServerVersion) -> str:
+    adapter = next((adapter for kind, adapter in ADAPTERS.items() if kind == of.kind), None)
+    return f"{adapter.name if adapter else of.kind} {of.version}"
 
 
 def ended_at(session: Session, stream_id: int, seqs: Collection[int]) -> dict[int, datetime]:

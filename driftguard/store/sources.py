@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.adapters.condition import Condition
 from driftguard.records import Fidelity
-from driftguard.store.tables import ServerStart, Source
+from driftguard.store.tables import ServerStart, ServerVersion, Source
 
 LATELY: Final = timedelta(minutes=1)
 FORGOTTEN_AFTER: Final = timedelta(days=1)  # a server of which nothing is read any more
@@ -38,12 +38,15 @@ class SourceState:
     answered_at: datetime | None
     interval_seconds: float
     started_at: datetime | None = None  # of the server's process, where its metrics tell it
+    version: str | None = None  # of the engine, where it tells it
 
 
 def store(session: Session, states: Sequence[SourceState]) -> None:
-    """Replaces the rows of these servers, and removes those that were forgotten. Keeps every start."""
+    """Replaces the rows of these servers, and removes those that were forgotten. Keeps every start, and
+    since when each version is known."""
     _replace(session, states, {})
     _note_starts(session, {state.server: state.started_at for state in states if state.started_at})
+    _note_versions(session, [state for state in states if state.version])
     newest = max(state.scraped_at for state in states)
     session.execute(delete(Source).where(Source.scraped_at < newest - FORGOTTEN_AFTER))
 
@@ -72,6 +75,24 @@ def _note_starts(session: Session, found: Mapping[str, datetime]) -> None:
         session.execute(values.on_conflict_do_nothing())
 
 
+def _note_versions(session: Session, states: Sequence[SourceState]) -> None:
+    """Stores those that differ from the last of the same server."""
+    known = versions(session, [state.server for state in states])
+    for state in states:
+        last, at = known.get(state.server), state.scraped_at
+        if last is None or (
+            (last.kind, last.version) != (state.kind, state.version) and last.noticed_at < at
+        ):
+            row = {"server": state.server, "kind": state.kind, "version": state.version}
+            session.add(ServerVersion(noticed_at=at, **row))
+
+
+def versions(session: Session, servers: Sequence[str]) -> dict[str, ServerVersion]:
+    """The last version of each of these servers that is known."""
+    query = select(ServerVersion).where(ServerVersion.server.in_(servers)).order_by(ServerVersion.noticed_at)
+    return {row.server: row for row in session.scalars(query)}
+
+
 def _replace(session: Session, states: Sequence[SourceState], kept: dict[str, Any]) -> None:
     statement: Insert = insert(Source)
     names = [column.name for column in Source.__table__.columns if not column.primary_key]
@@ -83,7 +104,7 @@ def _replace(session: Session, states: Sequence[SourceState], kept: dict[str, An
 
 def _row(state: SourceState) -> dict[str, Any]:
     row = asdict(state)
-    del row["started_at"]  # kept in a table of its own
+    del row["started_at"], row["version"]  # kept in tables of their own
     return row
 
 

@@ -123,6 +123,7 @@ class Record(Base):
     time_to_first_token_seconds: Mapped[float | None]
     time_per_output_token_seconds: Mapped[float | None]
     concurrency: Mapped[int | None]
+    waiting_requests: Mapped[int | None]  # in the server's queue, beside those that run
     fidelity: Mapped[str]
 
 
@@ -265,6 +266,17 @@ class ServerStart(Base):
 
     server: Mapped[str] = mapped_column(primary_key=True)
     started_at: Mapped[datetime] = mapped_column(primary_key=True)
+
+
+class ServerVersion(Base):
+    """Since when a server is known to run an engine in a version, by its own answer."""
+
+    __tablename__ = "server_versions"
+
+    server: Mapped[str] = mapped_column(primary_key=True)
+    noticed_at: Mapped[datetime] = mapped_column(primary_key=True)
+    kind: Mapped[str]  # of the adapter
+    version: Mapped[str]
 
 
 class ScrapeLease(Base):

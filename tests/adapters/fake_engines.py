@@ -26,6 +26,7 @@ class FakeEngine(ABC):
     accepted: list[int] = field(default_factory=lambda: [0] * K)
     plain_tokens: int = 0  # generated without a draft
     requests: int = 0
+    waiting: int = 0  # in the queue
     kind: ClassVar[Kind] = "vllm"
     path: ClassVar[str] = "/metrics"
 
@@ -77,6 +78,7 @@ class FakeVllm(FakeEngine):
             + f"vllm:generation_tokens_total{labels} {self.generated}\n"
             + f"vllm:prompt_tokens_total{labels} {100 * self.requests}\n"
             + f"vllm:num_requests_running{labels} 3\n"
+            + f"vllm:num_requests_waiting{labels} {self.waiting}\n"
             + self.histogram("vllm:time_to_first_token_seconds", labels, 0.25 * self.requests, self.requests)
             + self.histogram("vllm:inter_token_latency_seconds", labels, 0.02 * self.steps, self.steps)
         )
@@ -119,6 +121,7 @@ class FakeLlamaCpp(FakeEngine):
             + f"llamacpp:tokens_predicted_seconds_total {0.02 * self.steps}\n"
             + f"llamacpp:prompt_tokens_total {100 * self.requests}\n"
             + "llamacpp:requests_processing 2\n"
+            + f"llamacpp:requests_deferred {self.waiting}\n"
         )
 
 
@@ -159,6 +162,7 @@ class FakeSGLang(FakeEngine):
             f"sglang:spec_verify_calls_total{labels} {self.steps}",
             f"sglang:generation_tokens_total{labels} {self.generated}",
             f"sglang:prompt_tokens_total{labels} {100 * self.requests}",
+            f"sglang:num_queue_reqs{labels} {self.waiting}",
         ]
         return "\n".join(lines) + "\n"
 
@@ -167,10 +171,12 @@ class FakeTgi(FakeEngine):
     kind: ClassVar[Kind] = "tgi"
 
     def text(self) -> str:
-        return self.histogram(
-            "tgi_request_skipped_tokens", "", sum(self.accepted), self.steps
-        ) + self.histogram(
-            "tgi_request_mean_time_per_token_duration", "", 0.01 * self.requests, self.requests
+        return (
+            self.histogram("tgi_request_skipped_tokens", "", sum(self.accepted), self.steps)
+            + self.histogram(
+                "tgi_request_mean_time_per_token_duration", "", 0.01 * self.requests, self.requests
+            )
+            + f"tgi_queue_size {self.waiting}\n"
         )
 
 
@@ -187,6 +193,7 @@ class FakeBuiltInEngine(FakeEngine):
             f"driftguard_engine_draft_tokens_total{version} {sum(self.drafted)}\n"
             f"driftguard_engine_accepted_tokens_total{version} {sum(self.accepted)}\n"
             f"driftguard_engine_output_tokens_total {self.generated}\n"
+            f"driftguard_engine_waiting_requests {self.waiting}\n"
         )
         for name, counts in (("draft", self.drafted), ("accepted", self.accepted)):
             for place, count in enumerate(counts):

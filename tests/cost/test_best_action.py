@@ -20,6 +20,7 @@ from driftguard.cost.best_action import (
     best_of,
     rollback_gain,
 )
+from driftguard.records.documents.diagnosis import Confidence
 from driftguard.records.documents.retraining_run import OldLevel
 from driftguard.retraining.promotion import watch
 from tests.cost.traffic import Server
@@ -200,6 +201,47 @@ def test_what_is_not_known_says_what_is_missing_and_is_never_best() -> None:
 def test_a_cause_whose_cost_is_not_known_still_has_its_action() -> None:
     assert kinds(replace(DRIFT, lost=None))["retrain"].best
     assert kinds(Situation(cause="machine", confidence="high"))["restart"].best
+
+
+LOST = Interval(0.2, 0.15, 0.25)
+UNSURE, WORSE, BETTER = Interval(0.1, -0.05, 0.2), Interval(-0.1, -0.2, -0.05), Interval(0.1, 0.05, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("cause", "confidence", "to", "gain", "lost", "best"),
+    [
+        ("draft_wrong", "medium", "v1", None, LOST, "roll_back"),
+        ("draft_wrong", "high", "v1", None, None, "roll_back"),
+        ("draft_wrong", "medium", "v1", UNSURE, LOST, "roll_back"),
+        ("draft_wrong", "medium", "v1", WORSE, LOST, "nothing"),  # measured: the old one was no better
+        ("draft_wrong", "low", "v1", None, LOST, "nothing"),
+        ("draft_wrong", "high", None, None, LOST, "nothing"),
+        ("query_drift", "medium", "v1", None, LOST, "retrain"),
+        ("query_drift", "medium", "v1", BETTER, None, "roll_back"),
+        ("machine", "medium", "v1", None, LOST, "restart"),
+        ("unknown", "low", "v1", UNSURE, LOST, "nothing"),
+    ],
+)
+def test_a_wrong_draft_is_rolled_back_where_there_is_one_to_return_to_and_never_retrained(
+    cause: str,
+    confidence: Confidence,
+    to: str | None,
+    gain: Interval | None,
+    lost: Interval | None,
+    best: ActionKind,
+) -> None:
+    for retrain in {cause == "query_drift", cause in ("query_drift", "draft_wrong")}:
+        found = kinds(
+            Situation(
+                cause=cause,
+                confidence=confidence,
+                rollback_to=to,
+                rollback_gain=gain,
+                lost=lost,
+                retrain=retrain,
+            )
+        )
+        assert [kind for kind, action in found.items() if action.best] == [best]
 
 
 def watched(seed: int, old: float, new: float, requests: int = 200) -> Iterator[tuple[str, int, int]]:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pytest
 
-from driftguard.diagnosis import Captured, Diagnosis, Evidence, ProbeResult, diagnose, server_age
+from driftguard.diagnosis import (
+    Captured,
+    Diagnosis,
+    EngineChange,
+    Evidence,
+    Observed,
+    ProbeResult,
+    diagnose,
+    server_age,
+)
 from tests.diagnosis.cases import CODE, GERMAN, LEGAL, captures, probes
 from tests.diagnosis.served import HOUR, SEGMENTS, served
 
@@ -215,6 +225,25 @@ def test_slower_steps_while_as_many_tokens_are_accepted_are_the_load(seed: int) 
     assert "3.0 times as long" in found.reason
 
 
+def queued(side: tuple[Observed, ...], waiting: int) -> tuple[Observed, ...]:
+    """Where the number of running requests is at its limit, only the queue tells more load."""
+    return tuple(
+        replace(one, concurrency=None, waiting_requests=waiting + number % 3)
+        for number, one in enumerate(side)
+    )
+
+
+def test_a_queue_that_grew_tells_the_load_where_no_more_requests_can_run() -> None:
+    before, after = (
+        queued(served(86, 1_500, hours=(-20.0, 0.0)), 0),
+        queued(served(87, 1_500, step_seconds=0.03, hours=(0.0, 9.0)), 12),
+    )
+    found = diagnosed(after, before=before)
+    assert verdict(found) == ("load", "high", False)
+    assert any("more requests wait in the queue" in fact.text for fact in found.facts)
+    assert diagnosed(queued(after, 0), before=before).confidence == "medium"
+
+
 def test_slower_steps_beside_a_fall_of_acceptance_are_not_the_load_alone() -> None:
     after = served(83, 300, lambda *_: 0.5, step_seconds=0.03, hours=(0.0, 6.0))
     assert diagnosed(after).cause != "load"
@@ -340,3 +369,48 @@ def test_a_cache_is_named_although_the_queries_moved_where_those_like_before_fel
     assert (found.cause, found.retrain) == ("cache", False)
     kept = looks_and_counts(captures(3, "german", 40, GERMAN), 0.7)
     assert diagnosed(after, captures_before=old, captures_after=kept + new, changed=("german",)).retrain
+
+
+UPGRADE = EngineChange("vLLM 0.31.0", "vLLM 0.32.0", datetime(2026, 11, 1, 14, 3, tzinfo=UTC), 240.0)
+TOLD = "vLLM 0.31.0 became vLLM 0.32.0 at 14:03 UTC, 4 minutes before the change"
+OLD_TOPIC = captures(1, "code", 60, CODE) + captures(2, "german", 60, GERMAN)
+SAME_TOPIC = captures(3, "code", 60, CODE) + captures(4, "german", 60, GERMAN)
+NEW_TOPIC = captures(5, "code", 60, CODE) + captures(6, "german", 60, LEGAL)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "without", "beside_an_upgrade"),
+    [
+        ({}, ("unknown", "low", False), ("configuration", "low", False)),
+        (
+            {"captures_before": OLD_TOPIC, "captures_after": SAME_TOPIC},
+            ("unknown", "low", False),
+            ("configuration", "medium", False),
+        ),
+        (  # what fell with the upgrade may be neither the topic's doing
+            {"captures_before": OLD_TOPIC, "captures_after": NEW_TOPIC},
+            ("query_drift", "medium", True),
+            ("query_drift", "low", False),
+        ),
+        (  # steady probes exclude the engine, whatever its version
+            {"captures_before": OLD_TOPIC, "captures_after": NEW_TOPIC, **STEADY},
+            ("query_drift", "high", True),
+            ("query_drift", "high", True),
+        ),
+        (
+            {"probes_before": probes() * 2, "probes_after": probes(-0.25)},
+            ("machine", "high", False),
+            ("machine", "high", False),
+        ),
+    ],
+)
+def test_another_version_of_the_engine_at_the_time_of_the_fall_is_named_and_never_retrained_for(
+    evidence: dict[str, Any], without: tuple[str, str, bool], beside_an_upgrade: tuple[str, str, bool]
+) -> None:
+    after = served(90, 200, lambda *_: 0.45, hours=(0.0, 6.0))
+    assert verdict(diagnosed(after, **evidence)) == without
+    found = diagnosed(after, engine_change=UPGRADE, **evidence)
+    assert verdict(found) == beside_an_upgrade
+    assert [fact.text for fact in found.facts if fact.about == "engine"] == [TOLD]
+    if found.confidence != "high" or found.cause == "machine":
+        assert TOLD in found.reason

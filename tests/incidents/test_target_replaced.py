@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
+from driftguard.api.actions import ActionModel, Place
+from driftguard.cost.best_action import best_of
 from driftguard.detection import DetectorConfig
-from driftguard.incidents import cost_measurement
+from driftguard.incidents import cost_measurement, remedy
 from driftguard.incidents.opening import NOBODY
 from driftguard.incidents.target_replaced import fallen_segments
 from driftguard.metrics import Metrics
@@ -117,7 +119,9 @@ def test_a_draft_version_that_nobody_announced_and_accepts_less_is_an_incident(
 ) -> None:
     """A draft that was promoted here is compared by the watch over its promotion instead."""
     traffic = Traffic(seed=7)
-    store(database, traffic.draw(600, GOOD))
+    older = traffic.draw(600, GOOD)
+    one_before = older[0]
+    store(database, older)
     fold_all(database)
     replaced_at = traffic.clock
     newer = of_version(traffic.draw(900, WORSE), "v-unannounced")
@@ -148,7 +152,23 @@ def test_a_draft_version_that_nobody_announced_and_accepts_less_is_an_incident(
     assert names_of(incident.segments) == ("german",)
     assert abs((incident.change_point_at - replaced_at).total_seconds()) < 5
     assert incident.diagnosis is not None
-    assert incident.diagnosis.cause != "target_replaced"
+    known = incident.diagnosis
+    assert (known.cause, known.confidence, known.retrain) == ("draft_wrong", "medium", False)
+    assert known.summary.endswith(f"({one_before.draft_version} before)")
+    best = best_of(remedy.of_incident(incident))
+    assert (best.kind, best.text) == ("roll_back", f"roll back to draft {one_before.draft_version}")
+    (told,) = [
+        action
+        for action in ActionModel.all_of(
+            remedy.of_incident(incident), Place("chat", "v-unannounced", engine=True)
+        )
+        if action.best
+    ]
+    assert told.command == f"start chat with draft {one_before.draft_version} again"
+    assert told.request is None  # the sidecar does not have it
+    cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
+    (incident,) = all_incidents(database)
+    assert best_of(remedy.of_incident(incident)).kind == "roll_back"
     with database.session() as session:
         (opening,) = incidents.transitions(session, incident.id)
     assert "was replaced by v-unannounced: acceptance fell from 0.7" in opening.reason

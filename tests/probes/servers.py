@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,13 +31,16 @@ def answer(speculation: dict[str, Any] | None = SPECULATION, text: str = "hello"
 
 @dataclass(slots=True)
 class Stub:
-    """The answer to completions, and the requests received. `body` may be a function of the request."""
+    """The answer to completions, and the requests received. `body` may be a function of the request, which
+    may give a status too."""
 
     url: str = ""
     owner: str | None = None  # how it signs its list of models
     models_status: int = 200
     status: int = 200
     body: Any = field(default_factory=answer)
+    metrics: Callable[[], str] | None = None  # None: /metrics is unknown to it
+    got: list[str] = field(default_factory=list)  # paths of all GET requests
     asked: list[tuple[str, dict[str, Any], dict[str, str]]] = field(default_factory=list)
 
 
@@ -48,7 +51,10 @@ def stub_server() -> Iterator[Stub]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path == "/v1/models":
+            stub.got.append(self.path)
+            if self.path == "/metrics" and stub.metrics is not None:
+                self._answer(200, stub.metrics().encode())
+            elif self.path == "/v1/models":
                 self._answer(stub.models_status, {"data": [{"id": "big/model", "owned_by": stub.owner}]})
             else:
                 self._answer(404, {"detail": "Not Found"})
@@ -56,7 +62,8 @@ def stub_server() -> Iterator[Stub]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             stub.asked.append((self.path, body, dict(self.headers)))
-            self._answer(stub.status, stub.body(body) if callable(stub.body) else stub.body)
+            found = stub.body(body) if callable(stub.body) else stub.body
+            self._answer(*found) if isinstance(found, tuple) else self._answer(stub.status, found)
 
         def _answer(self, status: int, body: object) -> None:
             content = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import httpx
@@ -21,7 +22,7 @@ from driftguard.probes import prompt_set
 from driftguard.probes.answers import ProbeFailed
 from driftguard.probes.loop import ProbeLoop
 from driftguard.probes.replay import Replay, replay
-from driftguard.probes.target import target_of
+from driftguard.probes.target import ProbeTarget, target_of, targets_of
 from driftguard.records.probe_session import PREFIX, parse
 from driftguard.settings import ProbeSettings, ProbeTargetSettings, Settings
 from driftguard.store.captures import CaptureFilter, read_captures
@@ -185,11 +186,7 @@ def test_what_cannot_be_used_is_one_line_and_stores_nothing(
     assert len(stub.asked) == 1  # not a second time against a server in trouble
 
 
-def test_no_prompts_no_server_and_no_stream_are_told_apart(
-    database: Database, tmp_path: Path, stub: Stub
-) -> None:
-    with pytest.raises(BadInput, match="driftguard probe init"):
-        probe(database, stub.url)
+def test_no_server_and_no_stream_are_told_apart(database: Database, tmp_path: Path, stub: Stub) -> None:
     make_set(database, prompts_file(tmp_path))
     with pytest.raises(BadInput, match="no records of chat have arrived yet"):
         probe(database, stub.url)
@@ -219,24 +216,29 @@ def test_the_sidecar_replays_them_once_per_interval(
     known: Database, stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "LOOK_SECONDS", 0.01)
-    settings = ProbeSettings.model_validate(
+    monkeypatch.setattr(loop_module, "LOOK_AGAIN", timedelta(0))
+    settings = Settings.model_validate(
         {
-            "targets": [{"server": "away", "url": "http://127.0.0.1:1"}, {"server": "chat", "url": stub.url}],
-            "interval_seconds": 3600,
-            "pause_seconds": 0,
+            "probes": {
+                "targets": [
+                    {"server": "away", "url": "http://127.0.0.1:1"},
+                    {"server": "chat", "url": stub.url},
+                ],
+                "pause_seconds": 0,
+            }
         }
     )
-    loop = ProbeLoop(known, settings, Metrics())
+    loop = ProbeLoop(known, settings.probes, targets_of(settings), Metrics())
     looks: list[str] = []
-    look = loop._look
+    is_due = loop._is_due
 
-    def counting(target: ProbeTargetSettings) -> None:
-        look(target)
+    def counting(target: ProbeTarget, *rest: Any) -> bool:
         looks.append(target.server)
+        return is_due(target, *rest)
 
-    monkeypatch.setattr(loop, "_look", counting)
+    monkeypatch.setattr(loop, "_is_due", counting)
     loop.start()
-    wait_until(lambda: looks.count("chat") >= 3, "three looks")
+    wait_until(lambda: looks.count("chat") >= 5, "five looks")
     loop.stop()
     assert len(stub.asked) == 18
 
@@ -248,15 +250,16 @@ def test_each_prompt_is_asked_once_where_that_is_enough(known: Database, stub: S
 
 def test_an_unforeseen_failure_is_counted(database: Database) -> None:
     metrics = Metrics()
-    loop = ProbeLoop(database, ProbeSettings(), metrics)
+    target = ProbeTarget(ProbeTargetSettings(server="chat", url="http://127.0.0.1:1"))
+    loop = ProbeLoop(database, ProbeSettings(), [target], metrics)
     for failure in (ProbeFailed("chat: no answer"), RuntimeError("nobody foresaw it")):
-        loop._attempt("chat", Mock(side_effect=failure))
+        loop._attempt(target, Mock(side_effect=failure))
     assert metrics.registry.get_sample_value("driftguard_loop_failures_total", {"loop": "probes"}) == 1
 
 
 def test_an_interval_without_a_server_is_a_setting_to_correct(database: Database) -> None:
     with pytest.raises(BadSettings, match=r"probes\.interval_seconds.*probes\.targets"):
-        ProbeLoop(database, ProbeSettings(interval_seconds=60.0), Metrics())
+        ProbeLoop(database, ProbeSettings(interval_seconds=60.0), [], Metrics())
 
 
 def test_the_commands_say_what_they_did_and_refuse_in_one_line(

@@ -28,3 +28,17 @@ def test_a_diagnosis_that_waits_is_answered_at_once_and_only_once() -> None:
 def test_a_server_that_did_not_answer_is_left_alone_for_a_minute() -> None:
     assert not is_due(Past(None, minutes_ago(0.5), minutes_ago(5)), NOW, HOUR)
     assert is_due(Past(None, minutes_ago(1), None), NOW, HOUR)
+
+
+def test_one_that_goes_on_failing_is_asked_ever_more_rarely_but_once_an_interval() -> None:
+    assert not is_due(Past(None, minutes_ago(3), None, failures=3), NOW, HOUR)
+    assert is_due(Past(None, minutes_ago(4), None, failures=3), NOW, HOUR)
+    assert not is_due(Past(None, minutes_ago(59), None, failures=999), NOW, HOUR)
+    assert is_due(Past(None, minutes_ago(60), None, failures=999), NOW, HOUR)
+
+
+def test_nobody_is_asked_again_without_traffic_unless_a_diagnosis_waits() -> None:
+    replayed, heard = minutes_ago(600), minutes_ago(610)
+    assert not is_due(Past(replayed, None, None, heard_at=heard), NOW, HOUR)
+    assert is_due(Past(replayed, None, None, heard_at=minutes_ago(10)), NOW, HOUR)
+    assert is_due(Past(replayed, None, minutes_ago(5), heard_at=heard), NOW, HOUR)

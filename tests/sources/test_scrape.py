@@ -20,7 +20,16 @@ from driftguard.sources import scrape as module
 from driftguard.sources.scrape import open_client, scrape
 from driftguard.sources.source import USUAL_PATHS, Scraped, Source, sources_of
 from driftguard.store.records import BatchResult
-from tests.adapters.fake_engines import ENGINES, FakeEngine, FakeLlamaCpp, FakeTensorRtLlm, FakeVllm
+from tests.adapters.fake_engines import (
+    ENGINES,
+    FakeBuiltInEngine,
+    FakeEngine,
+    FakeLlamaCpp,
+    FakeSGLang,
+    FakeTensorRtLlm,
+    FakeTgi,
+    FakeVllm,
+)
 from tests.sources.served import Served, ok, served
 
 STEPS = [4, 0, 3, 1, 2]  # 10 of 20
@@ -202,7 +211,8 @@ def test_the_engine_is_found_where_tensorrt_llm_hides_it(server: Served, stored:
     engine.serve(STEPS)
     assert scraped(source, stored).condition == "reporting"
     assert source.kind == "tensorrt_llm"
-    assert {path for path, _ in server.asked} == {"/prometheus/metrics"}, "what is read of its JSON is lost"
+    asked = {path for path, _ in server.asked} - {"/version"}
+    assert asked == {"/prometheus/metrics"}, "what is read of its JSON is lost"
 
 
 def test_another_engine_behind_the_address_begins_anew(server: Served, stored: Stored) -> None:
@@ -238,7 +248,7 @@ def test_a_server_whose_metrics_name_no_model_is_asked_for_it(server: Served, st
 def test_a_router_is_asked_for_one_model(server: Served, stored: Stored) -> None:
     server.pages["/metrics?model=small"] = ok(FakeLlamaCpp(steps=1).text)
     scraped(source_at(f"{server.url}?model=small", target="small"), stored)
-    assert server.asked[-1][0] == "/metrics?model=small"
+    assert [path for path, _ in server.asked[1:]] == ["/metrics?model=small", "/props?model=small"]
 
 
 def test_a_key_is_sent_and_not_shown(server: Served, stored: Stored) -> None:
@@ -258,7 +268,8 @@ def test_a_proxy_is_taken_as_the_environment_says(
     server.pages["http://chat.invalid/metrics"] = ok(FakeVllm(steps=1).text)
     assert scraped(source_at("http://chat.invalid/metrics"), stored).condition == "waiting"
     assert scraped(source_at(server.url), stored).condition == "metrics_hidden"
-    assert [path for path, _ in server.asked] == ["http://chat.invalid/metrics", *USUAL_PATHS]
+    through = [path for path, _ in server.asked]
+    assert through == ["http://chat.invalid/metrics", "http://chat.invalid/version", *USUAL_PATHS]
 
 
 def test_an_endless_answer_is_cut(server: Served, stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,3 +290,65 @@ def test_an_unknown_kind_and_two_of_one_name_are_refused() -> None:
         sources_of([SourceSettings(url="http://a", kind="tgl")])
     with pytest.raises(BadSettings, match=r"two are called 'a:1'"):
         sources_of([SourceSettings(url="http://a:1/metrics"), SourceSettings(url="http://a:1/other")])
+
+
+@pytest.mark.parametrize("kind", [FakeVllm, FakeLlamaCpp, FakeSGLang, FakeTgi, FakeBuiltInEngine])
+def test_the_queue_is_in_the_window(server: Served, stored: Stored, kind: type[FakeEngine]) -> None:
+    engine = kind()
+    engine.serve(STEPS)
+    server.pages[engine.path] = ok(engine.text)
+    source = source_at(server.url, target="t", num_speculative_tokens=4)
+    scraped(source, stored)
+    engine.serve(STEPS)
+    engine.waiting = 7
+    scraped(source, stored)
+    assert [record.waiting_requests for record in stored.records] == [7]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "answer", "version"),
+    [
+        (FakeVllm, "/version", '{"version": "0.32.0"}', "0.32.0"),
+        (FakeLlamaCpp, "/props", '{"build_info": "b11434-00dc8057", "total_slots": 4}', "b11434-00dc8057"),
+        (FakeSGLang, "/server_info", '{"version": "0.5.23", "tp_size": 1}', "0.5.23"),
+        (FakeSGLang, "/get_server_info", '{"version": "0.5.9"}', "0.5.9"),
+        (FakeTgi, "/info", '{"version": "3.3.4", "sha": "x"}', "3.3.4"),
+        (FakeVllm, "/version", "<html>", None),
+        (FakeVllm, "/version", '{"version": 3}', None),
+        (FakeVllm, "/other", "{}", None),
+    ],
+)
+def test_the_version_is_asked_for_where_the_engine_tells_it(
+    server: Served, stored: Stored, kind: type[FakeEngine], path: str, answer: str, version: str | None
+) -> None:
+    engine = kind()
+    server.pages |= {engine.path: ok(engine.text), path: lambda: (200, answer)}
+    source = source_at(server.url, target="t", num_speculative_tokens=4, api_key="k")
+    assert scraped(source, stored).condition in ("waiting", "not_speculating")
+    assert source.version == version
+    assert {key for _, key in server.asked} == {"Bearer k"}
+
+
+def test_the_version_is_asked_for_again_after_a_restart_and_not_with_every_scrape(
+    server: Served, stored: Stored
+) -> None:
+    engine = FakeVllm()
+    engine.serve(STEPS)
+    version = "0.31.0"
+    server.pages |= {"/metrics": ok(engine.text), "/version": lambda: (200, f'{{"version": "{version}"}}')}
+    source = source_at(server.url)
+    for _ in range(3):
+        scraped(source, stored)
+    assert [path for path, _ in server.asked].count("/version") == 1
+    version = "0.32.0"
+    engine.restart(at=engine.started_at + 3_600)
+    scraped(source, stored)
+    assert source.version == "0.32.0"
+
+
+def test_no_version_is_asked_of_the_root_of_a_gateway(server: Served, stored: Stored) -> None:
+    engine = FakeVllm()
+    server.pages |= {"/chat/metrics": ok(engine.text), "/version": lambda: (200, '{"version": "1"}')}
+    source = source_at(f"{server.url}/chat/metrics")
+    assert scraped(source, stored).condition in ("waiting", "not_speculating")
+    assert source.version is None

@@ -74,7 +74,7 @@ def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted(
         engine.serve([4, 0, 3, 1])
         return engine.text()
 
-    server.pages["/metrics"] = ok(text)
+    server.pages |= {"/metrics": ok(text), "/version": ok(lambda: '{"version": "0.32.0"}')}
     sources = [
         {"url": server.url, "server": "chat"},
         {"url": f"{server.url}/sglang", "server": "code", "kind": "sglang"},
@@ -106,6 +106,7 @@ def test_the_status_names_every_server_and_what_to_do_and_a_failure_is_counted(
             "counter",
             "",
         )
+        assert (chat["version"], code["version"]) == ("0.32.0", None)
         assert (code["condition"], code["answered_at"]) == ("metrics_hidden", code["scraped_at"])
         assert "--enable-metrics" in code["detail"]
         assert status["streams"][0]["server"] == "chat"

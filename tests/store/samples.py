@@ -44,6 +44,7 @@ def _record(source: random.Random, now: datetime, segments: int, fixed: dict[str
         "temperature": 0.7,
         "prompt_tokens": source.randint(10, 500),
         "cached_tokens": 10,
+        "waiting_requests": 2,
         "output_tokens": sum(accepted) + steps,
         "time_to_first_token_seconds": 0.05 + source.random() / 10,
         "time_per_output_token_seconds": 0.01 + source.random() / 50,

@@ -23,7 +23,14 @@ from tests.store.samples import make_records
 NULLS: dict[str, Any] = dict.fromkeys(
     [
         *("session", "drafted_per_position", "accepted_per_position", "num_speculative_tokens"),
-        *("temperature", "prompt_tokens", "cached_tokens", "output_tokens", "concurrency"),
+        *(
+            "temperature",
+            "prompt_tokens",
+            "cached_tokens",
+            "output_tokens",
+            "concurrency",
+            "waiting_requests",
+        ),
         *("time_to_first_token_seconds", "time_per_output_token_seconds"),
     ]
 )

@@ -41,6 +41,7 @@ _SOURCES: Final[dict[str, tuple[str, ...]]] = {
     "time_to_first_token_seconds": ("driftguard.time_to_first_token_seconds",),
     "time_per_output_token_seconds": ("driftguard.time_per_output_token_seconds",),
     "concurrency": ("driftguard.concurrency",),
+    "waiting_requests": ("driftguard.waiting_requests",),
 }
 _SHARED: Final = tuple(name for names in _SOURCES.values() for name in names)
 _KNOWN: Final = {name for name in _SHARED if name.startswith(PREFIX)}

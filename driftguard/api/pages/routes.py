@@ -100,6 +100,7 @@ def _fleet(query: FleetQuery, context: Context) -> HTMLResponse:
             running=_runs(session, "running"),
             sources=source_models(session, scraped),
             elsewhere=context.sources_elsewhere(),
+            probes=context.probed(),
             unfolded=folding.unfolded(session),
         )
 

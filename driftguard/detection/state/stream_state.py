@@ -31,6 +31,7 @@ from driftguard.detection.statistics.strata import (
     SELECTION,
     Setting,
     assign,
+    changed_fields,
     is_by_first,
     is_selected,
     is_window,
@@ -170,13 +171,23 @@ class StreamState:
         if self.accepted_anew[code]:
             by_itself = self.accepted_anew[code] == LASTED
             return "the rise lasted" if by_itself else "an operator accepted a new normal"
+        return why_new(int(self.setting_of_stratum[code]), self._earlier_setting(code))
+
+    def changed_settings(self, code: int) -> tuple[str, ...]:
+        """The fields whose change is why stratum `code` has (or needs) a baseline of its own."""
+        if self.accepted_anew[code]:
+            return ()
+        return changed_fields(int(self.setting_of_stratum[code]), self._earlier_setting(code))
+
+    def _earlier_setting(self, code: int) -> int | None:
+        """Of the segment's newest baseline before that of stratum `code`."""
         before = self.ready & (self.segment_of_stratum == self.segment_of_stratum[code])
         if self.ready[code]:
             before &= self.ready_ordinal < self.ready_ordinal[code]
         earlier = np.flatnonzero(before)
-        settings = self.setting_of_stratum
-        newest = earlier[self.ready_ordinal[earlier].argmax()] if len(earlier) else None
-        return why_new(int(settings[code]), None if newest is None else int(settings[newest]))
+        if not len(earlier):
+            return None
+        return int(self.setting_of_stratum[earlier[self.ready_ordinal[earlier].argmax()]])
 
 
 def changed(state: StreamState, columns: dict[str, Any]) -> StreamState:

@@ -206,10 +206,17 @@ def why_new(setting: int, earlier: int | None) -> str:
     new, old = unpack(setting), unpack(earlier)
     changes = [
         f"{field} changed from {_word(getattr(old, field))} to {_word(getattr(new, field))}"
-        for field in (item.name for item in fields(Setting))
-        if getattr(old, field) != getattr(new, field)
+        for field in changed_fields(setting, earlier)
     ]
     return "; ".join(changes) or "relearned"
+
+
+def changed_fields(setting: int, earlier: int | None) -> tuple[str, ...]:
+    """Names of the fields that differ; none where there is no earlier setting."""
+    if earlier is None:
+        return ()
+    new, old = unpack(setting), unpack(earlier)
+    return tuple(item.name for item in fields(Setting) if getattr(old, item.name) != getattr(new, item.name))
 
 
 def _word(value: object) -> str:

@@ -173,14 +173,14 @@ def check_reference(
     requests = state.reference[code, 0]
     if requests < state.reference_size[code]:
         return state, []
-    why = state.why_learned(code)
+    why, changed = state.why_learned(code), state.changed_settings(code)
     shift = shift_within(config, state, code)
     if shift is not None:
         before_fall = first_part(state, code, shift)
         if before_fall is None:
             return begun_anew(state, code), []
         why = f"{why}; of what came before acceptance fell"
-        return _ready(config, before, state, before_fall, batch, row, why)
+        return _ready(config, before, state, before_fall, batch, row, why, changed)
     state = _with(
         _with(state, "inflation", code, _inflation(state, code, row.ended_at(0))),
         "measured_at",
@@ -192,7 +192,7 @@ def check_reference(
     if needed > requests:
         return _with(state, "reference_size", code, needed), []
     learned = begun(_with(learned, "ready_ordinal", code, row.ordinal[0]), code, int(row.ordinal[0]))
-    return _ready(config, before, state, learned, batch, row, why)
+    return _ready(config, before, state, learned, batch, row, why, changed)
 
 
 def _ready(
@@ -203,6 +203,7 @@ def _ready(
     batch: ObservationBatch,
     row: Columns,
     why: str,
+    changed: tuple[str, ...],
 ) -> tuple[StreamState, list[Finding]]:
     """After the row that ends the reference period of its stratum; `state` has not `learned` from it yet."""
     code = int(row.stratum[0])
@@ -220,6 +221,7 @@ def _ready(
         standard_deviation=_level(config, state, code)[1],
         false_alarm_every=config.threshold(state.requests_per_day),
         variance_inflation=float(state.inflation[code]),
+        changed=changed,
     )
     return state, [finding]
 

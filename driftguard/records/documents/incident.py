@@ -47,10 +47,12 @@ def names_of(segments: Sequence[ChangedSegment]) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class Rollback:
     """The draft before the one in service. `gain`: part of the tokens per second, were it in service; None
-    where it was not measured on the same segments."""
+    where it was not measured on the same segments. `by_hand`: DriftGuard did not put it into service, and
+    cannot put it back."""
 
     version: str
     gain: Interval | None
+    by_hand: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,26 @@
+"""One process at a time replays the canary probes of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import text
+
+from driftguard.errors import Conflict
+from driftguard.store.database import CHECK, Database
+
+_TRY_LOCK = text("SELECT pg_try_advisory_lock(hashtextextended(:key, 0))")
+
+
+@contextmanager
+def replaying(database: Database, server: str) -> Iterator[None]:
+    """Holds a session-level advisory lock, which ends with its connection. Raises Conflict: another process
+    holds it; DatabaseUnavailable."""
+    key = {"key": f"driftguard probing {server}"}
+    with database.connect(CHECK) as pooled:
+        connection = pooled.execution_options(isolation_level="AUTOCOMMIT")
+        connection.detach()  # closing it ends the session, and the lock with it
+        if not connection.scalar(_TRY_LOCK, key):
+            raise Conflict(f"another process replays the canary probes of {server} just now")
+        yield
