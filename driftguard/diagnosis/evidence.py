@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Direction = Literal["down", "up"]
+from driftguard.records.documents.goodput import GoodputChange
+
+Direction = Literal["down", "up", "slower"]  # of acceptance; slower: of goodput
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Evidence:
     `before` and `after` are requests of all segments on both sides of the change point; captures likewise.
     `probes_awaited`: there are probes from before the change and it is worth waiting for those after it.
     `replaced_target`: the target that the server served before, when this stream began by its replacement;
-    `before` are then requests of the stream before.
+    `before` are then requests of the stream before. `goodput`: of an incident of direction "slower".
     """
 
     direction: Direction
@@ -90,3 +92,4 @@ class Evidence:
     captures_before: tuple[Captured, ...] = ()
     captures_after: tuple[Captured, ...] = ()
     replaced_target: str | None = None
+    goodput: GoodputChange | None = None

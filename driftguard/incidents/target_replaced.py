@@ -137,8 +137,8 @@ def _fall_across_k(
     segments = tuple(
         ChangedSegment(
             segment,
-            replace(_acceptance(old), positions="first"),
-            replace(_acceptance(new), positions="first"),
+            replace(acceptance_of(old), positions="first"),
+            replace(acceptance_of(new), positions="first"),
         )
         for segment, old, new in found
     )
@@ -211,7 +211,7 @@ def _incident(
         acceptance_before=before,
         acceptance_after=after,
         segments=tuple(
-            ChangedSegment(segment, _acceptance(old), _acceptance(new)) for segment, old, new in found
+            ChangedSegment(segment, acceptance_of(old), acceptance_of(new)) for segment, old, new in found
         ),
         evidence=IncidentEvidence(
             predecessor_stream_id=past.id,
@@ -221,6 +221,7 @@ def _incident(
     )
 
 
-def _acceptance(rate: Rate) -> Acceptance:
+def acceptance_of(rate: Rate) -> Acceptance:
+    """With its 95% interval."""
     half = _QUANTILE_95 * rate.error
     return Acceptance(rate.rate, max(rate.rate - half, 0.0), min(rate.rate + half, 1.0), rate.requests)
