@@ -67,8 +67,8 @@ class IncidentModel(FrozenModel):
     stream: StreamInfo
     state: Literal["open", "acknowledged", "mitigating", "resolved"]
     direction: Literal["down", "up", "slower"] = Field(
-        description="down, up: of acceptance. slower: of goodput, at the same load or against no speculation; "
-        "`evidence.goodput` says which."
+        description="down, up: of acceptance. slower: of goodput, at the same load or against no "
+        "speculation; `evidence.goodput` says which."
     )
     severity: Literal["critical", "warning", "info"]
     summary: str

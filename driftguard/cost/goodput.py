@@ -1,9 +1,9 @@
-"""Has goodput fallen at the same load, and does speculation lose at the load there is now? Two sequential tests
-over blocks of requests, whose repeated looks add no false alarms. Pure.
+"""Has goodput fallen at the same load, and does speculation lose at the load there is now? Pure.
 
-A block is at least BLOCK_REQUESTS timed requests with drafts over at least BLOCK_SECONDS: requests that run at
-the same time share the machine's moods, so that blocks and not requests are the units. Times count by their
-logarithm, so that heavy tails do not outweigh everything else.
+Two sequential tests over blocks of requests: repeated looks add no false alarms. A block is at least
+BLOCK_REQUESTS timed requests with drafts over at least BLOCK_SECONDS: requests that run at the same time
+share the machine's moods, so blocks and not requests are the units. Times count by their logarithm, so that
+heavy tails do not outweigh everything else.
 
 **Slower.** Like is compared with like, in cells c (segment, K, band of concurrency) that have been seen
 before. With n_c requests of a block in cell c, l the mean logarithm of the seconds per token and x that of
@@ -11,30 +11,32 @@ the concurrency,
 
     d = sum over c of n_c (l_c - m_c - max(x_c - y_c, 0)) / sum of n_c
 
-m_c, y_c: the same of the reference, all blocks before (each counts at most once, for about REMEMBERED of
-them). A band holds loads up to twice as high: a fuller server may take longer in proportion to its
-requests, and that is no fall. Blocks vary by s, in the long run: s^2 = max over B of B var(means of B blocks
-that follow each other), so that moods that outlast a block are spread, and no evidence. The bet
+m_c, y_c: the same of the reference, all blocks but the newest HELD (a block counts at most once, for about
+REMEMBERED of them). A band holds loads up to twice as high: a fuller server may take longer in proportion to
+its requests, and that is no fall. Blocks vary by s, in the long run: s^2 = max over B of B var(means of B
+blocks that follow each other), so that moods that outlast a block are spread, and no evidence. The bet
 
-    e = 1 + stake min(max((d - margin) / s, -1), REACH)       margin = log(1 / (1 - LEAST_LOST)) + s max(.3, 2 / sqrt(n))
+    e = 1 + stake min(max((d - margin) / s, -1), REACH)
+    margin = log(1 / (1 - LEAST_LOST)) + s max(.3, 2 / sqrt(n))
 
-has an expectation of at most 1 while goodput is down by less than LEAST_LOST: what is cut off below -1 adds
-less than the margin takes (.3 s for a normal block is .14 more than enough), what is cut off above takes
-more; 2 s / sqrt(n) is two standard errors of a reference of n blocks. Sums of bets R <- (1 + R) e then make
-R_t - t a supermartingale (Shin, Ramdas, Rinaldo 2023; driftguard.detection.statistics.bets), so that the
-first R >= A comes after A blocks or more in expectation, whenever and however often one looks.
+is worth at most 1 on average while goodput is down by less than LEAST_LOST: cutting off below -1 adds .14 s
+to the mean of a normal block, which the margin's .3 s outweigh, cutting off above only takes, and
+2 s / sqrt(n) is two standard errors of a reference of n blocks. Sums of bets R <- (1 + R) e then make
+R_t - t a supermartingale
+(Shin, Ramdas, Rinaldo 2023; driftguard.detection.statistics.bets): the first R >= A comes after A blocks or
+more in expectation, whenever and however often one looks.
 
 **Speculation loses.** In each band, requests without speculation bet against those with it in the same block
 and segment: y, by how much the logarithm of their time is smaller. The null is E[y] <= log(1 / (1 -
-LEAST_GAIN)); spread is that of the y before. Assumption: both run at the same loads of the band, as where
+LEAST_GAIN)); the spread is that of the y before. Assumption: both run at the same loads of the band, as where
 the ones without speculation are drawn at random.
 
 Both share one budget of false alarms: half of it for "slower", 1 / BANDS of the other half for each band. A
 mean of such sums, weighted so, is one again. `alarm_level` is A for a number of days: blocks are no shorter
 than BLOCK_SECONDS.
 
-Assumptions: blocks exchange no more dependence than s shows, and the reference holds what is usual: a daily
-rhythm at the same load is learned as spread only where it was seen. Measured in tests/benchmarks/bench_goodput.py.
+Assumptions: blocks depend on each other for no longer than s shows, and the reference holds what is usual. A
+daily rhythm at the same load is spread only once it was seen. Measured: tests/benchmarks/bench_goodput.py.
 """
 
 from __future__ import annotations
@@ -121,11 +123,9 @@ def alarm_level(false_alarm_days: float) -> float:
 
 
 def fold(watch: GoodputWatch, read: Sequence[Numbered]) -> GoodputWatch:
-    """The watch after these requests, those without speculation among them, in order of their seq. The last of
-    them, which make no block yet, are to be read again: `seq` stays before them."""
-    kept = measured([item.request for item in read])
-    clocked = set(map(id, kept))
-    for rows in _blocks([item for item in read if id(item.request) in clocked]):
+    """The watch after these requests, those without speculation among them, in order of their seq. The last
+    of them, which make no block yet, are to be read again: `seq` stays before them."""
+    for rows in _blocks(read):
         watch = _fold_block(watch, rows)
     return watch
 
@@ -203,13 +203,14 @@ def _is_comparable(request: TimedRequest) -> bool:
 
 
 def _fold_block(watch: GoodputWatch, rows: Sequence[Numbered]) -> GoodputWatch:
-    told = [item for item in rows if _is_comparable(item.request)]
+    comparable = [item for item in rows if _is_comparable(item.request)]
+    told = measured([item.request for item in comparable])
     block = Block(
-        first_seq=told[0].seq,
+        first_seq=comparable[0].seq,
         last_seq=rows[-1].seq,
-        first_at=min(item.request.ended_at for item in told),
-        last_at=max(item.request.ended_at for item in told),
-        cells=_cells([item.request for item in told if k_of(item.request) > 0]),
+        first_at=min(item.request.ended_at for item in comparable),
+        last_at=max(item.request.ended_at for item in comparable),
+        cells=_cells([request for request in told if k_of(request) > 0]),
     )
     block = replace(block, slower=_slower(watch.reference, block))
     watch = replace(watch, seq=block.last_seq, rivalries=_rivals(watch, block, told))
@@ -335,13 +336,13 @@ def _look_for_the_end(watch: GoodputWatch, block: Block) -> GoodputWatch:
     return replace(watch, opened=replace(opened, sums=sums, quiet=0))
 
 
-def _rivals(watch: GoodputWatch, block: Block, told: Sequence[Numbered]) -> tuple[Rivalry, ...]:
+def _rivals(watch: GoodputWatch, block: Block, told: Sequence[TimedRequest]) -> tuple[Rivalry, ...]:
     """Each band's requests without speculation against those with it, in this block."""
     speculating: dict[tuple[str, int], list[float]] = defaultdict(list)
     without: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for item in told:
-        side = speculating if k_of(item.request) > 0 else without
-        side[item.request.segment, band_of(item.request.concurrency)].append(log_time(item.request))
+    for request in told:
+        side = speculating if k_of(request) > 0 else without
+        side[request.segment, band_of(request.concurrency)].append(log_time(request))
     faster: dict[int, list[float]] = defaultdict(list)
     for (segment, band), times in without.items():
         others = speculating[segment, band]

@@ -9,12 +9,11 @@ does a step take longer?           -> machine: the load was the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from driftguard.diagnosis import configuration
 from driftguard.diagnosis.comparisons import LEVEL, compare_ranks
-from driftguard.diagnosis.evidence import Evidence, Observed
+from driftguard.diagnosis.evidence import Evidence
 from driftguard.diagnosis.examination import OF_K, Examination
 from driftguard.diagnosis.verdict import Verdict
 from driftguard.records.documents.goodput import GoodputChange
@@ -35,7 +34,7 @@ def of_goodput(evidence: Evidence, goodput: GoodputChange, found: Examination) -
     if goodput.by_acceptance:
         reason = "each step gives fewer tokens: acceptance fell, and tells why where its own incident opens"
         return Verdict("unknown", "low", reason)
-    if longer := _longer(evidence.before, evidence.after):
+    if longer := _longer(evidence):
         reason = f"tokens come slower at as many requests at once, and prompts are {longer:.1f} times as long"
         return Verdict("load", "medium", reason)
     kept = ", and acceptance did not move" if goodput.acceptance == "none" else ""
@@ -51,11 +50,11 @@ def _loses(goodput: GoodputChange, found: Examination) -> Verdict:
     return Verdict("load", "medium", reason)
 
 
-def _longer(before: Sequence[Observed], after: Sequence[Observed]) -> float | None:
+def _longer(evidence: Evidence) -> float | None:
     """How many times as long prompts are in the median; None where no relevant rise is shown."""
     sides = [
         [float(one.prompt_tokens) for one in side if one.prompt_tokens is not None]
-        for side in (before, after)
+        for side in (evidence.before, evidence.after)
     ]
     if min(map(len, sides)) < LEAST_REQUESTS or compare_ranks(sides[0], sides[1]).p_rose > LEVEL:
         return None

@@ -1,9 +1,9 @@
 """Incidents of goodput: tokens come slower at the same load, or speculation loses at the load there is now.
 
-Every few minutes the watch of each stream reads the requests since its last look (driftguard.cost.goodput). What
-it finds opens an incident of direction "slower", at most one per stream, which is examined and told as any other
-(`examination.py`); it never retrains. A fall that an open incident of acceptance explains is that one's: its cost
-is measured with it (`cost_measurement.py`).
+Every few minutes the watch of each stream reads the requests since its last look (driftguard.cost.goodput).
+What it finds opens an incident of direction "slower", at most one per stream, which is examined and told as
+any other (`examination.py`); it never retrains. A fall that an open incident of acceptance explains is that
+one's: its cost is measured with it (`cost_measurement.py`).
 
 A person who resolves an incident of slower tokens takes the present speed for normal: it is learned anew.
 """
@@ -219,7 +219,7 @@ def _resolved(
     *,
     is_back: bool = False,
 ) -> GoodputWatch:
-    back = stream.last_seen_at if is_back else None
+    back = stream.traffic_ended_at if is_back else None
     incidents.move(session, incident.id, "resolved", reason, now, mitigated_at=back)
     log.info("incident resolved", incident=str(incident.id), reason=reason)
     return watching.closed(watch)

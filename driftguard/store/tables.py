@@ -243,7 +243,8 @@ class StreamCost(Base):
 
 
 class GoodputWatchRow(Base):
-    """The watch over a stream's goodput, see driftguard.cost.goodput; `looked_at`: null before the first look."""
+    """The watch over a stream's goodput, see driftguard.cost.goodput. `looked_at`: null before it
+    looked first."""
 
     __tablename__ = "goodput_watches"
 

@@ -16,13 +16,13 @@ DRAWN_STEPS = 30
 
 @dataclass(kw_only=True)
 class Machine:
-    """Seconds per step = (base + per_draft K) load^slope, times a mood that lasts and a heavy-tailed factor of
-    each request.
+    """Seconds per step = (base + per_draft K) load^slope, times a mood that lasts and a heavy-tailed factor
+    of each request.
 
     `load`: requests at once, around which the concurrency of each request lies. `daily`: it swings by this
-    factor over a day. `mood`: standard deviation of the logarithm of a speed that wanders (Ornstein-Uhlenbeck,
-    `mood_minutes`). `stalls`: part of the requests whose time is exp(Exp(1)) times as long, a Pareto tail
-    without a mean.
+    factor over a day. `mood`: standard deviation of the logarithm of a speed that wanders, an
+    Ornstein-Uhlenbeck process of `mood_minutes`. `stalls`: part of the requests whose time is exp(Exp(1))
+    times as long, a Pareto tail without a mean.
     """
 
     base: float = 0.020

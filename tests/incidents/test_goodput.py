@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement, goodput
@@ -21,7 +21,7 @@ from driftguard.pipeline.look_around import LookAround
 from driftguard.status.gather import gather
 from driftguard.store import goodput_watches, incidents, notifications
 from driftguard.store.database import Database
-from driftguard.store.tables import Incident, IncidentTransition, Stream
+from driftguard.store.tables import Incident, IncidentTransition, Stream, StreamCost
 from tests.cost.goodput_traffic import Machine
 from tests.incidents.test_cost_measurement import records
 from tests.pipeline.examining import examine, fold_and_examine
@@ -50,7 +50,9 @@ class Served:
 
 def look(database: Database) -> None:
     now = datetime.now(UTC)
-    cost_measurement.refresh(database, NOBODY, now + timedelta(minutes=11))
+    with database.session() as session:
+        session.execute(update(StreamCost).values(measured_at=StreamCost.measured_at - timedelta(hours=1)))
+    cost_measurement.refresh(database, NOBODY, now)
     with database.session() as session:
         ids = list(session.scalars(select(Stream.id).where(Stream.method != "none")))
     for stream_id in ids:
@@ -122,8 +124,8 @@ def test_it_ends_where_tokens_come_as_before(database: Database) -> None:
     ((incident, stream),) = found(database)
     assert incident.state == "resolved"
     assert incident.resolution == "tokens come as fast again as before at the same load"
-    assert "It lasted 2" in summary(incident, stream)
-    assert "it cost about" in summary(incident, stream)
+    assert "; mitigated after 4" in summary(incident, stream)
+    assert "; it cost about" in summary(incident, stream)
     served.serve(1.0)
     assert len(found(database)) == 1
 
@@ -246,6 +248,7 @@ def test_who_resolves_it_takes_the_speed_there_is_for_normal(database: Database)
     ((incident, _),) = found(database)
     with database.session() as session:
         incidents.move(session, incident.id, "resolved", "another machine type", datetime.now(UTC))
+    served.serve(0.1)  # only now the watch learns of it
     served.serve(6.0)
     assert len(found(database)) == 1
     served.machine.slower = 2.4
