@@ -167,6 +167,10 @@ def _decided(
         return watch, False
     if found == "explained":
         return replace(watch, alarmed=True), False
+    goodput = found.incident.evidence.goodput
+    if watch.alarmed and goodput is not None and goodput.by_acceptance:
+        # The incident of acceptance that explained it has ended, and what it was about has not.
+        return _anew(watch, now), False
     opening.open_incident(session, found.incident, found.reason)
     return watching.with_opened(watch, found.opened), True
 

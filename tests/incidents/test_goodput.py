@@ -172,12 +172,10 @@ def test_many_requests_whose_times_say_nothing_are_not_read_again_and_again(data
 
 def test_speculation_that_loses_under_load_pages_at_steady_acceptance(database: Database) -> None:
     """vllm#26504: +23% on a quiet server, -16% on a busy one, acceptance as high."""
-    served = Served(database, 7, without=0.1, load=4.0, acceptance=0.85, base=0.02, per_draft=0.01)
+    served = Served(database, 7, without=0.1, load=4.0, acceptance=0.85, per_draft=0.0129, stalls=0.01)
     served.serve(4.0)
-    with database.session() as session:
-        assert [item.verdict for item in gather(session, datetime.now(UTC)) if item.stream.method != "none"]
     assert found(database) == []
-    served.machine.load, served.machine.per_draft = 14.0, 0.026  # every draft token is computed there
+    served.machine.load, served.machine.per_draft = 14.0, 0.0212  # every draft token is computed there
     served.serve(5.0)
     ((incident, stream),) = found(database)
     assert (incident.direction, incident.state) == ("slower", "open")
@@ -197,7 +195,7 @@ def test_speculation_that_loses_under_load_pages_at_steady_acceptance(database: 
         (status,) = [item for item in gather(session, datetime.now(UTC)) if item.stream.method != "none"]
     assert status.verdict == "speculation_loses"
     assert status.incident_id == incident.id
-    served.machine.load, served.machine.per_draft = 4.0, 0.01
+    served.machine.load, served.machine.per_draft = 4.0, 0.0129
     for _ in range(6):
         served.serve(0.5)
     ((incident, _),) = found(database)
@@ -217,6 +215,10 @@ def test_a_fall_of_acceptance_is_one_incident(database: Database) -> None:
     served.serve(2.0)
     ((incident, _),) = found(database)
     assert incident.direction == "down"
+    with database.session() as session:
+        incidents.move(session, incident.id, "resolved", "we know", datetime.now(UTC))
+    served.serve(0.5)
+    assert len(found(database)) == 1
 
 
 def test_a_fall_of_goodput_that_acceptance_explains_is_handed_over(database: Database) -> None:

@@ -96,8 +96,9 @@ class GoodputChange:
     come faster at the load there is now. concurrency: the fewest and the most requests at once of the load at
     which most of its requests ran. lost: part of the tokens per second, by the watch. requests: after the
     change. acceptance: what it did meanwhile; "none": it did not move, as the interval of its change (99%)
-    excludes a move that matters. false_alarm_days: of a steady stream, at least so many are expected to one
-    false alarm.
+    excludes a move that matters. by_acceptance: fewer tokens per step are most of it. false_alarm_days: of a
+    steady stream, at least so many are expected to one false alarm. factor: speculation against none, of
+    "speculation_loses".
     """
 
     kind: GoodputKind
@@ -106,5 +107,5 @@ class GoodputChange:
     requests: int
     acceptance: AcceptanceMove
     false_alarm_days: float
-    by_acceptance: bool = False  # fewer tokens per step are most of it
-    factor: Interval | None = None  # speculation against none; of "speculation_loses"
+    by_acceptance: bool = False
+    factor: Interval | None = None
