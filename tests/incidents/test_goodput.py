@@ -274,7 +274,7 @@ def test_twenty_quiet_streams_with_heavy_tails_page_nobody(database: Database) -
     """Half a day each, of moods, stalls, a daily load and rare segments."""
     rng = np.random.default_rng(12)
     start = datetime.now(UTC) - timedelta(hours=12)
-    ugly = {"mood": 0.1, "stalls": 0.1, "noise": 0.3, "daily": 1.5, "seconds_apart": 12.0}
+    ugly: dict[str, Any] = {"mood": 0.1, "stalls": 0.1, "noise": 0.3, "daily": 1.5, "seconds_apart": 12.0}
     machines = [Machine(clock=start.timestamp(), load=4.0 + number, **ugly) for number in range(20)]
     for _ in range(3):
         for number, machine in enumerate(machines):
@@ -282,3 +282,20 @@ def test_twenty_quiet_streams_with_heavy_tails_page_nobody(database: Database) -
             store(database, [msgspec.structs.replace(one, server=f"server-{number}") for one in drawn])
         look(database)
     assert found(database) == []
+
+
+def test_the_chore_looks_at_what_has_new_traffic_and_has_new_incidents_examined(database: Database) -> None:
+    served = Served(database, 13)
+    rows = served.machine.serve(served.rng, 2_200)
+    served.machine.slower = 2.0
+    store(database, records(served.rng, [*rows, *served.machine.serve(served.rng, 700)]))
+    opened: list[bool] = []
+    now = datetime.now(UTC)
+    for later in (0, 6):  # minutes; nothing came between the looks
+        at = now + timedelta(minutes=later)
+        goodput.refresh(database, at, false_alarm_days=DAYS, on_opened=lambda: opened.append(True))
+    assert opened == [True]
+    ((incident, _),) = found(database)
+    assert incident.awaits_examination
+    with database.session() as session:
+        assert goodput_watches.due(session, now + timedelta(days=1), limit=10) == []
