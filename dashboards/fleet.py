@@ -189,7 +189,7 @@ def _open_incidents() -> Panel:
         {"For": f"(time() - {since}) {joined}", "Slower": f"{slowdown} {joined}"},
         {
             "severity": "Severity",
-            "direction": "Acceptance went",
+            "direction": "Change",
             **streams.HEADINGS,
             "cause": "Likely cause",
             "confidence": "Confidence",

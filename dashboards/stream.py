@@ -208,7 +208,7 @@ def _named_by_incidents() -> Panel:
             "segment": "Segment",
             "draft_version": "Draft version",
             "method": "Method",
-            "direction": "Acceptance went",
+            "direction": "Change",
             "severity": "Severity",
             "positions": "Draft positions",
         },

@@ -61,7 +61,7 @@ def change_points(*matchers: str) -> frame.Annotation:
         "Change points",
         f"1000 * {at}",
         colour=colours.BAD,
-        title="Acceptance went {{direction}}",
+        title="Change: {{direction}}",
         text=NAME,
         value_is_time=True,
     )

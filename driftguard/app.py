@@ -28,7 +28,7 @@ from driftguard.api.exports import ExportSlots
 from driftguard.api.guarding import install_guard
 from driftguard.detection import DetectorConfig
 from driftguard.errors import BadSettings, DatabaseUnavailable
-from driftguard.incidents import cost_measurement, diagnosing
+from driftguard.incidents import cost_measurement, diagnosing, goodput
 from driftguard.incidents.examination import Examiner
 from driftguard.incidents.opening import Paging
 from driftguard.ingest.queue import IngestQueue
@@ -238,6 +238,7 @@ class Sidecar:
         while not self._stopping.wait(DUE_SECONDS):
             self._attempt("diagnose", self._diagnose)
             self._attempt("measure_costs", self._measure_costs)
+            self._attempt("watch_goodput", self._watch_goodput)
             self._attempt("defer_retraining", lambda: self._retraining.defer_due(self._deferring))
             self._attempt("look_at_exports", lambda: self.pushed.look(datetime.now(UTC)))
             since_maintenance += DUE_SECONDS
@@ -254,6 +255,10 @@ class Sidecar:
 
     def _measure_costs(self) -> None:
         cost_measurement.refresh(self.database, self._paging, datetime.now(UTC))
+
+    def _watch_goodput(self) -> None:
+        days = self.settings.detection.false_alarm_days
+        goodput.refresh(self.database, datetime.now(UTC), false_alarm_days=days, on_opened=self._drift_found)
 
     def _attempt(self, name: str, chore: Callable[[], None]) -> None:
         """`name`: one of CHORES."""

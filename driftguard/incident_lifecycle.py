@@ -15,7 +15,7 @@ from driftguard.errors import BadInput, Conflict
 
 State = Literal["open", "acknowledged", "mitigating", "resolved"]
 Severity = Literal["critical", "warning", "info"]
-Direction = Literal["down", "up"]
+Direction = Literal["down", "up", "slower"]  # of acceptance; slower: of goodput
 
 # After a failed mitigation it is open again, so that a person looks at it, or acknowledged if it was before.
 LEGAL: Final[Mapping[str, tuple[State, ...]]] = {
@@ -70,7 +70,8 @@ def transition(from_state: State | None, to_state: State, reason: str, at: datet
 
 def severity(direction: Direction, slowdown: float | None, page_slowdown: float = PAGE_SLOWDOWN) -> Severity:
     """`slowdown`: the part of the tokens per second lost, measured or by formula; None if unknown. "info"
-    pages nobody: a rise, and a fall that is known to cost less than `page_slowdown`."""
+    pages nobody: a rise, and a fall (of acceptance or goodput) that is known to cost less than
+    `page_slowdown`."""
     if direction == "up":
         return "info"
     if slowdown is None:

@@ -66,18 +66,21 @@ class IncidentModel(FrozenModel):
     id: UUID
     stream: StreamInfo
     state: Literal["open", "acknowledged", "mitigating", "resolved"]
-    direction: Literal["down", "up"]
+    direction: Literal["down", "up", "slower"] = Field(
+        description="down, up: of acceptance. slower: of goodput, at the same load or against no "
+        "speculation; `evidence.goodput` says which."
+    )
     severity: Literal["critical", "warning", "info"]
     summary: str
     opened_at: datetime
-    since: datetime = Field(description="When acceptance changed, by the change point's record.")
+    since: datetime = Field(description="When acceptance or goodput changed, by the change point's record.")
     since_interval: tuple[datetime, datetime]
     change_point_record: int = Field(description="Running number of the first record after the change.")
     opened_record: int = Field(description="Running number of the record at which the alarm was raised.")
     acceptance_before: float = Field(
         description="Of the changed segments, as it was tested: what the requests since the change point "
         "would have accepted at their length and hour (`evidence.adjusted`). As counted where the target was "
-        "replaced.",
+        "replaced, and of an incident of goodput: what acceptance was before tokens came slower.",
         examples=[0.74],
     )
     acceptance_after: float = Field(

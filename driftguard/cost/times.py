@@ -119,7 +119,7 @@ def sample_of(requests: Sequence[TimedRequest]) -> Sample:
         accepted=column("accepted"),
         emitted=column("emitted"),
         positions=_positions(items),
-        band=np.array([_band(item.concurrency) for item in items], dtype=np.int64),
+        band=np.array([band_of(item.concurrency) for item in items], dtype=np.int64),
         segment=np.array([item.segment for item in items], dtype=np.str_),
     )
 
@@ -166,7 +166,8 @@ def k_of(request: TimedRequest) -> int:
     return max(1, round(request.drafted / request.steps))
 
 
-def _band(concurrency: int | None) -> int:
+def band_of(concurrency: int | None) -> int:
+    """Number of the band: loads up to twice as high; UNKNOWN_BAND where it is not told."""
     return UNKNOWN_BAND if concurrency is None else max(concurrency - 1, 0).bit_length()
 
 

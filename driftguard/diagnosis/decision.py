@@ -1,6 +1,7 @@
 """The table of causes as one function: evidence in, diagnosis out. The tests are run once (examination.py)
 and say in words what they found (facts.py); here they are weighed. The order of the questions matters.
 
+is it about goodput?               -> see goodput.py
 is the text itself suspicious?     -> quality
 was the target replaced?           -> target_replaced
 did K change, and explain it?      -> configuration
@@ -27,6 +28,7 @@ from driftguard.diagnosis.engine_faults import alike_fell, fault_of
 from driftguard.diagnosis.evidence import EngineChange, Evidence
 from driftguard.diagnosis.examination import EXCLUDING, Examination, examine
 from driftguard.diagnosis.facts import facts, missing
+from driftguard.diagnosis.goodput import of_goodput
 from driftguard.diagnosis.probes import Behaviour
 from driftguard.diagnosis.verdict import Verdict
 from driftguard.records.documents.diagnosis import Diagnosis
@@ -61,6 +63,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 def _decide(evidence: Evidence, found: Examination) -> Verdict:
+    if evidence.goodput is not None:
+        return of_goodput(evidence, evidence.goodput, found)
     setting = found.explaining()
     if evidence.direction == "up" and (suspicious := _suspicious(found, setting)):
         return suspicious

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-Direction = Literal["down", "up"]
+from driftguard.records.documents.goodput import GoodputChange
+
+Direction = Literal["down", "up", "slower"]  # of acceptance; slower: of goodput
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Evidence:
     `probes_awaited`: there are probes from before the change and it is worth waiting for those after it.
     `replaced_target`: the target that the server served before, when this stream began by its replacement;
     `before` are then requests of the stream before. `replaced_draft`: likewise, the draft version.
-    `engine_change`: None where none is known.
+    `engine_change`: None where none is known. `goodput`: of an incident of direction "slower".
     """
 
     direction: Direction
@@ -115,3 +117,4 @@ class Evidence:
     replaced_target: str | None = None
     replaced_draft: str | None = None
     engine_change: EngineChange | None = None
+    goodput: GoodputChange | None = None

@@ -50,7 +50,7 @@ def of(incident: Incident) -> Aftermath | None:
         tokens_lost = Interval(*(tokens * part / (1.0 - part) for part in (lost.value, lost.low, lost.high)))
     lasted = _since(incident, incident.resolved_at)
     text = _times(lasted, detected, mitigated)
-    if incident.direction == "down":
+    if incident.direction != "up":
         text += f"; {_cost(tokens_lost, basis)}"
     text += "."
     return Aftermath(lasted, detected, mitigated, tokens, tokens_lost, basis, text)
@@ -70,12 +70,15 @@ def _seconds(start: datetime, end: datetime) -> float | None:
 def _lost(incident: Incident) -> tuple[Interval | None, Literal["measured", "formula"] | None]:
     evidence = incident.evidence
     part = evidence.slowdown
-    if incident.direction != "down" or part is None or not 0.0 <= part < 1.0:
+    if incident.direction == "up" or part is None or not 0.0 <= part < 1.0:
         return None, None
+    if evidence.goodput is not None and evidence.goodput.kind == "speculation_loses":
+        return None, None  # only at some of the loads that there were
     lost = evidence.cost.lost if evidence.cost else None
     if evidence.slowdown_measured is not None and lost is not None and lost.high < 1.0:
         return lost, "measured"
-    basis: Literal["measured", "formula"] = "formula" if evidence.slowdown_measured is None else "measured"
+    by_formula = evidence.slowdown_measured is None and evidence.goodput is None
+    basis: Literal["measured", "formula"] = "formula" if by_formula else "measured"
     return Interval(part, part, part), basis
 
 

@@ -67,7 +67,7 @@ def at_change(
     session: Session, stream: Stream, change: Change, newest_ended_at: datetime
 ) -> tuple[Cost | None, float | None]:
     """(what the change costs, draft tokens per step in the changed segments); None where no record tells."""
-    found = _measured(session, stream, change, newest_ended_at)
+    found = measure(session, stream, change, newest_ended_at)
     changed = [item for item in [*found.before, *found.since] if item.segment in change.segments]
     return found.cost, drafted_per_step(changed)
 
@@ -119,13 +119,13 @@ def is_outdated(last_seen_at: datetime, measured_at: datetime | None) -> bool:
 
 
 def _unresolved(session: Session, stream_id: int) -> Incident | None:
-    """Of a fall first; one that awaits its examination is measured there."""
+    """Of a fall of acceptance first, then of goodput; one that awaits its examination is measured there."""
     own = {
         incident.direction: incident
         for incident in incidents.of_stream(session, stream_id)
         if not incident.awaits_examination
     }
-    return own.get("down") or own.get("up")
+    return own.get("down") or own.get("slower") or own.get("up")
 
 
 def _now(session: Session, stream: Stream, incident: Incident | None) -> Measurement:
@@ -133,13 +133,14 @@ def _now(session: Session, stream: Stream, incident: Incident | None) -> Measure
     if incident:
         segments = names_of(incident.segments)
         change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments)
-        return _measured(session, stream, change, stream.last_seen_at)
+        return measure(session, stream, change, stream.last_seen_at)
     newest = examination_evidence.timed_between(session, stream.id, 0, _NEWEST, stream.last_seen_at)
     without = examination_evidence.without_speculation(session, stream, _NEWEST, stream.last_seen_at)
     return Measurement(_assessed(stream, [], newest, without, None), [], newest)
 
 
-def _measured(session: Session, stream: Stream, change: Change, newest_ended_at: datetime) -> Measurement:
+def measure(session: Session, stream: Stream, change: Change, newest_ended_at: datetime) -> Measurement:
+    """The cost of a change, from the requests on both sides of it."""
     before = examination_evidence.timed_between(session, stream.id, 0, change.change_point, change.at)
     since = examination_evidence.timed_between(
         session, stream.id, change.change_point, change.newest + 1, newest_ended_at
@@ -204,7 +205,7 @@ def update_incident(
     """Completes the cost of an incident, and raises its severity where a fall costs enough by now."""
     if measured.cost is not None and _completes(incident, measured.cost):
         _keep_cost(incident, measured.cost)
-    if incident.direction == "down":
+    if incident.direction != "up":
         worst = max(_slowdowns(incident, measured), key=lambda item: item.part, default=None)
         if worst is not None:
             graver = severity_of(incident, worst.part, paging)
@@ -264,7 +265,11 @@ def _keep_cost(incident: Incident, cost: Cost) -> None:
 
 
 def _slowdowns(incident: Incident, measured: Measurement) -> Iterator[_Slowdown]:
-    """Of the changed segments, measured where it is sure that there is one; of the others by formula."""
+    """Of the changed segments, measured where it is sure that there is one; of the others by formula. Of
+    goodput only as measured, and nothing where speculation loses: that is told as it was found."""
+    goodput = incident.evidence.goodput
+    if goodput is not None and goodput.kind == "speculation_loses":
+        return
     changed = set(names_of(incident.segments))
     if measured.cost is not None and measured.cost.lost is not None and _sure(measured.cost) is not None:
         lost = measured.cost.lost
@@ -272,10 +277,10 @@ def _slowdowns(incident: Incident, measured: Measurement) -> Iterator[_Slowdown]
         # The interval reaches about two standard errors down.
         least = lost.value - SURELY / 2.0 * (lost.value - lost.low)
         yield _Slowdown(least, told, cost=measured.cost)
-    elif (part := _of_segments(measured, changed, among=True)) is not None:
+    elif goodput is None and (part := _of_segments(measured, changed, among=True)) is not None:
         told = f"the changed segments have become at least {part:.0%} slower (by formula)"
         yield _Slowdown(part, told, by_formula=part)
-    if (part := _of_segments(measured, changed, among=False)) is not None:
+    if goodput is None and (part := _of_segments(measured, changed, among=False)) is not None:
         told = f"other segments have become at least {part:.0%} slower as well (by formula)"
         yield _Slowdown(part, told)
 

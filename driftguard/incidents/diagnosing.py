@@ -7,7 +7,7 @@ probes replayed since the change, captured requests, or the end of the wait for 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, cast
 from uuid import UUID
 
 import structlog
@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Evidence, diagnose
 from driftguard.errors import DatabaseUnavailable
-from driftguard.incident_lifecycle import is_graver
+from driftguard.incident_lifecycle import Direction, is_graver
 from driftguard.incidents.opening import Paging, raise_to, severity_of
 from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence, names_of
 from driftguard.store import incidents
@@ -51,7 +51,7 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
     )
     captures_before, captures_after = captures_around(session, stream, changed, incident.change_point_at)
     return Evidence(
-        direction="down" if incident.direction == "down" else "up",
+        direction=cast("Direction", incident.direction),
         changed=changed,
         before=before,
         after=after,
@@ -63,6 +63,7 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
         engine_change=engine_change(session, stream.server, moment, incident.interval_start_at),
         replaced_target=replaced.target if replaced and replaced.target != stream.target else None,
         replaced_draft=replaced.draft_version if replaced and replaced.target == stream.target else None,
+        goodput=incident.evidence.goodput,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Final, Literal, cast
 from uuid import UUID, uuid5
 
 import structlog
@@ -246,7 +246,6 @@ NOBODY = Paging()
 def severity_of(incident: Incident, slowdown: float | None, paging: Paging = NOBODY) -> Severity:
     """By its cause and by what it costs. Suspicious answers are a page although nothing got slower; what is
     surely no fault is none. `slowdown`: part of the tokens per second lost; None: not known."""
-    direction: Direction = "down" if incident.direction == "down" else "up"
     known = incident.diagnosis
     if known is not None and known.cause == "quality":
         return "warning"
@@ -254,7 +253,7 @@ def severity_of(incident: Incident, slowdown: float | None, paging: Paging = NOB
         return "info"
     if known is not None and known.cause in ("mix_shift", "configuration") and known.confidence == "high":
         return "info"
-    return severity(direction, slowdown, paging.slowdown)
+    return severity(cast("Direction", incident.direction), slowdown, paging.slowdown)
 
 
 def announce(session: Session, incident: Incident, paging: Paging, now: datetime) -> None:

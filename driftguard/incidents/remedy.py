@@ -11,7 +11,7 @@ from driftguard.store.tables import Incident, RetrainRun
 def of_stream(cost: Cost | None, incident: Incident | None, rollback: Rollback | None) -> tuple[Action, ...]:
     """Every action in order, one of them the best. `cost`: as last measured; None where it is not known, or
     too old. `incident`: the one that is open, if any."""
-    fell = incident is not None and incident.direction == "down" and incident.state != "resolved"
+    fell = incident is not None and incident.direction != "up" and incident.state != "resolved"
     known = incident.diagnosis if incident is not None and fell else None
     if rollback is None and incident is not None and fell:
         rollback = incident.evidence.rollback
@@ -47,6 +47,8 @@ def rollback_of(parent: str | None, run: RetrainRun | None, draft: str, cost: Co
 def _lost(incident: Incident) -> Interval | None:
     """Of the tokens per second of the whole stream: the changed segments have a share of its requests."""
     evidence, share = incident.evidence, _share(incident)
+    if evidence.goodput is not None and evidence.goodput.kind == "speculation_loses":
+        return None  # nothing was lost that a restart or a draft could give back
     lost = evidence.cost.lost if evidence.cost else None
     if evidence.slowdown_measured is not None and lost is not None:
         return Interval(share * lost.value, share * lost.low, share * lost.high)

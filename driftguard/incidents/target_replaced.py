@@ -192,7 +192,7 @@ def _incident(
         acceptance_before=before,
         acceptance_after=after,
         segments=tuple(
-            ChangedSegment(segment, _acceptance(old, positions), _acceptance(new, positions))
+            ChangedSegment(segment, acceptance_of(old, positions), acceptance_of(new, positions))
             for segment, old, new in found
         ),
         evidence=IncidentEvidence(
@@ -222,7 +222,8 @@ def _levels(session: Session, stream: Stream, oldest: datetime) -> list[Acceptan
     )
 
 
-def _acceptance(rate: Rate, positions: Positions) -> Acceptance:
+def acceptance_of(rate: Rate, positions: Positions = "all") -> Acceptance:
+    """With its 95% interval."""
     half = _QUANTILE_95 * rate.error
     low, high = max(rate.rate - half, 0.0), min(rate.rate + half, 1.0)
     return Acceptance(rate.rate, low, high, rate.requests, positions)

@@ -24,7 +24,7 @@ class IncidentMetrics:
         )
         self.change_point = series.gauge(
             "driftguard_incident_change_point_timestamp_seconds",
-            "When the acceptance of an incident that is not resolved changed.",
+            "When the acceptance or the goodput of an incident that is not resolved changed.",
             *INCIDENT,
         )
         self.slowdown = series.gauge(

@@ -19,10 +19,17 @@ StreamVerdict = Literal[
 ]
 VERDICTS: Final[tuple[StreamVerdict, ...]] = get_args(StreamVerdict)
 
-CHORES: Final = ("diagnose", "measure_costs", "defer_retraining", "look_at_exports", "maintain")
+CHORES: Final = (
+    "diagnose",
+    "measure_costs",
+    "watch_goodput",
+    "defer_retraining",
+    "look_at_exports",
+    "maintain",
+)
 LOOPS: Final = ("scraping", "probes", "alerts", "jobs", "look_around", "examination")
 SEVERITIES: Final = ("critical", "warning", "info")
-DIRECTIONS: Final = ("down", "up")
+DIRECTIONS: Final = ("down", "up", "slower")  # of acceptance, of acceptance, of goodput
 RUN_OUTCOMES: Final = ("promoted", "nothing_to_do", "rejected", "failed", "rolled_back")
 
 PLACE = ("server", "target")

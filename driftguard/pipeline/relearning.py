@@ -28,5 +28,6 @@ def begin_anew(session: Session, stream_id: int, error: UnreadableState, metrics
         metrics.fold.states_lost.inc()
     streams.begin_anew(session, stream_id, now, because=because)
     for incident in incidents.unresolved_of(session, stream_id):
-        incidents.move(session, incident.id, "resolved", f"{reason} ({error})", now)
+        if incident.evidence.goodput is None:  # the watch over goodput keeps its own state
+            incidents.move(session, incident.id, "resolved", f"{reason} ({error})", now)
     return StreamState()

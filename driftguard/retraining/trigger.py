@@ -65,6 +65,8 @@ def _named(session: Session, info: EngineInfo, incident_id: UUID) -> Incident | 
     incident, stream = incidents.find(session, incident_id)
     if incident.state == "resolved":
         return NothingToDo(f"incident {incident_id} is resolved")
+    if incident.direction == "slower":
+        return NothingToDo(f"incident {incident_id} is about goodput, which no draft mends")
     if incident.direction != "down":
         return NothingToDo(f"incident {incident_id} says that acceptance rose")
     if (stream.server, stream.target) != (info.server, info.target):

@@ -83,7 +83,7 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
         verdict=verdict,
         acceptance_verdict=item.acceptance_verdict,
         text="",
-        since=held.since if held else None if verdict == "speculation_loses" else _since(summary, incident),
+        since=held.since if held else _since(None if verdict == "speculation_loses" else summary, incident),
         in_service=item.in_service,
         draft_in_service=item.draft_in_service,
         now=now,

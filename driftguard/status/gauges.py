@@ -166,6 +166,8 @@ def _show_incidents(session: Session, metrics: Metrics, streams: Mapping[int, St
             changed[labels] = incident.change_point_at.timestamp()
             if (lost := incident.evidence.slowdown) is not None:
                 slowdown[labels] = lost
+            if incident.evidence.goodput is not None:
+                continue  # these are of a change of acceptance
             for segment in incident.segments:
                 of_segment = (*labels, segment.segment, segment.after.positions)
                 before[of_segment], after[of_segment] = segment.levels

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Final
 
 from driftguard.cost.best_action import Action, best_of
+from driftguard.cost.payoff import load_text
 from driftguard.incidents.message import clock, cost_percent
 from driftguard.records.documents.acceptance import from_to
+from driftguard.records.documents.goodput import GoodputChange
 from driftguard.records.documents.incident import names_of, positions_of
 from driftguard.records.positions import ACCEPTANCE
 from driftguard.status.staleness import Newest, clock_difference
@@ -122,6 +124,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _incident_sentence(incident: Incident) -> str:
+    doing = {"acknowledged": " Acknowledged.", "mitigating": " A new draft is being trained."}
+    if (goodput := incident.evidence.goodput) is not None:
+        return f"{_goodput_sentence(incident, goodput)}{doing.get(incident.state, '')}"
     names = _some(names_of(incident.segments))
     word, verb = ("Degraded", "fell") if incident.direction == "down" else ("Improved", "rose")
     acceptance = ACCEPTANCE[positions_of(incident.segments)]
@@ -129,9 +134,17 @@ def _incident_sentence(incident: Incident) -> str:
     cost = (
         f", about {percent:.0f}% slower" if incident.direction == "down" and percent and percent > 0 else ""
     )
-    doing = {"acknowledged": " Acknowledged.", "mitigating": " A new draft is being trained."}
     return (
         f"{word} since {clock(incident.change_point_at)}: {acceptance} in {names} {verb} from "
         f"{from_to(incident.acceptance_before, incident.acceptance_after)}{cost}."
         f"{doing.get(incident.state, '')}"
     )
+
+
+def _goodput_sentence(incident: Incident, goodput: GoodputChange) -> str:
+    since, load = clock(incident.change_point_at), load_text(goodput.concurrency)
+    levels = from_to(incident.acceptance_before, incident.acceptance_after)
+    if goodput.kind == "speculation_loses":
+        return f"Slower with speculation {load} since {since}; acceptance {levels}."
+    slower = incident.evidence.slowdown or goodput.lost
+    return f"Degraded since {since}: tokens come {slower:.0%} slower {load}; acceptance {levels}."

@@ -44,7 +44,7 @@ class Standing:
     stream: StreamRow
     verdict: str
     known_verdict: str  # without regard to a silence of its source
-    acceptance_verdict: str  # nor to whether speculation pays
+    acceptance_verdict: str  # nor to goodput, and whether speculation pays
     incident: Incident | None  # the reason of the verdict
     set_aside: HeldStream | None
     in_service: bool
@@ -176,6 +176,8 @@ def _standing(stream: StreamRow, facts: _Facts) -> Standing:
     if held is not None:
         verdict = "cannot_be_judged"
     known = _worse(verdict, "speculation_loses") if serving and stream.id in facts.losing else verdict
+    if serving and (slower := incidents.get("slower")) is not None:
+        known, incident = _with_goodput(known, incident, slower)
     return Standing(
         stream=stream,
         verdict="stale" if serving and place in facts.silent else known,
@@ -187,6 +189,16 @@ def _standing(stream: StreamRow, facts: _Facts) -> Standing:
         draft_in_service=facts.drafts.get(place, facts.newest[place].draft_version),
         heard=facts.heard.get(place),
     )
+
+
+def _with_goodput(known: str, incident: Incident | None, slower: Incident) -> tuple[str, Incident | None]:
+    """An open fall of acceptance, and what is worse than either, is told before it."""
+    goodput = slower.evidence.goodput
+    loses = goodput is not None and goodput.kind == "speculation_loses"
+    told = _worse(known, "speculation_loses" if loses else "degraded")
+    if known == "degraded" or told not in ("degraded", "speculation_loses"):
+        return known, incident
+    return told, slower
 
 
 def _worse(one: str, other: str) -> str:

@@ -404,10 +404,11 @@ def _timed_requests(
     session: Session, values: Mapping[str, Any], newest: datetime, look_back: timedelta
 ) -> list[TimedRequest]:
     span = {"since": newest - look_back, "until": newest + _AHEAD}
-    return [_timed(*row) for row in session.execute(_TIMED, {**values, **span})]
+    return [timed(*row) for row in session.execute(_TIMED, {**values, **span})]
 
 
-def _timed(*row: Any) -> TimedRequest:
+def timed(*row: Any) -> TimedRequest:
+    """A request from the columns of `_TIMED`, in their order."""
     *told, kind, first_drafted, first_accepted = row
     found = TimedRequest(*told)
     first = first_position(kind, found.num_speculative_tokens, first_drafted, first_accepted)

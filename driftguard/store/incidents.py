@@ -212,6 +212,14 @@ def resolved_since(session: Session, incident: Incident, oldest: datetime) -> Se
     return session.scalars(query).all()
 
 
+def accepted_since(session: Session, stream_id: int, since: datetime) -> bool:
+    """Whether an operator has accepted a new level of this stream as normal."""
+    query = select(Incident.id).where(
+        Incident.stream_id == stream_id, Incident.level_accepted, Incident.resolved_at > since
+    )
+    return session.scalar(query.limit(1)) is not None
+
+
 def _add_transition(
     session: Session, incident_id: UUID, step: Transition, severity: str | None = None
 ) -> None:
@@ -285,7 +293,7 @@ def find(session: Session, incident_id: UUID) -> tuple[Incident, Stream]:
 
 
 def of_stream(session: Session, stream_id: int) -> list[Incident]:
-    """Those that are not resolved: at most one per direction."""
+    """Those that are not resolved: at most one per direction, of acceptance and of goodput."""
     query = select(Incident).where(Incident.stream_id == stream_id, Incident.state != "resolved")
     return list(session.scalars(query))
 

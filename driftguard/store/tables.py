@@ -25,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from driftguard.records.documents.cost import Cost
+from driftguard.records.documents.goodput import GoodputWatch
 from driftguard.records.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence
 from driftguard.records.documents.retraining_run import RunNumbers
 from driftguard.store.column_types import Document, FiniteDocument, FiniteDouble, name_columns
@@ -242,6 +243,17 @@ class StreamCost(Base):
     cost: Mapped[Cost | None] = mapped_column(Document(Cost, none_as_null=True))
 
 
+class GoodputWatchRow(Base):
+    """The watch over a stream's goodput, see driftguard.cost.goodput. `looked_at`: null before it
+    looked first."""
+
+    __tablename__ = "goodput_watches"
+
+    stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True)
+    watch: Mapped[GoodputWatch] = mapped_column(Document(GoodputWatch))
+    looked_at: Mapped[datetime | None]
+
+
 class Source(Base):
     """A server whose metrics are scraped or pushed, as the newest ones show it; see driftguard.sources."""
 
@@ -306,7 +318,7 @@ class Incident(Base):
 
     id: Mapped[UUID] = mapped_column(primary_key=True)
     stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"))
-    direction: Mapped[str]  # down | up
+    direction: Mapped[str]  # down | up, of acceptance; slower: of goodput
     state: Mapped[str]  # open | acknowledged | mitigating | resolved
     severity: Mapped[str]  # critical | warning | info
     opened_at: Mapped[datetime]

@@ -11,6 +11,7 @@ from uuid import UUID
 from driftguard.records.documents.acceptance import Acceptance, AdjustedChange, Gradual
 from driftguard.records.documents.cost import Cost, Interval
 from driftguard.records.documents.diagnosis import Diagnosis
+from driftguard.records.documents.goodput import GoodputChange
 from driftguard.records.positions import Positions, combined
 
 
@@ -107,7 +108,8 @@ class IncidentEvidence:
     gradual: Gradual | None = None  # None where it cannot have begun before the interval of the change point
     # Of a replaced target or draft: the stream before.
     predecessor_stream_id: int | None = None
-    # Of either: parts of the tokens per second, lost; negative where gained.
+    goodput: GoodputChange | None = None  # of an incident of goodput, whose direction is "slower"
+    # Of any: parts of the tokens per second, lost; negative where gained.
     slowdown_measured: float | None = None  # only if a slowdown is certain
     slowdown_formula: float | None = None
     num_speculative_tokens: float | None = None  # draft tokens per step in the changed segments
@@ -129,8 +131,11 @@ class IncidentEvidence:
 
     @property
     def slowdown(self) -> float | None:
-        """Part of the tokens per second lost: measured if that is precise enough, else by formula."""
-        return self.slowdown_formula if self.slowdown_measured is None else self.slowdown_measured
+        """Part of the tokens per second lost: measured if that is precise enough, else as the watch over
+        goodput has it, else by formula."""
+        if self.slowdown_measured is not None:
+            return self.slowdown_measured
+        return self.slowdown_formula if self.goodput is None else self.goodput.lost
 
 
 @dataclass(frozen=True, slots=True)

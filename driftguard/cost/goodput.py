@@ -1,0 +1,376 @@
+"""Has goodput fallen at the same load, and does speculation lose at the load there is now? Pure.
+
+Two sequential tests over blocks of requests: repeated looks add no false alarms. A block is at least
+BLOCK_REQUESTS timed requests with drafts over at least BLOCK_SECONDS: requests that run at the same time
+share the machine's moods, so blocks and not requests are the units. Times count by their logarithm, so that
+heavy tails do not outweigh everything else.
+
+**Slower.** Like is compared with like, in cells c (segment, K, band of concurrency) that have been seen
+before. With n_c requests of a block in cell c, l the mean logarithm of the seconds per token and x that of
+the concurrency,
+
+    d = sum over c of n_c (l_c - m_c - max(x_c - y_c, 0)) / sum of n_c
+
+m_c, y_c: the same of the reference, all blocks but the newest HELD (a block counts at most once, for about
+REMEMBERED of them). A band holds loads up to twice as high: a fuller server may take longer in proportion to
+its requests, and that is no fall. Blocks vary by s, in the long run: s^2 = max over B of B var(means of B
+blocks that follow each other), so that moods that outlast a block are spread, and no evidence. The bet
+
+    e = 1 + stake min(max((d - margin) / s, -1), REACH)
+    margin = log(1 / (1 - LEAST_LOST)) + s max(.3, 2 / sqrt(n))
+
+is worth at most 1 on average while goodput is down by less than LEAST_LOST: cutting off below -1 adds .14 s
+to the mean of a normal block, which the margin's .3 s outweigh, cutting off above only takes, and
+2 s / sqrt(n) is two standard errors of a reference of n blocks. Sums of bets R <- (1 + R) e then make
+R_t - t a supermartingale
+(Shin, Ramdas, Rinaldo 2023; driftguard.detection.statistics.bets): the first R >= A comes after A blocks or
+more in expectation, whenever and however often one looks.
+
+**Speculation loses.** In each band, requests without speculation bet against those with it in the same block
+and segment: y, by how much the logarithm of their time is smaller. The null is E[y] <= log(1 / (1 -
+LEAST_GAIN)); the spread is that of the y before. Assumption: both run at the same loads of the band, as where
+the ones without speculation are drawn at random.
+
+Both share one budget of false alarms: half of it for "slower", 1 / BANDS of the other half for each band. A
+mean of such sums, weighted so, is one again. `alarm_level` is A for a number of days: blocks are no shorter
+than BLOCK_SECONDS.
+
+Assumptions: blocks depend on each other for no longer than s shows, and the reference holds what is usual. A
+daily rhythm at the same load is spread only once it was seen. Measured: tests/benchmarks/bench_goodput.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from driftguard.cost.times import (
+    LONGEST,
+    SHORTEST,
+    UNKNOWN_BAND,
+    TimedRequest,
+    band_of,
+    concurrency_of,
+    k_of,
+    measured,
+)
+from driftguard.records.documents.goodput import Block, CellMean, GoodputWatch, Rivalry, Watched
+
+BLOCK_SECONDS: Final = 300.0
+BLOCK_REQUESTS: Final = 20
+JUDGED_REQUESTS: Final = 10  # of a block, in known cells
+KNOWN: Final = 5.0  # blocks from which on a cell is compared
+REMEMBERED: Final = 864.0  # blocks, three days without a pause
+READY: Final = 36  # blocks of the reference, before which nothing is judged
+SPREAD_OF: Final = 288
+LEAST_SPREAD: Final = 0.03
+LONGEST_BATCH: Final = 16  # blocks
+BATCHES: Final = 6
+LEAST_LOST: Final = 0.10
+STAKES: Final = (0.3, 0.6, 0.95)
+REACH: Final = 8.0
+NONE: Final = (0.0,) * len(STAKES)
+SUSPECT: Final = 20.0  # evidence from which on no block is learned
+HELD: Final = 6  # newest blocks that are not learned yet: a fall may have begun in them
+NEWEST: Final = 3  # blocks that say how slow it is now
+MOST_PENDING: Final = 100
+MOST_CELLS: Final = 1_000
+BANDS: Final = 16
+LEAST_GAIN: Final = 0.02
+RIVALS: Final = 20  # requests without speculation in a band, before which nothing is judged
+OF_SPECULATING: Final = 5  # in the same block, band and segment
+OVER: Final = 100.0  # evidence that a fall is over
+QUIET_LOOKS: Final = 3
+
+
+class Numbered(NamedTuple):
+    """`seq`: of the record."""
+
+    seq: int
+    request: TimedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """Blocks that raised an alarm. `slower`: mean of the logarithm of the time per token, against before."""
+
+    blocks: tuple[Block, ...]
+    slower: float
+
+    @property
+    def concurrency(self) -> tuple[int, int] | None:
+        """Of the load at which most of the requests ran."""
+        counts: dict[int, float] = defaultdict(float)
+        for block in self.blocks:
+            for cell in block.cells:
+                counts[cell.band] += cell.weight
+        return concurrency_of(max(counts, key=counts.__getitem__))
+
+    @property
+    def lost(self) -> float:
+        """Part of the tokens per second."""
+        return -math.expm1(-self.slower)
+
+
+def alarm_level(false_alarm_days: float) -> float:
+    """A: blocks to a false alarm, both tests together."""
+    return false_alarm_days * 86_400.0 / BLOCK_SECONDS
+
+
+def fold(watch: GoodputWatch, read: Sequence[Numbered]) -> GoodputWatch:
+    """The watch after these requests, those without speculation among them, in order of their seq. The last
+    of them, which make no block yet, are to be read again: `seq` stays before them."""
+    for rows in _blocks(read):
+        watch = _fold_block(watch, rows)
+    return watch
+
+
+def evidence_of(sums: Sequence[float]) -> float:
+    return sum(sums) / len(STAKES) if sums else 0.0
+
+
+def fall_of(watch: GoodputWatch, level: float) -> Fall | None:
+    """What the evidence says is slower, from the block on that parts the newest ones best. `level`: A."""
+    told = [block for block in watch.pending if block.slower is not None]
+    if watch.opened is not None or evidence_of(watch.sums) < 2.0 * level or not told:
+        return None
+    moves = np.array([block.slower for block in told])
+    above = np.cumsum((moves - moves[-NEWEST:].mean() / 2.0)[::-1])[::-1]
+    first = int(above.argmax())
+    return Fall(tuple(told[first:]), float(moves[first:].mean()))
+
+
+def losing_in(watch: GoodputWatch, level: float, concurrency: tuple[int, int] | None) -> Rivalry | None:
+    """The evidence that speculation loses at this load, if it is enough."""
+    if watch.opened is not None:
+        return None
+    for rivalry in watch.rivalries:
+        if concurrency_of(rivalry.band) == concurrency and evidence_of(rivalry.sums) >= 2.0 * BANDS * level:
+            return rivalry
+    return None
+
+
+def is_over(watch: GoodputWatch) -> bool:
+    """Whether the open fall is made good by more than half."""
+    return watch.opened is not None and evidence_of(watch.opened.sums) >= OVER
+
+
+def is_gone(watch: GoodputWatch) -> bool:
+    """Whether nothing that can be compared has been served for long since the fall."""
+    return watch.opened is not None and watch.opened.kind == "slower" and watch.opened.quiet >= READY
+
+
+def with_opened(watch: GoodputWatch, opened: Watched) -> GoodputWatch:
+    """The blocks of a fall are not learned."""
+    return replace(watch, sums=NONE, pending=(), alarmed=False, opened=opened)
+
+
+def closed(watch: GoodputWatch) -> GoodputWatch:
+    """After the end of what was open, or of an alarm that is no incident of its own; the reference stays."""
+    rivals = tuple(replace(item, sums=NONE, since_seq=None, since_at=None) for item in watch.rivalries)
+    return replace(watch, sums=NONE, pending=(), rivalries=rivals, alarmed=False, opened=None)
+
+
+def _blocks(read: Sequence[Numbered]) -> Iterator[list[Numbered]]:
+    rows: list[Numbered] = []
+    speculating, first, last = 0, math.inf, -math.inf
+    for item in read:
+        rows.append(item)
+        if not _is_comparable(item.request) or k_of(item.request) == 0:
+            continue
+        speculating += 1
+        first, last = min(first, item.request.ended_at), max(last, item.request.ended_at)
+        if speculating >= BLOCK_REQUESTS and last - first >= BLOCK_SECONDS:
+            yield rows
+            rows = []
+            speculating, first, last = 0, math.inf, -math.inf
+
+
+def _is_comparable(request: TimedRequest) -> bool:
+    """Where the load is not told, more of it looks like a slower machine."""
+    seconds = request.time_per_output_token_seconds
+    return (
+        seconds is not None
+        and SHORTEST <= seconds <= LONGEST
+        and band_of(request.concurrency) != UNKNOWN_BAND
+        and request.steps > 0
+    )
+
+
+def _fold_block(watch: GoodputWatch, rows: Sequence[Numbered]) -> GoodputWatch:
+    comparable = [item for item in rows if _is_comparable(item.request)]
+    told = measured([item.request for item in comparable])
+    block = Block(
+        first_seq=comparable[0].seq,
+        last_seq=rows[-1].seq,
+        first_at=min(item.request.ended_at for item in comparable),
+        last_at=max(item.request.ended_at for item in comparable),
+        cells=_cells([request for request in told if k_of(request) > 0]),
+    )
+    block = replace(block, slower=_slower(watch.reference, block))
+    watch = replace(watch, seq=block.last_seq, rivalries=_rivals(watch, block, told))
+    if watch.opened is not None and watch.opened.kind == "slower":
+        return _look_for_the_end(watch, block)
+    spread = spread_of(watch.spread)
+    if spread is None or block.slower is None:
+        return _hold(watch, block)
+    watch = replace(watch, sums=_bet(watch.sums, (block.slower - _margin(watch, spread)) / spread))
+    if evidence_of(watch.sums) >= SUSPECT:
+        return replace(watch, pending=(*watch.pending, block)[-MOST_PENDING:])
+    if watch.alarmed:  # what an incident of acceptance explained is over: it was not usual
+        return replace(watch, pending=(block,), alarmed=False)
+    return _hold(watch, block)
+
+
+def _hold(watch: GoodputWatch, block: Block) -> GoodputWatch:
+    """Learns the blocks before the newest ones."""
+    held = (*watch.pending, block)
+    return _learn(replace(watch, pending=held[-HELD:]), held[:-HELD])
+
+
+def _cells(requests: Sequence[TimedRequest]) -> tuple[CellMean, ...]:
+    groups: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
+    for item in requests:
+        groups[item.segment, k_of(item), band_of(item.concurrency)].append((log_time(item), _log_load(item)))
+    found = []
+    for (segment, k, band), pairs in groups.items():
+        time, load = np.mean(pairs, axis=0).tolist()
+        found.append(CellMean(segment, k, band, float(len(pairs)), time, load))
+    return tuple(found)
+
+
+def log_time(request: TimedRequest) -> float:
+    """Of a request whose time is known."""
+    return math.log(request.time_per_output_token_seconds or math.nan)
+
+
+def _log_load(request: TimedRequest) -> float:
+    return math.log(max(request.concurrency or 1, 1))
+
+
+def _slower(reference: Sequence[CellMean], block: Block) -> float | None:
+    """None where too few requests have their like in the reference."""
+    known = {(cell.segment, cell.k, cell.band): cell for cell in reference if cell.weight >= KNOWN}
+    pairs = [
+        (cell, like)
+        for cell in block.cells
+        if (like := known.get((cell.segment, cell.k, cell.band))) is not None
+    ]
+    requests = sum(cell.weight for cell, _ in pairs)
+    if requests < JUDGED_REQUESTS:
+        return None
+    moves = [
+        cell.weight * (cell.log_time - like.log_time - max(cell.log_load - like.log_load, 0.0))
+        for cell, like in pairs
+    ]
+    return sum(moves) / requests
+
+
+def spread_of(past: Sequence[float]) -> float | None:
+    """s: of blocks in the long run; None where they are too few."""
+    if len(past) < READY:
+        return None
+    values = np.array(past)
+    found, size = LEAST_SPREAD**2, 1
+    while size <= LONGEST_BATCH and len(values) >= BATCHES * size:
+        count = len(values) // size
+        means = values[len(values) - count * size :].reshape(count, size).mean(axis=1)
+        found = max(found, size * float(means.var(ddof=1)))
+        size *= 2
+    return math.sqrt(found)
+
+
+def _margin(watch: GoodputWatch, spread: float) -> float:
+    return -math.log1p(-LEAST_LOST) + spread * max(0.3, 2.0 / math.sqrt(len(watch.spread)))
+
+
+def _bet(sums: Sequence[float], z: float) -> tuple[float, ...]:
+    z = min(max(z, -1.0), REACH)
+    return tuple(
+        min((1.0 + total) * (1.0 + stake * z), 1e12)
+        for total, stake in zip(sums or NONE, STAKES, strict=True)
+    )
+
+
+def _learn(watch: GoodputWatch, blocks: Sequence[Block]) -> GoodputWatch:
+    known = {(cell.segment, cell.k, cell.band): cell for cell in watch.reference}
+    for block in blocks:
+        for cell in block.cells:
+            key = cell.segment, cell.k, cell.band
+            known[key] = _mixed(known.get(key), cell)
+    kept = sorted(known.values(), key=lambda cell: -cell.weight)[:MOST_CELLS]
+    moves = [block.slower for block in blocks if block.slower is not None]
+    return replace(watch, reference=tuple(kept), spread=(*watch.spread, *moves)[-SPREAD_OF:])
+
+
+def _mixed(known: CellMean | None, cell: CellMean) -> CellMean:
+    """A block counts for as much as its requests tell, at most once."""
+    weight = min(cell.weight / BLOCK_REQUESTS, 1.0)
+    if known is None:
+        return replace(cell, weight=weight)
+    share = weight / (known.weight + weight)
+    return replace(
+        known,
+        weight=min(known.weight + weight, REMEMBERED),
+        log_time=known.log_time + share * (cell.log_time - known.log_time),
+        log_load=known.log_load + share * (cell.log_load - known.log_load),
+    )
+
+
+def _look_for_the_end(watch: GoodputWatch, block: Block) -> GoodputWatch:
+    """Bets that goodput is back by more than half. Cells that were not known before are learned."""
+    opened, spread = watch.opened, spread_of(watch.spread)
+    known = {(cell.segment, cell.k, cell.band) for cell in watch.reference if cell.weight >= KNOWN}
+    new = tuple(cell for cell in block.cells if (cell.segment, cell.k, cell.band) not in known)
+    watch = _learn(watch, [replace(block, cells=new, slower=None)])
+    if opened is None or spread is None:
+        return watch
+    if block.slower is None:
+        return replace(watch, opened=replace(opened, quiet=opened.quiet + 1))
+    sums = _bet(opened.sums, (opened.slower / 2.0 - block.slower) / spread)
+    return replace(watch, opened=replace(opened, sums=sums, quiet=0))
+
+
+def _rivals(watch: GoodputWatch, block: Block, told: Sequence[TimedRequest]) -> tuple[Rivalry, ...]:
+    """Each band's requests without speculation against those with it, in this block."""
+    speculating: dict[tuple[str, int], list[float]] = defaultdict(list)
+    without: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for request in told:
+        side = speculating if k_of(request) > 0 else without
+        side[request.segment, band_of(request.concurrency)].append(log_time(request))
+    faster: dict[int, list[float]] = defaultdict(list)
+    for (segment, band), times in without.items():
+        others = speculating[segment, band]
+        if len(others) >= OF_SPECULATING and band < BANDS:
+            mean = sum(others) / len(others)
+            faster[band] += [mean - time for time in times]
+    known = {item.band: item for item in watch.rivalries}
+    for band, moves in faster.items():
+        known[band] = _rival(known.get(band, Rivalry(band)), moves, block)
+    return tuple(sorted(known.values(), key=lambda item: item.band))
+
+
+def _rival(rivalry: Rivalry, moves: Sequence[float], block: Block) -> Rivalry:
+    sums = rivalry.sums or NONE
+    if rivalry.count >= RIVALS:
+        spread = max(math.sqrt(rivalry.squares / (rivalry.count - 1)), LEAST_SPREAD)
+        margin = -math.log1p(-LEAST_GAIN)
+        told = (sum(moves) / len(moves) - margin) * math.sqrt(min(len(moves), rivalry.count))
+        sums = _bet(sums, told / spread - max(0.3, 2.0 / math.sqrt(rivalry.count)))
+    count, mean, squares = rivalry.count, rivalry.mean, rivalry.squares
+    for move in moves:
+        count += 1
+        apart = move - mean
+        mean += apart / count
+        squares += apart * (move - mean)
+    found = replace(rivalry, count=count, mean=mean, squares=squares, sums=sums)
+    if evidence_of(sums) < SUSPECT:
+        return replace(found, since_seq=None, since_at=None)
+    if rivalry.since_seq is None:
+        return replace(found, since_seq=block.first_seq, since_at=block.first_at)
+    return found

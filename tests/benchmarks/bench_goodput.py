@@ -1,0 +1,86 @@
+"""How often does the watch over goodput raise a false alarm, and how soon a true one? Prints two tables.
+
+False alarms: STREAMS streams of ten days per row at A = LOW blocks, so that there would be many: "at most" is
+what the guarantee allows, blocks / A. Delays: medians and tenths at A of 90 days, of a change after one day
+without. One request every ten seconds; times have a Pareto tail without a mean, and the machine's speed
+wanders. Nothing is tuned per row. Run it as
+
+    python -m tests.benchmarks.bench_goodput [--streams 8] [--seed 50000]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from driftguard.cost import goodput
+from tests.cost.goodput_runs import DAY, Stream, until_alarm
+
+LOW: Final = 300.0
+DAYS: Final = 10.0
+QUIET: Final[Mapping[str, Mapping[str, Any]]] = {
+    "mood .05, half an hour": {},
+    "mood .15, half an hour": {"mood": 0.15},
+    "mood .15, four hours": {"mood": 0.15, "mood_minutes": 240.0},
+    "mood .10, a day": {"mood": 0.10, "mood_minutes": 1440.0},
+    "load doubles and halves in a day": {"daily": 2.0},
+    "the same, mood .10, twice as slow per twice the load": {"daily": 2.0, "mood": 0.1, "slope": 1.0},
+    "a fifth of the requests stall, spread .4": {"stalls": 0.2, "noise": 0.4},
+    "speculation as fast as none, a tenth without": {
+        "without": 0.1,
+        "per_draft": 0.0,
+        "acceptance": 0.0,
+        "mood": 0.1,
+    },
+}
+CHANGES: Final[Mapping[str, tuple[Mapping[str, float], Mapping[str, Any]]]] = {
+    "20% slower": ({"slower": 1.25}, {}),
+    "30% slower": ({"slower": 1.43}, {}),
+    "30% slower, mood .15": ({"slower": 1.43}, {"mood": 0.15}),
+    "half as fast": ({"slower": 2.0}, {}),
+    "speculation from +23% to -16%, a tenth without": (
+        {"load": 14.0, "per_draft": 0.0212},
+        {"without": 0.1, "load": 4.0, "acceptance": 0.85, "per_draft": 0.0129},
+    ),
+}
+
+
+def _false_alarms(streams: int, seed: int) -> None:
+    print(f"{'false alarms, A = 300 blocks':55} {'blocks':>7} {'slower':>7} {'loses':>7} {'at most':>8}")
+    for name, machine in QUIET.items():
+        alarms = [
+            alarm for number in range(streams) for alarm in Stream(seed + number, LOW, **machine).run(DAYS)
+        ]
+        blocks = streams * DAYS * DAY / goodput.BLOCK_SECONDS
+        kinds = [sum(alarm.kind == kind for alarm in alarms) for kind in ("slower", "speculation_loses")]
+        print(f"{name:55} {blocks:7,.0f} {kinds[0]:7} {kinds[1]:7} {blocks / LOW:8.1f}", flush=True)
+
+
+def _delays(streams: int, seed: int) -> None:
+    level = goodput.alarm_level(90.0)
+    print(f"\n{'minutes to the alarm, A of 90 days':55} {'found':>7} {'10%':>7} {'median':>7} {'90%':>7}")
+    for name, (change, machine) in CHANGES.items():
+        found = [until_alarm(seed + number, level, change, days=2.0, **machine) for number in range(streams)]
+        delays = [(alarm.at - DAY) / 60.0 for alarm in found if alarm is not None]
+        part = np.quantile(delays, (0.1, 0.5, 0.9)) if delays else [np.nan] * 3
+        print(
+            f"{name:55} {len(delays):3} of {streams} " + " ".join(f"{value:7.0f}" for value in part),
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=50_000)
+    asked = parser.parse_args()
+    print(f"seeds {asked.seed} to {asked.seed + asked.streams - 1}")
+    _false_alarms(asked.streams, asked.seed)
+    _delays(asked.streams, asked.seed)
+
+
+if __name__ == "__main__":
+    main()

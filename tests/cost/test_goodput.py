@@ -1,0 +1,96 @@
+"""The watch over goodput: what it compares with what, what it learns, and how often it is wrong."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from driftguard.cost import goodput
+from driftguard.records.documents.goodput import GoodputWatch
+from tests.cost.goodput_runs import DAY, Stream, until_alarm
+from tests.cost.goodput_traffic import Machine
+
+LEVEL = goodput.alarm_level(90.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slower_machine_is_found_with_its_size_and_beginning(seed: int) -> None:
+    alarm = until_alarm(seed, LEVEL, {"slower": 2.0}, days=1.0)
+    assert alarm is not None
+    assert alarm.kind == "slower"
+    assert alarm.lost == pytest.approx(0.5, abs=0.1)
+    assert abs(alarm.since - DAY) <= 3 * goodput.BLOCK_SECONDS
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_speculation_that_begins_to_lose_is_found_although_nothing_gets_slower(seed: int) -> None:
+    """Requests without speculation get faster, those with it stay."""
+    machine = {"without": 0.1, "acceptance": 0.5, "base": 0.02, "per_draft": 0.005}
+    alarm = until_alarm(seed, LEVEL, {"base": 0.009, "per_draft": 0.00775}, days=2.0, **machine)
+    assert alarm is not None
+    assert alarm.kind == "speculation_loses"
+
+
+def test_a_speed_that_falls_bit_by_bit_is_not_learned_as_usual() -> None:
+    """A third slower in a day and a half: what is compared with lags behind."""
+    stream = Stream(4, LEVEL)
+    assert stream.run(1.0) == []
+    alarms = []
+    for _ in range(36):
+        stream.machine.slower *= 1.5 ** (1 / 36)
+        alarms += stream.run(1.0 / 24.0)
+    assert alarms
+
+
+def test_a_full_band_of_loads_is_no_fall() -> None:
+    """From 9 to 16 requests at once, within one band, each in proportion slower."""
+    stream = Stream(5, LEVEL, load=9.0, slope=1.0)
+    assert stream.run(1.0) == []
+    stream.machine.load = 16.0
+    assert stream.run(0.5) == []
+
+
+def test_the_blocks_are_the_same_however_they_are_read() -> None:
+    machine = Machine()
+    rng = np.random.default_rng(6)
+    read = [goodput.Numbered(seq + 1, one) for seq, one in enumerate(machine.serve(rng, 2_000))]
+    at_once = goodput.fold(GoodputWatch(), read)
+    watch = GoodputWatch()
+    for end in range(50, len(read) + 1, 50):
+        watch = goodput.fold(watch, [item for item in read[:end] if item.seq > watch.seq])
+    assert watch == at_once
+    assert 0 < len(read) - watch.seq < 60
+
+
+def test_a_clock_that_lies_delays_and_breaks_nothing() -> None:
+    """All at one instant make no block; a jump of a year ends one."""
+    machine = Machine()
+    rng = np.random.default_rng(7)
+    still = machine.serve(rng, 500, ended_at=machine.clock)
+    read = [goodput.Numbered(seq + 1, one) for seq, one in enumerate(still)]
+    assert goodput.fold(GoodputWatch(), read) == GoodputWatch()
+    (late,) = machine.serve(rng, 1, ended_at=machine.clock + 365 * DAY)
+    watch = goodput.fold(GoodputWatch(), [*read, goodput.Numbered(501, late)])
+    assert watch.seq == 501
+    assert all(math.isfinite(cell.log_time) for block in watch.pending for cell in block.cells)
+
+
+UGLY: dict[str, dict[str, Any]] = {
+    "mood": {"mood": 0.15},
+    "long mood": {"mood": 0.15, "mood_minutes": 240.0},
+    "daily load": {"daily": 2.0, "mood": 0.1, "slope": 1.0},
+    "stalls": {"stalls": 0.2, "noise": 0.4},
+    "as fast without": {"without": 0.1, "per_draft": 0.0, "acceptance": 0.0, "mood": 0.1},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", UGLY)
+def test_false_alarms_are_no_more_than_stated(kind: str) -> None:
+    """At A = 300 blocks, so that there are enough to count; eight streams of five days, seeds 600 to 607."""
+    alarms = sum(len(Stream(600 + number, 300.0, **UGLY[kind]).run(5.0)) for number in range(8))
+    expected = 8 * 5 * DAY / goodput.BLOCK_SECONDS / 300.0
+    assert alarms <= expected
