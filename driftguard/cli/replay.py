@@ -32,6 +32,7 @@ from driftguard.detection import (
     DetectorConfig,
     DriftClosed,
     DriftOpened,
+    DriftSeenGradual,
     DriftWidened,
     Finding,
     ObservationBatch,
@@ -159,6 +160,14 @@ def event_json(event: ReplayEvent) -> dict[str, Any]:
             return {"event": "incident_opened", **common, **_opened_json(finding)}
         case DriftWidened():
             return {"event": "incident_widened", **common, **_widened_json(finding)}
+        case DriftSeenGradual():
+            gradual = _gradual_json(finding.gradual)
+            return {
+                "event": "incident_seen_gradual",
+                **common,
+                "direction": finding.direction,
+                "gradual": gradual,
+            }
         case DriftClosed():
             return {"event": "incident_closed", **common, **_closed_json(finding)}
         case AlarmWithheld():
@@ -234,6 +243,7 @@ def _gradual_json(gradual: Gradual | None) -> dict[str, Any] | None:
     times = {
         "onset_at": gradual.onset_at.isoformat(),
         "interval": [at.isoformat() for at in gradual.interval],
+        "until": gradual.until.isoformat(),
     }
     return {**asdict(gradual), **times}
 
@@ -307,6 +317,10 @@ def event_text(event: ReplayEvent) -> str:
             when = f"since record {finding.change_point}, {_time(finding.change_point_at)}"
             lines = [f"{head} {_acceptance_of(finding.segments)} {verb} in more segments {when}"]
             return "\n".join([*lines, *map(_change_text, finding.segments)])
+        case DriftSeenGradual():
+            if finding.gradual is not None and finding.gradual.certain:
+                return f"{head} {finding.gradual.text}"
+            return f"{head} the change came at once as likely as gradually"
         case DriftClosed():
             why = {
                 "recovered": "has recovered",

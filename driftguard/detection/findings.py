@@ -116,6 +116,19 @@ class DriftWidened:
 
 
 @dataclass(frozen=True, slots=True)
+class DriftSeenGradual:
+    """Whether the change of an open incident came gradually, as it looks by now.
+
+    Told where it surely did, and where that is less likely than it was told before.
+    """
+
+    direction: Direction
+    ordinal: int
+    ended_at: float  # seconds since 1970 UTC, of the newest request
+    gradual: Gradual | None  # None where it cannot have begun before the interval of the change point
+
+
+@dataclass(frozen=True, slots=True)
 class DriftClosed:
     """The change is over. "no_traffic": the changed segments sent nothing for a whole history.
     "became_normal": the rise lasted, and its level is the baseline that is learned now."""
@@ -148,6 +161,7 @@ Finding = (
     | ProfileLearned
     | DriftOpened
     | DriftWidened
+    | DriftSeenGradual
     | DriftClosed
     | AlarmWithheld
 )

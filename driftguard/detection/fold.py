@@ -51,7 +51,7 @@ from driftguard.detection.steps.evidence import keep_evidence, watch, without_ev
 from driftguard.detection.steps.expectation import predicted
 from driftguard.detection.steps.first_part import with_rest_judged
 from driftguard.detection.steps.new_normal import became_normal, lasts, learned_anew
-from driftguard.detection.steps.open_incident import open_incident, widen_incident
+from driftguard.detection.steps.open_incident import looked_again, open_incident, widen_incident
 from driftguard.detection.steps.recovery import closed, keep_tests, requests_until_silent, run_tests
 from driftguard.detection.steps.reference_period import (
     check_reference,
@@ -137,6 +137,8 @@ def _step(
             total = float(run.totals[direction][np.searchsorted(run.places, stop - 1)])
             state, finding = _alarmed(config, state, base, incident, direction, total, threshold)
             findings.append(finding)
+        state, found = _with_look(config, state, base, direction)
+        findings += found
     state, found = check_reference(config, before, state, batch, part[stop - 1 : stop])
     if int(state.drafted_requests.sum()) >= state.next_measured:
         state, ended = _with_lasting_rise(measured(config, state))
@@ -153,14 +155,29 @@ def _with_lasting_rise(state: StreamState) -> tuple[StreamState, list[Finding]]:
     return learned_anew(_ended(state, 1, finding.ended_at), rise, LASTED), [finding]
 
 
+def _with_look(
+    config: DetectorConfig, state: StreamState, base: Baselines, direction: int
+) -> tuple[StreamState, list[Finding]]:
+    """The state that has looked again whether the change of its open incident came gradually, where it is
+    time to."""
+    incident = state.incidents[direction]
+    if incident is None or int(state.drafted_requests.sum()) < incident.next_look:
+        return state, []
+    rows = with_rest_judged(state, base, config.ignore, history_rows(state))
+    incident, found = looked_again(state, incident, base, rows, direction, config.history)
+    return _with_incident(state, direction, incident), [*found]
+
+
 def _step_end(config: DetectorConfig, state: StreamState, rows: Columns, start: int) -> int:
     """Where the step must end at the latest: at a check of a reference period or of a silent segment, when
-    the dependence is measured, and at the end of a day or a week that counts."""
+    the dependence is measured, when an open incident is looked at again, and at the end of a day or a week
+    that counts."""
     end = min(start + min(STEP_OBSERVATIONS, state.until_measured), len(rows))
     seen = int(state.drafted_requests.sum())
     for incident in state.incidents:
         if incident is not None:
             end = min(end, start + requests_until_silent(incident, seen, config.history))
+            end = min(end, start + max(incident.next_look - seen, 1))
     end = start + requests_until_check(state, rows[start:end])
     return start + rows_until_cycle_counts(state, rows[start:end])
 

@@ -102,21 +102,17 @@ def _draft(stream: Stream) -> str:
 
 
 def _gradually(incident: Incident) -> str:
-    """For example: It has been falling since about 2026-11-20 04:10 UTC (between .. and ..), by 0.03 until
-    the alarm, about 0.02 a day."""
+    """For example: It may have begun gradually, 2026-11-20 04:10 UTC at the earliest: that cannot be told
+    yet."""
     told = incident.evidence.gradual
     if told is None:
         return ""
-    first, last = (f"{at:%Y-%m-%d %H:%M} UTC" for at in told.interval)
-    if not told.certain:
-        if incident.change_point_at - told.interval[0] < WORTH_TELLING:
-            return ""
-        return f" It may have begun gradually, {first} at the earliest: that cannot be told yet."
-    verb = "falling" if incident.direction == "down" else "rising"
-    return (
-        f" It has been {verb} since about {told.onset_at:%Y-%m-%d %H:%M} UTC (between {first} and {last}), "
-        f"by {abs(told.moved):.2f} until the alarm, about {told.rate}."
-    )
+    if told.certain:
+        return f" {told.text[0].upper()}{told.text[1:]}."
+    if incident.change_point_at - told.interval[0] < WORTH_TELLING:
+        return ""
+    first = f"{told.interval[0]:%Y-%m-%d %H:%M} UTC"
+    return f" It may have begun gradually, {first} at the earliest: that cannot be told yet."
 
 
 def _counted(incident: Incident) -> str:

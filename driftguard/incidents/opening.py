@@ -19,7 +19,13 @@ from uuid import UUID, uuid5
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.detection import DriftClosed, DriftOpened, DriftWidened, SegmentChange
+from driftguard.detection import (
+    DriftClosed,
+    DriftOpened,
+    DriftSeenGradual,
+    DriftWidened,
+    SegmentChange,
+)
 from driftguard.incident_lifecycle import PAGE_SLOWDOWN, Direction, Severity, formula_slowdown, severity
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.incident import (
@@ -149,6 +155,19 @@ def join(
         incident.evidence = replace(known, slowdown_measured=None, slowdown_formula=slower, cost=None)
         incidents.note(session, incident, reason, now)
         log.warning("incident widened", incident=str(incident.id), stream=incident.stream_id, reason=reason)
+
+
+def tell_gradual(session: Session, stream: Stream, finding: DriftSeenGradual, now: datetime) -> None:
+    """What is known by now of how the change came replaces what was known at its alarm. Nobody is paged."""
+    for incident in incidents.unresolved_of(session, stream.id, finding.direction):
+        known, found = incident.evidence.gradual, finding.gradual
+        if not incident.evidence.is_of_alarm:
+            continue
+        incident.evidence = replace(incident.evidence, gradual=found)
+        if found is not None and found.certain:
+            incidents.note(session, incident, found.text, now)
+        elif known is not None and known.certain:
+            incidents.note(session, incident, "it came at once as likely as gradually, by now", now)
 
 
 def by_formula(incident: Incident, drafted_per_step: float | None) -> float | None:

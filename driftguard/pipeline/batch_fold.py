@@ -27,6 +27,7 @@ from driftguard.detection import (
     DetectorConfig,
     DriftClosed,
     DriftOpened,
+    DriftSeenGradual,
     DriftWidened,
     Finding,
     Fleet,
@@ -243,6 +244,8 @@ def _decide(
             opening.open_incident(session, *opening.from_finding(stream, finding, now, folded.factor))
         elif isinstance(finding, DriftWidened):
             opening.widen(session, stream, finding, now)
+        elif isinstance(finding, DriftSeenGradual):
+            opening.tell_gradual(session, stream, finding, now)
         elif isinstance(finding, DriftClosed):
             for incident in incidents.unresolved_of(session, stream.id, finding.direction):
                 reason = opening.closing_reason(finding)

@@ -1,8 +1,10 @@
 """Does what is told of a change hold its onset, and is a change at once called gradual? Prints one table.
 
 RUNS streams per row (`tests/detection/ramps.py`), A = 100,000, nothing tuned. "certain": part of the alarms
-that call the change gradual; "held": part of those whose interval of the onset (of the change point, where no
-gradual change is told) holds the true one; "step": part of those whose interval of the change point holds it;
+that call the change gradual; "open": part of those that call it so at the end of their incident, or of the
+traffic; "ever": part of those that call it so at any time; "held": part of those whose interval of the onset
+(of the change point, where no gradual change is told) holds the true one; "step": part of those whose
+interval of the change point holds it; "heldopen": part of the intervals told after the alarm that hold it;
 "alarm", "width": medians of the hours from onset to alarm, and of the interval of the onset. Run it as
 
     python -m tests.benchmarks.bench_ramps [--runs 100] [--seed 40000]
@@ -39,10 +41,14 @@ def _row(fall: Fall, runs: list[Found]) -> str:
         for first, last in (run.alarm.gradual.interval,)
     ]
     step = [run.alarm.interval[0] <= BEFORE + 1 <= run.alarm.interval[1] for run in runs]
+    held = [run.holds(later.gradual) for run in runs for later in run.later if later.gradual is not None]
     numbers = (
         np.mean([run.certain for run in runs]),
+        np.mean([run.certain_by_now for run in runs]),
+        np.mean([bool(run.told) for run in runs]),
         np.mean([run.held for run in runs]),
         np.mean(step),
+        np.mean(held) if held else 1.0,
         np.median([(run.alarm.ended_at - run.onset) / HOUR for run in runs]),
         np.median(widths) if widths else 0.0,
     )
@@ -59,7 +65,9 @@ def main() -> None:
     print(f"seeds {asked.seed} to {asked.seed + asked.runs - 1}")
     print(
         f"{'fall':72} alarms "
-        + " ".join(f"{name:>8}" for name in ("certain", "held", "step", "alarm", "width"))
+        + " ".join(
+            f"{name:>8}" for name in ("certain", "open", "ever", "held", "step", "heldopen", "alarm", "width")
+        )
     )
     for fall in FALLS:
         runs = [run for number in range(asked.runs) if (run := found(fall, asked.seed + number))]

@@ -6,7 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from driftguard.detection import DetectorConfig, DriftOpened, ObservationBatch, StreamState, fold
+from driftguard.detection import (
+    DetectorConfig,
+    DriftClosed,
+    DriftOpened,
+    DriftSeenGradual,
+    ObservationBatch,
+    StreamState,
+    fold,
+)
+from driftguard.records.documents.acceptance import Gradual
 from tests.detection.traffic import BETWEEN_REQUESTS, START
 
 HOUR, DAY = 3_600.0, 86_400.0
@@ -29,10 +38,12 @@ class Fall:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The alarm of one run. `onset`: when it began to fall, seconds since 1970 UTC."""
+    """The alarm of one run, and what was told of it while its incident was open. `onset`: when it began to
+    fall, seconds since 1970 UTC."""
 
     alarm: DriftOpened
     onset: float
+    later: tuple[DriftSeenGradual, ...]
 
     @property
     def certain(self) -> bool:
@@ -44,7 +55,21 @@ class Found:
         first, last = self.alarm.interval
         if self.alarm.gradual is None:
             return first <= BEFORE + 1 <= last
-        begin, end = (at.timestamp() for at in self.alarm.gradual.interval)
+        return self.holds(self.alarm.gradual)
+
+    @property
+    def told(self) -> list[Gradual]:
+        """As which gradual change it was told, at the alarm and later."""
+        all_told = [self.alarm.gradual, *(finding.gradual for finding in self.later)]
+        return [told for told in all_told if told is not None and told.certain]
+
+    @property
+    def certain_by_now(self) -> bool:
+        newest = self.later[-1].gradual if self.later else self.alarm.gradual
+        return newest is not None and newest.certain
+
+    def holds(self, told: Gradual) -> bool:
+        begin, end = (at.timestamp() for at in told.interval)
         return begin - 0.001 <= self.onset <= end + 0.001
 
 
@@ -73,12 +98,22 @@ def simulate(fall: Fall, seed: int) -> tuple[ObservationBatch, float]:
 
 
 def found(fall: Fall, seed: int) -> Found | None:
-    """The first alarm, unless it is a false one before the fall, or there is none."""
+    """The first alarm, unless it is a false one before the fall, or there is none; and what was told of it
+    until its incident ended, or the traffic."""
     batch, onset = simulate(fall, seed)
-    state = StreamState()
+    state, alarm = StreamState(), None
+    later: list[DriftSeenGradual] = []
     for place in range(0, len(batch), STEP):
         state, findings = fold(CONFIG, state, batch[place : place + STEP])
         for finding in findings:
-            if isinstance(finding, DriftOpened):
-                return Found(finding, onset) if finding.ordinal > BEFORE else None
-    return None
+            if alarm is None and isinstance(finding, DriftOpened):
+                if finding.ordinal <= BEFORE:
+                    return None
+                alarm = finding
+            elif alarm is not None and isinstance(finding, DriftSeenGradual | DriftClosed):
+                if finding.direction != alarm.direction:
+                    continue
+                if isinstance(finding, DriftClosed):
+                    return Found(alarm, onset, tuple(later))
+                later.append(finding)
+    return None if alarm is None else Found(alarm, onset, tuple(later))

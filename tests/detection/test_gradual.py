@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from driftguard.detection.state.codec import encode_state
+from driftguard.detection import DriftSeenGradual, StreamState
+from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.statistics.ramp import Moves, fit, steady_clock
 from driftguard.records.documents.acceptance import Gradual
-from tests.detection.ramps import CONFIG, DAY, Fall, found, simulate
+from tests.detection.ramps import CONFIG, DAY, HOUR, Fall, found, simulate
 from tests.detection.traffic import fold_all
 
 FIRST_SEED, RUNS = 31_000, 24
 
 
 @pytest.mark.slow
-def test_what_is_told_holds_the_onset_of_ramps_of_an_hour_to_a_week() -> None:
+def test_ramps_of_an_hour_to_a_week_are_called_gradual_and_what_is_told_holds_their_onset() -> None:
     ramps = (
         Fall(rate=300, hours=1, drop=0.2),
         Fall(rate=300, hours=6, drop=0.1, silent_nights=True),
@@ -31,6 +34,10 @@ def test_what_is_told_holds_the_onset_of_ramps_of_an_hour_to_a_week() -> None:
         assert len(held) >= RUNS - 2, ramp
         # At a coverage of .9, fewer than 19 of 24 have a chance of one in fifty.
         assert sum(held) >= 0.79 * len(held), (ramp, sum(held), len(held))
+        known = [run for run in runs if run is not None and run.certain_by_now]
+        assert len(known) >= 0.9 * len(held), (ramp, len(known), len(held))
+        held_later = [run.holds(run.told[-1]) for run in known]
+        assert sum(held_later) >= 0.79 * len(known), (ramp, sum(held_later), len(known))
 
 
 @pytest.mark.slow
@@ -42,7 +49,7 @@ def test_steps_are_rarely_called_gradual() -> None:
     )
     runs = [run for step in steps for number in range(RUNS) if (run := found(step, FIRST_SEED + number))]
     # At one in twenty, more than 7 of 72 have a chance of one in forty.
-    assert sum(run.certain for run in runs) <= 7
+    assert sum(bool(run.told) for run in runs) <= 7
     assert sum(run.held for run in runs) >= 0.85 * len(runs)
 
 
@@ -98,13 +105,48 @@ def test_a_clock_that_lies_now_and_then_moves_nothing() -> None:
     assert np.abs(steady - true).max() <= 5.0
 
 
-def test_a_ramp_is_told_alike_however_batched() -> None:
+def test_a_ramp_is_told_alike_however_batched_and_across_restarts() -> None:
     batch, _ = simulate(Fall(rate=100, hours=72, drop=0.2, silent_nights=True, rare=True), FIRST_SEED)
     whole = fold_all(batch[:9_000], CONFIG)
-    pieces = fold_all(batch[:4_321], CONFIG)
-    later = fold_all(batch[4_321:9_000], CONFIG, pieces[0])
-    assert encode_state(later[0]) == encode_state(whole[0])
-    assert [*pieces[1], *later[1]] == whole[1]
+    looks = [finding.ordinal for finding in whole[1] if isinstance(finding, DriftSeenGradual)]
+    assert looks
+    cuts = [0, *sorted({4_321, *(look + near for look in looks for near in (-1, 0, 1))}), 9_000]
+    state, findings = StreamState(), []
+    for start, stop in pairwise(cuts):
+        state, found_there = fold_all(batch[start:stop], CONFIG, decode_state(encode_state(state)))
+        findings += found_there
+    assert encode_state(state) == encode_state(whole[0])
+    assert findings == whole[1]
+
+
+def test_a_change_is_looked_at_a_handful_of_times_until_its_ramp_is_over() -> None:
+    """A ramp that goes on is told with how far it has come; what is over is told once, and last."""
+    run = found(Fall(rate=100, hours=72, drop=0.2, silent_nights=True, rare=True), FIRST_SEED)
+    assert run is not None
+    told = [finding.gradual for finding in run.later if finding.gradual is not None]
+    assert 2 <= len(told) <= 8
+    assert [gradual.over for gradual in told] == [False] * (len(told) - 1) + [True]
+    moved = [gradual.moved for gradual in told]
+    assert moved == sorted(moved, reverse=True)
+    assert moved[-1] == pytest.approx(-0.2, abs=0.02)
+    hours = (told[-1].until.timestamp() - run.onset) / HOUR
+    assert hours == pytest.approx(72, abs=12)
+
+
+def test_a_ramp_that_is_over_is_told_from_a_step() -> None:
+    rng = np.random.default_rng(8)
+    seconds = np.sort(rng.uniform(0.0, 10 * DAY, 6_000))
+    fell = falling(rng, seconds, 4 * DAY, 0.05 / DAY)
+    over = replace(fell, residual=fell.residual + 0.05 / DAY * np.maximum(seconds - 6 * DAY, 0.0))
+    ramp = fit(over, 0.0, rise=False)
+    assert ramp is not None
+    assert ramp.over
+    assert ramp.first <= 4 * DAY <= ramp.last
+    assert ramp.end == pytest.approx(6 * DAY, abs=0.5 * DAY)
+    at_once = np.where(seconds > 5 * DAY, -0.1, 0.0) + rng.normal(0.0, 0.1, len(seconds))
+    step = fit(replace(fell, residual=at_once), 0.0, rise=False)
+    assert step is not None
+    assert not step.certain
 
 
 @pytest.mark.parametrize(
@@ -112,4 +154,4 @@ def test_a_ramp_is_told_alike_however_batched() -> None:
 )
 def test_a_rate_is_told_per_day_or_per_hour(per_day: float, text: str) -> None:
     at = datetime(2026, 11, 20, tzinfo=UTC)
-    assert Gradual(1, at, (at, at), 0.0, per_day, True).rate == text
+    assert Gradual(1, at, (at, at), at, 0.0, per_day, True, False).rate == text

@@ -18,9 +18,11 @@ GRADUAL = Gradual(
     onset=300,
     onset_at=AT,
     interval=(AT - timedelta(hours=9), AT + timedelta(hours=5)),
+    until=AT + timedelta(hours=36),
     moved=-0.031,
     per_day=-0.021,
     certain=True,
+    over=False,
 )
 SHORTER = AdjustedChange(0.735, 0.62, 0.60, 0.63, ("answers are shorter",))
 
@@ -44,10 +46,19 @@ def test_a_gradual_change_says_since_when_how_much_and_how_fast(stored: tuple[In
     assert incident.evidence.gradual == GRADUAL
     assert (
         "It has been falling since about 2026-11-20 04:10 UTC (between 2026-11-19 19:10 UTC and 2026-11-20 "
-        "09:10 UTC), by 0.03 until the alarm, about 0.02 a day."
+        "09:10 UTC), by 0.03 until 2026-11-21 16:10 UTC, about 0.02 a day."
     ) in summary(incident, stream)
     told = document(incident, stream, "firing", "http://driftguard")["incident"]["evidence"]["gradual"]
     assert told["per_day"] == GRADUAL.per_day
+
+
+def test_a_gradual_change_that_is_over_says_until_when(stored: tuple[Incident, Stream]) -> None:
+    incident, stream = stored
+    incident.evidence = replace(incident.evidence, gradual=replace(GRADUAL, over=True))
+    assert (
+        "It fell bit by bit from about 2026-11-20 04:10 UTC (between 2026-11-19 19:10 UTC and 2026-11-20 "
+        "09:10 UTC) to about 2026-11-21 16:10 UTC, by 0.03, about 0.02 a day."
+    ) in summary(incident, stream)
 
 
 def test_a_change_that_may_be_gradual_says_only_that(stored: tuple[Incident, Stream]) -> None:

@@ -307,6 +307,40 @@ def test_an_incident_is_in_the_metrics_as_soon_as_it_is_stored_whenever_the_next
         looking.stop()
 
 
+def test_a_change_that_turns_out_to_have_come_bit_by_bit_is_told_in_the_text_and_the_history(
+    database: Database,
+) -> None:
+    """The sidecar is restarted in between. Nobody is paged again."""
+    traffic = Traffic(seed=5, start=datetime.now(UTC) - timedelta(days=1), seconds_apart=10.0)
+    good = traffic.draw(1500, {"chat": 0.75})
+    began = traffic.clock
+    fall = [traffic.draw(1, {"chat": 0.75 - 0.2 * step / 500})[0] for step in range(500)]
+    ended = traffic.clock
+    store(database, good + fall[:300])
+    fold_and_examine(new_pipeline(database), database)
+    (incident,) = all_incidents(database)
+    assert incident.evidence.gradual is not None
+    assert not incident.evidence.gradual.certain
+
+    store(database, fall[300:] + traffic.draw(800, {"chat": 0.55}))
+    fold_and_examine(new_pipeline(database), database)
+    (incident,) = all_incidents(database)
+    gradual = incident.evidence.gradual
+    assert gradual is not None
+    assert gradual.over
+    assert gradual.interval[0] <= began <= gradual.interval[1]
+    assert abs(gradual.until - ended) < 0.3 * (ended - began)
+    assert gradual.moved == pytest.approx(-0.2, abs=0.03)
+    with database.session() as session:
+        stream = session.scalars(select(Stream)).one()
+        text = summary(incident, stream)
+        steps = [step.reason for step in incidents.transitions(session, incident.id)]
+        pages = session.scalars(select(Notification)).all()
+    assert "It fell bit by bit from about " in text
+    assert gradual.text in steps
+    assert len(pages) == 1
+
+
 def test_a_segment_that_falls_while_another_is_down_joins_the_incident_and_its_history(
     database: Database,
 ) -> None:

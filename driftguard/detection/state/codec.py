@@ -95,6 +95,10 @@ class _Incident(msgspec.Struct, array_like=True):
     opened_ordinal: int
     change_point: int
     change_point_ms: int
+    evidence_since: int
+    earliest: int
+    told_gradual: int
+    next_look: int
     segments: _Array
     evidence: _Array
     alarm_ordinal: _Array

@@ -50,6 +50,8 @@ DIRECTIONS: tuple[Direction, Direction] = ("down", "up")
 NOT_READY = -1
 OPERATOR, LASTED = 1, 2  # why a level was accepted as normal
 WAITING, RECOVERED, SILENT = 0, 1, 2  # outcomes of one recovery test (recovery.py)
+AT_ONCE, POSSIBLY, CERTAINLY = 0, 1, 2  # whether a change came gradually, as it was told
+NEVER = 2**62  # above every count of observations
 GROWN = SUMS + CELLS  # sums over requests, and how many of each cell of each cycle
 
 
@@ -64,6 +66,10 @@ class OpenIncident:
     opened_ordinal: int
     change_point: int  # ordinal
     change_point_ms: int  # milliseconds since 1970 UTC
+    evidence_since: int  # ordinal after which the evidence of its alarm counted
+    earliest: int  # ordinal at which the interval of the change point begins
+    told_gradual: int  # AT_ONCE, POSSIBLY or CERTAINLY
+    next_look: int  # drafted observations of the stream at which it is asked again whether it came gradually
     segments: NDArray[np.uint8]  # [D]
     evidence: Floats  # [D] each segment's sum M_c at the alarm
     alarm_ordinal: Ints  # [D] at which the segment was named

@@ -17,6 +17,8 @@ PLACES = 96  # rows that are tried as the onset and as the end, denser towards t
 EVENLY = 48  # more of them, evenly over the rows, and as many over time
 BEYOND = 24  # before the first row
 MARGIN = 1.5  # by which the log likelihood of a ramp that goes on exceeds that of every step: then it is one
+MARGIN_OVER = 4.0  # that of a ramp that is over, which has one parameter more,
+OVER = 2.0  # and by which it exceeds that of every ramp that goes on
 INTERVAL_DROP = 4.0  # of the profile log likelihood within the interval
 CLOCK_ROWS = 9  # a clock is the median over so many rows
 SMALLEST = 1e-12
@@ -37,17 +39,19 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Level until `onset`, from there on linear to the last row. Times in the seconds of the rows."""
+    """Level until `onset`, linear from there to `end`, and level again. Times in the seconds of the rows."""
 
     onset: float
     first: float  # interval of the onset
     last: float
-    moved: float  # at the last row, in acceptance; below 0 for a fall
+    end: float  # the last row where it goes on
+    moved: float  # from the onset to the end, in acceptance; below 0 for a fall
     gain: float  # of log likelihood over the best step
+    over: bool  # it ended before the last row; then it is certain
 
     @property
     def certain(self) -> bool:
-        return self.gain > MARGIN
+        return self.over or self.gain > MARGIN
 
 
 def steady_clock(seconds: Floats) -> Floats:
@@ -60,7 +64,7 @@ def steady_clock(seconds: Floats) -> Floats:
 
 
 def fit(rows: Moves, since: float, *, rise: bool) -> Ramp | None:
-    """The ramp of a fall (or rise) in T >= 1 rows up to an alarm.
+    """The ramp of a fall (or rise) in T >= 1 rows up to an alarm, or later.
 
     None where all were at one moment, or nothing moved that way. `since`: seconds, the earliest onset; before
     the first row where the history is shorter.
@@ -72,9 +76,10 @@ def fit(rows: Moves, since: float, *, rise: bool) -> Ramp | None:
     over the stratum and W_c that of w_t, the log likelihood grows by <r, g>^2 / (2 <g, g>), r = residual /
     shown. g is a difference of two hinges (t - onset)+, whose products are sums from a row on, so that all
     onsets and ends [P, P] are tried without a row of each.
-    The onset is that of the best ramp with end = the last row. It is `certain` where that beats the best step
-    at any row by MARGIN; neither has more parameters. The interval is of the likelihood profiled over the end
-    as well, since a ramp may be over before its alarm; it holds a step too, whose end is next to its onset.
+    The ramp is the best one with end = the last row. It is `certain` where that beats the best step at any
+    row by MARGIN; neither has more parameters. Where one with an earlier end beats the best step by
+    MARGIN_OVER, and every ramp that goes on by OVER, it is that one, and over. The interval of the onset is
+    of the likelihood profiled over the end in any case; it holds a step too, whose end is next to its onset.
     Where the history does not reach back to the onset, the line is continued to the level.
     Assumptions: one change since `since`, linear in time until it ends.
     Guarantee: none proved. An alarm comes when a fall looks steep, and at a step the profile is not
@@ -88,19 +93,27 @@ def fit(rows: Moves, since: float, *, rise: bool) -> Ramp | None:
     span = now - start
     time = (rows.seconds - now) / span  # [T] in [-1, 0]
     places = _places(time, (min(since, start) - now) / span)
-    gains, heights = _ramps(_Products.of(rows), time, places, 1.0 if rise else -1.0)
+    products, sign = _Products.of(rows), 1.0 if rise else -1.0
+    gains, heights = _ramps(products, time, places, sign)
     going_on = int(gains[:, -1].argmax())
     if gains[going_on, -1] <= 0.0:
         return None
+    step = _best_step(products, sign)
+    begin, end = np.unravel_index(gains.argmax(), gains.shape)
+    over = bool(gains[begin, end] > max(step + MARGIN_OVER, gains[going_on, -1] + OVER))
+    if not over:
+        begin, end = np.intp(going_on), np.intp(len(places) - 1)
     profile = gains.max(axis=1)
     held = np.flatnonzero(profile >= profile.max() - INTERVAL_DROP)
     first, last = places[max(held[0] - 1, 0)], places[min(held[-1] + 1, len(places) - 1)]
     return Ramp(
-        onset=now + span * float(np.clip(places[going_on], first, last)),
+        onset=now + span * float(np.clip(places[begin], first, last)),
         first=now + span * float(first),
         last=now + span * float(last),
-        moved=float(heights[going_on, -1]),
-        gain=float(gains[going_on, -1]) - _best_step(_Products.of(rows), 1.0 if rise else -1.0),
+        end=now + span * float(places[end]),
+        moved=float(heights[begin, end]),
+        gain=float(gains[begin, end]) - step,
+        over=over,
     )
 
 

@@ -7,9 +7,26 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from driftguard.detection.findings import AlarmWithheld, DriftOpened, DriftWidened, SegmentChange
+from driftguard.detection.findings import (
+    AlarmWithheld,
+    DriftOpened,
+    DriftSeenGradual,
+    DriftWidened,
+    SegmentChange,
+)
 from driftguard.detection.state.columns import SECONDS_PER_DAY, Columns
-from driftguard.detection.state.stream_state import DIRECTIONS, Ints, OpenIncident, StreamState, untested
+from driftguard.detection.state.stream_state import (
+    AT_ONCE,
+    CERTAINLY,
+    DIRECTIONS,
+    NEVER,
+    POSSIBLY,
+    WAITING,
+    Ints,
+    OpenIncident,
+    StreamState,
+    untested,
+)
 from driftguard.detection.statistics.baseline import Baselines
 from driftguard.detection.statistics.bets import Floats
 from driftguard.detection.statistics.change_point import INTERVAL_LEVEL, between_levels, locate
@@ -32,6 +49,8 @@ from driftguard.records.documents.acceptance import AdjustedChange, Gradual, Rea
 
 SMALLEST_GAP = 0.002  # between before and after, so that what is told has a direction, and so a recovery test
 SMALLEST_WEIGHT = 1e-9
+FIRST_LOOK = 32  # observations after an alarm, at least, until it is asked again whether it came gradually
+LARGEST_PART = 0.75  # of a history that is since the change point, while it is asked
 SHORTEST_SECONDS = 1.0  # of a gradual change, for its rate
 
 
@@ -65,7 +84,8 @@ def open_incident(
     """
     evidence = segment_evidence(state, direction)
     stream_evidence = evidence_of_stream(state, direction)
-    since = np.maximum(state.evidence_since[direction], state.ready_ordinal)[rows.stratum]
+    evidence_since = state.evidence_since[direction]
+    since = np.maximum(evidence_since, state.ready_ordinal)[rows.stratum]
     counted = rows[np.flatnonzero(state.ready[rows.stratum] & (rows.ordinal > since))]
     alarm = _Alarm(state, base, direction == 1, evidence, counted, threshold)
     within_history = set(counted.segment.tolist())
@@ -79,10 +99,17 @@ def open_incident(
     changed = named or [code for code in _beyond_baseline(alarm, after) if code in moved] or moved[:1]
     if not changed:
         return AlarmWithheld(DIRECTIONS[direction], state.ordinal, rows.ended_at(-1), total, threshold)
+    gradual = _gradual(
+        state, base, _of_segments(counted, changed), rows, evidence_since, interval[0], rise=alarm.rise
+    )
     incident = OpenIncident(
         state.ordinal,
         change_point,
         change_point_ms,
+        evidence_since,
+        interval[0],
+        _kind_of(gradual),
+        _next_look(state, rows, change_point),
         np.array(changed, dtype=np.uint8),
         evidence[changed],
         np.full(len(changed), state.ordinal),
@@ -98,7 +125,7 @@ def open_incident(
         interval=interval,
         interval_level=INTERVAL_LEVEL,
         segments=tuple(_change(alarm, after, code) for code in changed),
-        gradual=_gradual(alarm, changed, rows, interval[0]),
+        gradual=gradual,
         adjusted=_adjusted(alarm, after, changed),
         before=at_baseline(state, after),
         after=acceptance_over(state, after),
@@ -219,14 +246,87 @@ def _adjusted(alarm: _Alarm, after: Columns, changed: list[int]) -> AdjustedChan
     return AdjustedChange(before, now, counted_before, counted_after, because)
 
 
-def _gradual(alarm: _Alarm, changed: list[int], history: Columns, earliest: int) -> Gradual | None:
-    """The change of these segments as a gradual one, where that may have begun before the ordinal `earliest`.
+def looked_again(
+    state: StreamState,
+    incident: OpenIncident,
+    base: Baselines,
+    rows: Columns,
+    direction: int,
+    history: int,
+) -> tuple[OpenIncident, list[DriftSeenGradual]]:
+    """Asks again whether the change of the open `incident` of this direction came gradually, from `rows` (the
+    history as columns, of at most `history` observations): of the segments of its alarm that have not come
+    back.
+
+    It is asked whenever the observations since the change point have doubled, and last when they are
+    LARGEST_PART of the history, whose rest says where it began. What is over is not asked again. What was
+    told as gradual stays so while that is likelier than any change at once.
+    """
+    going_on = (incident.outcome[incident.test] == WAITING) & (
+        incident.alarm_ordinal == incident.opened_ordinal
+    )
+    since = np.maximum(incident.evidence_since, state.ready_ordinal)
+    comparable = state.ready & (state.ready_ordinal <= incident.opened_ordinal)
+    own = _of_segments(rows, incident.segments[going_on].tolist())
+    own = own[np.flatnonzero(comparable[own.stratum] & (own.ordinal > since[own.stratum]))]
+    if rows.ordinal[0] > incident.change_point or not len(own):
+        return replace(incident, next_look=NEVER), []
+    found = _gradual(
+        state,
+        base,
+        own,
+        rows,
+        incident.evidence_since,
+        incident.earliest,
+        rise=direction == 1,
+        told=incident.told_gradual == CERTAINLY,
+    )
+    since_then = _since(rows, incident.change_point)
+    more = min(since_then, int(LARGEST_PART * history) - since_then)
+    is_last = more <= 0 or (found is not None and found.over)
+    next_look = NEVER if is_last else int(state.drafted_requests.sum()) + more
+    kind = _kind_of(found)
+    told = kind == CERTAINLY or kind < incident.told_gradual
+    incident = replace(incident, next_look=next_look, told_gradual=kind if told else incident.told_gradual)
+    finding = DriftSeenGradual(DIRECTIONS[direction], state.ordinal, rows.ended_at(-1), found)
+    return incident, [finding] if told else []
+
+
+def _next_look(state: StreamState, rows: Columns, change_point: int) -> int:
+    return int(state.drafted_requests.sum()) + max(_since(rows, change_point), FIRST_LOOK)
+
+
+def _since(rows: Columns, change_point: int) -> int:
+    return int((rows.ordinal >= change_point).sum())
+
+
+def _of_segments(rows: Columns, segments: list[int]) -> Columns:
+    """Those of them that tell something."""
+    return rows[np.flatnonzero(np.isin(rows.segment, segments) & (rows.fresh > 0.0))]
+
+
+def _kind_of(gradual: Gradual | None) -> int:
+    if gradual is None:
+        return AT_ONCE
+    return CERTAINLY if gradual.certain else POSSIBLY
+
+
+def _gradual(
+    state: StreamState,
+    base: Baselines,
+    rows: Columns,
+    history: Columns,
+    since: int,
+    earliest: int,
+    *,
+    rise: bool,
+    told: bool = False,
+) -> Gradual | None:
+    """The change of these watched rows, all after the ordinal `since`, as a gradual one, where that may have
+    begun before the ordinal `earliest`. `told`: it was told as certain before.
 
     Where the history no longer holds the end of the reference period, the onset is looked for before it too.
     """
-    state, base = alarm.state, alarm.base
-    told = np.isin(alarm.rows.segment, changed) & (alarm.rows.fresh > 0.0)
-    rows = alarm.rows[np.flatnonzero(told)]
     strata, stratum = np.unique(rows.stratum, return_inverse=True)
     variance = variance_of_rows(state, base, rows)
     reach = LARGEST_SHORTFALL * np.sqrt(variance)
@@ -239,18 +339,22 @@ def _gradual(alarm: _Alarm, changed: list[int], history: Columns, earliest: int)
         stratum=stratum,
         level_error=base.mean_error[strata],
     )
-    watched_since = max(int(state.ready_ordinal[strata].min()), state.evidence_since[int(alarm.rise)])
+    watched_since = max(int(state.ready_ordinal[strata].min()), since)
     forgotten = int(history.ordinal[0]) > watched_since + 1
-    since = float(state.reference_since[strata].min()) if forgotten else float(seconds[0])
-    found = fit(moves, since, rise=alarm.rise)
+    oldest = float(state.reference_since[strata].min()) if forgotten else float(seconds[0])
+    found = fit(moves, oldest, rise=rise)
     begun = seconds[min(int(np.searchsorted(rows.ordinal, earliest)), len(rows) - 1)]
-    if found is None or (found.first >= begun and not found.certain):
+    if found is None:
+        return None
+    certain = found.certain or (told and found.gain > 0.0)
+    if found.first >= begun and not certain:
         return None
     onset = int(rows.ordinal[min(int(np.searchsorted(seconds, found.onset)), len(rows) - 1)])
-    lasted = max(float(seconds[-1]) - found.onset, SHORTEST_SECONDS)
-    at, first, last = (datetime.fromtimestamp(when, UTC) for when in (found.onset, found.first, found.last))
-    per_day = found.moved / lasted * SECONDS_PER_DAY
-    return Gradual(onset, at, (first, last), found.moved, per_day, found.certain)
+    at, first, last, end = (
+        datetime.fromtimestamp(when, UTC) for when in (found.onset, found.first, found.last, found.end)
+    )
+    per_day = found.moved / max(found.end - found.onset, SHORTEST_SECONDS) * SECONDS_PER_DAY
+    return Gradual(onset, at, (first, last), end, found.moved, per_day, certain, found.over)
 
 
 def _tests(

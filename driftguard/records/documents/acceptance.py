@@ -52,7 +52,7 @@ class AdjustedChange:
 
 @dataclass(frozen=True, slots=True)
 class Gradual:
-    """A change as one that began at an onset and has been linear in time since then, until the alarm.
+    """A change as one that began at an onset and was linear in time from there until `until`.
 
     `onset`: seq of the first record after it, or of the oldest one that the detector still had; the time may
     be earlier. `certain`: this is likelier than any change at once, by more than 95% of changes at once make
@@ -62,9 +62,11 @@ class Gradual:
     onset: int
     onset_at: datetime
     interval: tuple[datetime, datetime]  # of the onset
-    moved: float  # of acceptance per request, from the onset to the alarm; below 0 for a fall
+    until: datetime  # the newest record that was looked at, or where it ended
+    moved: float  # of acceptance per request, from the onset to `until`; below 0 for a fall
     per_day: float
     certain: bool
+    over: bool  # it ended before the newest record that was looked at
 
     @property
     def rate(self) -> str:
@@ -72,6 +74,20 @@ class Gradual:
         if abs(self.per_day) >= 0.24:
             return f"{abs(self.per_day) / 24.0:.2f} an hour"
         return f"{abs(self.per_day):.{2 if abs(self.per_day) >= 0.01 else 3}f} a day"
+
+    @property
+    def text(self) -> str:
+        """Of one that is certain, for example: it has been falling since about 2026-11-20 04:10 UTC (between
+        .. and ..), by 0.03 until 2026-11-22 08:00 UTC, about 0.02 a day."""
+        onset, first, last, until = (
+            f"{at:%Y-%m-%d %H:%M} UTC" for at in (self.onset_at, *self.interval, self.until)
+        )
+        since, by = f"about {onset} (between {first} and {last})", f"{abs(self.moved):.2f}"
+        if self.over:
+            verb = "fell" if self.moved < 0.0 else "rose"
+            return f"it {verb} bit by bit from {since} to about {until}, by {by}, about {self.rate}"
+        verb = "falling" if self.moved < 0.0 else "rising"
+        return f"it has been {verb} since {since}, by {by} until {until}, about {self.rate}"
 
 
 def from_to(before: float, after: float) -> str:
