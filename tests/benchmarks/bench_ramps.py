@@ -48,7 +48,7 @@ def _row(fall: Fall, runs: list[Found]) -> str:
         np.mean([bool(run.told) for run in runs]),
         np.mean([run.held for run in runs]),
         np.mean(step),
-        np.mean(held) if held else 1.0,
+        np.mean(held) if held else np.nan,
         np.median([(run.alarm.ended_at - run.onset) / HOUR for run in runs]),
         np.median(widths) if widths else 0.0,
     )
