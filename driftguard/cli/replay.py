@@ -320,7 +320,7 @@ def event_text(event: ReplayEvent) -> str:
         case DriftSeenGradual():
             if finding.gradual is not None and finding.gradual.certain:
                 return f"{head} {finding.gradual.text}"
-            return f"{head} the change came at once as likely as gradually"
+            return f"{head} a change at once is as likely as one that came gradually"
         case DriftClosed():
             why = {
                 "recovered": "has recovered",

@@ -50,6 +50,7 @@ _CYCLES: Final[tuple[tuple[Literal["day", "week"], timedelta, timedelta], ...]] 
 _NO_LARGER: Final = 1.25  # a duration or a cost that is up to so many times the earlier one's
 _NO_DEEPER: Final = 1.5  # a move: at an alarm it is known roughly
 _LATEST_END: Final = timedelta(hours=1)  # beyond that
+_NOT_GRADUAL: Final = "by now a change at once is as likely as one that came gradually"
 _OLDEST: Final = timedelta(days=8)
 log = structlog.get_logger(__name__)
 
@@ -167,7 +168,7 @@ def tell_gradual(session: Session, stream: Stream, finding: DriftSeenGradual, no
         if found is not None and found.certain:
             incidents.note(session, incident, found.text, now)
         elif known is not None and known.certain:
-            incidents.note(session, incident, "it came at once as likely as gradually, by now", now)
+            incidents.note(session, incident, _NOT_GRADUAL, now)
 
 
 def by_formula(incident: Incident, drafted_per_step: float | None) -> float | None:

@@ -133,6 +133,14 @@ def test_a_change_is_looked_at_a_handful_of_times_until_its_ramp_is_over() -> No
     assert hours == pytest.approx(72, abs=12)
 
 
+def test_a_step_that_looked_gradual_at_its_alarm_is_told_not_to_be() -> None:
+    run = found(Fall(rate=600, hours=0, drop=0.2), 40_000)
+    assert run is not None
+    assert run.certain
+    assert len(run.later) == 1
+    assert not run.certain_by_now
+
+
 def test_a_ramp_that_is_over_is_told_from_a_step() -> None:
     rng = np.random.default_rng(8)
     seconds = np.sort(rng.uniform(0.0, 10 * DAY, 6_000))

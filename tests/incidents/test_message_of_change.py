@@ -7,8 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from driftguard.detection import DriftSeenGradual
 from driftguard.incidents.message import document, summary
+from driftguard.incidents.opening import tell_gradual
 from driftguard.records.documents.acceptance import AdjustedChange, Gradual
+from driftguard.store import incidents
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream
 from tests.alerting.incident_rows import add_incident
@@ -59,6 +62,23 @@ def test_a_gradual_change_that_is_over_says_until_when(stored: tuple[Incident, S
         "It fell bit by bit from about 2026-11-20 04:10 UTC (between 2026-11-19 19:10 UTC and 2026-11-20 "
         "09:10 UTC) to about 2026-11-21 16:10 UTC, by 0.03, about 0.02 a day."
     ) in summary(incident, stream)
+
+
+def test_what_was_told_as_gradual_and_no_longer_is_leaves_the_text_and_is_noted(database: Database) -> None:
+    incident_id = add_incident(database, [])
+    with database.session() as session:
+        incident = session.get_one(Incident, incident_id)
+        stream = session.get_one(Stream, incident.stream_id)
+        for gradual in (GRADUAL, None):
+            tell_gradual(session, stream, DriftSeenGradual("down", 900, AT.timestamp(), gradual), AT)
+            session.flush()
+    with database.session() as session:
+        incident = session.get_one(Incident, incident_id)
+        stream = session.get_one(Stream, incident.stream_id)
+        assert incident.evidence.gradual is None
+        assert "falling" not in summary(incident, stream)
+        reasons = [step.reason for step in incidents.transitions(session, incident_id)]
+    assert reasons[-2:] == [GRADUAL.text, "by now a change at once is as likely as one that came gradually"]
 
 
 def test_a_change_that_may_be_gradual_says_only_that(stored: tuple[Incident, Stream]) -> None:
