@@ -85,6 +85,10 @@ class World:
             rows = session.scalars(select(Notification).order_by(Notification.id))
             return [(row.event, row.severity) for row in rows]
 
+    def raised(self) -> list[str]:
+        """What the history says of its severity: beside that, how the fall came."""
+        return [step for step in self.history() if " instead of " in step]
+
     def history(self) -> list[str]:
         with self.database.session() as session:
             ((incident, _),) = incidents.list_page(session, limit=10)
@@ -109,7 +113,7 @@ def test_a_fall_that_costs_next_to_nothing_pages_nobody_until_it_grows(database:
     assert incident.tokens_per_second_before is not None
     assert incident.tokens_per_second_after / incident.tokens_per_second_before == pytest.approx(1 - lost)
     because = "the changed segments have become about 5% slower (measured)"
-    assert world.history()[1:] == [f"warning instead of info: {because}"]
+    assert world.raised() == [f"warning instead of info: {because}"]
     assert f"Now warning: {because}." in summary(incident, stream)
 
     world.send(chat=(BAD, 2_000))
@@ -117,7 +121,7 @@ def test_a_fall_that_costs_next_to_nothing_pages_nobody_until_it_grows(database:
     world.send(chat=(GOOD, 2_000), fold=False)  # it recovers, which is for the detector to say
     world.measure()
     assert world.incident()[0].severity == "critical"
-    assert len(world.history()) == 3
+    assert len(world.raised()) == 2
     # The first page had reached nobody yet: the graver one takes its place.
     assert world.told() == [("firing", "critical")]
 
