@@ -9,7 +9,7 @@ from typing import Final, Literal
 from driftguard.records.documents.acceptance import Acceptance, AdjustedChange, Gradual
 
 Direction = Literal["down", "up"]
-FactorName = Literal["day", "week", "prompt", "answer"]  # see statistics/factors.py
+FactorName = Literal["day", "week", "prompt", "answer"]  # see factors.py
 Scope = Literal["segments", "stream"]
 Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafting_stopped"]
 # off_baseline: the interval of its recent requests excludes its baseline; not enough evidence for an alarm

@@ -16,8 +16,11 @@ import numpy as np
 from scipy.special import ndtr, stdtr, stdtrit
 
 from driftguard.diagnosis.evidence import Observed
+from driftguard.records.documents.acceptance import Acceptance
+from driftguard.records.positions import Positions
 
 LEVEL = 0.01  # of every deciding test
+QUANTILE_95 = 1.959963984540054  # of a normal distribution: half a 95% interval in standard errors
 LARGEST_ERROR = 0.5  # of a rate: what lies between 0 and 1 has no larger standard deviation
 
 
@@ -67,6 +70,13 @@ def rate_of(counts: Iterable[tuple[int, int]]) -> Rate | None:
         return Rate(1, drafted, rate, LARGEST_ERROR)
     squares = sum((a - rate * d) ** 2 for d, a in pairs)
     return Rate(n, drafted, rate, math.sqrt(n * squares / (n - 1)) / drafted)
+
+
+def acceptance_of(rate: Rate, positions: Positions = "all") -> Acceptance:
+    """With its 95% interval, as of many requests."""
+    half = QUANTILE_95 * rate.error
+    low, high = max(rate.rate - half, 0.0), min(rate.rate + half, 1.0)
+    return Acceptance(rate.rate, low, high, rate.requests, positions)
 
 
 def difference(before: Rate, after: Rate, level: float = 0.99) -> Difference:

@@ -5,14 +5,15 @@ then told what it costs by now. A new one, which is found before enough requests
 only.
 
 The detector finds no second fall of a segment while one is open, and that of another perhaps later than it
-costs something. So the other segments are looked at as well as the changed ones, and a fall that was no page
-becomes one when either costs enough. That is judged every
-few minutes for as long as the incident is open, hence by the loss, measured or by formula, less SURELY
-standard errors: the first measurement that shows a small loss at all shows too much of it.
+costs something. So a further fall of the changed segments is told here, the other segments are looked at as
+well, and a fall that was no page becomes one when either costs enough. That is judged every few minutes for
+as long as the incident is open, hence by the loss, measured or by formula, less SURELY standard errors: the
+first measurement that shows a small loss at all shows too much of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +25,10 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.cost import Cost, TimedRequest, assess
-from driftguard.diagnosis.comparisons import Rate, decompose, rate_of
+from driftguard.diagnosis.comparisons import QUANTILE_95, Rate, acceptance_of, decompose, rate_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import remedy
-from driftguard.incidents.opening import Paging, raise_to, severity_of, why_no_repetition
+from driftguard.incidents.opening import Paging, fall_further, raise_to, severity_of, why_no_repetition
 from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
 from driftguard.store.column_types import refuse_not_finite
@@ -41,6 +42,9 @@ OUTDATED_AFTER: Final = 6 * MEASURE_EVERY  # with traffic that was not measured
 _AT_A_TIME: Final = 10  # streams: about a twentieth of a second each
 _NEWEST: Final = 2**62  # above every seq
 SURELY: Final = 3.0
+FURTHER: Final = 0.05  # of acceptance: what a segment must lose beyond what its incident says, to be told
+_NEWEST_REQUESTS: Final = 200
+_SAME_K: Final = 0.05  # part by which the draft tokens per step may differ
 LEAST_REQUESTS: Final = 30  # of a segment at one K, on either side of the change
 _TOLD: Final = ("now", "before", "lost")  # of the cost of an incident
 log = structlog.get_logger(__name__)
@@ -91,6 +95,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
             stream_costs.store(session, stream_id, found.cost, now)
             present = incidents.lock(session, incident.id) if incident else None
             if present is not None and present.state != "resolved":
+                _tell_further_fall(session, present, found.since, paging, now)
                 update_incident(session, present, found, paging, now)
                 _end_repetition(session, present, found, paging, now)
                 _keep_present(present, found.cost, rollback)
@@ -211,6 +216,42 @@ def update_incident(
             graver = severity_of(incident, worst.part, paging)
             if raise_to(session, incident, graver, worst.told, paging, now):
                 _keep(incident, worst)
+
+
+def _tell_further_fall(
+    session: Session, incident: Incident, since: Sequence[TimedRequest], paging: Paging, now: datetime
+) -> None:
+    """A segment has fallen further whose newest requests accept less than they did since the change, by at
+    least FURTHER and SURELY standard errors. That is not asked of a segment that drafts another number of
+    tokens per step than it did, as that moves acceptance too."""
+    if incident.direction != "down":
+        return
+    known = dict(incident.evidence.levels)
+    fallen = {}
+    for each in incident.segments:
+        newest = _newest(since, each.segment)
+        rate, k = rate_of((item.drafted, item.accepted) for item in newest), drafted_per_step(newest)
+        told = incident.evidence.num_speculative_tokens
+        alike = k is not None and told is not None and abs(k / told - 1.0) <= _SAME_K
+        if rate is None or len(newest) < LEAST_REQUESTS or each.after.positions != "all" or not alike:
+            continue
+        level = acceptance_of(rate)
+        before = known.setdefault(each.segment, level)
+        error = math.hypot(rate.error, (before.high - before.low) / (2.0 * QUANTILE_95))
+        if before.rate - rate.rate >= max(FURTHER, SURELY * error):
+            fallen[each.segment] = before, level
+            known[each.segment] = level
+    if known != incident.evidence.levels:
+        incident.evidence = replace(incident.evidence, levels=known)
+    if fallen:
+        reason = fall_further(session, incident, fallen, now)
+        graver = severity_of(incident, incident.evidence.slowdown, paging)
+        raise_to(session, incident, graver, reason, paging, now)
+
+
+def _newest(since: Sequence[TimedRequest], segment: str) -> list[TimedRequest]:
+    own = (item for item in since if item.segment == segment and not item.by_first)
+    return sorted(own, key=lambda item: item.ended_at)[-_NEWEST_REQUESTS:]
 
 
 def _end_repetition(

@@ -10,7 +10,7 @@ does: until it lasts longer, or costs more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, cast
@@ -20,6 +20,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.detection import (
+    Acceptance,
     DriftClosed,
     DriftOpened,
     DriftSeenGradual,
@@ -169,6 +170,34 @@ def tell_gradual(session: Session, stream: Stream, finding: DriftSeenGradual, no
             incidents.note(session, incident, found.text, now)
         elif known is not None and known.certain:
             incidents.note(session, incident, _NOT_GRADUAL, now)
+
+
+def fall_further(
+    session: Session, incident: Incident, fallen: Mapping[str, tuple[Acceptance, Acceptance]], now: datetime
+) -> str:
+    """Tells that segments of an incident accept still less than they did since its change (before, after) and
+    returns it: they have these levels from then on, and the cost is measured anew."""
+    moves = ", ".join(
+        f"{segment} from {from_to(before.rate, after.rate)}" for segment, (before, after) in fallen.items()
+    )
+    reason = f"{ACCEPTANCE[positions_of(incident.segments)]} fell further: {moves}"
+    incident.segments = tuple(
+        replace(
+            each,
+            # of as many requests as were counted at the alarm: they are the segment's weight
+            after=replace(fallen[each.segment][1], requests=each.after.requests),
+            adjusted=None,
+        )
+        if each.segment in fallen
+        else each
+        for each in incident.segments
+    )
+    _, incident.acceptance_after = _acceptance_of(incident.segments)
+    slower = by_formula(incident, incident.evidence.num_speculative_tokens)
+    incident.evidence = replace(incident.evidence, slowdown_measured=None, slowdown_formula=slower, cost=None)
+    incidents.note(session, incident, reason, now)
+    log.warning("incident fell further", incident=str(incident.id), reason=reason)
+    return reason
 
 
 def by_formula(incident: Incident, drafted_per_step: float | None) -> float | None:

@@ -15,9 +15,8 @@ from uuid import UUID, uuid5
 
 from sqlalchemy.orm import Session
 
-from driftguard.detection import Acceptance
 from driftguard.diagnosis import comparisons
-from driftguard.diagnosis.comparisons import LEVEL, Rate
+from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.opening import join, open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
@@ -35,7 +34,6 @@ ROLLOUT: Final = 0.1  # of the requests under the new name may come before the l
 SHARE_RATIO: Final = 1.25  # shares of the traffic that lie closer are alike
 LENGTH_DEVIATIONS: Final = 0.5  # logarithms of lengths whose means lie closer, in standard deviations, too
 MINUTE: Final = timedelta(minutes=1)
-_QUANTILE_95: Final = 1.959963984540054
 _NAMESPACE: Final = UUID("6a1d3c0e-64a5-4c1f-8f60-7d0f3b0d5a11")
 
 
@@ -258,13 +256,8 @@ def _in_words(found: Sequence[Renamed]) -> str:
 def _changes(found: Sequence[Renamed]) -> list[ChangedSegment]:
     """Of the new names; of several that are alike those below the level of the old ones."""
     return [
-        ChangedSegment(name, _acceptance(group.before), _acceptance(level))
+        ChangedSegment(name, acceptance_of(group.before), acceptance_of(level))
         for group in found
         for name, level in zip(group.new, group.acceptance, strict=True)
         if level.rate < group.before.rate
     ]
-
-
-def _acceptance(rate: Rate) -> Acceptance:
-    half = _QUANTILE_95 * rate.error
-    return Acceptance(rate.rate, max(rate.rate - half, 0.0), min(rate.rate + half, 1.0), rate.requests)

@@ -20,9 +20,9 @@ from uuid import UUID, uuid5
 
 from sqlalchemy.orm import Session
 
-from driftguard.detection import Acceptance, BaselineReady
+from driftguard.detection import BaselineReady
 from driftguard.diagnosis import comparisons
-from driftguard.diagnosis.comparisons import LEVEL, Rate
+from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import renamed_segment
 from driftguard.incidents.opening import open_incident
@@ -38,7 +38,6 @@ from driftguard.store.tables import AwaitedComparison, Incident, Stream
 LOOK_BACK: Final = timedelta(days=7)
 K: Final = "num_speculative_tokens"
 LEAST_REQUESTS: Final = 30  # of a segment, under either target
-_QUANTILE_95: Final = 1.959963984540054
 _NAMESPACE: Final = UUID(
     "a4f1c9a2-34c5-4a55-9d0e-6a2f6f0f6f9d"
 )  # one incident per stream, however often folded
@@ -220,10 +219,3 @@ def _levels(session: Session, stream: Stream, oldest: datetime) -> list[Acceptan
         since=oldest,
         oldest=oldest,
     )
-
-
-def acceptance_of(rate: Rate, positions: Positions = "all") -> Acceptance:
-    """With its 95% interval."""
-    half = _QUANTILE_95 * rate.error
-    low, high = max(rate.rate - half, 0.0), min(rate.rate + half, 1.0)
-    return Acceptance(rate.rate, low, high, rate.requests, positions)

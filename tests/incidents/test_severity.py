@@ -112,7 +112,7 @@ def test_a_fall_that_costs_next_to_nothing_pages_nobody_until_it_grows(database:
     assert incident.tokens_per_second_after is not None
     assert incident.tokens_per_second_before is not None
     assert incident.tokens_per_second_after / incident.tokens_per_second_before == pytest.approx(1 - lost)
-    because = "the changed segments have become about 5% slower (measured)"
+    because = "acceptance fell further: chat from 0.69 to 0.62"
     assert world.raised() == [f"warning instead of info: {because}"]
     assert f"Now warning: {because}." in summary(incident, stream)
 
@@ -142,6 +142,27 @@ def test_what_other_segments_lose_while_a_fall_is_open_is_told(database: Databas
     assert "code from 0.70 to 0.6" in world.history()[-2]
     assert "the changed segments have become about" in world.history()[-1]
     assert world.told() == [("firing", "warning")]
+
+
+def test_a_further_fall_of_the_same_segment_is_told_once(database: Database) -> None:
+    world = World(database)
+    world.send(chat=(GOOD, 1_200))
+    world.send(chat=(server(0.5), 600))
+    for _ in range(2):
+        world.measure()
+    assert not any("further" in told for told in world.history())
+    world.send(chat=(server(0.3), 400))
+    for _ in range(2):
+        world.measure()
+    incident, stream = world.incident()
+    further = "acceptance fell further: chat from 0.50 to 0.30"
+    assert world.history()[1:] == [further, f"critical instead of warning: {further}"]
+    assert incident.acceptance_after == pytest.approx(0.3, abs=0.02)
+    assert "fell from 0.70 to 0.30 since" in summary(incident, stream)
+    assert (incident.severity, world.told()) == ("critical", [("firing", "critical")])
+    world.send(chat=(server(0.2), 400))
+    world.measure()
+    assert world.history()[-1] == "acceptance fell further: chat from 0.30 to 0.20"
 
 
 def test_what_a_segment_that_is_not_watched_yet_loses_is_told_as_well(database: Database) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
@@ -118,6 +118,8 @@ class IncidentEvidence:
     ending: Ending | None = None
     raised_because: str | None = None  # why the severity was raised
     repeats: Repeats | None = None
+    # What each changed segment accepted once that was known after the alarm: a further fall is one from there
+    levels: Mapping[str, Acceptance] = field(default_factory=dict)
 
     @property
     def is_of_alarm(self) -> bool:
