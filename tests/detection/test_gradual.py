@@ -14,7 +14,7 @@ from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.statistics.ramp import Moves, fit, steady_clock
 from driftguard.records.documents.acceptance import Gradual
 from tests.detection.ramps import CONFIG, DAY, HOUR, Fall, found, simulate
-from tests.detection.traffic import fold_all
+from tests.detection.traffic import fold_all, requests
 
 FIRST_SEED, RUNS = 31_000, 24
 
@@ -64,6 +64,17 @@ def falling(rng: np.random.Generator, seconds: np.ndarray, onset: float, per_sec
         stratum=(rng.random(len(seconds)) < 0.05).astype(np.intp),
         level_error=np.array([0.005, 0.02]),
     )
+
+
+@pytest.mark.slow
+def test_two_falls_at_once_one_after_the_other_are_rarely_called_gradual() -> None:
+    called = 0
+    for number in range(15):
+        rng = np.random.default_rng([777, number])
+        mean = np.repeat([0.7, 0.6, 0.55], [1_500, 600, 2_500])
+        told = [getattr(finding, "gradual", None) for finding in fold_all(requests(rng, mean))[1]]
+        called += any(one is not None and one.certain for one in told)
+    assert called <= 3  # 24 of 25 were before two steps were tried beside a ramp
 
 
 def test_a_long_ramp_is_found_with_its_onset_and_its_height() -> None:

@@ -19,6 +19,7 @@ BEYOND = 24  # before the first row
 MARGIN = 1.5  # by which the log likelihood of a ramp that goes on exceeds that of every step: then it is one
 MARGIN_OVER = 4.0  # that of a ramp that is over, which has one parameter more,
 OVER = 2.0  # and by which it exceeds that of every ramp that goes on
+IN_STEPS = 3.0  # by which it must not fall short of two steps, which have one or two parameters more
 INTERVAL_DROP = 4.0  # of the profile log likelihood within the interval
 CLOCK_ROWS = 9  # a clock is the median over so many rows
 SMALLEST = 1e-12
@@ -48,10 +49,11 @@ class Ramp:
     moved: float  # from the onset to the end, in acceptance; below 0 for a fall
     gain: float  # of log likelihood over the best step
     over: bool  # it ended before the last row; then it is certain
+    in_steps: bool  # two steps the same way explain as much
 
     @property
     def certain(self) -> bool:
-        return self.over or self.gain > MARGIN
+        return self.over or (self.gain > MARGIN and not self.in_steps)
 
 
 def steady_clock(seconds: Floats) -> Floats:
@@ -78,8 +80,9 @@ def fit(rows: Moves, since: float, *, rise: bool) -> Ramp | None:
     onsets and ends [P, P] are tried without a row of each.
     The ramp is the best one with end = the last row. It is `certain` where that beats the best step at any
     row by MARGIN; neither has more parameters. Where one with an earlier end beats the best step by
-    MARGIN_OVER, and every ramp that goes on by OVER, it is that one, and over. The interval of the onset is
-    of the likelihood profiled over the end in any case; it holds a step too, whose end is next to its onset.
+    MARGIN_OVER, and every ramp that goes on by OVER, it is that one, and over. Neither is said where two
+    steps the same way explain more, by IN_STEPS: a fall, and then a further one. The interval of the onset is of the likelihood profiled over the end in any case; it holds
+    a step too, whose end is next to its onset.
     Where the history does not reach back to the onset, the line is continued to the level.
     Assumptions: one change since `since`, linear in time until it ends.
     Guarantee: none proved. An alarm comes when a fall looks steep, and at a step the profile is not
@@ -98,9 +101,9 @@ def fit(rows: Moves, since: float, *, rise: bool) -> Ramp | None:
     going_on = int(gains[:, -1].argmax())
     if gains[going_on, -1] <= 0.0:
         return None
-    step = _best_step(products, sign)
+    step, two_steps = _best_step(products, sign), _best_two_steps(products, time, places, sign)
     begin, end = np.unravel_index(gains.argmax(), gains.shape)
-    over = bool(gains[begin, end] > max(step + MARGIN_OVER, gains[going_on, -1] + OVER))
+    over = bool(gains[begin, end] > max(step + MARGIN_OVER, gains[going_on, -1] + OVER, two_steps - IN_STEPS))
     if not over:
         begin, end = np.intp(going_on), np.intp(len(places) - 1)
     profile = gains.max(axis=1)
@@ -114,6 +117,7 @@ def fit(rows: Moves, since: float, *, rise: bool) -> Ramp | None:
         moved=float(heights[begin, end]),
         gain=float(gains[begin, end]) - step,
         over=over,
+        in_steps=bool(gains[begin, end] <= two_steps - IN_STEPS),
     )
 
 
@@ -164,6 +168,24 @@ def _best_step(rows: _Products, sign: float) -> float:
     own = _from(rows.own)[:-1]
     square = _from(rows.weight)[:-1] - (own**2 / rows.total).sum(axis=1)
     return float(_gains(_from(rows.product)[:-1] - own @ rows.level, square, sign).max())
+
+
+def _best_two_steps(rows: _Products, time: Floats, places: Floats, sign: float) -> float:
+    """The largest gain of two steps the same way, at two of the `places` [P]; 0 where there are none."""
+    at = np.searchsorted(time, places, side="left")
+    own = _from(rows.own)[at]
+    cross = _from(rows.product)[at] - own @ rows.level
+    weight = _from(rows.weight)[at]
+    both = np.minimum(weight[:, None], weight[None, :]) - (own / rows.total) @ own.T
+    square = np.diag(both)
+    apart = square[:, None] * square[None, :] - both**2
+    first = (
+        square[None, :] * cross[:, None] - both * cross[None, :]
+    )  # the heights of the steps, times `apart`
+    second = square[:, None] * cross[None, :] - both * cross[:, None]
+    same_way = (apart > SMALLEST * square.max() ** 2) & (sign * first > 0.0) & (sign * second > 0.0)
+    gains = (first * cross[:, None] + second * cross[None, :]) / (2.0 * np.where(same_way, apart, 1.0))
+    return float(np.where(same_way, gains, 0.0).max())
 
 
 def _ramps(rows: _Products, time: Floats, places: Floats, sign: float) -> tuple[Floats, Floats]:
