@@ -81,8 +81,8 @@ def fit(rows: Moves, since: float, *, rise: bool) -> Ramp | None:
     The ramp is the best one with end = the last row. It is `certain` where that beats the best step at any
     row by MARGIN; neither has more parameters. Where one with an earlier end beats the best step by
     MARGIN_OVER, and every ramp that goes on by OVER, it is that one, and over. Neither is said where two
-    steps the same way explain more, by IN_STEPS: a fall, and then a further one. The interval of the onset is of the likelihood profiled over the end in any case; it holds
-    a step too, whose end is next to its onset.
+    steps the same way explain more, by IN_STEPS: a fall, and then a further one. The interval of the onset is
+    of the likelihood profiled over the end in any case; it holds a step too, whose end is next to its onset.
     Where the history does not reach back to the onset, the line is continued to the level.
     Assumptions: one change since `since`, linear in time until it ends.
     Guarantee: none proved. An alarm comes when a fall looks steep, and at a step the profile is not
