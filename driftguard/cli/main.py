@@ -223,13 +223,7 @@ def accept(
     sidecar: Server = DEFAULT_SIDECAR,
 ) -> None:
     """Accept the new level of an incident as normal: resolve it, and learn its baselines anew."""
-    from urllib.parse import quote
-
-    from driftguard.cli.sidecar_client import call
-
-    path = f"/api/v1/incidents/{quote(incident_id, safe='')}/accept"
-    incident = call("POST", sidecar, path, {"reason": reason})
-    segments = ", ".join(segment["segment"] for segment in incident["segments"])
+    incident, segments = _decided(sidecar, incident_id, "accept", reason)
     typer.echo(
         f"{incident['id']} is resolved; the baseline of {segments} will be learned anew with the next record"
     )
@@ -242,15 +236,20 @@ def usual(
     sidecar: Server = DEFAULT_SIDECAR,
 ) -> None:
     """Take an incident that repeats one before it as usual: resolve it, and expect it every day or week."""
+    incident, segments = _decided(sidecar, incident_id, "usual", reason)
+    cycle = incident["evidence"]["repeats"]["cycle"]
+    typer.echo(f"{incident['id']} is resolved; {segments} is expected to change so every {cycle}")
+
+
+def _decided(sidecar: str, incident_id: str, what: str, reason: str) -> tuple[dict[str, Any], str]:
+    """The incident after a person's decision, and its segments in words."""
     from urllib.parse import quote
 
     from driftguard.cli.sidecar_client import call
 
-    path = f"/api/v1/incidents/{quote(incident_id, safe='')}/usual"
+    path = f"/api/v1/incidents/{quote(incident_id, safe='')}/{what}"
     incident = call("POST", sidecar, path, {"reason": reason})
-    segments = ", ".join(segment["segment"] for segment in incident["segments"])
-    cycle = incident["evidence"]["repeats"]["cycle"]
-    typer.echo(f"{incident['id']} is resolved; {segments} is expected to change so every {cycle}")
+    return incident, ", ".join(segment["segment"] for segment in incident["segments"])
 
 
 @app.command()

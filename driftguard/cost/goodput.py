@@ -255,12 +255,8 @@ def _log_load(request: TimedRequest) -> float:
 
 def _slower(reference: Sequence[CellMean], block: Block) -> float | None:
     """None where too few requests have their like in the reference."""
-    known = {(cell.segment, cell.k, cell.band): cell for cell in reference if cell.weight >= KNOWN}
-    pairs = [
-        (cell, like)
-        for cell in block.cells
-        if (like := known.get((cell.segment, cell.k, cell.band))) is not None
-    ]
+    known = {cell.key: cell for cell in reference if cell.weight >= KNOWN}
+    pairs = [(cell, like) for cell in block.cells if (like := known.get(cell.key)) is not None]
     requests = sum(cell.weight for cell, _ in pairs)
     if requests < JUDGED_REQUESTS:
         return None
@@ -298,11 +294,10 @@ def _bet(sums: Sequence[float], z: float) -> tuple[float, ...]:
 
 
 def _learn(watch: GoodputWatch, blocks: Sequence[Block]) -> GoodputWatch:
-    known = {(cell.segment, cell.k, cell.band): cell for cell in watch.reference}
+    known = {cell.key: cell for cell in watch.reference}
     for block in blocks:
         for cell in block.cells:
-            key = cell.segment, cell.k, cell.band
-            known[key] = _mixed(known.get(key), cell)
+            known[cell.key] = _mixed(known.get(cell.key), cell)
     kept = sorted(known.values(), key=lambda cell: -cell.weight)[:MOST_CELLS]
     moves = [block.slower for block in blocks if block.slower is not None]
     return replace(watch, reference=tuple(kept), spread=(*watch.spread, *moves)[-SPREAD_OF:])
@@ -325,8 +320,8 @@ def _mixed(known: CellMean | None, cell: CellMean) -> CellMean:
 def _look_for_the_end(watch: GoodputWatch, block: Block) -> GoodputWatch:
     """Bets that goodput is back by more than half. Cells that were not known before are learned."""
     opened, spread = watch.opened, spread_of(watch.spread)
-    known = {(cell.segment, cell.k, cell.band) for cell in watch.reference if cell.weight >= KNOWN}
-    new = tuple(cell for cell in block.cells if (cell.segment, cell.k, cell.band) not in known)
+    known = {cell.key for cell in watch.reference if cell.weight >= KNOWN}
+    new = tuple(cell for cell in block.cells if cell.key not in known)
     watch = _learn(watch, [replace(block, cells=new, slower=None)])
     if opened is None or spread is None:
         return watch

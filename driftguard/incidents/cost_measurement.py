@@ -262,6 +262,8 @@ def _end_repetition(
     now: datetime,
 ) -> None:
     """Pages, as what it costs asks for, once the incident no longer repeats the one that it looked like."""
+    if not incident.evidence.may_be_usual:
+        return
     newest = max((item.ended_at for item in measured.since), default=incident.change_point_at.timestamp())
     slowdown = max((item.part for item in _slowdowns(incident, measured)), default=None)
     differs = why_no_repetition(incident, datetime.fromtimestamp(newest, UTC), slowdown)

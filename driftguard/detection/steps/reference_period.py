@@ -83,7 +83,6 @@ from driftguard.detection.steps.first_part import (
     without_bins,
 )
 
-SECONDS_PER_HOUR = 3600.0
 GROWTH_STEPS = 4  # a block of requests that joins is a quarter of what is there
 LONGEST_GROWTH_SECONDS = 86_400.0
 
@@ -462,15 +461,17 @@ def tally(state: StreamState, base: Baselines, rows: Columns) -> Profiles:
     evident = state.ready[rows.stratum] & (rows.fresh > 0.0)
     unexplained = rows.x - line(base, rows) - rows.effect
     profiles = []
-    by_acceptance = length_of_acceptance(state.reference)[rows.stratum]
     for factor, profile in zip(FACTORS, state.profiles, strict=True):
         told = evident & ~_disturbed(state, profile)[rows.stratum]
         if factor is ANSWER:
-            told &= (rows.log_length > 0.0) & ~by_acceptance
+            told &= rows.log_length > 0.0
+            if told.any():
+                told &= ~length_of_acceptance(state.reference)[rows.stratum]
         elif factor is PROMPT:
             told &= rows.prompt_tokens >= 0
-        residual = np.where(told, unexplained + effect_of(profile, factor, rows), 0.0)
-        number, cell = factor.number(rows.ended_ms), factor.cell(rows)
+        cell = factor.cell(rows) if told.any() else np.zeros(len(rows), dtype=np.int64)
+        residual = unexplained + effect_of(profile, factor, rows)
+        number = factor.number(rows.ended_ms)
         profiles.append(tallied(profile, rows.stratum, number, cell, residual, told))
     return tuple(profiles)
 

@@ -29,6 +29,11 @@ class CellMean:
     log_time: float
     log_load: float
 
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What makes the cell."""
+        return self.segment, self.k, self.band
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
