@@ -207,7 +207,6 @@ def small_disk() -> Iterator[Path | None]:
 
 
 def _fill(filler: Path) -> None:
-    with filler.open("wb") as file, suppress(OSError):
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(b"\0" * 1_000_000)
-            file.flush()

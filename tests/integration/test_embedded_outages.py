@@ -156,13 +156,10 @@ def has_given_up(database: Database, data_dir: Path) -> bool:
 
 def fill(directory: Path) -> None:
     """Leaves nothing but what the server holds already."""
-    with (directory / "filler").open("wb") as filler:
-        try:
-            while True:
-                filler.write(bytes(1 << 16))
-                filler.flush()
-        except OSError:
-            return
+    # Unbuffered: a buffer that a full disk took in part would be written, and refused, once more when it is closed.
+    with (directory / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(1 << 16))
 
 
 @contextmanager
