@@ -31,6 +31,9 @@ and segment: y, by how much the logarithm of their time is smaller. The null is 
 LEAST_GAIN)); the spread is that of the y before. Assumption: both run at the same loads of the band, as where
 the ones without speculation are drawn at random.
 
+**Further.** While a fall of size D is open, the same bets ask whether d lies beyond D + margin: the null is
+then that goodput is down by less than LEAST_LOST beyond what was told.
+
 Both share one budget of false alarms: half of it for "slower", 1 / BANDS of the other half for each band. A
 mean of such sums, weighted so, is one again. `alarm_level` is A for a number of days: blocks are no shorter
 than BLOCK_SECONDS.
@@ -135,14 +138,21 @@ def evidence_of(sums: Sequence[float]) -> float:
 
 
 def fall_of(watch: GoodputWatch, level: float) -> Fall | None:
-    """What the evidence says is slower, from the block on that parts the newest ones best. `level`: A."""
+    """What the evidence says is slower, from the block on that parts the newest ones best; while something is
+    open, what is slower than that. `level`: A."""
     told = [block for block in watch.pending if block.slower is not None]
-    if watch.opened is not None or evidence_of(watch.sums) < 2.0 * level or not told:
+    if evidence_of(watch.sums) < 2.0 * level or not told:
         return None
-    moves = np.array([block.slower for block in told])
+    known = known_slower(watch)
+    moves = np.array([block.slower for block in told]) - known
     above = np.cumsum((moves - moves[-NEWEST:].mean() / 2.0)[::-1])[::-1]
     first = int(above.argmax())
-    return Fall(tuple(told[first:]), float(moves[first:].mean()))
+    return Fall(tuple(told[first:]), known + float(moves[first:].mean()))
+
+
+def known_slower(watch: GoodputWatch) -> float:
+    """By how much tokens are known to come slower: what is open says it."""
+    return watch.opened.slower if watch.opened is not None else 0.0
 
 
 def losing_in(watch: GoodputWatch, level: float, concurrency: tuple[int, int] | None) -> Rivalry | None:
@@ -166,7 +176,7 @@ def is_gone(watch: GoodputWatch) -> bool:
 
 
 def with_opened(watch: GoodputWatch, opened: Watched) -> GoodputWatch:
-    """The blocks of a fall are not learned."""
+    """The blocks of a fall are not learned. Also after a further fall, with what it is by then."""
     return replace(watch, sums=NONE, pending=(), alarmed=False, opened=opened)
 
 
@@ -214,12 +224,14 @@ def _fold_block(watch: GoodputWatch, rows: Sequence[Numbered]) -> GoodputWatch:
     )
     block = replace(block, slower=_slower(watch.reference, block))
     watch = replace(watch, seq=block.last_seq, rivalries=_rivals(watch, block, told))
-    if watch.opened is not None and watch.opened.kind == "slower":
-        return _look_for_the_end(watch, block)
     spread = spread_of(watch.spread)
+    if spread is not None and block.slower is not None:
+        beyond = block.slower - known_slower(watch) - _margin(watch, spread)
+        watch = replace(watch, sums=_bet(watch.sums, beyond / spread))
+    if watch.opened is not None and watch.opened.kind == "slower":
+        return _look_for_the_end(watch, watch.opened, block, spread)
     if spread is None or block.slower is None:
         return _hold(watch, block)
-    watch = replace(watch, sums=_bet(watch.sums, (block.slower - _margin(watch, spread)) / spread))
     if evidence_of(watch.sums) >= SUSPECT:
         return replace(watch, pending=(*watch.pending, block)[-MOST_PENDING:])
     if watch.alarmed:  # what an incident of acceptance explained is over: it was not usual
@@ -317,13 +329,15 @@ def _mixed(known: CellMean | None, cell: CellMean) -> CellMean:
     )
 
 
-def _look_for_the_end(watch: GoodputWatch, block: Block) -> GoodputWatch:
+def _look_for_the_end(
+    watch: GoodputWatch, opened: Watched, block: Block, spread: float | None
+) -> GoodputWatch:
     """Bets that goodput is back by more than half. Cells that were not known before are learned."""
-    opened, spread = watch.opened, spread_of(watch.spread)
     known = {cell.key for cell in watch.reference if cell.weight >= KNOWN}
     new = tuple(cell for cell in block.cells if cell.key not in known)
     watch = _learn(watch, [replace(block, cells=new, slower=None)])
-    if opened is None or spread is None:
+    watch = replace(watch, pending=(*watch.pending, block)[-MOST_PENDING:])
+    if spread is None:
         return watch
     if block.slower is None:
         return replace(watch, opened=replace(opened, quiet=opened.quiet + 1))

@@ -53,12 +53,14 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class Change:
     """`change_point` and `newest`: seq of the first record after it and of the last one to look at.
-    `at`: when that first record ended."""
+    `at`: when that first record ended. `further`: seq of the first record after a further fall: what it costs
+    is asked of the time since then."""
 
     change_point: int
     at: datetime
     newest: int
     segments: tuple[str, ...]
+    further: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,9 @@ def _now(session: Session, stream: Stream, incident: Incident | None) -> Measure
     """Against the time before the change of an incident, if there is one."""
     if incident:
         segments = names_of(incident.segments)
-        change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments)
+        goodput = incident.evidence.goodput
+        further = goodput.further.seq if goodput is not None and goodput.further is not None else 0
+        change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments, further)
         return measure(session, stream, change, stream.last_seen_at)
     newest = examination_evidence.timed_between(session, stream.id, 0, _NEWEST, stream.last_seen_at)
     without = examination_evidence.without_speculation(session, stream, _NEWEST, stream.last_seen_at)
@@ -148,7 +152,7 @@ def measure(session: Session, stream: Stream, change: Change, newest_ended_at: d
     """The cost of a change, from the requests on both sides of it."""
     before = examination_evidence.timed_between(session, stream.id, 0, change.change_point, change.at)
     since = examination_evidence.timed_between(
-        session, stream.id, change.change_point, change.newest + 1, newest_ended_at
+        session, stream.id, max(change.change_point, change.further), change.newest + 1, newest_ended_at
     )
     without = examination_evidence.without_speculation(session, stream, change.newest + 1, newest_ended_at)
     return Measurement(_assessed(stream, before, since, without, change.segments), before, since)
