@@ -24,7 +24,6 @@ from driftguard.store import examination_evidence, folding, incidents, renamed_s
 from driftguard.store.renamed_segments import Heard, Likeness
 from driftguard.store.tables import AwaitedComparison, Incident
 
-FIRST_BASELINE: Final = "first baseline of the segment"  # in what a baseline says of why it was begun
 LOOK_BACK: Final = timedelta(days=7)
 SHARE_SPAN: Final = timedelta(hours=1)  # at least, before the new name, to tell the share of the old one
 RECENT: Final = timedelta(days=1)  # names that appeared so long before the newest baseline began, at most

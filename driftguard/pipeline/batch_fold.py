@@ -279,7 +279,7 @@ def _log_learned(stream: Stream, finding: ProfileLearned | BaselineSettled | Bas
     elif isinstance(finding, BaselineSettled):
         of_stratum.info("baseline settled", requests=finding.requests)
     else:
-        of_stratum.info("baseline ready", requests=finding.requests, reason=finding.reason)
+        of_stratum.info("baseline ready", requests=finding.requests, reason=finding.why.reason.value)
 
 
 def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
