@@ -80,7 +80,8 @@ REACH: Final = 8.0
 NONE: Final = (0.0,) * len(STAKES)
 SUSPECT: Final = 20.0  # evidence from which on no block is learned
 HELD: Final = 6  # newest blocks that are not learned yet: a fall may have begun in them
-NEWEST: Final = 3  # blocks that say how slow it is now
+NEWEST: Final = 3  # blocks that say how slow it is now,
+LATEST: Final = 2  # and whether it still is
 MOST_PENDING: Final = 100
 MOST_CELLS: Final = 1_000
 BANDS: Final = 16
@@ -104,6 +105,12 @@ class Fall:
 
     blocks: tuple[Block, ...]
     slower: float
+
+    @property
+    def is_back(self) -> bool:
+        """Whether the latest blocks are less than half as much slower."""
+        latest = [block.slower for block in self.blocks if block.slower is not None][-LATEST:]
+        return sum(latest) < self.slower / 2.0 * len(latest)
 
     @property
     def concurrency(self) -> tuple[int, int] | None:

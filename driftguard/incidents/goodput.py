@@ -130,6 +130,7 @@ class _Found:
     incident: Incident
     opened: Watched
     reason: str
+    is_back: bool = False  # by now
 
 
 _Finding = _Found | Further | Literal["explained"] | None
@@ -156,7 +157,7 @@ def _found(
             return Further(fall, measured.cost)
         incident = _slower(stream, watch, fall, measured, now, days)
         reason = f"tokens come about {fall.lost:.0%} slower than before {load_text(fall.concurrency)}"
-        return _Found(incident, Watched(incident.id, "slower", slower=fall.slower), reason)
+        return _Found(incident, Watched(incident.id, "slower", slower=fall.slower), reason, fall.is_back)
     told, cost = speculation
     if told.state != "loses" or cost is None or fallen:
         return None
@@ -189,6 +190,8 @@ def _decided(
     if not isinstance(found, _Found):
         return watch, False
     goodput = found.incident.evidence.goodput
+    if watch.alarmed and found.is_back:  # with the incident of acceptance that explained it
+        return watching.closed(watch), False
     if watch.alarmed and goodput is not None and goodput.by_acceptance:
         # The incident of acceptance that explained it has ended, and what it was about has not.
         return learned_anew(watch, now), False
