@@ -102,7 +102,11 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
 def _took_its_place(session: Session, stream_id: int, old: Heard, new: Heard, latest: datetime) -> bool:
     """Has `old` been silent since about when `new` appeared, which has a like share of the traffic?"""
     span = max(latest - new.first, SHARE_SPAN)
-    before = renamed_segments.counts(session, stream_id, new.first - span, new.first)
+    heard = renamed_segments.last_heard(session, stream_id, new.first)
+    if heard is None:
+        return False
+    end = heard + MINUTE  # names change with restarts, before which nothing may have been sent for hours
+    before = renamed_segments.counts(session, stream_id, end - span, end)
     after = renamed_segments.counts(session, stream_id, new.first, latest)
     ours, total = before.get(old.segment, 0), sum(before.values())
     if ours == 0:

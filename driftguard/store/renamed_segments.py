@@ -52,6 +52,14 @@ def counts(session: Session, stream_id: int, since: datetime, until: datetime) -
     return {segment: int(count) for segment, count in session.execute(query.group_by(Rollup.segment))}
 
 
+def last_heard(session: Session, stream_id: int, until: datetime) -> datetime | None:
+    """The last minute before then with a request of the stream."""
+    query = select(func.max(Rollup.minute)).where(
+        Rollup.stream_id == stream_id, Rollup.kind == "request", Rollup.minute < until
+    )
+    return session.scalar(query)
+
+
 class Likeness(NamedTuple):
     """Of the newest requests of a segment with one K and acceptance rule. Means and variances between
     requests: of accepted / drafted, of the logarithms of the tokens of the answer and of the prompt."""

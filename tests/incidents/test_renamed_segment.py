@@ -198,3 +198,29 @@ def test_a_fall_of_another_segment_while_it_is_open_is_told(database: Database) 
     incident = running.incident()
     assert set(names_of(incident.segments)) == {"chat-v2", "code"}
     assert "\nacceptance fell from 0.5" in reasons(database, incident)
+
+
+@pytest.mark.parametrize("fell", [False, True])
+def test_silent_hours_a_clock_set_back_and_restarts_make_no_fall_and_hide_none(
+    database: Database, fell: bool
+) -> None:
+    """The clock is set back by an hour before the name changes, and once more after the incident opened."""
+    traffic = Traffic(seed=70, start=datetime.now(UTC) - timedelta(hours=20), seconds_apart=0.5)
+    shares = {"chat": 0.4, "code": 0.35, "german": 0.24, "rare": 0.01}
+    usual = {**USUAL, "rare": 0.3}
+    for number, hours in enumerate((5.0, -1.0, 3.0)):
+        store(database, mixed(traffic, 70 + number, 900, usual, shares))
+        fold_all(database)
+        traffic.clock += timedelta(hours=hours)
+    rates = {**usual, "chat": 0.6} if fell else usual
+    for number, hours in enumerate((0.0, 2.0, -1.0, 4.0)):
+        drawn = mixed(traffic, 80 + number, 900, rates, shares)
+        store(database, renamed(drawn, {"chat": "chat-v2"}))
+        fold_all(database)
+        traffic.clock += timedelta(hours=hours)
+    if not fell:
+        assert fold_all(database) == []
+        return
+    (incident,) = fold_all(database)
+    assert (incident.state, names_of(incident.segments)) == ("open", ("chat-v2",))
+    assert reasons(database, incident).count("took the place of") == 1
