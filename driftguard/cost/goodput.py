@@ -31,6 +31,10 @@ and segment: y, by how much the logarithm of their time is smaller. The null is 
 LEAST_GAIN)); the spread is that of the y before. Assumption: both run at the same loads of the band, as where
 the ones without speculation are drawn at random.
 
+**Over.** While a fall of size D is open, bets that d lies below D / 2 share one unit of wealth among all
+blocks that they may begin at, as in driftguard.detection.steps.recovery: a fall that lasts is called over
+with a probability of 1 / OVER at most, however long it lasts.
+
 **Further.** While a fall of size D is open, the same bets ask whether d lies beyond D + margin: the null is
 then that goodput is down by less than LEAST_LOST beyond what was told.
 
@@ -88,7 +92,7 @@ BANDS: Final = 16
 LEAST_GAIN: Final = 0.02
 RIVALS: Final = 20  # requests without speculation in a band, before which nothing is judged
 OF_SPECULATING: Final = 5  # in the same block, band and segment
-OVER: Final = 100.0  # evidence that a fall is over
+OVER: Final = 100.0  # wealth from which on a fall is over
 QUIET_LOOKS: Final = 3
 
 
@@ -304,10 +308,11 @@ def _margin(watch: GoodputWatch, spread: float) -> float:
     return -math.log1p(-LEAST_LOST) + spread * max(0.3, 2.0 / math.sqrt(len(watch.spread)))
 
 
-def _bet(sums: Sequence[float], z: float) -> tuple[float, ...]:
+def _bet(sums: Sequence[float], z: float, share: float = 1.0) -> tuple[float, ...]:
+    """`share`: what is put on bets that begin now."""
     z = min(max(z, -1.0), REACH)
     return tuple(
-        min((1.0 + total) * (1.0 + stake * z), 1e12)
+        min((share + total) * (1.0 + stake * z), 1e12)
         for total, stake in zip(sums or NONE, STAKES, strict=True)
     )
 
@@ -348,8 +353,10 @@ def _look_for_the_end(
         return watch
     if block.slower is None:
         return replace(watch, opened=replace(opened, quiet=opened.quiet + 1))
-    sums = _bet(opened.sums, (opened.slower / 2.0 - block.slower) / spread)
-    return replace(watch, opened=replace(opened, sums=sums, quiet=0))
+    after = opened.blocks + 2
+    share = 1.0 / (2.11 * after * math.log(after) ** 2)
+    sums = _bet(opened.sums, (opened.slower / 2.0 - block.slower) / spread, share)
+    return replace(watch, opened=replace(opened, sums=sums, quiet=0, blocks=opened.blocks + 1))
 
 
 def _rivals(watch: GoodputWatch, block: Block, told: Sequence[TimedRequest]) -> tuple[Rivalry, ...]:

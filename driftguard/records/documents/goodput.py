@@ -66,8 +66,8 @@ class Rivalry:
 @dataclass(frozen=True, slots=True)
 class Watched:
     """An incident that the watch opened, or told of a further fall. `kind`: what it waits for to be over.
-    `slower`: of the blocks that raised the newest alarm; `sums`: of bets that it is over; `quiet`: looks in a
-    row at which speculation did not lose; `band`: in which it lost."""
+    `slower`: of the blocks that raised the newest alarm; `sums`: of bets that it is over, after `blocks`;
+    `quiet`: looks in a row at which speculation did not lose; `band`: in which it lost."""
 
     incident_id: UUID
     kind: GoodputKind
@@ -75,6 +75,7 @@ class Watched:
     sums: tuple[float, ...] = ()
     quiet: int = 0
     band: int | None = None
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
