@@ -258,7 +258,13 @@ class Sidecar:
 
     def _watch_goodput(self) -> None:
         days = self.settings.detection.false_alarm_days
-        goodput.refresh(self.database, datetime.now(UTC), false_alarm_days=days, on_opened=self._drift_found)
+        goodput.refresh(
+            self.database,
+            self._paging,
+            datetime.now(UTC),
+            false_alarm_days=days,
+            on_opened=self._drift_found,
+        )
 
     def _attempt(self, name: str, chore: Callable[[], None]) -> None:
         """`name`: one of CHORES."""

@@ -13,7 +13,7 @@ from driftguard.adapters.condition import Condition
 from driftguard.api.actions import ActionModel
 from driftguard.cost import Cost, Speculation
 from driftguard.detection import Acceptance, Fleet, SegmentSummary, StreamSummary
-from driftguard.detection.findings import FactorName, SessionsGiven, duration
+from driftguard.detection.findings import FactorName, SessionsGiven, duration, in_words
 from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.aftermath import Aftermath
 from driftguard.metrics.labels import StreamVerdict
@@ -150,8 +150,8 @@ class SegmentStatus(FrozenModel):
             requests_needed=item.requests_needed,
             now=Rate.of(item.recent),
             baseline=Rate.of(item.baseline),
-            learning=item.learning,
-            baseline_reason=item.baseline_reason,
+            learning=in_words(item.learning),
+            baseline_reason=in_words(item.baseline_reason),
             variance_inflation=item.variance_inflation,
             follows=[FollowsModel.model_validate(one) for one in item.follows],
             length_of_acceptance=item.length_of_acceptance,

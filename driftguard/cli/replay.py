@@ -42,7 +42,7 @@ from driftguard.detection import (
     describe,
     fold,
 )
-from driftguard.detection.findings import FACTOR_NAMES, SessionsGiven, StratumBaseline
+from driftguard.detection.findings import FACTOR_NAMES, SessionsGiven, StratumBaseline, in_words
 from driftguard.records import AcceptanceRecord, StreamKey
 from driftguard.records.documents.acceptance import Gradual
 from driftguard.records.positions import ACCEPTANCE, combined
@@ -178,7 +178,7 @@ def event_json(event: ReplayEvent) -> dict[str, Any]:
 def _ready_json(finding: BaselineReady) -> dict[str, Any]:
     return {
         **_stratum_json(finding),
-        "reason": finding.reason,
+        "reason": finding.why.text,
         "since": _time(finding.since),
         "standard_deviation_per_request": finding.standard_deviation,
         "variance_inflation": finding.variance_inflation,
@@ -285,7 +285,7 @@ def event_text(event: ReplayEvent) -> str:
         case BaselineReady():
             watched = _baseline_text(finding)
             line = f"{head} segment {finding.segment} is watched from here; {watched}"
-            return f"{line}\n    {finding.reason} ({finding.stratum})"
+            return f"{line}\n    {finding.why.text} ({finding.stratum})"
         case BaselineSettled():
             known = _baseline_text(finding)
             return f"{head} segment {finding.segment} has its final baseline; {known}"
@@ -381,7 +381,7 @@ def _summary(running: Replay) -> Iterator[str]:
             if segment.length_of_acceptance:
                 yield "        answer length is not used: it follows from acceptance"
             if segment.learning is not None:
-                yield f"        not watched: {segment.learning}"
+                yield f"        not watched: {in_words(segment.learning)}"
             elif segment.expected_delays:
                 yield f"        expected delay: {'; '.join(delay.text for delay in segment.expected_delays)}"
 

@@ -31,6 +31,13 @@ and segment: y, by how much the logarithm of their time is smaller. The null is 
 LEAST_GAIN)); the spread is that of the y before. Assumption: both run at the same loads of the band, as where
 the ones without speculation are drawn at random.
 
+**Over.** While a fall of size D is open, bets that d lies below D / 2 share one unit of wealth among all
+blocks that they may begin at, as in driftguard.detection.steps.recovery: a fall that lasts is called over
+with a probability of 1 / OVER at most, however long it lasts.
+
+**Further.** While a fall of size D is open, the same bets ask whether d lies beyond D + margin: the null is
+then that goodput is down by less than LEAST_LOST beyond what was told.
+
 Both share one budget of false alarms: half of it for "slower", 1 / BANDS of the other half for each band. A
 mean of such sums, weighted so, is one again. `alarm_level` is A for a number of days: blocks are no shorter
 than BLOCK_SECONDS.
@@ -77,14 +84,15 @@ REACH: Final = 8.0
 NONE: Final = (0.0,) * len(STAKES)
 SUSPECT: Final = 20.0  # evidence from which on no block is learned
 HELD: Final = 6  # newest blocks that are not learned yet: a fall may have begun in them
-NEWEST: Final = 3  # blocks that say how slow it is now
+NEWEST: Final = 3  # blocks that say how slow it is now,
+LATEST: Final = 2  # and whether it still is
 MOST_PENDING: Final = 100
 MOST_CELLS: Final = 1_000
 BANDS: Final = 16
 LEAST_GAIN: Final = 0.02
 RIVALS: Final = 20  # requests without speculation in a band, before which nothing is judged
 OF_SPECULATING: Final = 5  # in the same block, band and segment
-OVER: Final = 100.0  # evidence that a fall is over
+OVER: Final = 100.0  # wealth from which on a fall is over
 QUIET_LOOKS: Final = 3
 
 
@@ -101,6 +109,12 @@ class Fall:
 
     blocks: tuple[Block, ...]
     slower: float
+
+    @property
+    def is_back(self) -> bool:
+        """Whether the latest blocks are less than half as much slower."""
+        latest = [block.slower for block in self.blocks if block.slower is not None][-LATEST:]
+        return sum(latest) < self.slower / 2.0 * len(latest)
 
     @property
     def concurrency(self) -> tuple[int, int] | None:
@@ -135,14 +149,21 @@ def evidence_of(sums: Sequence[float]) -> float:
 
 
 def fall_of(watch: GoodputWatch, level: float) -> Fall | None:
-    """What the evidence says is slower, from the block on that parts the newest ones best. `level`: A."""
+    """What the evidence says is slower, from the block on that parts the newest ones best; while something is
+    open, what is slower than that. `level`: A."""
     told = [block for block in watch.pending if block.slower is not None]
-    if watch.opened is not None or evidence_of(watch.sums) < 2.0 * level or not told:
+    if evidence_of(watch.sums) < 2.0 * level or not told:
         return None
-    moves = np.array([block.slower for block in told])
+    known = known_slower(watch)
+    moves = np.array([block.slower for block in told]) - known
     above = np.cumsum((moves - moves[-NEWEST:].mean() / 2.0)[::-1])[::-1]
     first = int(above.argmax())
-    return Fall(tuple(told[first:]), float(moves[first:].mean()))
+    return Fall(tuple(told[first:]), known + float(moves[first:].mean()))
+
+
+def known_slower(watch: GoodputWatch) -> float:
+    """By how much tokens are known to come slower: what is open says it."""
+    return watch.opened.slower if watch.opened is not None else 0.0
 
 
 def losing_in(watch: GoodputWatch, level: float, concurrency: tuple[int, int] | None) -> Rivalry | None:
@@ -166,7 +187,7 @@ def is_gone(watch: GoodputWatch) -> bool:
 
 
 def with_opened(watch: GoodputWatch, opened: Watched) -> GoodputWatch:
-    """The blocks of a fall are not learned."""
+    """The blocks of a fall are not learned. Also after a further fall, with what it is by then."""
     return replace(watch, sums=NONE, pending=(), alarmed=False, opened=opened)
 
 
@@ -214,12 +235,14 @@ def _fold_block(watch: GoodputWatch, rows: Sequence[Numbered]) -> GoodputWatch:
     )
     block = replace(block, slower=_slower(watch.reference, block))
     watch = replace(watch, seq=block.last_seq, rivalries=_rivals(watch, block, told))
-    if watch.opened is not None and watch.opened.kind == "slower":
-        return _look_for_the_end(watch, block)
     spread = spread_of(watch.spread)
+    if spread is not None and block.slower is not None:
+        beyond = block.slower - known_slower(watch) - _margin(watch, spread)
+        watch = replace(watch, sums=_bet(watch.sums, beyond / spread))
+    if watch.opened is not None and watch.opened.kind == "slower":
+        return _look_for_the_end(watch, watch.opened, block, spread)
     if spread is None or block.slower is None:
         return _hold(watch, block)
-    watch = replace(watch, sums=_bet(watch.sums, (block.slower - _margin(watch, spread)) / spread))
     if evidence_of(watch.sums) >= SUSPECT:
         return replace(watch, pending=(*watch.pending, block)[-MOST_PENDING:])
     if watch.alarmed:  # what an incident of acceptance explained is over: it was not usual
@@ -285,10 +308,11 @@ def _margin(watch: GoodputWatch, spread: float) -> float:
     return -math.log1p(-LEAST_LOST) + spread * max(0.3, 2.0 / math.sqrt(len(watch.spread)))
 
 
-def _bet(sums: Sequence[float], z: float) -> tuple[float, ...]:
+def _bet(sums: Sequence[float], z: float, share: float = 1.0) -> tuple[float, ...]:
+    """`share`: what is put on bets that begin now."""
     z = min(max(z, -1.0), REACH)
     return tuple(
-        min((1.0 + total) * (1.0 + stake * z), 1e12)
+        min((share + total) * (1.0 + stake * z), 1e12)
         for total, stake in zip(sums or NONE, STAKES, strict=True)
     )
 
@@ -317,18 +341,22 @@ def _mixed(known: CellMean | None, cell: CellMean) -> CellMean:
     )
 
 
-def _look_for_the_end(watch: GoodputWatch, block: Block) -> GoodputWatch:
+def _look_for_the_end(
+    watch: GoodputWatch, opened: Watched, block: Block, spread: float | None
+) -> GoodputWatch:
     """Bets that goodput is back by more than half. Cells that were not known before are learned."""
-    opened, spread = watch.opened, spread_of(watch.spread)
     known = {cell.key for cell in watch.reference if cell.weight >= KNOWN}
     new = tuple(cell for cell in block.cells if cell.key not in known)
     watch = _learn(watch, [replace(block, cells=new, slower=None)])
-    if opened is None or spread is None:
+    watch = replace(watch, pending=(*watch.pending, block)[-MOST_PENDING:])
+    if spread is None:
         return watch
     if block.slower is None:
         return replace(watch, opened=replace(opened, quiet=opened.quiet + 1))
-    sums = _bet(opened.sums, (opened.slower / 2.0 - block.slower) / spread)
-    return replace(watch, opened=replace(opened, sums=sums, quiet=0))
+    after = opened.blocks + 2
+    share = 1.0 / (2.11 * after * math.log(after) ** 2)
+    sums = _bet(opened.sums, (opened.slower / 2.0 - block.slower) / spread, share)
+    return replace(watch, opened=replace(opened, sums=sums, quiet=0, blocks=opened.blocks + 1))
 
 
 def _rivals(watch: GoodputWatch, block: Block, told: Sequence[TimedRequest]) -> tuple[Rivalry, ...]:

@@ -10,6 +10,7 @@ from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import (
     AlarmWithheld,
     BaselineReady,
+    BaselineReason,
     BaselineSettled,
     CloseReason,
     Direction,
@@ -41,6 +42,7 @@ __all__ = [
     "Acceptance",
     "AlarmWithheld",
     "BaselineReady",
+    "BaselineReason",
     "BaselineSettled",
     "CloseReason",
     "DetectorConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, Literal
 
 from driftguard.records.documents.acceptance import Acceptance, AdjustedChange, Gradual
@@ -16,6 +17,64 @@ Verdict = Literal["insufficient_data", "steady", "degraded", "improved", "drafti
 SegmentVerdict = Literal["insufficient_data", "steady", "off_baseline", "degraded", "improved"]
 SessionsGiven = Literal["given", "in part", "not given", "no requests"]  # counter windows have none
 CloseReason = Literal["recovered", "no_traffic", "became_normal"]
+
+
+class BaselineReason(StrEnum):
+    """Why a baseline is begun."""
+
+    FIRST = "first"  # of its segment
+    SETTINGS_CHANGED = "settings_changed"  # against the segment's newest earlier one
+    RELEARNED = "relearned"  # with the same settings
+    ACCEPTED = "accepted"  # by an operator, as a new normal
+    RISE_LASTED = "rise_lasted"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedSetting:
+    """`name`: of the field of a record; `before`, `after`: in words."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class WhyBegun:
+    """`changed`: the settings, of SETTINGS_CHANGED. `before_fall`: acceptance fell within the reference
+    period, and the baseline is of what came before."""
+
+    reason: BaselineReason
+    changed: tuple[ChangedSetting, ...] = ()
+    before_fall: bool = False
+
+    @property
+    def text(self) -> str:
+        """For example: num_speculative_tokens changed from 4 to 6."""
+        changes = "; ".join(f"{one.name} changed from {one.before} to {one.after}" for one in self.changed)
+        told = changes or _REASONS[self.reason]
+        return f"{told}; of what came before acceptance fell" if self.before_fall else told
+
+
+_REASONS: Final[dict[BaselineReason, str]] = {
+    BaselineReason.FIRST: "first baseline of the segment",
+    BaselineReason.SETTINGS_CHANGED: "settings changed",
+    BaselineReason.RELEARNED: "relearned",
+    BaselineReason.ACCEPTED: "an operator accepted a new normal",
+    BaselineReason.RISE_LASTED: "the rise lasted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NotWatched:
+    """Traffic whose baseline is not known yet. `stratum`: what its requests have in common."""
+
+    stratum: str
+    why: WhyBegun
+
+    @property
+    def text(self) -> str:
+        """For example: request, num_speculative_tokens 6: num_speculative_tokens changed from 4 to 6."""
+        return f"{self.stratum}: {self.why.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +96,11 @@ class StratumBaseline:
 class BaselineReady(StratumBaseline):
     """A stratum's reference period is complete; from the next request on it is watched."""
 
-    reason: str  # first baseline of the segment, or what differs from the newest earlier one
+    why: WhyBegun
     since: float  # seconds since 1970 UTC, of the first request of the reference period
     standard_deviation: float  # of accepted / drafted between requests
     false_alarm_every: float  # A in use for the stream, requests
     variance_inflation: float  # of a mean of many requests, because they depend on each other; 1: they do not
-    changed: tuple[str, ...] = ()  # the settings that the reason names, by their names in a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +284,19 @@ class SegmentSummary:
     recent: Acceptance | None  # since the change point while an incident names it, else its newest requests
     mean_per_request: float | None
     standard_deviation: float | None
-    learning: str | None = (
-        None  # the stratum of the present traffic that is not watched yet, and why it is new
-    )
-    baseline_reason: str | None = None  # why the baseline of the present traffic was begun
+    # Of the present traffic: what is not watched yet, and why its baseline was begun. Sentences, where an
+    # earlier version stored them.
+    learning: NotWatched | str | None = None
+    baseline_reason: WhyBegun | str | None = None
     expected_delays: tuple[ExpectedDelay, ...] = ()  # of the stratum of most of the present traffic
     variance_inflation: float = 1.0  # the largest of the strata of its recent requests
     follows: tuple[Follows, ...] = ()  # what its acceptance is expected to depend on
     length_of_acceptance: bool = False  # answer length is not used: it follows from acceptance (baseline.py)
+
+
+def in_words(told: NotWatched | WhyBegun | str | None) -> str | None:
+    """Of `learning` and `baseline_reason` of a segment."""
+    return told if told is None or isinstance(told, str) else told.text
 
 
 @dataclass(frozen=True, slots=True)

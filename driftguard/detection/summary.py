@@ -30,6 +30,7 @@ from driftguard.detection.config import DetectorConfig
 from driftguard.detection.findings import (
     ExpectedDelay,
     Follows,
+    NotWatched,
     SegmentSummary,
     SegmentVerdict,
     SessionsGiven,
@@ -138,7 +139,9 @@ def _segment(
         recent=at_present,
         mean_per_request=mean,
         standard_deviation=deviation,
-        learning=None if learning is None else f"{state.setting_of(learning)}: {state.why_learned(learning)}",
+        learning=None
+        if learning is None
+        else NotWatched(str(state.setting_of(learning)), state.why_learned(learning)),
         baseline_reason=state.why_learned(int(strata[state.ready_ordinal[strata].argmax()]))
         if known
         else None,

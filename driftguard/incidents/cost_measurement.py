@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 from driftguard.cost import Cost, TimedRequest, assess
 from driftguard.diagnosis.comparisons import QUANTILE_95, Rate, acceptance_of, decompose, rate_of
 from driftguard.incident_lifecycle import formula_slowdown
-from driftguard.incidents import remedy
+from driftguard.incidents import remedy, renamed_segment
 from driftguard.incidents.opening import Paging, fall_further, raise_to, severity_of, why_no_repetition
 from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
@@ -53,12 +53,14 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class Change:
     """`change_point` and `newest`: seq of the first record after it and of the last one to look at.
-    `at`: when that first record ended."""
+    `at`: when that first record ended. `further`: seq of the first record after a further fall: what it costs
+    is asked of the time since then."""
 
     change_point: int
     at: datetime
     newest: int
     segments: tuple[str, ...]
+    further: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def at_change(
 
 def refresh(database: Database, paging: Paging, now: datetime) -> None:
     """Measures the streams whose incident waits for it and those that waited longest, a few of either at a
-    time, each in transactions of its own. What it costs by now may make an open incident graver."""
+    time, each in transactions of its own. What it costs by now may make an open incident graver. Whether a
+    renamed segment of it is back is asked as well."""
     with database.session(CHORE) as session:
         awaited = stream_costs.awaited(session, now - NEW_FOR, now - MEASURE_NEW_EVERY, limit=_AT_A_TIME)
         outdated = stream_costs.outdated(session, now - MEASURE_EVERY, limit=_AT_A_TIME)
@@ -91,6 +94,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
             incident = _unresolved(session, stream_id)
             found = _now(session, stream, incident)
             rollback = rollback_of(session, stream, found.cost)
+            back = renamed_segment.found_back(session, incident) if incident else []
         with database.session(CHORE) as session:  # short: the fold waits for an incident that is locked
             stream_costs.store(session, stream_id, found.cost, now)
             present = incidents.lock(session, incident.id) if incident else None
@@ -99,6 +103,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
                 update_incident(session, present, found, paging, now)
                 _end_repetition(session, present, found, paging, now)
                 _keep_present(present, found.cost, rollback)
+                renamed_segment.end_where_back(session, present, back, now)
 
 
 def rollback_of(session: Session, stream: Stream, cost: Cost | None) -> Rollback | None:
@@ -137,7 +142,9 @@ def _now(session: Session, stream: Stream, incident: Incident | None) -> Measure
     """Against the time before the change of an incident, if there is one."""
     if incident:
         segments = names_of(incident.segments)
-        change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments)
+        goodput = incident.evidence.goodput
+        further = goodput.further.seq if goodput is not None and goodput.further is not None else 0
+        change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments, further)
         return measure(session, stream, change, stream.last_seen_at)
     newest = examination_evidence.timed_between(session, stream.id, 0, _NEWEST, stream.last_seen_at)
     without = examination_evidence.without_speculation(session, stream, _NEWEST, stream.last_seen_at)
@@ -148,7 +155,7 @@ def measure(session: Session, stream: Stream, change: Change, newest_ended_at: d
     """The cost of a change, from the requests on both sides of it."""
     before = examination_evidence.timed_between(session, stream.id, 0, change.change_point, change.at)
     since = examination_evidence.timed_between(
-        session, stream.id, change.change_point, change.newest + 1, newest_ended_at
+        session, stream.id, max(change.change_point, change.further), change.newest + 1, newest_ended_at
     )
     without = examination_evidence.without_speculation(session, stream, change.newest + 1, newest_ended_at)
     return Measurement(_assessed(stream, before, since, without, change.segments), before, since)

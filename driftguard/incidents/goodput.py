@@ -2,8 +2,8 @@
 
 Every few minutes the watch of each stream reads the requests since its last look (driftguard.cost.goodput).
 What it finds opens an incident of direction "slower", at most one per stream, which is examined and told as
-any other (`examination.py`); it never retrains. A fall that an open incident of acceptance explains is that
-one's: its cost is measured with it (`cost_measurement.py`).
+any other (`examination.py`); it never retrains. A further fall while it is open is told in it. A fall that an
+open incident of acceptance explains is that one's: its cost is measured with it (`cost_measurement.py`).
 
 A person who resolves an incident of slower tokens takes the present speed for normal: it is learned anew.
 """
@@ -25,11 +25,25 @@ from driftguard.cost import Cost, TimedRequest, payoff
 from driftguard.cost import goodput as watching
 from driftguard.cost.goodput import Fall
 from driftguard.cost.payoff import Speculation, load_text
-from driftguard.diagnosis.comparisons import LEVEL, Pair, acceptance_of, combined_difference, rate_of
+from driftguard.diagnosis.comparisons import (
+    LEVEL,
+    Pair,
+    acceptance_of,
+    combined_difference,
+    rate_of,
+)
 from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents import cost_measurement, opening
 from driftguard.incidents.cost_measurement import Change, Measurement
-from driftguard.records.documents.goodput import AcceptanceMove, GoodputChange, GoodputWatch, Rivalry, Watched
+from driftguard.incidents.open_goodput import Further, follow, learned_anew
+from driftguard.incidents.opening import Paging
+from driftguard.records.documents.goodput import (
+    AcceptanceMove,
+    GoodputChange,
+    GoodputWatch,
+    Rivalry,
+    Watched,
+)
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import goodput_watches, incidents, streams
 from driftguard.store.database import CHORE, Database
@@ -46,6 +60,7 @@ log = structlog.get_logger(__name__)
 
 def refresh(
     database: Database,
+    paging: Paging,
     now: datetime,
     *,
     false_alarm_days: float,
@@ -60,7 +75,7 @@ def refresh(
     failure: Exception | None = None
     for stream_id in waiting:
         try:
-            if look(database, stream_id, now, false_alarm_days):
+            if look(database, stream_id, paging, now, false_alarm_days):
                 on_opened()
         except DatabaseUnavailable:
             raise
@@ -71,7 +86,7 @@ def refresh(
         raise failure
 
 
-def look(database: Database, stream_id: int, now: datetime, false_alarm_days: float) -> bool:
+def look(database: Database, stream_id: int, paging: Paging, now: datetime, false_alarm_days: float) -> bool:
     """Whether an incident opened. The requests are read before the watch is locked; another sidecar that was
     faster leaves nothing to do."""
     with database.session(CHORE) as session:
@@ -82,11 +97,11 @@ def look(database: Database, stream_id: int, now: datetime, false_alarm_days: fl
         read = goodput_watches.after(session, stream, before.seq)
         watch = _read(before, read)
         speculation = _speculation(session, stream)
-        opening_now = _found(session, stream, watch, speculation, now, false_alarm_days)
+        found = _found(session, stream, watch, speculation, now, false_alarm_days)
     with database.session(CHORE) as session:
         if goodput_watches.lock(session, stream_id).seq != before.seq:
             return False
-        watch, opened = _decided(session, stream, watch, opening_now, speculation, now)
+        watch, opened = _decided(session, stream, watch, found, speculation, paging, now)
         goodput_watches.store(session, stream_id, watch, now)
     return opened
 
@@ -115,6 +130,10 @@ class _Found:
     incident: Incident
     opened: Watched
     reason: str
+    is_back: bool = False  # by now
+
+
+_Finding = _Found | Further | Literal["explained"] | None
 
 
 def _found(
@@ -124,7 +143,7 @@ def _found(
     speculation: tuple[Speculation, Cost | None],
     now: datetime,
     days: float,
-) -> _Found | Literal["explained"] | None:
+) -> _Finding:
     """ "explained": by an open fall of acceptance."""
     level = watching.alarm_level(days)
     fallen = any(one.direction == "down" for one in incidents.of_stream(session, stream.id))
@@ -132,11 +151,13 @@ def _found(
         first = fall.blocks[0]
         change = _change(first.first_seq, first.first_at, fall)
         measured = cost_measurement.measure(session, stream, change, stream.last_seen_at)
-        if fallen and _is_of_acceptance(measured.cost, fall):
+        if fallen and _is_of_acceptance(measured.cost, fall.slower - watching.known_slower(watch)):
             return "explained"
+        if watch.opened is not None:
+            return Further(fall, measured.cost)
         incident = _slower(stream, watch, fall, measured, now, days)
         reason = f"tokens come about {fall.lost:.0%} slower than before {load_text(fall.concurrency)}"
-        return _Found(incident, Watched(incident.id, "slower", slower=fall.slower), reason)
+        return _Found(incident, Watched(incident.id, "slower", slower=fall.slower), reason, fall.is_back)
     told, cost = speculation
     if told.state != "loses" or cost is None or fallen:
         return None
@@ -151,81 +172,31 @@ def _decided(
     session: Session,
     stream: Stream,
     watch: GoodputWatch,
-    found: _Found | Literal["explained"] | None,
+    found: _Finding,
     speculation: tuple[Speculation, Cost | None],
+    paging: Paging,
     now: datetime,
 ) -> tuple[GoodputWatch, bool]:
     if watch.begun_at is None:
         watch = replace(watch, begun_at=now)
     elif incidents.accepted_since(session, stream.id, watch.begun_at):
         log.info("goodput is learned anew, as a new level was accepted", stream=stream.id)
-        return _anew(watch, now), False
+        return learned_anew(watch, now), False
     if watch.opened is not None:
-        return _watched(session, stream, watch, watch.opened, speculation[0], now), False
-    if found is None:
-        return watch, False
+        further = None if isinstance(found, _Found) else found
+        return follow(session, stream, watch, watch.opened, further, speculation, paging, now), False
     if found == "explained":
         return replace(watch, alarmed=True), False
+    if not isinstance(found, _Found):
+        return watch, False
     goodput = found.incident.evidence.goodput
+    if watch.alarmed and found.is_back:  # with the incident of acceptance that explained it
+        return watching.closed(watch), False
     if watch.alarmed and goodput is not None and goodput.by_acceptance:
         # The incident of acceptance that explained it has ended, and what it was about has not.
-        return _anew(watch, now), False
+        return learned_anew(watch, now), False
     opening.open_incident(session, found.incident, found.reason)
     return watching.with_opened(watch, found.opened), True
-
-
-def _anew(watch: GoodputWatch, now: datetime) -> GoodputWatch:
-    return GoodputWatch(seq=watch.seq, begun_at=now)
-
-
-def _watched(
-    session: Session,
-    stream: Stream,
-    watch: GoodputWatch,
-    opened: Watched,
-    speculation: Speculation,
-    now: datetime,
-) -> GoodputWatch:
-    """The watch after what became of its incident, which ends where goodput is back."""
-    incident = incidents.lock(session, opened.incident_id)
-    if incident is None or incident.state == "resolved":  # by a person, or its draft is gone
-        return _anew(watch, now) if opened.kind == "slower" else watching.closed(watch)
-    if opened.kind == "speculation_loses":
-        if speculation.state not in ("pays", "uncertain"):
-            return replace(watch, opened=replace(opened, quiet=0))
-        if opened.quiet + 1 < watching.QUIET_LOOKS:
-            return replace(watch, opened=replace(opened, quiet=opened.quiet + 1))
-        reason = f"speculation does not lose any more. {speculation.text}"
-        return _resolved(session, stream, watch, incident, reason, now, is_back=True)
-    if watching.is_over(watch):
-        reason = "tokens come as fast again as before at the same load"
-        return _resolved(session, stream, watch, incident, reason, now, is_back=True)
-    if watching.is_gone(watch):
-        reason = "no requests that can be compared with those before are served any more"
-        _resolved(session, stream, watch, incident, reason, now)
-        return _anew(watch, now)
-    goodput = incident.evidence.goodput
-    fall = next((one for one in incidents.of_stream(session, stream.id) if one.direction == "down"), None)
-    if fall is not None and goodput is not None and goodput.by_acceptance:
-        reason = f"acceptance fell, which explains it: incident {fall.id} goes on with it"
-        return replace(_resolved(session, stream, watch, incident, reason, now), alarmed=True)
-    return watch
-
-
-def _resolved(
-    session: Session,
-    stream: Stream,
-    watch: GoodputWatch,
-    incident: Incident,
-    reason: str,
-    now: datetime,
-    *,
-    is_back: bool = False,
-) -> GoodputWatch:
-    back = stream.traffic_ended_at if is_back else None
-    incidents.move(session, incident.id, "resolved", reason, now, mitigated_at=back)
-    log.info("incident resolved", incident=str(incident.id), reason=reason)
-    return watching.closed(watch)
 
 
 def _change(seq: int, at: float, fall: Fall) -> Change:
@@ -237,12 +208,13 @@ def _change(seq: int, at: float, fall: Fall) -> Change:
     return Change(seq, datetime.fromtimestamp(at, UTC), _NEWEST, names)
 
 
-def _is_of_acceptance(cost: Cost | None, fall: Fall) -> bool:
-    """Whether fewer tokens per step are most of the fall; taken so where it cannot be told."""
+def _is_of_acceptance(cost: Cost | None, slower: float) -> bool:
+    """Whether fewer tokens per step are most of the fall; taken so where it cannot be told. `slower`: mean
+    of the logarithm of the time per token, against just before it."""
     if cost is None or cost.before is None:
         return True
     fewer = math.log(cost.before.tokens_per_step / cost.now.tokens_per_step)
-    return fewer >= _EXPLAINS * fall.slower
+    return fewer >= _EXPLAINS * slower
 
 
 def _slower(
@@ -257,7 +229,7 @@ def _slower(
         requests=int(sum(cell.weight for block in fall.blocks for cell in block.cells)),
         acceptance="not_shown",
         false_alarm_days=days,
-        by_acceptance=cost is not None and cost.before is not None and _is_of_acceptance(cost, fall),
+        by_acceptance=cost is not None and cost.before is not None and _is_of_acceptance(cost, fall.slower),
     )
     incident = _incident(stream, first.first_seq, first.first_at, watch.seq, measured, change, now)
     incident.interval_end_at = datetime.fromtimestamp(first.last_at, UTC)

@@ -75,12 +75,16 @@ def _goodput(incident: Incident, stream: Stream, goodput: GoodputChange) -> str:
         without = after / factor.value if after and factor else None
         speeds = f": {after:.1f} tokens/s, {without:.1f} without{times}" if after and without else times
         text = f"Speculation of {_draft(stream)} on {stream.server} loses {load} since {since}{speeds}."
+        if (also := goodput.further) is not None:
+            at = load_text(also.concurrency)
+            text += f" Since {clock(also.at)} tokens also come {also.lost:.0%} slower {at}."
     else:
         slower = incident.evidence.slowdown or goodput.lost
+        further = f", and still slower since {clock(goodput.further.at)}" if goodput.further else ""
         speeds = f": {after:.1f} tokens/s, {before:.1f} before" if before and after else ""
         text = (
             f"Tokens of {_draft(stream)} on {stream.server} come {slower:.0%} slower at the same load "
-            f"({load}) since {since}{speeds}."
+            f"({load}) since {since}{further}{speeds}."
         )
     levels = f"{incident.acceptance_before:.2f} before, {incident.acceptance_after:.2f} now"
     return f"{text} {_MOVED[goodput.acceptance]}: {levels}."

@@ -57,10 +57,11 @@ log = structlog.get_logger(__name__)
 
 
 def open_incident(session: Session, incident: Incident, reason: str) -> None:
-    """Stores the incident, which awaits its examination, and why it opened. One of this id, and one of this
-    stream and direction that is not resolved, stay as they are."""
+    """Stores the incident, which awaits its examination, and why it opened. One of this id stays as it is.
+    One of this stream and direction that is not resolved names its segments as well."""
     if known := incidents.unresolved_of(session, incident.stream_id, incident.direction):
-        log.warning("drift found again; its incident is still open", incident=str(known[0].id))
+        if not join(session, known[0], incident.segments, reason, incident.opened_at):
+            log.warning("drift found again; its incident is still open", incident=str(known[0].id))
         return
     if session.get(Incident, incident.id) is not None:
         return
@@ -142,12 +143,15 @@ def widen(session: Session, stream: Stream, finding: DriftWidened, now: datetime
 
 def join(
     session: Session, incident: Incident, segments: Sequence[ChangedSegment], reason: str, now: datetime
-) -> None:
-    """Names more segments in an incident that is not resolved, and says why; those that it names already stay
-    as they are."""
-    named = names_of(incident.segments)
-    if joined := [each for each in segments if each.segment not in named]:
-        incident.segments = (*incident.segments, *joined)
+) -> bool:
+    """Names more segments in an incident that is not resolved, and says why; those that it names already, and
+    that are not back, stay as they are. Whether there were others."""
+    staying = [each for each in incident.segments if each.back_at is None]
+    joined = [each for each in segments if each.segment not in names_of(staying)]
+    if joined:
+        again = names_of(joined)
+        kept = (each for each in incident.segments if each.segment not in again)
+        incident.segments = (*kept, *joined)
         before, after = _acceptance_of(incident.segments)
         incident.acceptance_before, incident.acceptance_after = before, after
         known = incident.evidence
@@ -157,6 +161,46 @@ def join(
         incident.evidence = replace(known, slowdown_measured=None, slowdown_formula=slower, cost=None)
         incidents.note(session, incident, reason, now)
         log.warning("incident widened", incident=str(incident.id), stream=incident.stream_id, reason=reason)
+    return bool(joined)
+
+
+def close(session: Session, stream: Stream, finding: DriftClosed, now: datetime) -> None:
+    """The detector says that what it found is over: the incident is, but for segments that a comparison found
+    and that are not back."""
+    ended_at = datetime.fromtimestamp(finding.ended_at, UTC)
+    for incident in incidents.unresolved_of(session, stream.id, finding.direction):
+        of_alarm = incident.evidence.is_of_alarm
+        over = [
+            each.segment
+            for each in incident.segments
+            if each.evidence is not None or (of_alarm and not each.renamed_from)
+        ]
+        is_back = finding.reason == "recovered"
+        come_back(session, incident, over, closing_reason(finding), now, ended_at, is_back=is_back)
+
+
+def come_back(
+    session: Session,
+    incident: Incident,
+    segments: Sequence[str],
+    reason: str,
+    now: datetime,
+    at: datetime,
+    *,
+    is_back: bool = True,
+) -> None:
+    """Resolves the incident where the other segments are over already; else its history tells it. `at`: end
+    of the request that showed it; `is_back`: because acceptance is back."""
+    incident.segments = tuple(
+        replace(each, back_at=at) if each.segment in segments and each.back_at is None else each
+        for each in incident.segments
+    )
+    if left := [each.segment for each in incident.segments if each.back_at is None]:
+        are = "is" if len(left) == 1 else "are"
+        incidents.note(session, incident, f"{reason}; {', '.join(left)} {are} not back yet", now)
+        return
+    mitigated = at if is_back else None
+    incidents.move(session, incident.id, "resolved", reason, now, mitigated_at=mitigated, last_record_at=at)
 
 
 def tell_gradual(session: Session, stream: Stream, finding: DriftSeenGradual, now: datetime) -> None:

@@ -1,7 +1,8 @@
 """A segment under another name: the detector learns its baseline anew and would not see that it fell.
 
 When a segment has its first baseline, it is looked for a segment that fell silent when it appeared, and is
-like it. Both are then compared.
+like it. Both are then compared. The detector knows the new name by the lower level alone, so that whether it
+has come back is looked for here as well.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from sqlalchemy.orm import Session
 from driftguard.diagnosis import comparisons
 from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
-from driftguard.incidents.opening import join, open_incident
+from driftguard.incidents.opening import come_back, join, open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import examination_evidence, folding, incidents, renamed_segments
-from driftguard.store.renamed_segments import Heard, Likeness
+from driftguard.store.renamed_segments import Heard, Likeness, NewestLevel
 from driftguard.store.tables import AwaitedComparison, Incident
 
-FIRST_BASELINE: Final = "first baseline of the segment"  # in what a baseline says of why it was begun
 LOOK_BACK: Final = timedelta(days=7)
 SHARE_SPAN: Final = timedelta(hours=1)  # at least, before the new name, to tell the share of the old one
 RECENT: Final = timedelta(days=1)  # names that appeared so long before the newest baseline began, at most
@@ -33,6 +33,9 @@ BY_CHANCE: Final = 0.001  # below: the silence of a segment is none of chance
 ROLLOUT: Final = 0.1  # of the requests under the new name may come before the last one under the old
 SHARE_RATIO: Final = 1.25  # shares of the traffic that lie closer are alike
 LENGTH_DEVIATIONS: Final = 0.5  # logarithms of lengths whose means lie closer, in standard deviations, too
+NEWEST_REQUESTS: Final = 200  # of a segment, that tell whether it has come back
+SURELY: Final = 3.0  # standard errors: that is asked every few minutes
+SAME_K: Final = 0.05  # part by which the draft tokens per step may differ
 MINUTE: Final = timedelta(minutes=1)
 _NAMESPACE: Final = UUID("6a1d3c0e-64a5-4c1f-8f60-7d0f3b0d5a11")
 
@@ -99,7 +102,11 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
 def _took_its_place(session: Session, stream_id: int, old: Heard, new: Heard, latest: datetime) -> bool:
     """Has `old` been silent since about when `new` appeared, which has a like share of the traffic?"""
     span = max(latest - new.first, SHARE_SPAN)
-    before = renamed_segments.counts(session, stream_id, new.first - span, new.first)
+    heard = renamed_segments.last_heard(session, stream_id, new.first)
+    if heard is None:
+        return False
+    end = heard + MINUTE  # names change with restarts, before which nothing may have been sent for hours
+    before = renamed_segments.counts(session, stream_id, end - span, end)
     after = renamed_segments.counts(session, stream_id, new.first, latest)
     ours, total = before.get(old.segment, 0), sum(before.values())
     if ours == 0:
@@ -256,8 +263,48 @@ def _in_words(found: Sequence[Renamed]) -> str:
 def _changes(found: Sequence[Renamed]) -> list[ChangedSegment]:
     """Of the new names; of several that are alike those below the level of the old ones."""
     return [
-        ChangedSegment(name, acceptance_of(group.before), acceptance_of(level))
+        ChangedSegment(name, acceptance_of(group.before), acceptance_of(level), renamed_from=group.old)
         for group in found
         for name, level in zip(group.new, group.acceptance, strict=True)
         if level.rate < group.before.rate
     ]
+
+
+def found_back(session: Session, incident: Incident) -> list[NewestLevel]:
+    """The segments of an incident that took the place of others, and accept like those again.
+
+    As for the detector (driftguard.detection.steps.recovery): they are back past the midpoint between before
+    and after. Here their newest requests say so, less SURELY standard errors, which are inflated as the
+    detector found for the stream. That is not asked of a segment that drafts another number of tokens per
+    step than it did, as that moves acceptance too.
+    """
+    waiting = {each.segment: each for each in incident.segments if each.renamed_from and not each.back_at}
+    if not waiting:
+        return []
+    summary = folding.summaries(session, [incident.stream_id]).get(incident.stream_id, {})
+    inflation = float(summary.get("variance_inflation", 1.0))
+    levels = renamed_segments.newest_levels(
+        session, incident.stream_id, waiting, incident.opened_seq, NEWEST_REQUESTS
+    )
+    k = incident.evidence.num_speculative_tokens
+    return [
+        level
+        for level in levels
+        if level.requests >= LEAST_REQUESTS
+        and (k is None or abs(level.drafted / level.steps / k - 1.0) <= SAME_K)
+        and level.mean - SURELY * math.sqrt(inflation * level.variance / level.requests)
+        > _midpoint(waiting[level.segment])
+    ]
+
+
+def _midpoint(change: ChangedSegment) -> float:
+    return (change.before.rate + change.after.rate) / 2.0
+
+
+def end_where_back(session: Session, incident: Incident, found: Sequence[NewestLevel], now: datetime) -> None:
+    """Of an incident, locked by the caller, that is not resolved; `found` as `found_back` says."""
+    if found:
+        levels = ", ".join(f"{level.segment} {level.mean:.2f}" for level in found)
+        reason = f"acceptance is back at what it was under the older name: {levels}"
+        at = max(level.ended_at for level in found)
+        come_back(session, incident, [level.segment for level in found], reason, now, at)

@@ -20,7 +20,7 @@ from uuid import UUID, uuid5
 
 from sqlalchemy.orm import Session
 
-from driftguard.detection import BaselineReady
+from driftguard.detection import BaselineReady, BaselineReason
 from driftguard.diagnosis import comparisons
 from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
@@ -48,9 +48,10 @@ Fallen = tuple[str, Rate, Rate]  # segment, under the target before, under this 
 def note_baseline(session: Session, stream: Stream, ready: BaselineReady) -> None:
     """Notes that the stream is to be compared, if there is one before it. Called in the fold: the comparison
     itself reads history, and therefore happens outside of it."""
-    is_new = renamed_segment.FIRST_BASELINE in ready.reason
+    is_new = ready.why.reason is BaselineReason.FIRST
     may_be_renamed = is_new and has_older_segments(session, stream.id, ready.segment)
-    if may_be_renamed or K in ready.changed or _before(session, stream) is not None:
+    k_changed = any(setting.name == K for setting in ready.why.changed)
+    if may_be_renamed or k_changed or _before(session, stream) is not None:
         since = datetime.fromtimestamp(ready.since, UTC)
         incidents.note_comparison(session, stream.id, ready.ordinal, since)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from operator import attrgetter
 
 import structlog
@@ -46,7 +45,7 @@ from driftguard.pipeline.state_cache import StateCache
 from driftguard.records.positions import first_counts
 from driftguard.settings import FalseAlarmScope
 from driftguard.status import streams_in_service
-from driftguard.store import incidents, streams
+from driftguard.store import streams
 from driftguard.store.database import FOLD, is_database_failure, is_too_slow
 from driftguard.store.folding import StoredRecord, is_another_in_time
 from driftguard.store.tables import Stream
@@ -247,12 +246,7 @@ def _decide(
         elif isinstance(finding, DriftSeenGradual):
             opening.tell_gradual(session, stream, finding, now)
         elif isinstance(finding, DriftClosed):
-            for incident in incidents.unresolved_of(session, stream.id, finding.direction):
-                reason = opening.closing_reason(finding)
-                ended_at = datetime.fromtimestamp(finding.ended_at, UTC)
-                back = ended_at if finding.reason == "recovered" else None
-                move = partial(incidents.move, mitigated_at=back, last_record_at=ended_at)
-                move(session, incident.id, "resolved", reason, now)
+            opening.close(session, stream, finding, now)
         elif isinstance(finding, AlarmWithheld):
             log.warning(
                 "alarm withheld: the mean of the requests did not move that way",
@@ -279,7 +273,7 @@ def _log_learned(stream: Stream, finding: ProfileLearned | BaselineSettled | Bas
     elif isinstance(finding, BaselineSettled):
         of_stratum.info("baseline settled", requests=finding.requests)
     else:
-        of_stratum.info("baseline ready", requests=finding.requests, reason=finding.reason)
+        of_stratum.info("baseline ready", requests=finding.requests, reason=finding.why.reason.value)
 
 
 def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:

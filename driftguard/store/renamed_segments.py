@@ -52,6 +52,14 @@ def counts(session: Session, stream_id: int, since: datetime, until: datetime) -
     return {segment: int(count) for segment, count in session.execute(query.group_by(Rollup.segment))}
 
 
+def last_heard(session: Session, stream_id: int, until: datetime) -> datetime | None:
+    """The last minute before then with a request of the stream."""
+    query = select(func.max(Rollup.minute)).where(
+        Rollup.stream_id == stream_id, Rollup.kind == "request", Rollup.minute < until
+    )
+    return session.scalar(query)
+
+
 class Likeness(NamedTuple):
     """Of the newest requests of a segment with one K and acceptance rule. Means and variances between
     requests: of accepted / drafted, of the logarithms of the tokens of the answer and of the prompt."""
@@ -101,6 +109,43 @@ def likenesses(
         "newest": _NEWEST_REQUESTS,
     }
     return [Likeness._make(row) for row in session.execute(_LIKENESS, given)]
+
+
+class NewestLevel(NamedTuple):
+    """Of the newest requests of a segment: x = accepted / drafted of each. `ended_at`: of the newest."""
+
+    segment: str
+    requests: int
+    drafted: int
+    steps: int
+    mean: float
+    variance: float
+    ended_at: datetime
+
+
+_NEWEST_LEVELS = text(
+    """
+    SELECT segment, count(*), sum(drafted)::bigint, sum(steps)::bigint, avg(x), coalesce(var_samp(x), 0),
+           max(ended_at)
+    FROM (
+        SELECT segment, drafted, steps, accepted::float8 / drafted AS x, ended_at,
+               row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
+        FROM records
+        WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND seq > :after
+          AND segment = ANY(CAST(:segments AS text[]))
+    ) AS newest
+    WHERE age <= :newest
+    GROUP BY segment ORDER BY segment
+    """
+)
+
+
+def newest_levels(
+    session: Session, stream_id: int, segments: Collection[str], after: int, newest: int
+) -> list[NewestLevel]:
+    """Of at most `newest` requests of each segment, after the seq `after`."""
+    given = {"stream_id": stream_id, "segments": list(segments), "after": after, "newest": newest}
+    return [NewestLevel._make(row) for row in session.execute(_NEWEST_LEVELS, given)]
 
 
 _FIRST = text(

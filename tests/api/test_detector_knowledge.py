@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from sqlalchemy import text as sql
 from sqlalchemy import update
 
 from driftguard.records import AcceptanceRecord
@@ -58,6 +59,20 @@ def test_why_a_segment_is_not_watched_and_why_its_baseline_was_begun(client: htt
     stream, segments = status(client)
     assert segments["code"]["baseline_reason"] == "num_speculative_tokens changed from 4 to 6"
     assert stream["verdict"] == "steady"
+
+
+def test_sentences_that_an_earlier_version_stored_are_still_shown(
+    client: httpx.Client, database: Database
+) -> None:
+    post(client, live_traffic(54).draw(1000, GOOD))
+    status(client)
+    stored = sql(
+        "UPDATE detector_states SET summary = jsonb_set(summary, '{segments,0,baseline_reason}', :told)"
+    )
+    with database.session() as session:
+        session.execute(stored, {"told": '"temperature changed from unknown to greedy"'})
+    (stream,) = client.get("/api/v1/status").json()["streams"]
+    assert stream["segments"][0]["baseline_reason"] == "temperature changed from unknown to greedy"
 
 
 def test_what_is_promised_in_requests_and_in_days_and_how_soon_a_drop_is_found(client: httpx.Client) -> None:

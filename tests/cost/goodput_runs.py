@@ -39,15 +39,24 @@ class Stream:
         """Alarms of the next so many days. `told`: what all requests tell."""
         until, alarms = self.machine.clock + days * DAY, []
         while self.machine.clock < until:
-            for request in self.machine.serve(self.rng, _AT_ONCE, **told):
-                self._seq += 1
-                self._unread.append(goodput.Numbered(self._seq, request))
-            self.watch = goodput.fold(self.watch, self._unread)
-            self._unread = [item for item in self._unread if item.seq > self.watch.seq]
+            self._look(**told)
             if (alarm := self._alarm()) is not None:
                 alarms.append(alarm)
                 self.watch = goodput.closed(self.watch)
         return alarms
+
+    def fold(self, days: float) -> None:
+        """The next so many days, whatever the alarms are."""
+        until = self.machine.clock + days * DAY
+        while self.machine.clock < until:
+            self._look()
+
+    def _look(self, **told: Any) -> None:
+        for request in self.machine.serve(self.rng, _AT_ONCE, **told):
+            self._seq += 1
+            self._unread.append(goodput.Numbered(self._seq, request))
+        self.watch = goodput.fold(self.watch, self._unread)
+        self._unread = [item for item in self._unread if item.seq > self.watch.seq]
 
     def _alarm(self) -> Alarm | None:
         now = self.machine.clock - self.start

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
 
 from driftguard.cost import goodput
-from driftguard.records.documents.goodput import GoodputWatch
+from driftguard.records.documents.goodput import GoodputWatch, Watched
 from tests.cost.goodput_runs import DAY, Stream, until_alarm
 from tests.cost.goodput_traffic import Machine
 
@@ -43,6 +44,22 @@ def test_a_speed_that_falls_bit_by_bit_is_not_learned_as_usual() -> None:
         stream.machine.slower *= 1.5 ** (1 / 36)
         alarms += stream.run(1.0 / 24.0)
     assert alarms
+
+
+def test_a_fall_that_lasts_is_not_called_over_by_a_good_mood() -> None:
+    """The speed wanders by 15% for half an hour at a time, for three days."""
+    for seed in (606, 607):
+        stream = Stream(seed, LEVEL, mood=0.15)
+        stream.run(1.0)
+        stream.machine.slower = 1.5
+        opened = Watched(UUID(int=seed), "slower", slower=math.log(1.5))
+        stream.watch = goodput.with_opened(stream.watch, opened)
+        for _ in range(72):
+            stream.fold(1.0 / 24.0)
+            assert not goodput.is_over(stream.watch), seed
+        stream.machine.slower = 1.0
+        stream.fold(0.25)
+        assert goodput.is_over(stream.watch), seed
 
 
 def test_a_full_band_of_loads_is_no_fall() -> None:

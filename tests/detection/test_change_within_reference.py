@@ -83,7 +83,7 @@ def test_a_baseline_of_the_first_part_says_so() -> None:
         each for each in fold_all(batch)[1] if isinstance(each, BaselineReady) and each.segment == "rare"
     ]
     assert ready.requests < 240
-    assert ready.reason == "first baseline of the segment; of what came before acceptance fell"
+    assert ready.why.text == "first baseline of the segment; of what came before acceptance fell"
     assert ready.mean_per_request == pytest.approx(0.65, abs=0.03)
 
 

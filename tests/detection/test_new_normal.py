@@ -24,7 +24,7 @@ def test_a_fall_from_a_rise_that_lasted_is_an_incident() -> None:
         assert moves[1].reason == "became_normal"
         assert moves[1].ordinal - moves[0].ordinal >= LASTS_REQUESTS
         (ready,) = [each for each in findings if isinstance(each, BaselineReady)][1:]
-        assert ready.reason == "the rise lasted"
+        assert ready.why.text == "the rise lasted"
         assert ready.mean_per_request == pytest.approx(0.75, abs=0.03)
         falls = [each for each in moves[2:] if isinstance(each, DriftOpened) and each.direction == "down"]
         found += bool(falls) and 18_000 < falls[0].ordinal < 18_200

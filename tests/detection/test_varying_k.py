@@ -159,8 +159,8 @@ def test_no_baseline_is_of_both_kinds_and_a_new_one_says_why() -> None:
     state, findings = found([*fixed, *varied, *unknown])
     ready = [finding for finding in findings if isinstance(finding, BaselineReady)]
     assert [finding.acceptance.positions for finding in ready] == ["all", "first", "all"]
-    assert "positions changed from all to first" in ready[1].reason
-    assert "positions changed from first to all" in ready[2].reason
+    assert "positions changed from all to first" in ready[1].why.text
+    assert "positions changed from first to all" in ready[2].why.text
     assert ready[1].stratum.endswith("judged by the first draft token")
     assert ready[1].acceptance.rate == pytest.approx(0.7, abs=0.02)
     summary = describe(CONFIG, state)

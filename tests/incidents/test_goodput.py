@@ -14,7 +14,6 @@ from sqlalchemy import select, update
 from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement, goodput
 from driftguard.incidents.message import summary
-from driftguard.incidents.opening import NOBODY
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.pipeline.look_around import LookAround
@@ -24,7 +23,7 @@ from driftguard.store.database import Database
 from driftguard.store.tables import Incident, IncidentTransition, Stream, StreamCost
 from tests.cost.goodput_traffic import Machine
 from tests.incidents.test_cost_measurement import records
-from tests.pipeline.examining import examine, fold_and_examine
+from tests.pipeline.examining import PAGER, examine, fold_and_examine
 from tests.pipeline.sidecar import running_sidecar
 from tests.pipeline.traffic import store
 
@@ -52,11 +51,11 @@ def look(database: Database) -> None:
     now = datetime.now(UTC)
     with database.session() as session:
         session.execute(update(StreamCost).values(measured_at=StreamCost.measured_at - timedelta(hours=1)))
-    cost_measurement.refresh(database, NOBODY, now)
+    cost_measurement.refresh(database, PAGER, now)
     with database.session() as session:
         ids = list(session.scalars(select(Stream.id).where(Stream.method != "none")))
     for stream_id in ids:
-        goodput.look(database, stream_id, now, DAYS)
+        goodput.look(database, stream_id, PAGER, now, DAYS)
     examine(database)
 
 
@@ -69,6 +68,25 @@ def reasons(database: Database, incident: Incident) -> list[str]:
     with database.session() as session:
         query = select(IncidentTransition.reason).where(IncidentTransition.incident_id == incident.id)
         return list(session.scalars(query.order_by(IncidentTransition.id)))
+
+
+def pages(database: Database, incident: Incident) -> list[str]:
+    with database.session() as session:
+        return [page.severity for page in notifications.of_incident(session, incident.id)]
+
+
+def losing(database: Database, seed: int) -> Served:
+    """Speculation loses under load, which is told by an incident."""
+    quiet: dict[str, Any] = {"without": 0.2, "load": 4.0, "acceptance": 0.85, "per_draft": 0.0129}
+    served = Served(database, seed, 20.0, **quiet, noise=0.1, stalls=0.01)
+    served.serve(4.0)
+    served.machine.load, served.machine.per_draft = 14.0, 0.0212
+    while not found(database):
+        served.serve(0.5)
+    ((incident, _),) = found(database)
+    assert incident.evidence.goodput is not None
+    assert incident.evidence.goodput.kind == "speculation_loses"
+    return served
 
 
 def test_a_machine_that_gets_slower_pages_although_acceptance_stays(
@@ -124,6 +142,7 @@ def test_it_ends_where_tokens_come_as_before(database: Database) -> None:
     ((incident, stream),) = found(database)
     assert incident.state == "resolved"
     assert incident.resolution == "tokens come as fast again as before at the same load"
+    assert "It lasted 6." in summary(incident, stream)
     assert "; mitigated after 4" in summary(incident, stream)
     assert "; it cost about" in summary(incident, stream)
     served.serve(1.0)
@@ -202,6 +221,98 @@ def test_speculation_that_loses_under_load_pages_at_steady_acceptance(database: 
     assert incident.state == "resolved"
     assert incident.resolution is not None
     assert incident.resolution.startswith("speculation does not lose any more.")
+
+
+def test_a_further_fall_is_told_once_and_ends_with_the_first(database: Database) -> None:
+    served = Served(database, 20, stalls=0.01)
+    served.serve(6.0)
+    served.machine.slower = 1.2
+    served.serve(3.0)
+    ((incident, _),) = found(database)
+    assert incident.severity == "warning"
+    assert not any("further" in told for told in reasons(database, incident))
+    served.machine.slower = 2.0
+    fell_at = datetime.fromtimestamp(served.machine.clock, UTC)
+    for _ in range(6):
+        served.serve(0.25)
+    ((incident, stream),) = found(database)
+    (told,) = [told for told in reasons(database, incident) if told.startswith("goodput fell further")]
+    assert told.startswith("goodput fell further: tokens come about 5")
+    assert "slower than before the incident at 9 to 16 requests at once" in told
+    goodput_change = incident.evidence.goodput
+    assert goodput_change is not None
+    assert goodput_change.further is not None
+    assert abs(goodput_change.further.at - fell_at) < timedelta(minutes=11)
+    assert incident.evidence.slowdown == pytest.approx(0.5, abs=0.05)
+    assert incident.tokens_per_second_after is not None
+    assert incident.tokens_per_second_before is not None
+    assert incident.tokens_per_second_after / incident.tokens_per_second_before == pytest.approx(
+        0.5, abs=0.05
+    )
+    assert f", and still slower since {goodput_change.further.at:%Y-%m-%d %H:%M:%S} UTC" in summary(
+        incident, stream
+    )
+    assert incident.severity == "critical"
+    assert pages(database, incident) == ["critical"]  # the first one had reached nobody yet
+    served.machine.slower = 1.0
+    served.serve(2.0)
+    ((incident, stream),) = found(database)
+    assert incident.resolution == "tokens come as fast again as before at the same load"
+    assert "It lasted " in summary(incident, stream)
+
+
+def test_tokens_that_come_slower_while_speculation_loses_are_told_in_its_incident(database: Database) -> None:
+    served = losing(database, 21)
+    served.serve(2.0)  # what is usual at this load is learned
+    served.machine.slower = 1.6
+    served.serve(2.0)
+    ((incident, stream),) = found(database)
+    (told,) = [told for told in reasons(database, incident) if "further" in told and "instead" not in told]
+    assert told.startswith("goodput fell further: tokens come about 3")
+    assert incident.severity == "critical"
+    assert "tokens also come 3" in summary(incident, stream)
+    served.machine.slower = 1.0
+    served.serve(2.0)
+    ((incident, stream),) = found(database)
+    assert incident.state == "open"
+    assert reasons(database, incident)[-1] == "tokens come as fast again as before at the same load"
+    assert "tokens also come" not in summary(incident, stream)
+    served.machine.load, served.machine.per_draft = 4.0, 0.0129
+    for _ in range(6):
+        served.serve(0.5)
+    ((incident, _),) = found(database)
+    assert str(incident.resolution).startswith("speculation does not lose any more.")
+
+
+def test_it_ends_where_speculation_is_switched_off(database: Database) -> None:
+    """As it says itself; the server goes on naming the draft that it does not use."""
+    served = losing(database, 23)
+    served.machine.without, served.machine.seconds_apart = 1.0, 1.0
+    for _ in range(4):
+        drawn = records(served.rng, served.machine.serve(served.rng, 1_500))
+        named = {"draft": "draft", "draft_version": "v1", "method": "draft_model"}
+        store(database, [msgspec.structs.replace(one, **named) for one in drawn])
+        look(database)
+    ((incident, _),) = found(database)
+    assert incident.resolution == "speculation is off: the newest requests had no draft tokens"
+
+
+def test_speculation_that_loses_more_is_told_in_its_incident(database: Database) -> None:
+    served = losing(database, 22)
+    ((incident, _),) = found(database)
+    first = incident.evidence.goodput
+    assert first is not None
+    assert first.factor is not None
+    assert incident.severity == "warning"
+    served.machine.load, served.machine.per_draft = 28.0, 0.036
+    for _ in range(4):
+        served.serve(0.5)
+    ((incident, stream),) = found(database)
+    (told,) = [told for told in reasons(database, incident) if "further" in told and "instead" not in told]
+    assert told.startswith("goodput fell further: speculation is 0.")
+    assert f"times as fast as none at 17 to 32 requests at once, {first.factor.value:.2f} before" in told
+    assert incident.severity == "critical"
+    assert "loses at 17 to 32 requests at once since" in summary(incident, stream)
 
 
 def test_a_fall_of_acceptance_is_one_incident(database: Database) -> None:
@@ -293,7 +404,7 @@ def test_the_chore_looks_at_what_has_new_traffic_and_has_new_incidents_examined(
     now = datetime.now(UTC)
     for later in (0, 6):  # minutes; nothing came between the looks
         at = now + timedelta(minutes=later)
-        goodput.refresh(database, at, false_alarm_days=DAYS, on_opened=lambda: opened.append(True))
+        goodput.refresh(database, PAGER, at, false_alarm_days=DAYS, on_opened=lambda: opened.append(True))
     assert opened == [True]
     ((incident, _),) = found(database)
     assert incident.awaits_examination

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from driftguard.detection import DetectorConfig
+from driftguard.incidents import cost_measurement
+from driftguard.incidents.message import summary
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
 from driftguard.records.documents.incident import names_of
 from driftguard.store import incidents
 from driftguard.store.database import Database
-from driftguard.store.tables import Incident
-from tests.pipeline.examining import fold_and_examine
+from driftguard.store.tables import Incident, StreamCost
+from tests.pipeline.examining import PAGER, fold_and_examine
 from tests.pipeline.traffic import Traffic, store
 
 SHARES = {"chat": 0.4, "code": 0.35, "german": 0.25}
@@ -114,3 +117,110 @@ def test_a_segment_that_ended_and_another_one_that_began_are_two(database: Datab
     ]
     store(database, longer)
     assert fold_all(database) == []
+
+
+class Running:
+    """A stream whose segment chat got another name and fell from .75 to .6 at once; more may come."""
+
+    def __init__(self, database: Database, seed: int, rates: Mapping[str, float]) -> None:
+        self.database, self.seed = database, seed
+        start = datetime.now(UTC) - timedelta(hours=3)
+        self.traffic = Traffic(seed=seed, start=start, seconds_apart=0.5)
+        self.pipeline = Pipeline(database, DetectorConfig(minimum_drop=0.1), Metrics(), batch_records=200)
+        store(database, mixed(self.traffic, seed, BEFORE, USUAL, SHARES))
+        self.send(AFTER, rates)
+
+    def send(self, count: int, rates: Mapping[str, float]) -> None:
+        """Then looks, as a sidecar does every few minutes."""
+        self.seed += 1
+        drawn = mixed(self.traffic, self.seed, count, rates, SHARES)
+        store(self.database, renamed(drawn, {"chat": "chat-v2"}))
+        fold_and_examine(self.pipeline, self.database)
+        with self.database.session() as session:
+            session.execute(
+                update(StreamCost).values(measured_at=StreamCost.measured_at - timedelta(hours=1))
+            )
+        cost_measurement.refresh(self.database, PAGER, datetime.now(UTC))
+
+    def incident(self) -> Incident:
+        with self.database.session() as session:
+            return session.scalars(select(Incident).where(Incident.direction == "down")).one()
+
+
+FALLEN = {**USUAL, "chat": 0.6}
+ALL_FALLEN = {name: rate - 0.15 for name, rate in USUAL.items()}
+
+
+def test_it_ends_where_the_new_name_accepts_what_the_old_one_did(database: Database) -> None:
+    running = Running(database, 30, FALLEN)
+    running.send(600, FALLEN)
+    assert running.incident().state == "open"
+    running.send(1_200, {**USUAL, "chat": 0.64})  # less than halfway back
+    assert running.incident().state == "open"
+    running.send(1_200, USUAL)
+    incident = running.incident()
+    assert incident.state == "resolved"
+    told = "acceptance is back at what it was under the older name: chat-v2 0.7"
+    assert str(incident.resolution).startswith(told)
+    with database.session() as session:
+        text = summary(*incidents.find(session, incident.id))
+    assert "It lasted " in text
+    assert "; mitigated after " in text
+
+
+def test_other_segments_that_come_back_leave_it_open(database: Database) -> None:
+    running = Running(database, 40, ALL_FALLEN)
+    assert set(names_of(running.incident().segments)) == {"chat-v2", "code", "german"}
+    running.send(2_500, FALLEN)
+    incident = running.incident()
+    assert incident.state == "open"
+    last = reasons(database, incident).splitlines()[-1]
+    assert last.startswith("acceptance is back at its baseline: ")
+    assert last.endswith("; chat-v2 is not back yet")
+    running.send(1_200, USUAL)
+    assert running.incident().state == "resolved"
+
+
+def test_it_comes_back_first_and_others_later(database: Database) -> None:
+    running = Running(database, 50, ALL_FALLEN)
+    running.send(1_200, {**ALL_FALLEN, "chat": USUAL["chat"]})
+    incident = running.incident()
+    assert incident.state == "open"
+    assert "back at what it was under the older name: chat-v2" in reasons(database, incident)
+    running.send(2_500, USUAL)
+    assert running.incident().state == "resolved"
+
+
+def test_a_fall_of_another_segment_while_it_is_open_is_told(database: Database) -> None:
+    running = Running(database, 60, FALLEN)
+    assert names_of(running.incident().segments) == ("chat-v2",)
+    running.send(1_500, {**FALLEN, "code": 0.4})
+    incident = running.incident()
+    assert set(names_of(incident.segments)) == {"chat-v2", "code"}
+    assert "\nacceptance fell from 0.5" in reasons(database, incident)
+
+
+@pytest.mark.parametrize("fell", [False, True])
+def test_silent_hours_a_clock_set_back_and_restarts_make_no_fall_and_hide_none(
+    database: Database, fell: bool
+) -> None:
+    """The clock is set back by an hour before the name changes, and once more after the incident opened."""
+    traffic = Traffic(seed=70, start=datetime.now(UTC) - timedelta(hours=20), seconds_apart=0.5)
+    shares = {"chat": 0.4, "code": 0.35, "german": 0.24, "rare": 0.01}
+    usual = {**USUAL, "rare": 0.3}
+    for number, hours in enumerate((5.0, -1.0, 3.0)):
+        store(database, mixed(traffic, 70 + number, 900, usual, shares))
+        fold_all(database)
+        traffic.clock += timedelta(hours=hours)
+    rates = {**usual, "chat": 0.6} if fell else usual
+    for number, hours in enumerate((0.0, 2.0, -1.0, 4.0)):
+        drawn = mixed(traffic, 80 + number, 900, rates, shares)
+        store(database, renamed(drawn, {"chat": "chat-v2"}))
+        fold_all(database)
+        traffic.clock += timedelta(hours=hours)
+    if not fell:
+        assert fold_all(database) == []
+        return
+    (incident,) = fold_all(database)
+    assert (incident.state, names_of(incident.segments)) == ("open", ("chat-v2",))
+    assert reasons(database, incident).count("took the place of") == 1

@@ -109,6 +109,27 @@ def test_one_that_outlasts_the_weekend_before_is_a_page(database: Database) -> N
     assert "usual on Saturdays" not in weeks.text(last)
 
 
+def test_a_silent_day_a_clock_set_back_and_restarts_leave_the_second_saturday_a_repetition(
+    database: Database,
+) -> None:
+    weeks = Weeks(database)
+    for count, rate in ((5, USUAL), (2, WEEKEND), (2, USUAL)):
+        weeks.days(count, rate)
+        weeks.pipeline = Pipeline(database, DetectorConfig(), Metrics())
+    weeks.traffic.clock += timedelta(days=1)
+    weeks.days(1, USUAL)
+    weeks.traffic.clock -= timedelta(hours=1)
+    weeks.days(1, USUAL)
+    for _ in range(4):
+        weeks.days(0.25, WEEKEND)
+        weeks.pipeline = Pipeline(database, DetectorConfig(), Metrics())
+        weeks.measure()
+    _, second = weeks.incidents()
+    assert second.evidence.repeats is not None
+    assert (second.severity, second.state) == ("info", "open")
+    assert weeks.told() == ["firing", "resolved"]
+
+
 @pytest.mark.parametrize(
     ("begins", "rate", "others"),
     [

@@ -156,7 +156,7 @@ def has_given_up(database: Database, data_dir: Path) -> bool:
 
 def fill(directory: Path) -> None:
     """Leaves nothing but what the server holds already."""
-    # Unbuffered: what a full disk did not take of a buffer would be written, and refused, once more on closing.
+    # Unbuffered: what a full disk did not take would be written, and refused, once more on closing.
     with (directory / "filler").open("wb", buffering=0) as filler, suppress(OSError):
         while True:
             filler.write(bytes(1 << 16))

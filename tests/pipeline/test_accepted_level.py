@@ -73,7 +73,7 @@ def test_the_new_level_is_learned_once_and_the_next_fall_is_measured_against_it(
             pipeline = new_pipeline(database, learned)
         store(database, traffic.draw(150, BAD))
         fold_all(pipeline)
-    assert [(ready.segment, ready.reason) for ready in learned] == [("german", NEW)]
+    assert [(ready.segment, ready.why.text) for ready in learned] == [("german", NEW)]
     assert learned[0].mean_per_request == pytest.approx(0.35, abs=0.03)
     assert len(all_incidents(database)) == 1  # what is normal now pages no more
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from driftguard.detection.findings import Direction
+from driftguard.detection.findings import BaselineReason, Direction, WhyBegun
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.history import History
 from driftguard.detection.statistics.baseline import FIRST_CHECK, SUMS
@@ -31,7 +31,6 @@ from driftguard.detection.statistics.strata import (
     SELECTION,
     Setting,
     assign,
-    changed_fields,
     is_by_first,
     is_selected,
     is_window,
@@ -172,18 +171,12 @@ class StreamState:
     def setting_of(self, code: int) -> Setting:
         return unpack(int(self.setting_of_stratum[code]))
 
-    def why_learned(self, code: int) -> str:
+    def why_learned(self, code: int) -> WhyBegun:
         """Why stratum `code` has (or needs) a baseline of its own: against the segment's newest before."""
         if self.accepted_anew[code]:
             by_itself = self.accepted_anew[code] == LASTED
-            return "the rise lasted" if by_itself else "an operator accepted a new normal"
+            return WhyBegun(BaselineReason.RISE_LASTED if by_itself else BaselineReason.ACCEPTED)
         return why_new(int(self.setting_of_stratum[code]), self._earlier_setting(code))
-
-    def changed_settings(self, code: int) -> tuple[str, ...]:
-        """The fields whose change is why stratum `code` has (or needs) a baseline of its own."""
-        if self.accepted_anew[code]:
-            return ()
-        return changed_fields(int(self.setting_of_stratum[code]), self._earlier_setting(code))
 
     def _earlier_setting(self, code: int) -> int | None:
         """Of the segment's newest baseline before that of stratum `code`."""

@@ -26,6 +26,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from driftguard.detection.findings import BaselineReason, ChangedSetting, WhyBegun
 from driftguard.detection.observations import ObservationBatch
 from driftguard.records import MAX_SEGMENTS_PER_STREAM, OTHER_SEGMENT, AcceptanceRule
 from driftguard.records.positions import Positions
@@ -199,24 +200,16 @@ def assign(names: list[str], strata: list[tuple[int, int]], observed: Iterable[t
     return codes
 
 
-def why_new(setting: int, earlier: int | None) -> str:
+def why_new(setting: int, earlier: int | None) -> WhyBegun:
     """Why a baseline begins: against the setting of the segment's newest earlier baseline."""
     if earlier is None:
-        return "first baseline of the segment"
+        return WhyBegun(BaselineReason.FIRST)
     new, old = unpack(setting), unpack(earlier)
-    changes = [
-        f"{field} changed from {_word(getattr(old, field))} to {_word(getattr(new, field))}"
-        for field in changed_fields(setting, earlier)
-    ]
-    return "; ".join(changes) or "relearned"
-
-
-def changed_fields(setting: int, earlier: int | None) -> tuple[str, ...]:
-    """Names of the fields that differ; none where there is no earlier setting."""
-    if earlier is None:
-        return ()
-    new, old = unpack(setting), unpack(earlier)
-    return tuple(item.name for item in fields(Setting) if getattr(old, item.name) != getattr(new, item.name))
+    both = ((field.name, getattr(old, field.name), getattr(new, field.name)) for field in fields(Setting))
+    changed = tuple(
+        ChangedSetting(name, _word(before), _word(after)) for name, before, after in both if before != after
+    )
+    return WhyBegun(BaselineReason.SETTINGS_CHANGED if changed else BaselineReason.RELEARNED, changed)
 
 
 def _word(value: object) -> str:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.config import DetectorConfig
-from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding, ProfileLearned
+from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding, ProfileLearned, WhyBegun
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.columns import Columns, counted, history_rows, requests_per_day
 from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState, untested
@@ -172,14 +172,14 @@ def check_reference(
     requests = state.reference[code, 0]
     if requests < state.reference_size[code]:
         return state, []
-    why, changed = state.why_learned(code), state.changed_settings(code)
+    why = state.why_learned(code)
     shift = shift_within(config, state, code)
     if shift is not None:
         before_fall = first_part(state, code, shift)
         if before_fall is None:
             return begun_anew(state, code), []
-        why = f"{why}; of what came before acceptance fell"
-        return _ready(config, before, state, before_fall, batch, row, why, changed)
+        why = replace(why, before_fall=True)
+        return _ready(config, before, state, before_fall, batch, row, why)
     state = _with(
         _with(state, "inflation", code, _inflation(state, code, row.ended_at(0))),
         "measured_at",
@@ -191,7 +191,7 @@ def check_reference(
     if needed > requests:
         return _with(state, "reference_size", code, needed), []
     learned = begun(_with(learned, "ready_ordinal", code, row.ordinal[0]), code, int(row.ordinal[0]))
-    return _ready(config, before, state, learned, batch, row, why, changed)
+    return _ready(config, before, state, learned, batch, row, why)
 
 
 def _ready(
@@ -201,8 +201,7 @@ def _ready(
     learned: StreamState,
     batch: ObservationBatch,
     row: Columns,
-    why: str,
-    changed: tuple[str, ...],
+    why: WhyBegun,
 ) -> tuple[StreamState, list[Finding]]:
     """After the row that ends the reference period of its stratum; `state` has not `learned` from it yet."""
     code = int(row.stratum[0])
@@ -215,12 +214,11 @@ def _ready(
     state = _with(state, "growing", code, _may_grow(config, state, row, code))
     finding = BaselineReady(
         **_baseline(config, state, code, row),
-        reason=why,
+        why=why,
         since=float(state.reference_since[code]),
         standard_deviation=_level(config, state, code)[1],
         false_alarm_every=config.threshold(state.requests_per_day),
         variance_inflation=float(state.inflation[code]),
-        changed=changed,
     )
     return state, [finding]
 

@@ -65,8 +65,9 @@ class Rivalry:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """An incident that the watch opened. `slower`: of the blocks that raised the alarm; `sums`: of bets that
-    it is over; `quiet`: looks in a row at which speculation did not lose; `band`: in which it lost."""
+    """An incident that the watch opened, or told of a further fall. `kind`: what it waits for to be over.
+    `slower`: of the blocks that raised the newest alarm; `sums`: of bets that it is over, after `blocks`;
+    `quiet`: looks in a row at which speculation did not lose; `band`: in which it lost."""
 
     incident_id: UUID
     kind: GoodputKind
@@ -74,6 +75,7 @@ class Watched:
     sums: tuple[float, ...] = ()
     quiet: int = 0
     band: int | None = None
+    blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,17 @@ class GoodputWatch:
     opened: Watched | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FurtherFall:
+    """Of goodput while its incident was open. `seq`, `at`: of its first request; `lost`: part of the tokens
+    per second since then, against the time before the incident."""
+
+    seq: int
+    at: datetime
+    lost: float
+    concurrency: tuple[int, int] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputChange:
     """What an incident of goodput is about.
@@ -103,7 +116,8 @@ class GoodputChange:
     change. acceptance: what it did meanwhile; "none": it did not move, as the interval of its change (99%)
     excludes a move that matters. by_acceptance: fewer tokens per step are most of it. false_alarm_days: of a
     steady stream, at least so many are expected to one false alarm. factor: speculation against none, of
-    "speculation_loses".
+    "speculation_loses". further: the newest further fall, while it lasts; `lost` is then that of it, where
+    kind is "slower".
     """
 
     kind: GoodputKind
@@ -114,3 +128,4 @@ class GoodputChange:
     false_alarm_days: float
     by_acceptance: bool = False
     factor: Interval | None = None
+    further: FurtherFall | None = None

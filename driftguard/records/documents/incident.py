@@ -18,14 +18,18 @@ from driftguard.records.positions import Positions, combined
 @dataclass(frozen=True, slots=True)
 class ChangedSegment:
     """One segment's acceptance before and after the change. `evidence`: its own sum of bets, to be compared
-    with A; None if the target was replaced, which no bet detects. `before` and `after` are as counted;
-    `adjusted` is as tested, None of a replaced target and of incidents of older versions."""
+    with A; None where a comparison found it (a replaced target, another name), which no bet detects. `before`
+    and `after` are as counted; `adjusted` is as tested, None of a comparison and of incidents of older
+    versions. `renamed_from`: older names whose place it took, `before` is theirs. `back_at`: when the request
+    ended at which its acceptance was found back, while other segments of the incident were not."""
 
     segment: str
     before: Acceptance
     after: Acceptance
     evidence: float | None = None
     adjusted: AdjustedChange | None = None
+    renamed_from: tuple[str, ...] = ()
+    back_at: datetime | None = None
 
     @property
     def levels(self) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from driftguard.detection import (
     describe,
     fold,
 )
+from driftguard.detection.findings import in_words
 from driftguard.detection.state.codec import encode_state
 from driftguard.detection.statistics.strata import settings_of, unpack, without_configuration
 from tests.detection.traffic import fold_all, requests
@@ -60,13 +61,12 @@ def test_a_changed_k_begins_a_baseline_and_says_so() -> None:
     (segment,) = summary.segments
     assert (summary.verdict, segment.verdict) == ("insufficient_data", "insufficient_data")
     assert segment.requests_needed > 0
-    assert segment.learning is not None
-    assert segment.learning.endswith("num_speculative_tokens changed from 3 to 5")
+    assert str(in_words(segment.learning)).endswith("num_speculative_tokens changed from 3 to 5")
     state, findings = fold_all(batch)
     assert opened(findings) == []
     first, second = ready(findings)
-    assert (first.segment, first.reason) == ("chat", "first baseline of the segment")
-    assert (second.segment, second.reason) == ("chat", "num_speculative_tokens changed from 3 to 5")
+    assert (first.segment, first.why.text) == ("chat", "first baseline of the segment")
+    assert (second.segment, second.why.text) == ("chat", "num_speculative_tokens changed from 3 to 5")
     assert "num_speculative_tokens 5" in second.stratum
     (segment,) = describe(CONFIG, state).segments
     assert (segment.verdict, segment.learning, segment.requests) == ("steady", None, 3_000)
@@ -104,7 +104,7 @@ def test_other_settings_have_baselines_of_their_own(columns: dict[str, Any], rea
     )
     findings = fold_all(batch)[1]
     assert opened(findings) == []
-    assert [finding.reason for finding in ready(findings)] == ["first baseline of the segment", reason]
+    assert [finding.why.text for finding in ready(findings)] == ["first baseline of the segment", reason]
 
 
 def test_temperatures_are_told_apart_as_far_as_a_diagnosis_compares_them_and_further() -> None:

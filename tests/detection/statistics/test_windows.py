@@ -138,7 +138,7 @@ def test_after_an_accepted_new_normal_the_next_change_is_found() -> None:
     state, findings = fold(CONFIG, state, batch[30:])
     ready, found = findings
     assert isinstance(ready, BaselineReady)
-    assert ready.reason == "an operator accepted a new normal"
+    assert ready.why.text == "an operator accepted a new normal"
     assert ready.ordinal <= 24 + WINDOW_REFERENCE
     assert ready.mean_per_request == pytest.approx(0.6, abs=0.02)
     assert isinstance(found, DriftOpened)
