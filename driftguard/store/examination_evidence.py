@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
 
 from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
@@ -315,19 +316,28 @@ _SEEN = text(
            (SELECT count(*) FROM (
                 SELECT 1 FROM captures
                 WHERE server = :server AND target = :target AND segment = ANY(:changed)
-                  AND captured_at >= :at AND captured_at < :until LIMIT :limit) AS captured) AS captures
+                  AND captured_at >= :at AND captured_at < :until LIMIT :limit) AS captured) AS captures,
+           coalesce((SELECT captures - CAST(state = 'scoring' AS int) FROM serving_scores
+                     WHERE incident_id = :incident_id), 0) AS scores
     """
 )
 
 
 def seen_since(
-    session: Session, stream: Stream, changed: Collection[str], at: datetime, limit: int
-) -> tuple[int, int]:
-    """(probe records, captured requests of the changed segments, counted up to `limit`) since the change."""
+    session: Session,
+    stream: Stream,
+    incident_id: UUID,
+    changed: Collection[str],
+    at: datetime,
+    limit: int,
+) -> tuple[int, int, int]:
+    """(probe records, captured requests of the changed segments, counted up to `limit`) since the change, and
+    the step of captured requests at which these were scored."""
     row = session.execute(
         _SEEN,
         {
             "stream_id": stream.id,
+            "incident_id": incident_id,
             "prefix": PREFIX,
             "server": stream.server,
             "target": stream.target,
@@ -337,7 +347,7 @@ def seen_since(
             "limit": limit,
         },
     ).one()
-    return row.probes, row.captures
+    return row.probes, row.captures, row.scores
 
 
 def engine_change(session: Session, server: str, moment: Moment, since: datetime) -> EngineChange | None:
