@@ -223,7 +223,7 @@ def _fell_with_the_models(found: Examination, inside: str, doubt: str) -> Verdic
     if found.queries_moved is False or found.alike_outcome == "fell":
         return Verdict("unknown", "low", f"{inside}, {shown}; but captured requests look as before{doubt}")
     if found.probes_behaviour == "steady" and not doubt and (found.traffic_moved or found.probes_cover):
-        reason = f"{inside}, {shown}; the canary probes and every setting did not move"
+        reason = f"{inside}, {shown}; neither the canary probes nor any setting moved"
         return Verdict("query_drift", "high", reason, _like(found))
     if doubt and not found.traffic_moved:
         return Verdict("unknown", "low", f"{inside}, {shown}{doubt}")

@@ -91,7 +91,7 @@ def _exchanged(found: Examination) -> Verdict | None:
 
 def _not_its_own(found: Examination) -> Verdict | None:
     gap = found.gap
-    if gap is None or found.has_not_moved or not gap.answers_are_others:
+    if gap is None or not gap.answers_are_others:
         return None
     reason = (
         f"the captured answers surprise the registered target by {gap.surprise.change:.2f} nats per token "
@@ -238,6 +238,9 @@ def _unfaithful(found: Examination) -> Verdict | None:
     if setting := found.explaining():
         reason += f"; {configuration.NAMES[setting.field]} changed as well"
         return Verdict("machine", "medium", reason)
+    if not gap.answers_are_own:
+        reason += "; whether the answers are still the registered target's is not shown"
+        return Verdict("machine", "medium", reason + with_engine(found))
     first = found.first
     if first is not None and first.has_fallen_everywhere:
         reason += f", and position 1 fell in every segment ({first.change.in_words})"

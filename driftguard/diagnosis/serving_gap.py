@@ -31,7 +31,7 @@ from driftguard.records.documents.serving_scores import SegmentScores, ServingSc
 
 MAIN_SHARE: Final = 0.5  # of the traffic's move
 RELEVANT_SHARE: Final = 0.25
-OTHER_TARGET: Final = 0.05  # nats per token: other rounding of the same weights moves it by less
+OTHER_TARGET: Final = 0.1  # nats per token: other rounding of the same weights moves it by less
 SAME_TARGET: Final = 0.2  # a target with other weights moves it by more
 
 Behaviour = Literal["opened", "opened_less", "steady", "unclear"]
@@ -82,10 +82,11 @@ class ServingGap:
     @property
     def answers_are_others(self) -> bool:
         """The answers are not drawn from the registered target, as they were before."""
-        return self.surprise.low > OTHER_TARGET
+        return self.surprise.p_value <= LEVEL and self.surprise.change >= OTHER_TARGET
 
     @property
     def answers_are_own(self) -> bool:
+        """The interval excludes such a target."""
         return self.surprise.high < SAME_TARGET
 
 

@@ -249,7 +249,7 @@ class DiagnosisSettings(_Group):
     )
     score_seconds: PositiveFloat = Field(
         600.0,
-        description="Longest time for scoring the captured requests of one incident; those done by then count.",
+        description="Longest time for scoring the captures of one incident; those done by then count.",
     )
 
 

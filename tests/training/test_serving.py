@@ -195,7 +195,7 @@ def gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
 
 def test_the_engine_accepts_what_its_models_account_for() -> None:
     greedy = gaps(served(BUNDLED / "draft", 0.0))
-    assert greedy == [(pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))] * len(greedy)
+    assert max(abs(gap) for pair in greedy for gap in pair) < 1e-6
     sampled = torch.tensor(gaps(served(BUNDLED / "draft", 0.7)))
     error = sampled.std(dim=0) / len(sampled) ** 0.5
     assert (sampled.mean(dim=0).abs() < 3 * error).all()
