@@ -42,7 +42,6 @@ from driftguard.probes.loop import ProbeLoop
 from driftguard.probes.target import targets_of
 from driftguard.retraining.promotion.watch_hook import watch_promoted
 from driftguard.retraining.run import retrain
-from driftguard.retraining.serving_scores import give_up_killed
 from driftguard.retraining.tasks import NAMESPACE, QUEUE, RetrainingJobs
 from driftguard.settings import Settings
 from driftguard.settings.secrets import secrets_of
@@ -274,7 +273,6 @@ class Sidecar:
             self.metrics.loops.chore_last_success.labels(name).set_to_current_time()
 
     def _maintain(self) -> None:
-        give_up_killed(self.database, self.settings)
         done = retention.maintain(self.database, datetime.now(UTC), self.settings.retention)
         if done.created or done.dropped:
             log.info("partitions maintained", created=len(done.created), dropped=len(done.dropped))

@@ -31,7 +31,7 @@ from driftguard.retraining.ledger.outcome import Trigger
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.run import retrain
-from driftguard.retraining.serving_scores import score
+from driftguard.retraining.serving_scores import give_up_killed, score
 from driftguard.settings import Settings
 from driftguard.store import incidents, retrain_runs, serving_scores
 from driftguard.store.database import Database
@@ -118,6 +118,7 @@ class RetrainingJobs:
     def defer_due(self, app: procrastinate.App) -> None:
         """Queues what is due: scores and retrainings of unresolved falls, and settling where a run was
         interrupted. An incident whose captured requests can be scored is retrained for after that."""
+        give_up_killed(self._database, self._settings)
         with self._database.session() as session:
             unsettled = set(self._unsettled(session))
             unresolved = incidents.list_page(session, limit=_INCIDENTS, state="unresolved")
