@@ -154,10 +154,8 @@ def _error(parts: Floats) -> float:
     return math.sqrt(n / max(n - 1, 1) * float(np.sum(parts**2)))
 
 
-def compare(scores: ServingScores | None) -> ServingGap | None:
-    """None without scores, or where each side is one conversation."""
-    if scores is None:
-        return None
+def compare(scores: ServingScores) -> ServingGap | None:
+    """None where a side of each segment is one conversation."""
     segments = scores.segments
     opened = _change(segments, "gap")
     offline, surprise = _change(segments, "offline"), _change(segments, "surprise")

@@ -18,7 +18,7 @@ from driftguard.errors import DatabaseUnavailable
 from driftguard.incident_lifecycle import Direction, is_graver
 from driftguard.incidents.opening import Paging, raise_to, severity_of
 from driftguard.records.documents.incident import IncidentDiagnosis, SeenEvidence, names_of
-from driftguard.store import incidents, serving_scores
+from driftguard.store import incidents
 from driftguard.store.database import CHORE, Database
 from driftguard.store.examination_evidence import (
     Moment,
@@ -27,6 +27,7 @@ from driftguard.store.examination_evidence import (
     probes_around,
     records_around,
     records_between,
+    scores_of,
     seen_since,
 )
 from driftguard.store.streams import get_stream
@@ -50,7 +51,7 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
         session, stream.id, incident.interval_start_at, incident.change_point_at
     )
     captures_before, captures_after = captures_around(session, stream, changed, incident.change_point_at)
-    scores, missing_scores = serving_scores.known(session, incident.id)
+    scores, missing_scores = scores_of(session, incident.id)
     return Evidence(
         direction=cast("Direction", incident.direction),
         changed=changed,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 from sqlalchemy import func, or_, select, text
@@ -15,9 +15,10 @@ from sqlalchemy.orm import Session
 from driftguard.adapters.kinds import ADAPTERS
 from driftguard.cost import TimedRequest
 from driftguard.diagnosis import Captured, EngineChange, Observed, ProbeResult
+from driftguard.records.documents.serving_scores import MissingScores, ServingScores
 from driftguard.records.positions import first_position
 from driftguard.records.probe_session import PREFIX, parse
-from driftguard.store.tables import Draft, Record, Rollup, ServerVersion, Stream
+from driftguard.store.tables import Draft, Record, Rollup, ServerVersion, ServingScoresRow, Stream
 
 RECORDS: Final = 2_000  # on each side of the change point, of all segments: their shares must be right
 LOOK_BACK: Final = timedelta(days=7)
@@ -348,6 +349,12 @@ def seen_since(
         },
     ).one()
     return row.probes, row.captures, row.scores
+
+
+def scores_of(session: Session, incident_id: UUID) -> tuple[ServingScores | None, MissingScores | None]:
+    """The newest scores of captured requests, and why the newest attempt made none."""
+    row = session.get(ServingScoresRow, incident_id)
+    return (row.scores, cast("MissingScores | None", row.missing)) if row is not None else (None, None)
 
 
 def engine_change(session: Session, server: str, moment: Moment, since: datetime) -> EngineChange | None:

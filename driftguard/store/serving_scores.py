@@ -87,12 +87,6 @@ def give_up(session: Session, started_before: datetime, now: datetime) -> None:
     session.execute(update(ServingScoresRow).where(*killed).values(ended))
 
 
-def known(session: Session, incident_id: UUID) -> tuple[ServingScores | None, MissingScores | None]:
-    """The newest scores, and why the newest attempt made none."""
-    row = session.get(ServingScoresRow, incident_id)
-    return (row.scores, row.missing) if row is not None else (None, None)  # type: ignore[return-value]
-
-
 # K and the temperature decide what a faithful engine accepts: a record that tells neither is of no use.
 _CAPTURED = text(
     """

@@ -142,8 +142,8 @@ def scored(seed: int, count: int, gap: float, *, turns: int = 1) -> list[ScoredR
 
 def test_the_gap_is_told_more_sharply_than_acceptance_as_the_requests_are_the_same() -> None:
     found = summarised(scored(1, 60, 0.0), scored(2, 60, 0.08), ("german",))
-    gap = compare(found)
     assert found is not None
+    gap = compare(found)
     assert gap is not None
     side = found.segments[0].after
     assert side.gap_error < side.served_error / 2
@@ -154,7 +154,9 @@ def test_the_gap_is_told_more_sharply_than_acceptance_as_the_requests_are_the_sa
 def test_its_interval_covers_what_is_true_at_its_level() -> None:
     covered = 0
     for seed in range(200):
-        gap = compare(summarised(scored(seed, 40, 0.0), scored(seed + 1_000, 40, 0.1), ("german",)))
+        found = summarised(scored(seed, 40, 0.0), scored(seed + 1_000, 40, 0.1), ("german",))
+        assert found is not None
+        gap = compare(found)
         assert gap is not None
         covered += gap.opened.low <= -0.1 <= gap.opened.high
     assert covered >= 193  # 99% of 200, and what a binomial falls below once in a hundred
@@ -171,4 +173,3 @@ def test_turns_of_one_conversation_are_one_unit() -> None:
 
 def test_fewer_than_ten_of_a_segment_on_one_side_are_no_scores() -> None:
     assert summarised(scored(1, 60, 0.0), scored(2, 9, 0.0), ("german",)) is None
-    assert compare(None) is None

@@ -27,6 +27,7 @@ from driftguard.settings import Settings
 from driftguard.store import serving_scores as stored
 from driftguard.store.captures import CapturedRequest, insert_captures
 from driftguard.store.database import Database
+from driftguard.store.examination_evidence import scores_of
 from driftguard.store.job_queue import deferring_connector
 from driftguard.store.tables import ServingScoresRow
 from tests.retraining.conftest import Drifted
@@ -123,7 +124,7 @@ def scored(served: Drifted, settings: Settings | None = None) -> str:
 
 def known(served: Drifted) -> tuple[ServingScores | None, MissingScores | None]:
     with served.database.session() as session:
-        return stored.known(session, served.incident_id)
+        return scores_of(session, served.incident_id)
 
 
 def test_an_engine_that_accepts_half_of_what_its_models_account_for_is_named_and_not_retrained_for(

@@ -71,6 +71,7 @@ def case(fault: Fault, seed: int, figures: Mapping[str, Condition], known: Mappi
         later *= 2
         before, after = _traffic(random, figures, plan, starts, earlier, later)
     captured = random.uniform(0.3, 0.8)
+    probes = [_probes(random, figures, plan, starts, since=since) for since in (False, True)]
     kept = [_captures(random, side, captured) for side in (before, after)]
     accounted = (False, plan.is_accounted)
     scored = [_scored(side, known, plan.changed, own) for side, own in zip(kept, accounted, strict=True)]
@@ -81,8 +82,8 @@ def case(fault: Fault, seed: int, figures: Mapping[str, Condition], known: Mappi
             changed=plan.changed,
             before=tuple(_observed(one) for one in before),
             after=tuple(_observed(one) for one in after),
-            probes_before=_probes(random, figures, plan, starts, since=False),
-            probes_after=_probes(random, figures, plan, starts, since=True),
+            probes_before=probes[0],
+            probes_after=probes[1],
             captures_before=kept[0],
             captures_after=kept[1],
             scores=summarised(scored[0], scored[1], plan.changed) if plan.direction == "down" else None,
