@@ -157,6 +157,9 @@ def _fell(evidence: Evidence, found: Examination) -> Verdict:
     inside = f"{ACCEPTANCE[found.positions]} fell inside segments"
     changed = [configuration.NAMES[change.field] for change in found.settings.changes]
     doubt = f"; {', '.join(changed)} changed as well" if changed else ""
+    if found.gap is not None and found.gap.answers_are_others:
+        shown = "the captured answers surprise the registered target, though canary probes are answered alike"
+        return Verdict("unknown", "low", f"{inside}; {shown}{doubt}")
     if accounted := _fell_with_the_models(found, inside, doubt):
         return accounted
     if evidence.probes_awaited and not evidence.probes_after:

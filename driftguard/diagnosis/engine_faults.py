@@ -91,7 +91,7 @@ def _exchanged(found: Examination) -> Verdict | None:
 
 def _not_its_own(found: Examination) -> Verdict | None:
     gap = found.gap
-    if gap is None or not gap.answers_are_others:
+    if gap is None or not gap.answers_are_others or (found.probes and found.probes.is_answered_alike):
         return None
     reason = (
         f"the captured answers surprise the registered target by {gap.surprise.change:.2f} nats per token "

@@ -102,6 +102,12 @@ def test_answers_that_surprise_the_target_are_anothers() -> None:
     assert "0.30 nats per token more than before" in found.reason
 
 
+def test_probes_that_are_answered_alike_contradict_another_target() -> None:
+    found = diagnose(fell(scores=OTHER_TARGET, **MOVED, **STEADY))
+    assert verdict(found) == ("unknown", "low", False)
+    assert "though canary probes are answered alike" in found.reason
+
+
 def test_where_they_may_be_anothers_an_open_gap_is_not_sure() -> None:
     found = diagnose(fell(scores=scores(0.45, 0.71, 0.095)))
     assert verdict(found) == ("machine", "medium", False)

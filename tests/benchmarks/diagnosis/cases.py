@@ -260,11 +260,14 @@ def _captures(random: np.random.Generator, requests: Sequence[Request], part: fl
 def _scored(
     captured: Sequence[Captured], known: Mapping[Answer, Score], changed: Sequence[str], is_accounted: bool
 ) -> list[ScoredRequest]:
-    """The newest of each changed segment. `is_accounted`: the models expect what was served."""
+    """The newest of each changed segment. `is_accounted`: the models expect what was served. The engine's
+    answers are few, and a case repeats them: the same one scored again would pass for another."""
     newest = [
         one
         for name in changed
-        for one in [one for one in captured if one.segment == name][-SCORED_REQUESTS:]
+        for one in [*{(one.prompt, one.output): one for one in captured if one.segment == name}.values()][
+            -SCORED_REQUESTS:
+        ]
         if (one.prompt, one.output) in known
     ]
     found = []
