@@ -17,7 +17,7 @@ before it. At T = 1 it is -log p_t(x_t) less the entropy of p_t; at T = 0 by how
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -54,16 +54,9 @@ def score(settings: ScoreSettings) -> Iterator[dict[str, object]]:
     fitting = [(number, one) for number, one in numbered if is_served_by(one, target.vocabulary, context)]
     for start in range(0, len(fitting), _BATCH_REQUESTS):
         batch = fitting[start : start + _BATCH_REQUESTS]
-        for (number, _), found in zip(
-            batch, score_batch(target, draft, [one for _, one in batch]), strict=True
-        ):
-            yield {
-                "number": number,
-                "drafted": found.drafted,
-                "accepted": found.accepted,
-                "surprise": found.surprise,
-                "tokens": found.tokens,
-            }
+        scored = score_batch(target, draft, [one for _, one in batch])
+        for (number, _), found in zip(batch, scored, strict=True):
+            yield {"number": number, **asdict(found)}
 
 
 @torch.no_grad()
