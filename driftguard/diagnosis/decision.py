@@ -12,8 +12,9 @@ did only the mix move?             -> mix_shift
 did requests like before fall?     -> machine
 did the engine change as well, and
   no steady probes exclude it?     -> configuration, or query_drift of low confidence
-did the queries move, or did
-  steady probes leave only them?   -> query_drift, as far as the evidence carries
+did the queries move, or do steady
+  probes or a steady serving gap
+  leave only them?                 -> query_drift, as far as the evidence carries
 otherwise                          -> unknown
 """
 
@@ -156,6 +157,11 @@ def _fell(evidence: Evidence, found: Examination) -> Verdict:
     inside = f"{ACCEPTANCE[found.positions]} fell inside segments"
     changed = [configuration.NAMES[change.field] for change in found.settings.changes]
     doubt = f"; {', '.join(changed)} changed as well" if changed else ""
+    if found.gap is not None and found.gap.answers_are_others:
+        shown = "the captured answers surprise the registered target, though canary probes are answered alike"
+        return Verdict("unknown", "low", f"{inside}; {shown}{doubt}")
+    if accounted := _fell_with_the_models(found, inside, doubt):
+        return accounted
     if evidence.probes_awaited and not evidence.probes_after:
         reason = f"{inside}; the canary probes must be replayed before the machine can be excluded"
         return Verdict("query_drift" if found.traffic_moved else "unknown", "low", reason, _like(found))
@@ -206,6 +212,25 @@ def _fell_beside_steady_probes(found: Examination, inside: str, doubt: str) -> V
         return _steady_probes_alone(found, inside, doubt)
     shown = "but neither the queries nor the canary probes moved"
     return Verdict("unknown", "low", f"{inside}, {shown}{doubt}")
+
+
+def _fell_with_the_models(found: Examination, inside: str, doubt: str) -> Verdict | None:
+    """The serving gap is steady, and the draft fits the requests since the change less."""
+    gap = found.gap
+    if gap is None or not found.serves_as_before or not gap.offline_moved(found.towards):
+        return None
+    shown = (
+        f"target and draft account for it: offline {gap.offline_before:.2f} before, {gap.offline_after:.2f} "
+        "since"
+    )
+    if found.queries_moved is False or found.alike_outcome == "fell":
+        return Verdict("unknown", "low", f"{inside}, {shown}; but captured requests look as before{doubt}")
+    if found.probes_behaviour == "steady" and not doubt and (found.traffic_moved or found.probes_cover):
+        reason = f"{inside}, {shown}; neither the canary probes nor any setting moved"
+        return Verdict("query_drift", "high", reason, _like(found))
+    if doubt and not found.traffic_moved:
+        return Verdict("unknown", "low", f"{inside}, {shown}{doubt}")
+    return Verdict("query_drift", "medium", f"{inside}, {shown}{doubt}", _like(found))
 
 
 def _moved(found: Examination) -> str:

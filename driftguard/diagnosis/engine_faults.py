@@ -6,7 +6,11 @@ do tokens only come slower?        -> load
 does it fall with the age?         -> engine_state: and a restart cures it, or the canary probes fell too
 does it fall with cache or length? -> cache
 is position 1 gone for everybody?  -> draft_wrong
-did the canary probes move too?    -> draft_wrong where position 1 fell everywhere, else machine
+did the canary probes move too, or
+  did the serving gap open?        -> draft_wrong where position 1 fell everywhere, else machine
+
+Where the gap is steady and the answers are the target's own, state, cache and a collapse are excluded: the
+models themselves account for what is accepted.
 """
 
 from __future__ import annotations
@@ -24,14 +28,14 @@ MAIN_SHARE: Final = 0.5  # of the traffic's move, seen in the probes: the machin
 
 def fault_of(found: Examination) -> Verdict | None:
     """The first that holds, in the order above; None: no fault of the engine is shown."""
+    inside: Sequence[Callable[[Examination], Verdict | None]] = (_state, _cache, _collapsed)
     tests: Sequence[Callable[[Examination], Verdict | None]] = (
         _template,
         _exchanged,
         _load,
-        _state,
-        _cache,
-        _collapsed,
+        *(() if found.serves_as_before else inside),
         _machine,
+        _unfaithful,
     )
     return next((verdict for test in tests if (verdict := test(found)) is not None), None)
 
@@ -74,7 +78,7 @@ def _template(found: Examination) -> Verdict | None:
 def _exchanged(found: Examination) -> Verdict | None:
     probed = found.probes
     if probed is None or not probed.is_answered_differently:
-        return None
+        return _not_its_own(found)
     moved = found.probes_behaviour in ("moved", "moved_less")
     reason = (
         f"the greedy answers to {probed.answers_changed} of {probed.answers_compared} canary prompts are "
@@ -83,6 +87,18 @@ def _exchanged(found: Examination) -> Verdict | None:
     )
     detail = ", and nobody announced it"
     return Verdict("target_replaced", "high" if moved else "medium", reason, detail, is_fault=True)
+
+
+def _not_its_own(found: Examination) -> Verdict | None:
+    gap = found.gap
+    if gap is None or not gap.answers_are_others or (found.probes and found.probes.is_answered_alike):
+        return None
+    reason = (
+        f"the captured answers surprise the registered target by {gap.surprise.change:.2f} nats per token "
+        f"more than before ({gap.surprise.in_words}), which no draft can change: they are drawn from another "
+        "target, or the engine computes this one wrongly"
+    )
+    return Verdict("target_replaced", "medium", reason, ", and nobody announced it", is_fault=True)
 
 
 def _load(found: Examination) -> Verdict | None:
@@ -108,12 +124,14 @@ def _state(found: Examination) -> Verdict | None:
     probed = found.probes_behaviour == "moved" or age.probes_fall_with_age(found.move)
     if not probed and found.probes_behaviour in EXCLUDING:
         return None  # they did not, with the server as old as it is
+    shown = probed or found.gap_behaviour == "opened"
+    also = "that of the canary probes too" if probed else "target and draft do not account for it"
     if falls and cured and age.cured is not None:
         reason = "acceptance falls with the age of the server, and a restart brought it back"
         reason += f" ({age.cured.in_words})"
-        return Verdict("engine_state", "high" if probed else "medium", reason)
-    if falls and probed:
-        reason = "acceptance falls with the age of the server, and that of the canary probes too"
+        return Verdict("engine_state", "high" if shown else "medium", reason)
+    if falls and shown:
+        reason = f"acceptance falls with the age of the server, and {also}"
         return Verdict("engine_state", "medium", reason)
     return None
 
@@ -163,6 +181,8 @@ def _collapsed(found: Examination) -> Verdict | None:
     reason = f"position 1 fell from {first.before:.2f} to {first.after:.2f} at once in every segment"
     if found.probes_behaviour == "moved":
         return Verdict("draft_wrong", "high", f"{reason}, and the canary probes fell too")
+    if found.gap_behaviour == "opened":
+        return Verdict("draft_wrong", "high", f"{reason}, which target and draft do not account for")
     if found.traffic_moved:
         return None
     return Verdict("draft_wrong", "medium", f"{reason}, as no change of topic makes it")
@@ -195,6 +215,36 @@ def _draft_or_machine(found: Examination) -> Verdict:
         )
         return Verdict("draft_wrong", "medium", reason)
     reason = "the same prompts are accepted differently, and no setting changed"
+    if found.gap_behaviour == "steady":
+        reason += "; but target and draft account for what is accepted of the captured requests"
+        return Verdict("machine", "medium", reason + with_engine(found))
+    return Verdict("machine", "high", reason + with_engine(found))
+
+
+def _unfaithful(found: Examination) -> Verdict | None:
+    """The serving gap opened: less is accepted than the same models would accept of the same requests."""
+    gap, behaviour = found.gap, found.gap_behaviour
+    if gap is None or behaviour not in ("opened", "opened_less"):
+        return None
+    excluded = found.probes_behaviour in EXCLUDING and found.probes_cover
+    reason = (
+        "captured requests are accepted less than target and draft account for, by more than before "
+        f"({gap.opened.in_words})"
+    )
+    if behaviour == "opened_less":
+        return None if excluded else Verdict("machine", "medium", f"{reason}: a part of the move")
+    if excluded:
+        return Verdict("machine", "medium", f"{reason}, though the canary probes did not move")
+    if setting := found.explaining():
+        reason += f"; {configuration.NAMES[setting.field]} changed as well"
+        return Verdict("machine", "medium", reason)
+    if not gap.answers_are_own:
+        reason += "; whether the answers are still the registered target's is not shown"
+        return Verdict("machine", "medium", reason + with_engine(found))
+    first = found.first
+    if first is not None and first.has_fallen_everywhere:
+        reason += f", and position 1 fell in every segment ({first.change.in_words})"
+        return Verdict("draft_wrong", "medium", reason + with_engine(found))
     return Verdict("machine", "high", reason + with_engine(found))
 
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from driftguard.records.documents.goodput import GoodputChange
+from driftguard.records.documents.serving_scores import MissingScores, ServingScores
 
 Direction = Literal["down", "up", "slower"]  # of acceptance; slower: of goodput
 
@@ -102,7 +103,8 @@ class Evidence:
     `probes_awaited`: there are probes from before the change and it is worth waiting for those after it.
     `replaced_target`: the target that the server served before, when this stream began by its replacement;
     `before` are then requests of the stream before. `replaced_draft`: likewise, the draft version.
-    `engine_change`: None where none is known. `goodput`: of an incident of direction "slower".
+    `engine_change`: None where none is known. `goodput`: of an incident of direction "slower". `scores`: of
+    captured requests, offline; `missing_scores`: why the newest try made none.
     """
 
     direction: Direction
@@ -118,3 +120,5 @@ class Evidence:
     replaced_draft: str | None = None
     engine_change: EngineChange | None = None
     goodput: GoodputChange | None = None
+    scores: ServingScores | None = None
+    missing_scores: MissingScores | None = None

@@ -13,6 +13,7 @@ from driftguard.diagnosis import (
     pace,
     probes,
     server_age,
+    serving_gap,
     slices,
     template,
 )
@@ -30,6 +31,7 @@ from driftguard.diagnosis.like_with_like import LikeWithLike
 from driftguard.diagnosis.pace import Load, Looping
 from driftguard.diagnosis.probes import Behaviour, ProbeChange
 from driftguard.diagnosis.server_age import ServerAge
+from driftguard.diagnosis.serving_gap import ServingGap
 from driftguard.diagnosis.slices import FirstPosition, Slices
 from driftguard.diagnosis.template import Template
 from driftguard.records.positions import Positions, combined
@@ -73,6 +75,7 @@ class Examination:
     slices: tuple[Slices, ...]
     first: FirstPosition | None
     load: Load | None
+    gap: ServingGap | None
     engine_change: EngineChange | None
 
     def explaining(self) -> FieldChange | None:
@@ -99,6 +102,20 @@ class Examination:
     def has_not_moved(self) -> bool:
         """Acceptance inside the changed segments: no move is shown."""
         return self.change is not None and self.change.p_value > LEVEL
+
+    @property
+    def gap_behaviour(self) -> serving_gap.Behaviour | Literal["none"]:
+        if self.gap is None:
+            return "none"
+        return "unclear" if self.has_not_moved else self.gap.behaviour(self.towards)
+
+    @property
+    def serves_as_before(self) -> bool:
+        """Captured requests are accepted as target and draft account for, and the answers are still this
+        target's: that excludes the engine, unless the canary probes contradict."""
+        if self.gap is None or self.probes_behaviour == "moved":
+            return False
+        return self.gap_behaviour == "steady" and self.gap.answers_are_own
 
     @property
     def probes_cover(self) -> bool:
@@ -157,6 +174,7 @@ def examine(evidence: Evidence) -> Examination:
         slices=tuple(one for one in sliced if one is not None),
         first=slices.compare_first(evidence.before, evidence.after),
         load=pace.compare_steps(before, after),
+        gap=serving_gap.compare(evidence.scores) if evidence.scores is not None else None,
         engine_change=evidence.engine_change,
     )
 

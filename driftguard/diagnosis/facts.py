@@ -15,9 +15,11 @@ from driftguard.diagnosis.like_with_like import LikeWithLike
 from driftguard.diagnosis.pace import Load, Looping
 from driftguard.diagnosis.probes import Behaviour, ProbeChange
 from driftguard.diagnosis.server_age import ServerAge
+from driftguard.diagnosis.serving_gap import ServingGap
 from driftguard.diagnosis.slices import FirstPosition, Slices
 from driftguard.diagnosis.template import Template
 from driftguard.records.documents.diagnosis import Fact, Number
+from driftguard.records.documents.serving_scores import MissingScores
 from driftguard.records.positions import ACCEPTANCE, Positions
 
 _UNTOLD: Final = "not told by the records"
@@ -48,6 +50,9 @@ def facts(evidence: Evidence, found: Examination) -> Iterator[Fact]:
         yield _query_fact(found.queries, found.queries_moved, evidence)
     if found.alike is not None:
         yield _alike_fact(found.alike, found)
+    if found.gap is not None:
+        yield _gap_fact(found.gap, found)
+        yield _surprise_fact(found.gap)
     if found.repetition is not None:
         yield _quality_fact(found.repetition)
     if found.looping is not None and found.looping.rose:
@@ -83,6 +88,8 @@ def missing(evidence: Evidence, found: Examination) -> Iterator[str]:
             f"fewer than {captured_requests.MINIMUM_SAMPLE} captured requests of a changed segment on one "
             "side of the change, so that the queries cannot be compared"
         )
+    if evidence.missing_scores is not None:
+        yield f"captured requests could not be scored: {_NOT_SCORED[evidence.missing_scores]}"
     needless = ("drafted_per_step",) if found.positions == "all" else OF_K
     untold = [configuration.NAMES[name] for name in found.settings.untold if name not in needless]
     if untold:
@@ -90,6 +97,17 @@ def missing(evidence: Evidence, found: Examination) -> Iterator[str]:
         yield ", ".join(untold) + (": too few records" if few else f": {_UNTOLD}")
 
 
+_NOT_SCORED: Final[dict[MissingScores, str]] = {
+    "not_registered": "the settings name no engine of this server, whose models are unknown (engines)",
+    "engine_silent": "the engine did not say which models it serves",
+    "no_draft_model": "the draft is no model that can be run",
+    "not_here": "the directory of the target or of this draft version is not known, or not on this machine",
+    "too_few": "fewer than 10 on one side of the change have counts, K and temperature in their record, and "
+    "this draft version",
+    "timeout": "the time was too short (diagnosis.score_seconds)",
+    "failed": "the scoring process failed; the log of the sidecar says how",
+    "interrupted": "the sidecar was stopped while it scored them",
+}
 _VERBS: Final[dict[Behaviour | Literal["none"], str]] = {
     "moved": "moved with the traffic",
     "moved_less": "moved, by less than the traffic",
@@ -207,6 +225,46 @@ def _alike_fact(alike: LikeWithLike, found: Examination) -> Fact:
         f"captured requests that look as before {verb}: change {alike.change.in_words} over {alike.compared}"
     )
     return Fact("queries", text, {"compared": alike.compared, **_numbers(alike.change)})
+
+
+def _gap_fact(gap: ServingGap, found: Examination) -> Fact:
+    verb = {
+        "opened": "opened",
+        "opened_less": "opened, by a part of the move",
+        "steady": "did not open",
+        "unclear": "does not tell: too noisy",
+        "none": "is missing",
+    }[found.gap_behaviour]
+    text = (
+        f"the serving gap {verb}: of captured requests the server accepted {gap.served_before:.2f} before "
+        f"and {gap.served_after:.2f} since, target and draft account for {gap.offline_before:.2f} and "
+        f"{gap.offline_after:.2f} ({gap.requests_before} and {gap.requests_after} scored; change of the gap "
+        f"{gap.opened.in_words})"
+    )
+    numbers: dict[str, Number] = {
+        "served_before": gap.served_before,
+        "served_after": gap.served_after,
+        "offline_before": gap.offline_before,
+        "offline_after": gap.offline_after,
+        "requests_before": gap.requests_before,
+        "requests_after": gap.requests_after,
+    }
+    return Fact("serving gap", text, {**numbers, **_numbers(gap.opened)})
+
+
+def _surprise_fact(gap: ServingGap) -> Fact:
+    if gap.answers_are_others:
+        verb = "are not the registered target's own any more"
+    elif gap.answers_are_own:
+        verb = "are the registered target's as before"
+    else:
+        verb = "are too few to tell whether they are still the registered target's"
+    change = gap.surprise
+    text = (
+        f"the captured answers {verb}: their surprise changed by {change.low:+.2f} to {change.high:+.2f} "
+        "nats per token at 99%"
+    )
+    return Fact("target", text, _numbers(change))
 
 
 def _looping_fact(change: Looping) -> Fact:

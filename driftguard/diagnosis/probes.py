@@ -50,6 +50,12 @@ class ProbeChange:
         return enough and self.answers_changed >= ANSWERS_CHANGED * self.answers_compared
 
     @property
+    def is_answered_alike(self) -> bool:
+        """The target answers as before: it is not another one."""
+        enough = self.answers_compared >= MINIMUM_PROMPTS
+        return enough and self.answers_changed < ANSWERS_CHANGED * self.answers_compared
+
+    @property
     def is_counted_differently(self) -> bool:
         """The same prompts have other lengths: another template or tokenizer is applied to them."""
         enough = self.lengths_compared >= MINIMUM_PROMPTS

@@ -1,7 +1,7 @@
 """The diagnosis of an incident: gathered from the store, decided purely, kept with the incident.
 
 It is made when the incident is examined, and again when evidence comes in that was missing then: canary
-probes replayed since the change, captured requests, or the end of the wait for the probes.
+probes replayed since the change, captured requests, their scores, or the end of the wait for the probes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from driftguard.store.examination_evidence import (
     probes_around,
     records_around,
     records_between,
+    scores_of,
     seen_since,
 )
 from driftguard.store.streams import get_stream
@@ -50,6 +51,7 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
         session, stream.id, incident.interval_start_at, incident.change_point_at
     )
     captures_before, captures_after = captures_around(session, stream, changed, incident.change_point_at)
+    scores, missing_scores = scores_of(session, incident.id)
     return Evidence(
         direction=cast("Direction", incident.direction),
         changed=changed,
@@ -64,6 +66,8 @@ def gather(session: Session, incident: Incident, stream: Stream, now: datetime) 
         replaced_target=replaced.target if replaced and replaced.target != stream.target else None,
         replaced_draft=replaced.draft_version if replaced and replaced.target == stream.target else None,
         goodput=incident.evidence.goodput,
+        scores=scores,
+        missing_scores=missing_scores,
     )
 
 
@@ -132,5 +136,7 @@ def _is_outdated(session: Session, incident: Incident, stream: Stream, now: date
 def _seen(session: Session, incident: Incident, stream: Stream) -> SeenEvidence:
     """Changes when there is enough that is new for another diagnosis."""
     changed = names_of(incident.segments)
-    probes, captured = seen_since(session, stream, changed, incident.change_point_at, max(_CAPTURE_STEPS))
-    return SeenEvidence(probes, sum(captured >= step for step in _CAPTURE_STEPS))
+    probes, captured, scores = seen_since(
+        session, stream, incident.id, changed, incident.change_point_at, max(_CAPTURE_STEPS)
+    )
+    return SeenEvidence(probes, sum(captured >= step for step in _CAPTURE_STEPS), scores)

@@ -1,4 +1,4 @@
-"""Which incidents call for a retraining, and when it is due. Pure."""
+"""Which incidents call for a retraining or for scores of their captured requests, and when. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from driftguard.diagnosis import CONFIDENCES, Confidence, Diagnosis
+from driftguard.store.serving_scores import Attempt
+from driftguard.store.tables import Incident
 
 MAXIMUM_FAILURES = 3  # failed runs of one incident; after them only a person starts another
 RECHECK_PART = 60  # looks for enough traffic during one wait
@@ -64,6 +66,26 @@ def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
     return (
         last.state == "failed" and failures < MAXIMUM_FAILURES and now >= last.ended_at + RETRY_FAILED_AFTER
     )
+
+
+def captures_to_score(incident: Incident) -> int:
+    """How many captured requests since the change its diagnosis knew, as the step of SeenEvidence; 0 where
+    scores would tell nothing: of a rise or of goodput, and where another target or draft took over."""
+    if incident.direction != "down" or incident.evidence.predecessor_stream_id is not None:
+        return 0
+    return incident.diagnosis.seen.captures if incident.diagnosis is not None else 0
+
+
+def awaits_scores(incident: Incident, attempt: Attempt | None) -> bool:
+    """Captured requests are to be scored, are being scored, or have been and are not weighed yet."""
+    if attempt is None or incident.diagnosis is None or is_score_due(incident, attempt):
+        return is_score_due(incident, attempt)
+    return attempt.state == "scoring" or attempt.captures > incident.diagnosis.seen.scores
+
+
+def is_score_due(incident: Incident, attempt: Attempt | None) -> bool:
+    """There are captured requests, or many more than at the last attempt."""
+    return captures_to_score(incident) > (attempt.captures if attempt is not None else 0)
 
 
 def recheck_after(wait: timedelta) -> timedelta:

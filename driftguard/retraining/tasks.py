@@ -1,4 +1,5 @@
-"""The background jobs: retrain one server, settle one server. The state is in the tables, never in a job.
+"""The background jobs: retrain one server, settle one server, score the captures of one incident. The
+state is in the tables, never in a job.
 
 `defer_due`, called every few seconds, reads from the tables what is due and queues it, at most one job of a
 kind per server. So a lost job, a killed worker or an engine that did not answer needs no repair.
@@ -6,7 +7,7 @@ kind per server. So a lost job, a killed worker or an engine that did not answer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -17,20 +18,30 @@ from procrastinate.exceptions import AlreadyEnqueued
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, BadSettings, Conflict, DriftGuardError
-from driftguard.retraining.due import PastRun, is_due, why_not
+from driftguard.retraining.due import (
+    PastRun,
+    awaits_scores,
+    captures_to_score,
+    is_due,
+    is_score_due,
+    why_not,
+)
 from driftguard.retraining.engines.engine_admin import engine_of
 from driftguard.retraining.ledger.outcome import Trigger
 from driftguard.retraining.promotion import restart
 from driftguard.retraining.promotion.reconcile import settle
 from driftguard.retraining.run import retrain
+from driftguard.retraining.serving_scores import give_up_killed, score
 from driftguard.settings import Settings
-from driftguard.store import incidents, retrain_runs
+from driftguard.store import incidents, retrain_runs, serving_scores
 from driftguard.store.database import Database
-from driftguard.store.tables import RetrainRun
+from driftguard.store.serving_scores import Attempt
+from driftguard.store.tables import Incident, RetrainRun, Stream
 
 QUEUE: Final = "retraining"
 NAMESPACE: Final = "retraining"
 _INCIDENTS = 1_000
+_Incidents = Sequence[tuple[Incident, Stream]]
 log = structlog.get_logger(__name__)
 
 
@@ -54,6 +65,7 @@ class RetrainingJobs:
         blueprint = procrastinate.Blueprint()
         blueprint.task(name="retrain", queue=QUEUE)(self.retrain)
         blueprint.task(name="settle", queue=QUEUE)(self.settle)
+        blueprint.task(name="score", queue=QUEUE)(self.score)
         return blueprint
 
     def retrain(
@@ -78,6 +90,11 @@ class RetrainingJobs:
         except DriftGuardError as error:
             log.warning("cannot settle yet", server=server, reason=error.detail)
 
+    def score(self, server: str, incident_id: str) -> str:  # noqa: ARG002 (its lock is named by the server)
+        """Scores the captured requests of an incident; returns how it ended. A failure is stored, not
+        raised."""
+        return score(self._database, self._settings, UUID(incident_id), self._should_stop)
+
     def request(self, app: procrastinate.App, server: str | None, *, force: bool) -> int:
         """Queues a retraining by hand; returns the job's id.
 
@@ -99,12 +116,21 @@ class RetrainingJobs:
         return job_id
 
     def defer_due(self, app: procrastinate.App) -> None:
-        """Queues what is due: retrainings of unresolved falls, and settling where a run was interrupted."""
+        """Queues what is due: scores and retrainings of unresolved falls, and settling where a run was
+        interrupted. An incident whose captured requests can be scored is retrained for after that."""
+        give_up_killed(self._database, self._settings)
         with self._database.session() as session:
             unsettled = set(self._unsettled(session))
-            due = list(self._due(session)) if self._settings.retraining.automatic else []
+            unresolved = incidents.list_page(session, limit=_INCIDENTS, state="unresolved")
+            attempts = self._attempts(session, unresolved)
+            due = (
+                list(self._due(session, unresolved, attempts)) if self._settings.retraining.automatic else []
+            )
         for server in sorted(unsettled & self._servers()):
             _defer(app, "settle", {"server": server})
+        for incident, stream in unresolved if self._settings.diagnosis.score_captures else ():
+            if is_score_due(incident, attempts.get(incident.id)):
+                _defer(app, "score", {"server": stream.server, "incident_id": str(incident.id)})
         for server, incident_id in due:
             defer_retraining(app, server, "incident", incident_id=incident_id)
 
@@ -122,11 +148,21 @@ class RetrainingJobs:
             elif not _lives(session, run):
                 yield run.server
 
-    def _due(self, session: Session) -> Iterator[tuple[str, UUID]]:
+    def _attempts(self, session: Session, unresolved: _Incidents) -> dict[UUID, Attempt]:
+        return serving_scores.attempts(
+            session, [incident.id for incident, _ in unresolved if captures_to_score(incident)]
+        )
+
+    def _due(
+        self, session: Session, unresolved: _Incidents, attempts: Mapping[UUID, Attempt]
+    ) -> Iterator[tuple[str, UUID]]:
         now = datetime.now(UTC)
         wait = timedelta(seconds=self._settings.retraining.wait_seconds)
         least = self._settings.diagnosis.least_confidence
-        for incident, stream in incidents.list_page(session, limit=_INCIDENTS, state="unresolved"):
+        scores = self._settings.diagnosis.score_captures
+        for incident, stream in unresolved:
+            if scores and awaits_scores(incident, attempts.get(incident.id)):
+                continue
             if why_not(incident.diagnosis, least, may_be_usual=incident.evidence.may_be_usual):
                 continue
             if incident.direction == "down" and stream.server in self._servers():

@@ -242,6 +242,15 @@ class DiagnosisSettings(_Group):
         "medium",
         description="Least confidence of a diagnosis that starts a retraining; high needs probes.",
     )
+    score_captures: bool = Field(
+        True,
+        description="Score captured requests from before and after a fall with the registered target and "
+        "draft: whether the engine still accepts what these account for.",
+    )
+    score_seconds: PositiveFloat = Field(
+        600.0,
+        description="Longest time for scoring the captures of one incident; those done by then count.",
+    )
 
 
 class SourceSettings(_Group):

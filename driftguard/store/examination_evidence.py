@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
+from uuid import UUID
 
 from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
@@ -14,9 +15,10 @@ from sqlalchemy.orm import Session
 from driftguard.adapters.kinds import ADAPTERS
 from driftguard.cost import TimedRequest
 from driftguard.diagnosis import Captured, EngineChange, Observed, ProbeResult
+from driftguard.records.documents.serving_scores import MissingScores, ServingScores
 from driftguard.records.positions import first_position
 from driftguard.records.probe_session import PREFIX, parse
-from driftguard.store.tables import Draft, Record, Rollup, ServerVersion, Stream
+from driftguard.store.tables import Draft, Record, Rollup, ServerVersion, ServingScoresRow, Stream
 
 RECORDS: Final = 2_000  # on each side of the change point, of all segments: their shares must be right
 LOOK_BACK: Final = timedelta(days=7)
@@ -315,19 +317,28 @@ _SEEN = text(
            (SELECT count(*) FROM (
                 SELECT 1 FROM captures
                 WHERE server = :server AND target = :target AND segment = ANY(:changed)
-                  AND captured_at >= :at AND captured_at < :until LIMIT :limit) AS captured) AS captures
+                  AND captured_at >= :at AND captured_at < :until LIMIT :limit) AS captured) AS captures,
+           coalesce((SELECT captures - CAST(state = 'scoring' AS int) FROM serving_scores
+                     WHERE incident_id = :incident_id), 0) AS scores
     """
 )
 
 
 def seen_since(
-    session: Session, stream: Stream, changed: Collection[str], at: datetime, limit: int
-) -> tuple[int, int]:
-    """(probe records, captured requests of the changed segments, counted up to `limit`) since the change."""
+    session: Session,
+    stream: Stream,
+    incident_id: UUID,
+    changed: Collection[str],
+    at: datetime,
+    limit: int,
+) -> tuple[int, int, int]:
+    """(probe records, captured requests of the changed segments, counted up to `limit`) since the change, and
+    the step of captured requests at which these were scored."""
     row = session.execute(
         _SEEN,
         {
             "stream_id": stream.id,
+            "incident_id": incident_id,
             "prefix": PREFIX,
             "server": stream.server,
             "target": stream.target,
@@ -337,7 +348,13 @@ def seen_since(
             "limit": limit,
         },
     ).one()
-    return row.probes, row.captures
+    return row.probes, row.captures, row.scores
+
+
+def scores_of(session: Session, incident_id: UUID) -> tuple[ServingScores | None, MissingScores | None]:
+    """The newest scores of captured requests, and why the newest attempt made none."""
+    row = session.get(ServingScoresRow, incident_id)
+    return (row.scores, cast("MissingScores | None", row.missing)) if row is not None else (None, None)
 
 
 def engine_change(session: Session, server: str, moment: Moment, since: datetime) -> EngineChange | None:

@@ -28,6 +28,7 @@ from driftguard.records.documents.cost import Cost
 from driftguard.records.documents.goodput import GoodputWatch
 from driftguard.records.documents.incident import ChangedSegment, IncidentDiagnosis, IncidentEvidence
 from driftguard.records.documents.retraining_run import RunNumbers
+from driftguard.records.documents.serving_scores import ServingScores
 from driftguard.store.column_types import Document, FiniteDocument, FiniteDouble, name_columns
 
 ACCEPTANCE_BUCKETS = 20  # histogram of per-request acceptance rate in rollups, width 1/20
@@ -410,6 +411,23 @@ class Capture(Base):
     captured_at: Mapped[datetime]
     prompt_token_ids: Mapped[list[int]] = mapped_column(ARRAY(Integer))
     output_token_ids: Mapped[list[int]] = mapped_column(ARRAY(Integer))
+
+
+class ServingScoresRow(Base):
+    """The newest scoring of an incident's captured requests, see driftguard.retraining.serving_scores."""
+
+    __tablename__ = "serving_scores"
+
+    incident_id: Mapped[UUID] = mapped_column(
+        ForeignKey("incidents.id", ondelete="CASCADE"), primary_key=True
+    )
+    captures: Mapped[int]  # what it was made for, as in SeenEvidence
+    state: Mapped[str]  # scoring | scored | missing
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    missing: Mapped[str | None]  # the code of why there are none; see MissingScores
+    # Of this scoring or, where it made none, of the one before.
+    scores: Mapped[ServingScores | None] = mapped_column(Document(ServingScores, none_as_null=True))
 
 
 class Draft(Base):

@@ -22,16 +22,19 @@ from driftguard.retraining.due import why_not
 from driftguard.settings.model import DiagnosisSettings
 from tests.benchmarks.diagnosis.cases import ProbesAtHand, case
 from tests.benchmarks.diagnosis.engine_figures import figures
+from tests.benchmarks.diagnosis.engine_scores import by_answer
 from tests.benchmarks.diagnosis.faults import FAULTS, Fault
 
 RESULTS = Path(__file__).parent / "results" / "diagnosis.md"
-AT_HAND: Final[Mapping[str, tuple[ProbesAtHand, bool]]] = {  # (probes, captures)
-    "probes and captures": ("twice", True),
-    "probes only": ("twice", False),
-    "neither": ("none", False),
-    "captures only": ("none", True),
-    "probes asked once, captures": ("once", True),
-    "probes asked once": ("once", False),
+AT_HAND: Final[Mapping[str, tuple[ProbesAtHand, bool, bool]]] = {  # (probes, captures, their scores)
+    "probes and captures": ("twice", True, False),
+    "probes and scored captures": ("twice", True, True),
+    "probes only": ("twice", False, False),
+    "neither": ("none", False, False),
+    "captures only": ("none", True, False),
+    "scored captures only": ("none", True, True),
+    "probes asked once, captures": ("once", True, False),
+    "probes asked once": ("once", False, False),
 }
 
 
@@ -57,7 +60,7 @@ class Judged:
 
 def judged(seeds: Sequence[int], faults: Sequence[Fault], processes: int) -> Iterator[Judged]:
     """In the order of the faults; each seed in the process that has time."""
-    figures()  # measured once, before the others read them
+    by_answer()  # measured once, before the others read them
     with ProcessPoolExecutor(processes) as pool:
         pending = [(fault, pool.submit(_diagnosed, fault.name, seed)) for fault in faults for seed in seeds]
         for fault, future in pending:
@@ -65,10 +68,10 @@ def judged(seeds: Sequence[int], faults: Sequence[Fault], processes: int) -> Ite
 
 
 def _diagnosed(fault: str, seed: int) -> list[tuple[str, Diagnosis]]:
-    made = case(next(one for one in FAULTS if one.name == fault), seed, figures())
+    made = case(next(one for one in FAULTS if one.name == fault), seed, figures(), by_answer())
     return [
-        (name, diagnose(made.without(probes=probes, captures=captures)))
-        for name, (probes, captures) in AT_HAND.items()
+        (name, diagnose(made.without(probes=probes, captures=captures, scores=scores)))
+        for name, (probes, captures, scores) in AT_HAND.items()
     ]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from sqlalchemy import select, text
 
@@ -166,8 +167,9 @@ def test_what_is_new_is_counted_up_to_the_limit(database: Database) -> None:
     capture(database, "german", [-1, 1, 2, 3])
     with database.session() as session:
         stream = the_stream(database)
-        assert examination_evidence.seen_since(session, stream, ["german"], AT, 50) == (2, 3)
-        assert examination_evidence.seen_since(session, stream, ["german"], AT, 2) == (2, 2)
+        seen = partial(examination_evidence.seen_since, session, stream, uuid4(), ["german"], AT)
+        assert seen(50) == (2, 3, 0)
+        assert seen(2) == (2, 2, 0)
 
 
 _MANY = text(

@@ -146,10 +146,12 @@ class IncidentEvidence:
 
 @dataclass(frozen=True, slots=True)
 class SeenEvidence:
-    """How much evidence a diagnosis had: replayed probes, and captured requests (in coarse steps)."""
+    """How much evidence a diagnosis had: replayed probes, captured requests (in coarse steps), and the step
+    at which these were scored, or could not be."""
 
     probes: int
     captures: int
+    scores: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

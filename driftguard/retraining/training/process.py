@@ -1,4 +1,4 @@
-"""The training subprocess: distils and evaluates, prints progress lines, and ends with this process."""
+"""The training subprocess: distils, evaluates, scores; prints progress lines; ends with this process."""
 
 from __future__ import annotations
 
@@ -59,6 +59,26 @@ class Evaluation:
     threads: int
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Scoring of served requests, each with its own K and temperature."""
+
+    target: Path
+    draft: Path
+    traffic: Path
+    threads: int
+
+
+class Scored(msgspec.Struct, frozen=True):
+    """Of one request, by its number in the file: expected counts, and the sum of its tokens' surprise."""
+
+    number: int
+    drafted: float
+    accepted: float
+    surprise: float
+    tokens: int
+
+
 def distil(
     order: Distillation,
     log: Path,
@@ -97,6 +117,18 @@ def evaluate(order: Evaluation, log: Path, should_stop: Callable[[], bool]) -> d
     if len(events) != 1 or "drafts" not in events[0]:
         raise TrainingFailed(f"the evaluation printed no measurements; its log was: {_tail(log)}")
     return events[0]
+
+
+def score(order: Scoring, log: Path, should_stop: Callable[[], bool]) -> Iterator[Scored]:
+    """As soon as each is scored. Raises as `distil`."""
+    arguments = ["score", "--target", str(order.target), "--draft", str(order.draft)]
+    arguments += ["--traffic", str(order.traffic), "--threads", str(order.threads)]
+    with closing(_run(arguments, log, should_stop)) as events:
+        for event in events:
+            try:
+                yield msgspec.convert(event, Scored)
+            except msgspec.ValidationError as error:
+                raise TrainingFailed(f"the scores cannot be read: {error}") from error
 
 
 def _run(

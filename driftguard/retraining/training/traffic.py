@@ -17,6 +17,7 @@ from driftguard.records import DEFAULT_SEGMENT
 from driftguard.retraining.training.plan import CapturedRequest
 from driftguard.store import captures
 from driftguard.store.database import Database
+from driftguard.store.serving_scores import ServedCapture
 
 _ROWS_AT_ONCE = 200
 
@@ -91,6 +92,21 @@ def write_requests(path: Path, rows: Iterable[TokenIds], groups: Mapping[str, st
             file.write(encoder.encode(line) + b"\n")
             written += 1
     return written
+
+
+def write_served(path: Path, requests: Iterable[ServedCapture]) -> None:
+    """Writes a file for the scoring process."""
+    encoder = msgspec.json.Encoder()
+    with path.open("wb") as file:
+        for one in requests:
+            line: dict[str, Any] = {
+                "segment": one.captured.segment,
+                "prompt_token_ids": one.captured.prompt,
+                "output_token_ids": one.captured.output,
+                "temperature": one.temperature,
+                "num_speculative_tokens": one.num_speculative_tokens,
+            }
+            file.write(encoder.encode(line) + b"\n")
 
 
 def _lines(path: Path) -> Iterator[_Line]:

@@ -2,13 +2,16 @@
 
 data_dir/retraining/<run id>/   train.jsonl, replay.jsonl, heldout.jsonl, training.log: removed with the run,
                                 because captured text must not outlive its retention in a copy
+data_dir/scoring/<incident id>/ served.jsonl, training.log, of a scoring of captured requests: likewise
 data_dir/drafts/<version>/      candidates, also the promoted ones; the version is the weights' hash
 """
 
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -40,6 +43,10 @@ class Workspace:
         return self.directory / "heldout.jsonl"
 
     @property
+    def served(self) -> Path:
+        return self.directory / "served.jsonl"
+
+    @property
     def log(self) -> Path:
         return self.directory / "training.log"
 
@@ -53,6 +60,21 @@ def create(data_directory: Path, run_id: UUID) -> Workspace:
     directory = _runs(data_directory) / str(run_id)
     directory.mkdir(parents=True, mode=0o700)
     return Workspace(directory)
+
+
+def create_scoring(data_directory: Path, incident_id: UUID) -> Workspace:
+    """The same for a scoring, instead of what a killed one left."""
+    directory = _scorings(data_directory) / str(incident_id)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True, mode=0o700)
+    return Workspace(directory)
+
+
+def remove_old_scorings(data_directory: Path, older_than: timedelta) -> None:
+    """What killed scorings left."""
+    for directory in _scorings(data_directory).glob("*-*-*-*-*"):
+        if time.time() - directory.stat().st_mtime > older_than.total_seconds():
+            remove(Workspace(directory))
 
 
 def remove(workspace: Workspace) -> None:
@@ -104,6 +126,10 @@ def remove_old_drafts(database: Database, data_directory: Path, server: str, tar
 
 def _runs(data_directory: Path) -> Path:
     return data_directory / "retraining"
+
+
+def _scorings(data_directory: Path) -> Path:
+    return data_directory / "scoring"
 
 
 def _run_id(path: Path) -> UUID | None:

@@ -1,4 +1,4 @@
-"""python -m driftguard_training distill | evaluate | make-models (see --help of each)."""
+"""python -m driftguard_training distill | evaluate | score | make-models (see --help of each)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import get_args
 
 from driftguard_training.errors import TrainingRefused
-from driftguard_training.settings import MINIMUM_REQUESTS, DistillSettings, EvaluateSettings, Loss
+from driftguard_training.settings import (
+    MINIMUM_REQUESTS,
+    DistillSettings,
+    EvaluateSettings,
+    Loss,
+    ScoreSettings,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if parsed.threads is not None:
         torch.set_num_threads(parsed.threads)
     try:
-        {"distill": _distill, "evaluate": _evaluate, "make-models": _make_models}[parsed.command](parsed)
+        {"distill": _distill, "evaluate": _evaluate, "score": _score, "make-models": _make_models}[
+            parsed.command
+        ](parsed)
     except TrainingRefused as refusal:
         print(f"error: {refusal}", file=sys.stderr)
         return 2
@@ -65,6 +73,13 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     _print_json(evaluate(settings))
 
 
+def _score(parsed: argparse.Namespace) -> None:
+    from driftguard_training.serving import score
+
+    for event in score(ScoreSettings(parsed.target, parsed.draft, parsed.traffic)):
+        _print_json(event)
+
+
 def _make_models(parsed: argparse.Namespace) -> None:
     from driftguard_training.make_models import make_models
 
@@ -80,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_distill(commands.add_parser("distill", help="retrain a draft on captured traffic"))
     _add_evaluate(commands.add_parser("evaluate", help="score drafts on logged target output"))
+    _add_score(commands.add_parser("score", help="what a faithful engine would have accepted of requests"))
     make = commands.add_parser("make-models", help="make the bundled tokenizer, target and draft")
     make.add_argument("--output", type=Path, required=True, help="directory for target/ and draft/")
     make.add_argument("--seed", type=_whole(0), default=0)
@@ -111,6 +127,17 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traffic", type=Path, required=True, help="logged target output")
     parser.add_argument("--num-speculative-tokens", type=_whole(1), default=4, help="draft K")
     parser.add_argument("--temperature", type=_not_negative, default=1.0, help="0 is greedy")
+
+
+def _add_score(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Prints one JSON object per request. Traffic: JSON Lines of "
+        + _TRAFFIC[:-1]
+        + ', "temperature": float, "num_speculative_tokens": int}'
+    )
+    parser.add_argument("--target", type=Path, required=True, help="directory of the target")
+    parser.add_argument("--draft", type=Path, required=True, help="directory of the draft")
+    parser.add_argument("--traffic", type=Path, required=True, help="served requests")
 
 
 _TRAFFIC = '{"segment": str, "prompt_token_ids": [int], "output_token_ids": [int]}'

@@ -1,4 +1,4 @@
-"""The settings of a distillation and of an evaluation. Imports no torch, so that --help is quick."""
+"""The settings of a distillation, an evaluation and a scoring. Imports no torch, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -37,3 +37,12 @@ class EvaluateSettings:
     traffic: Path
     num_speculative_tokens: int = 4
     temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSettings:
+    """Served requests, each with its own K and temperature, and the models that are said to serve them."""
+
+    target: Path
+    draft: Path
+    traffic: Path

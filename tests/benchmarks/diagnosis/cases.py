@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
+from driftguard_training.serving import Score
 
 from driftguard.diagnosis import Captured, Evidence, Observed, ProbeResult
+from driftguard.diagnosis.serving_gap import ScoredRequest, summarised
+from driftguard.store.serving_scores import SCORED_REQUESTS
 from tests.benchmarks.diagnosis.engine_figures import Condition, Figures
 from tests.benchmarks.diagnosis.faults import (
     DOMAIN_OF,
@@ -29,6 +32,7 @@ DIFFERENT_REPLAYS: Final = 0.05  # of a healthy server's greedy answers: batches
 FOUND_AT: Final = 4.0
 MOST_SINCE: Final = 2_000
 
+Answer = tuple[tuple[int, ...], tuple[int, ...]]  # prompt and output, which decide the score
 ProbesAtHand = Literal["twice", "once", "none"]  # each prompt asked again at once, or not
 
 
@@ -39,8 +43,10 @@ class Case:
     fault: Fault
     evidence: Evidence
 
-    def without(self, *, probes: ProbesAtHand, captures: bool) -> Evidence:
+    def without(self, *, probes: ProbesAtHand, captures: bool, scores: bool) -> Evidence:
         found = self.evidence
+        if not scores:
+            found = replace(found, scores=None)
         if probes == "none":
             found = replace(found, probes_before=(), probes_after=())
         if probes == "once":
@@ -52,7 +58,7 @@ class Case:
         return found
 
 
-def case(fault: Fault, seed: int, figures: Mapping[str, Condition]) -> Case:
+def case(fault: Fault, seed: int, figures: Mapping[str, Condition], known: Mapping[Answer, Score]) -> Case:
     """One case: 300 to 800 requests before the change, and 80 to 250 since it; more where a fall is so small
     that no detector would have found it on these."""
     random = np.random.default_rng([20_261_124, FAULTS.index(fault), seed])
@@ -65,6 +71,10 @@ def case(fault: Fault, seed: int, figures: Mapping[str, Condition]) -> Case:
         later *= 2
         before, after = _traffic(random, figures, plan, starts, earlier, later)
     captured = random.uniform(0.3, 0.8)
+    probes = [_probes(random, figures, plan, starts, since=since) for since in (False, True)]
+    kept = [_captures(random, side, captured) for side in (before, after)]
+    accounted = (False, plan.is_accounted)
+    scored = [_scored(side, known, plan.changed, own) for side, own in zip(kept, accounted, strict=True)]
     return Case(
         fault,
         Evidence(
@@ -72,10 +82,11 @@ def case(fault: Fault, seed: int, figures: Mapping[str, Condition]) -> Case:
             changed=plan.changed,
             before=tuple(_observed(one) for one in before),
             after=tuple(_observed(one) for one in after),
-            probes_before=_probes(random, figures, plan, starts, since=False),
-            probes_after=_probes(random, figures, plan, starts, since=True),
-            captures_before=_captures(random, before, captured),
-            captures_after=_captures(random, after, captured),
+            probes_before=probes[0],
+            probes_after=probes[1],
+            captures_before=kept[0],
+            captures_after=kept[1],
+            scores=summarised(scored[0], scored[1], plan.changed) if plan.direction == "down" else None,
         ),
     )
 
@@ -244,6 +255,27 @@ def _captures(random: np.random.Generator, requests: Sequence[Request], part: fl
         for one in requests
         if random.random() < part
     )
+
+
+def _scored(
+    captured: Sequence[Captured], known: Mapping[Answer, Score], changed: Sequence[str], is_accounted: bool
+) -> list[ScoredRequest]:
+    """The newest of each changed segment. `is_accounted`: the models expect what was served. The engine's
+    answers are few, and a case repeats them: the same one scored again would pass for another."""
+    newest = [
+        one
+        for name in changed
+        for one in [*{(one.prompt, one.output): one for one in captured if one.segment == name}.values()][
+            -SCORED_REQUESTS:
+        ]
+        if (one.prompt, one.output) in known
+    ]
+    found = []
+    for one in newest:
+        score = known[one.prompt, one.output]
+        counts = (one.drafted, one.accepted) if is_accounted else (score.drafted, score.accepted)
+        found.append(ScoredRequest(one, counts[0] or 0.0, counts[1] or 0.0, score.surprise, score.tokens))
+    return found
 
 
 def _observed(one: Request) -> Observed:

@@ -184,8 +184,8 @@ def _told(condition: Condition) -> str:
 def _condition(plant: Plant) -> Condition:
     unchecked = mock.patch("driftguard_engine.models.loading.check_weights", return_value=None)
     with tempfile.TemporaryDirectory() as directory, unchecked, plant.patches():
-        draft = _changed(BUNDLED / "draft", plant.draft, Path(directory))
-        target = _changed(BUNDLED / "target", plant.target, Path(directory))
+        draft = changed(BUNDLED / "draft", plant.draft, Path(directory))
+        target = changed(BUNDLED / "target", plant.target, Path(directory))
         config = EngineConfig(
             str(target),
             str(draft),
@@ -202,7 +202,7 @@ def _condition(plant: Plant) -> Condition:
         return Condition({name: _conversations(engine, plant, name) for name in plant.domains}, cold, warm)
 
 
-def _changed(model: Path, weights: Callable[[str, Tensor], Tensor] | None, directory: Path) -> Path:
+def changed(model: Path, weights: Callable[[str, Tensor], Tensor] | None, directory: Path) -> Path:
     if weights is None:
         return model
     copy = directory / model.name

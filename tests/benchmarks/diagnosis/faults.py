@@ -65,6 +65,7 @@ class Plan:
     direction: str = "down"
     names_sessions: bool = True
     is_found: bool = True  # by a move of acceptance
+    is_accounted: bool = False  # simulated, and the models would account for it, given the request's settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def _other_k(random: np.random.Generator) -> Plan:
         more = (fifth, int(draws.binomial(fifth, 0.6)), 0, 0)
         return replace(one, drafted=(*one.drafted, *[one.drafted[-1]] * 4), accepted=(*one.accepted, *more))
 
-    return Plan(each=each)
+    return Plan(each=each, is_accounted=True)
 
 
 def _temperature(random: np.random.Generator) -> Plan:
@@ -159,7 +160,7 @@ def _temperature(random: np.random.Generator) -> Plan:
             return one
         return replace(one, temperature=1.4, accepted=thinned(one.accepted, left, draws))
 
-    return Plan(each=each)
+    return Plan(each=each, is_accounted=True)
 
 
 def _looping(random: np.random.Generator) -> Plan:

@@ -1,0 +1,193 @@
+"""Captured requests scored with the registered target and draft: does the server accept what both account
+for, before and after the change alike?
+
+The gap is served less offline acceptance, of the same requests, so that the traffic cancels out of it. It
+opens where the engine does not serve these models faithfully any more (cache, weights, quantisation,
+positions); it stays where the draft fits the requests less. Only its movement is judged: an engine with
+another acceptance rule, or with drafts that are not sampled, has a gap of its own on both sides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.diagnosis.captured_requests import MINIMUM_SAMPLE, conversations_of
+from driftguard.diagnosis.comparisons import (
+    EXCLUDED_SHARE,
+    LEVEL,
+    Difference,
+    Pair,
+    Rate,
+    combined_difference,
+)
+from driftguard.diagnosis.evidence import Captured
+from driftguard.records.documents.serving_scores import SegmentScores, ServingScores, SideScores
+
+MAIN_SHARE: Final = 0.5  # of the traffic's move
+RELEVANT_SHARE: Final = 0.25
+OTHER_TARGET: Final = 0.1  # nats per token: other rounding of the same weights moves it by less
+SAME_TARGET: Final = 0.2  # a target with other weights moves it by more
+
+Behaviour = Literal["opened", "opened_less", "steady", "unclear"]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRequest:
+    """A captured request with the counts of its record, and its score: expected counts of a faithful engine,
+    and the sum of the surprise of its tokens, see driftguard_training.serving."""
+
+    captured: Captured
+    drafted: float
+    accepted: float
+    surprise: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServingGap:
+    """Inside segments, each weighted by what was drafted after. `opened`: change of the gap; `offline`, of
+    offline acceptance; `surprise`, of the surprise, in nats per token."""
+
+    requests_before: int
+    requests_after: int
+    served_before: float
+    served_after: float
+    offline_before: float
+    offline_after: float
+    opened: Difference
+    offline: Difference
+    surprise: Difference
+
+    def behaviour(self, move: float) -> Behaviour:
+        """Against the traffic's signed `move`. "opened": by at least half of it; "opened_less": by a part.
+        "steady": the interval excludes half of it."""
+        size, sign = abs(move), math.copysign(1.0, move)
+        along = sign * self.opened.change
+        if self.opened.p_value <= LEVEL and along >= RELEVANT_SHARE * size:
+            return "opened" if along >= MAIN_SHARE * size else "opened_less"
+        return "steady" if self.opened.excludes(EXCLUDED_SHARE * size) else "unclear"
+
+    def offline_moved(self, move: float) -> bool:
+        """By at least half of the traffic's `move`: the draft fits the requests less."""
+        along = math.copysign(1.0, move) * self.offline.change
+        return self.offline.p_value <= LEVEL and along >= MAIN_SHARE * abs(move)
+
+    @property
+    def answers_are_others(self) -> bool:
+        """The answers are not drawn from the registered target, as they were before."""
+        return self.surprise.p_value <= LEVEL and self.surprise.change >= OTHER_TARGET
+
+    @property
+    def answers_are_own(self) -> bool:
+        """The interval excludes such a target."""
+        return self.surprise.high < SAME_TARGET
+
+
+def summarised(
+    before: Sequence[ScoredRequest], after: Sequence[ScoredRequest], changed: Sequence[str]
+) -> ServingScores | None:
+    """None where no changed segment has MINIMUM_SAMPLE scored requests on both sides."""
+    found = []
+    for segment in changed:
+        old, new = ([one for one in side if one.captured.segment == segment] for side in (before, after))
+        if min(len(old), len(new)) >= MINIMUM_SAMPLE:
+            found.append(SegmentScores(segment, _side(old), _side(new)))
+    return ServingScores(tuple(found)) if found else None
+
+
+def _side(requests: Sequence[ScoredRequest]) -> SideScores:
+    """Ratios of sums over conversations with linearised errors (see `comparisons.rate_of`). The error of the
+    gap is that of a difference of two ratios of the same units: sum (e_served - e_offline)^2, with each
+    ratio's e = (a - r d) / sum d."""
+    numbers = np.array(conversations_of([one.captured for one in requests]))
+    columns = np.array(
+        [
+            (
+                one.captured.drafted or 0,
+                one.captured.accepted or 0,
+                one.drafted,
+                one.accepted,
+                one.tokens,
+                one.surprise,
+            )
+            for one in requests
+        ],
+        dtype=np.float64,
+    )
+    units = np.array([columns[numbers == number].sum(axis=0) for number in np.unique(numbers)])
+    served, of_served = _ratio(units[:, 1], units[:, 0])
+    offline, of_offline = _ratio(units[:, 3], units[:, 2])
+    surprise, of_surprise = _ratio(units[:, 5], units[:, 4])
+    return SideScores(
+        requests=len(requests),
+        units=len(units),
+        drafted=int(columns[:, 0].sum()),
+        served=served,
+        served_error=_error(of_served),
+        offline=offline,
+        offline_error=_error(of_offline),
+        gap=served - offline,
+        gap_error=_error(of_served - of_offline),
+        surprise=surprise,
+        surprise_error=_error(of_surprise),
+    )
+
+
+def _ratio(counts: Floats, of: Floats) -> tuple[float, Floats]:
+    """sum counts / sum of, and what each unit adds to its error."""
+    total = float(of.sum())
+    if total == 0.0:
+        return 0.0, np.zeros(len(of))
+    ratio = float(counts.sum()) / total
+    return ratio, (counts - ratio * of) / total
+
+
+def _error(parts: Floats) -> float:
+    n = len(parts)
+    return math.sqrt(n / max(n - 1, 1) * float(np.sum(parts**2)))
+
+
+def compare(scores: ServingScores) -> ServingGap | None:
+    """None where a side of each segment is one conversation."""
+    segments = scores.segments
+    opened = _change(segments, "gap")
+    offline, surprise = _change(segments, "offline"), _change(segments, "surprise")
+    if opened is None or offline is None or surprise is None:
+        return None
+    return ServingGap(
+        requests_before=sum(one.before.requests for one in segments),
+        requests_after=sum(one.after.requests for one in segments),
+        served_before=_mean(segments, [one.before.served for one in segments]),
+        served_after=_mean(segments, [one.after.served for one in segments]),
+        offline_before=_mean(segments, [one.before.offline for one in segments]),
+        offline_after=_mean(segments, [one.after.offline for one in segments]),
+        opened=opened,
+        offline=offline,
+        surprise=surprise,
+    )
+
+
+def _change(
+    segments: Sequence[SegmentScores], of: Literal["gap", "offline", "surprise"]
+) -> Difference | None:
+    return combined_difference([Pair(_rate(one.before, of), _rate(one.after, of)) for one in segments])
+
+
+def _rate(side: SideScores, of: Literal["gap", "offline", "surprise"]) -> Rate:
+    known = {
+        "gap": (side.gap, side.gap_error),
+        "offline": (side.offline, side.offline_error),
+        "surprise": (side.surprise, side.surprise_error),
+    }
+    return Rate(side.units, side.drafted, *known[of])
+
+
+def _mean(segments: Sequence[SegmentScores], values: Sequence[float]) -> float:
+    return float(np.average(values, weights=[one.after.drafted for one in segments]))

@@ -1,0 +1,120 @@
+"""What an engine that serves target and draft faithfully would have drafted and accepted on logged answers.
+
+An answer x_1 ... x_n that the target sampled at temperature T is walked as the engine made it. With the
+target's p_t and the draft's q_t, both at T and after the same tokens, a drafted token is accepted with
+probability a_t = sum_v min(p_t, q_t), and was accepted, given that x_t came of it, with
+b_t = min(1, q_t(x_t) / p_t(x_t)). A step that starts at s drafts up to K tokens; it reaches the i-th with
+probability b_s ... b_{s+i-1}, and accepts it with a_{s+i}. Summed over all steps that is the expected number
+of drafted and accepted tokens: unbiased over answers, and with less variance than a replay, as neither the
+draft's tokens nor the coins of the rule are drawn.
+
+Assumptions: the rule of Leviathan, Kalman, Matias (2023), without top-k and top-p; drafts sampled at T; and
+answers that are the target's own. The last is tested by the surprise of each token, sum_v p_t(v) z_t(v) -
+z_t(x_t) with the target's logits z_t: 0 in expectation if x_t is drawn from p_t, at any T, whatever came
+before it. At T = 1 it is -log p_t(x_t) less the entropy of p_t; at T = 0 by how much x_t is not the argmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from driftguard_training.acceptance import acceptance_probability, distribution
+from driftguard_training.model_directories import LoadedModel, check_fit, load_model
+from driftguard_training.settings import ScoreSettings
+from driftguard_training.teacher import output_logits
+from driftguard_training.traffic import ServedRequest, is_served_by, read_served
+
+_BATCH_REQUESTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Of one request: expected counts, and the sum of the surprise of its `tokens` in nats."""
+
+    drafted: float
+    accepted: float
+    surprise: float
+    tokens: int
+
+
+def score(settings: ScoreSettings) -> Iterator[dict[str, object]]:
+    """One event per request, in the order of the file: its number in the file, from 0, and its score. A
+    request that does not fit the models' context is left out.
+
+    Raises:
+        TrainingRefused: bad models or bad traffic.
+    """
+    target, draft = load_model(settings.target, "target"), load_model(settings.draft, "draft")
+    check_fit(target, draft)
+    context = min(target.context_tokens, draft.context_tokens)
+    numbered = list(enumerate(read_served(settings.traffic)))
+    fitting = [(number, one) for number, one in numbered if is_served_by(one, target.vocabulary, context)]
+    for start in range(0, len(fitting), _BATCH_REQUESTS):
+        batch = fitting[start : start + _BATCH_REQUESTS]
+        scored = score_batch(target, draft, [one for _, one in batch])
+        for (number, _), found in zip(batch, scored, strict=True):
+            yield {"number": number, **asdict(found)}
+
+
+@torch.no_grad()
+def score_batch(target: LoadedModel, draft: LoadedModel, requests: Sequence[ServedRequest]) -> list[Score]:
+    """Of each request."""
+    ends = _ends(target)
+    logits = zip(
+        requests, output_logits(target.model, requests), output_logits(draft.model, requests), strict=True
+    )
+    return [score_answer(request, z, draft_logits, ends) for request, z, draft_logits in logits]
+
+
+def _ends(target: LoadedModel) -> frozenset[int]:
+    told: int | list[int] | None = target.model.generation_config.eos_token_id
+    ids = told if isinstance(told, list) else [told]
+    return frozenset(token for token in [*ids, target.tokenizer.eos_token_id] if token is not None)
+
+
+def score_answer(
+    request: ServedRequest, z: torch.Tensor, draft_logits: torch.Tensor, ends: Collection[int]
+) -> Score:
+    """From the logits [outputs, V] of target and draft that predict each token of the answer. `ends`: tokens
+    that end an answer."""
+    answer = torch.tensor(request.output_token_ids)[:, None]  # [outputs, 1]
+    p, q = (distribution(each.double(), request.temperature) for each in (z, draft_logits))
+    accepted = acceptance_probability(p, q)  # [outputs]
+    p_x, q_x = (each.gather(-1, answer).squeeze(-1) for each in (p, q))
+    # Where p_t(x_t) is 0 the answer is not the target's own; x_t is then kept only if it was drafted.
+    kept = torch.where(p_x > 0, (q_x / p_x).clamp(max=1.0), (q_x > 0).double())
+    z = z.double()
+    surprise = (p * z).sum(-1) - z.gather(-1, answer).squeeze(-1)  # [outputs]
+    drafted, expected = walk(
+        accepted.tolist(),
+        kept.tolist(),
+        request.num_speculative_tokens,
+        is_cut=request.output_token_ids[-1] not in ends,
+    )
+    return Score(drafted, expected, float(surprise.sum()), len(kept))
+
+
+def walk(
+    accepted: Sequence[float], kept: Sequence[float], num_speculative_tokens: int, *, is_cut: bool
+) -> tuple[float, float]:
+    """(expected drafted, expected accepted) tokens, from a_t and b_t of each position of the answer.
+
+    `is_cut`: the answer ended at its longest length, for which the engine drafts no more than it can keep.
+    Otherwise the last token ended it, and what was drafted behind that counts as drafted.
+    """
+    length = len(accepted)
+    starts = [1.0] + [0.0] * (length + num_speculative_tokens + 1)  # P(a step starts at t)
+    drafted = expected = 0.0
+    for start in range(length):
+        reached = starts[start]
+        count = min(num_speculative_tokens, length - start - 1) if is_cut else num_speculative_tokens
+        drafted += reached * count
+        for place in range(start, min(start + count, length)):
+            expected += reached * accepted[place]
+            starts[place + 1] += reached * (1.0 - kept[place])
+            reached *= kept[place]
+        starts[start + count + 1] += reached
+    return drafted, expected

@@ -1,0 +1,181 @@
+"""Scored captures: an engine that does not serve its models faithfully is told from traffic that fits the
+draft less, and from another target."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from driftguard.diagnosis import Captured, Diagnosis, diagnose
+from driftguard.diagnosis.serving_gap import ScoredRequest, compare, summarised
+from driftguard.records.documents.serving_scores import MissingScores
+from tests.diagnosis.cases import (
+    CAPTURED_BEFORE,
+    CODE,
+    GERMAN,
+    LEGAL,
+    SEGMENTS,
+    captures,
+    fell,
+    probes,
+    requests,
+)
+from tests.diagnosis.scores import ACCOUNTED, OPENED, OTHER_TARGET, scores
+
+STEADY: dict[str, Any] = {"probes_before": probes() * 2, "probes_after": probes()}
+MOVED: dict[str, Any] = {
+    "captures_before": CAPTURED_BEFORE,
+    "captures_after": captures(3, "german", 60, LEGAL),
+}
+BOTH: dict[str, Any] = {  # position 1 falls in every segment
+    "changed": SEGMENTS,
+    "after": requests(2, {"code": 60, "german": 60}, {"code": 0.5, "german": 0.45}),
+}
+
+
+def verdict(found: Diagnosis) -> tuple[str, str, bool]:
+    return found.cause, found.confidence, found.retrain
+
+
+def test_a_gap_that_opened_is_the_engine_whatever_the_queries_did() -> None:
+    found = diagnose(fell(scores=OPENED, **MOVED))
+    assert verdict(diagnose(fell(**MOVED))) == ("query_drift", "medium", True)
+    assert verdict(found) == ("machine", "high", False)
+    assert "less than target and draft account for" in found.reason
+    (fact,) = (one.text for one in found.facts if one.about == "serving gap")
+    assert fact.startswith(
+        "the serving gap opened: of captured requests the server accepted 0.70 before and 0.45 since, target "
+        "and draft account for 0.71 and 0.71 (60 and 60 scored; change of the gap -0.29 to -0.21 at 99%)"
+    )
+
+
+def test_one_that_opened_at_position_1_everywhere_is_the_draft_that_runs() -> None:
+    found = diagnose(fell(scores=scores(0.47, 0.71, segments=SEGMENTS), **BOTH))
+    assert verdict(found) == ("draft_wrong", "medium", False)
+
+
+def test_steady_probes_that_ask_what_the_traffic_asks_make_it_less_sure() -> None:
+    assert verdict(diagnose(fell(scores=OPENED, **STEADY))) == ("machine", "medium", False)
+
+
+def test_a_fall_that_the_models_account_for_is_the_traffic() -> None:
+    assert verdict(diagnose(fell())) == ("unknown", "low", False)
+    found = diagnose(fell(scores=ACCOUNTED))
+    assert verdict(found) == ("query_drift", "medium", True)
+    assert "target and draft account for it: offline 0.71 before, 0.46 since" in found.reason
+    assert verdict(diagnose(fell(scores=ACCOUNTED, **STEADY))) == ("query_drift", "high", True)
+    assert verdict(diagnose(fell(scores=ACCOUNTED, **MOVED))) == ("query_drift", "medium", True)
+
+
+def test_it_need_not_wait_for_probes() -> None:
+    awaited = {"probes_before": probes() * 2, "probes_awaited": True}
+    found = diagnose(fell(scores=ACCOUNTED, **awaited))
+    assert (*verdict(found), found.awaits_probes) == ("query_drift", "medium", True, True)
+
+
+@pytest.mark.parametrize(
+    "contradicting",
+    [
+        {  # as many look as before as could be told
+            "captures_before": CAPTURED_BEFORE,
+            "captures_after": captures(4, "german", 60, GERMAN) + captures(5, "code", 60, CODE),
+        },
+        {"after": requests(2, {"code": 60, "german": 60}, {"code": 0.75, "german": 0.45}, concurrency=40)},
+        {"probes_before": probes() * 2, "probes_after": probes(-0.25)},
+        {"scores": scores(0.45, 0.46, 0.15)},  # it may be another target as well
+        {"scores": scores(0.45, 0.46, error=0.1)},
+        {"scores": scores(0.45, 0.71, error=0.1)},
+    ],
+    ids=["queries", "a setting", "probes", "surprise", "noise", "a noisy gap"],
+)
+def test_what_contradicts_it_retrains_nothing(contradicting: dict[str, Any]) -> None:
+    found = diagnose(fell(**{"scores": ACCOUNTED, **contradicting}))
+    assert not found.retrain
+
+
+def test_answers_that_surprise_the_target_are_anothers() -> None:
+    found = diagnose(fell(scores=OTHER_TARGET, **MOVED))
+    assert verdict(found) == ("target_replaced", "medium", False)
+    assert "roll it back or announce it" in found.recommended_action
+    assert "0.30 nats per token more than before" in found.reason
+
+
+def test_probes_that_are_answered_alike_contradict_another_target() -> None:
+    found = diagnose(fell(scores=OTHER_TARGET, **MOVED, **STEADY))
+    assert verdict(found) == ("unknown", "low", False)
+    assert "though canary probes are answered alike" in found.reason
+
+
+def test_where_they_may_be_anothers_an_open_gap_is_not_sure() -> None:
+    found = diagnose(fell(scores=scores(0.45, 0.71, 0.095)))
+    assert verdict(found) == ("machine", "medium", False)
+
+
+def test_a_gap_of_the_engines_own_rule_says_nothing_as_it_is_there_before_too() -> None:
+    """Such as drafts that are not sampled: .70 is served where the models account for .80."""
+    found = compare(scores(0.45, 0.46))
+    assert found is not None
+    assert (found.behaviour(-0.25), found.behaviour(-0.01)) == ("steady", "unclear")
+
+
+@pytest.mark.parametrize("code", get_args(MissingScores))
+def test_why_there_are_no_scores_is_said_and_the_incident_diagnosed_all_the_same(code: MissingScores) -> None:
+    found = diagnose(fell(missing_scores=code, **MOVED))
+    assert verdict(found) == verdict(diagnose(fell(**MOVED)))
+    (told,) = (one for one in found.missing if one.startswith("captured requests could not be scored: "))
+    assert len(told) > 60
+
+
+def scored(seed: int, count: int, gap: float, *, turns: int = 1) -> list[ScoredRequest]:
+    """Requests whose acceptance differs (sd .15), of which the engine accepts by `gap` less; turns of one
+    conversation are the same request."""
+    random = np.random.default_rng(seed)
+    found = []
+    for number in range(count):
+        rate = float(np.clip(random.normal(0.7, 0.15), 0.1, 0.95))
+        accepted = int(random.binomial(80, max(rate - gap, 0.0)))
+        surprise = float(random.normal(0, 5))
+        for turn in range(turns):
+            session = f"s{number}" if turns > 1 else None
+            one = Captured(
+                f"{number}-{turn}", "german", (number, turn), (1, 2), session, drafted=80, accepted=accepted
+            )
+            found.append(ScoredRequest(one, 80.0, 80.0 * rate, surprise, 60))
+    return found
+
+
+def test_the_gap_is_told_more_sharply_than_acceptance_as_the_requests_are_the_same() -> None:
+    found = summarised(scored(1, 60, 0.0), scored(2, 60, 0.08), ("german",))
+    assert found is not None
+    gap = compare(found)
+    assert gap is not None
+    side = found.segments[0].after
+    assert side.gap_error < side.served_error / 2
+    assert gap.opened.high < 0.0
+    assert gap.opened.low < -0.08 < gap.opened.high
+
+
+def test_its_interval_covers_what_is_true_at_its_level() -> None:
+    covered = 0
+    for seed in range(200):
+        found = summarised(scored(seed, 40, 0.0), scored(seed + 1_000, 40, 0.1), ("german",))
+        assert found is not None
+        gap = compare(found)
+        assert gap is not None
+        covered += gap.opened.low <= -0.1 <= gap.opened.high
+    assert covered >= 193  # 99% of 200, and what a binomial falls below once in a hundred
+
+
+def test_turns_of_one_conversation_are_one_unit() -> None:
+    once = summarised(scored(1, 30, 0.0), scored(2, 30, 0.0), ("german",))
+    thrice = summarised(scored(1, 30, 0.0, turns=3), scored(2, 30, 0.0, turns=3), ("german",))
+    assert once is not None
+    assert thrice is not None
+    assert thrice.segments[0].after.units == 30
+    assert thrice.segments[0].after.gap_error == pytest.approx(once.segments[0].after.gap_error)
+
+
+def test_fewer_than_ten_of_a_segment_on_one_side_are_no_scores() -> None:
+    assert summarised(scored(1, 60, 0.0), scored(2, 9, 0.0), ("german",)) is None

@@ -1,0 +1,75 @@
+"""Which captured requests are scored, and what is kept of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import select
+
+from driftguard.store import serving_scores
+from driftguard.store.captures import CapturedRequest, insert_captures
+from driftguard.store.database import Database
+from driftguard.store.records import insert_batches
+from driftguard.store.serving_scores import SCORED_REQUESTS
+from driftguard.store.streams import StreamRegistry
+from driftguard.store.tables import Stream
+from tests.store.samples import make_records
+
+AT = datetime.now(UTC) - timedelta(minutes=5)
+
+
+def served(database: Database, name: int, seconds: float, *, version: str = "v1", **fixed: Any) -> None:
+    """A captured request of german, and its record."""
+    at = AT + timedelta(seconds=seconds)
+    records = make_records(
+        1, seed=name, record_id=UUID(int=name), ended_at=at, draft_version=version, **fixed
+    )
+    capture = CapturedRequest(
+        record_id=UUID(int=name),
+        server="server-1",
+        target="target-1",
+        draft_version=version,
+        segment="german",
+        captured_at=at,
+        prompt_token_ids=[1, 2],
+        output_token_ids=list(range(900)),
+    )
+    with database.session() as session:
+        insert_batches(session, [records], StreamRegistry(), datetime.now(UTC))
+        insert_captures(session, [capture], max_per_segment=1_000)
+
+
+def captured(database: Database, changed: tuple[str, ...] = ("german",)) -> list[tuple[int, bool]]:
+    with database.session() as session:
+        stream = session.scalars(select(Stream).where(Stream.draft_version == "v1")).one()
+        found = serving_scores.captured(session, stream, changed, AT)
+    return [(UUID(one.captured.record_id).int, one.is_after) for one in found]
+
+
+def test_only_what_says_how_it_was_served_by_this_draft_is_scored(database: Database) -> None:
+    served(database, 1, -2)
+    served(database, 2, 1, temperature=None)
+    served(database, 3, 1, num_speculative_tokens=None)
+    served(database, 4, 1, version="v2")
+    served(database, 5, 2, temperature=0.0)
+    served(database, 6, -8 * 86_400)
+    assert captured(database) == [(1, False), (5, True)]
+    assert captured(database, ("code",)) == []
+    with database.session() as session:
+        stream = session.scalars(select(Stream).where(Stream.draft_version == "v1")).one()
+        (_, one) = serving_scores.captured(session, stream, ["german"], AT)
+    assert (one.temperature, one.num_speculative_tokens) == (0.0, 4)
+    assert (one.captured.prompt, one.captured.output) == ((1, 2), tuple(range(900)))
+    assert one.captured.drafted is not None
+
+
+def test_the_newest_of_both_sides_come_first(database: Database) -> None:
+    for number in range(SCORED_REQUESTS + 5):
+        served(database, 1_000 + number, -200 + number)
+    for number in range(3):
+        served(database, 2_000 + number, 1 + number)
+    found = captured(database)
+    assert found[:4] == [(1_104, False), (2_002, True), (1_103, False), (2_001, True)]
+    assert sum(not is_after for _, is_after in found) == SCORED_REQUESTS

@@ -1,0 +1,207 @@
+"""Scores of served requests against every way in which a small engine could have served them, and against
+what the built-in engine did."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from driftguard_engine.config import EngineConfig
+from driftguard_engine.core import FinishedRequest, Request, SamplingParams
+from driftguard_engine.engine import Engine
+from driftguard_training.acceptance import distribution
+from driftguard_training.corpus import prompts
+from driftguard_training.model_directories import load_model
+from driftguard_training.serving import Score, score_answer, score_batch, walk
+from driftguard_training.traffic import ServedRequest
+
+from tests.benchmarks.diagnosis.engine_figures import BUNDLED, changed, rounded
+
+V, END, K, LONGEST = 3, 0, 2, 4  # the last: tokens of an answer
+Answer = tuple[int, ...]
+Law = Callable[[Answer], torch.Tensor]  # logits [V] after these tokens
+
+
+def law(seed: int, *, ends_by_itself: bool) -> Law:
+    """Other logits after every answer so far; `ends_by_itself`: END is certain at the LONGEST-th token."""
+
+    def logits(so_far: Answer) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed + hash(so_far) % 2**31)
+        found = 1.5 * torch.randn(V, generator=generator, dtype=torch.float64)
+        if ends_by_itself:
+            found[END] = 60.0 if len(so_far) >= LONGEST - 1 else found[END]
+        return found
+
+    return logits
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One way in which an answer comes about."""
+
+    probability: float
+    answer: Answer
+    drafted: int
+    accepted: int
+
+
+def ways(target: Law, draft: Law, temperature: float, *, is_cut: bool) -> Iterator[Served]:
+    """Every way: each drafted token, each coin of the rule, each token of the target's own."""
+
+    def p(so_far: Answer) -> list[float]:
+        return distribution(target(so_far), temperature).tolist()
+
+    def q(so_far: Answer) -> list[float]:
+        return distribution(draft(so_far), temperature).tolist()
+
+    def step(way: Served) -> Iterator[Served]:
+        done = len(way.answer) >= LONGEST or (not is_cut and way.answer[-1:] == (END,))
+        if done:
+            yield way
+            return
+        count = min(K, LONGEST - len(way.answer) - 1) if is_cut else K
+        for drafts in itertools.product(range(V), repeat=count):
+            chance = math.prod(q(way.answer + drafts[:place])[drafts[place]] for place in range(count))
+            if chance:
+                yield from verified(way, drafts, chance)
+
+    def verified(way: Served, drafts: Answer, chance: float) -> Iterator[Served]:
+        for kept in range(len(drafts) + 1):
+            before = way.answer + drafts[:kept]
+            if kept:
+                last = way.answer + drafts[: kept - 1]
+                chance *= min(1.0, p(last)[drafts[kept - 1]] / q(last)[drafts[kept - 1]])
+            law_of_own = p(before)
+            rejected = 1.0
+            if kept < len(drafts):
+                token = drafts[kept]
+                rejected = 1.0 - min(1.0, p(before)[token] / q(before)[token])
+                left = [max(a - b, 0.0) for a, b in zip(p(before), q(before), strict=True)]
+                law_of_own = [one / (sum(left) or 1.0) for one in left]
+            for token, own in enumerate(law_of_own):
+                if weight := chance * rejected * own:
+                    emitted = (*drafts[:kept], token)
+                    if not is_cut and END in emitted:
+                        emitted = emitted[: emitted.index(END) + 1]
+                    yield from step(
+                        Served(
+                            way.probability * weight,
+                            way.answer + emitted,
+                            way.drafted + len(drafts),
+                            way.accepted + min(kept, len(emitted)),
+                        )
+                    )
+
+    yield from step(Served(1.0, (), 0, 0))
+
+
+def scored(answer: Answer, target: Law, draft: Law, temperature: float, *, is_cut: bool) -> Score:
+    logits = [torch.stack([of(answer[:place]) for place in range(len(answer))]) for of in (target, draft)]
+    request = ServedRequest("", [1], list(answer), temperature, K)
+    return score_answer(request, logits[0], logits[1], () if is_cut else (END,))
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_scores_are_what_a_faithful_engine_drafts_and_accepts(temperature: float, is_cut: bool) -> None:
+    target, draft = law(1, ends_by_itself=not is_cut), law(2, ends_by_itself=False)
+    every = list(ways(target, draft, temperature, is_cut=is_cut))
+    known = {one.answer: scored(one.answer, target, draft, temperature, is_cut=is_cut) for one in every}
+
+    assert sum(one.probability for one in every) == pytest.approx(1.0)
+    for name in ("drafted", "accepted"):
+        served = sum(one.probability * getattr(one, name) for one in every)
+        expected = sum(one.probability * getattr(known[one.answer], name) for one in every)
+        assert expected == pytest.approx(served, abs=1e-9)
+        assert served > 0.1
+    surprise = sum(one.probability * known[one.answer].surprise for one in every)
+    assert surprise == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_walk_by_the_acceptance_of_each_place_alone_would_not_be_exact() -> None:
+    """Which token came of a place tells whether it was drafted: the planted defect is seen."""
+    target, draft = law(1, ends_by_itself=False), law(2, ends_by_itself=False)
+    every = list(ways(target, draft, 1.0, is_cut=True))
+    served = sum(one.probability * one.accepted for one in every)
+    wrong = 0.0
+    for one in every:
+        pairs = [
+            (distribution(target(one.answer[:t]), 1.0), distribution(draft(one.answer[:t]), 1.0))
+            for t in range(LONGEST)
+        ]
+        rates = [float(torch.minimum(*pair).sum()) for pair in pairs]
+        wrong += one.probability * walk(rates, rates, K, is_cut=True)[1]
+    assert abs(wrong - served) > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_answers_of_another_target_surprise(temperature: float) -> None:
+    target, draft, other = (law(seed, ends_by_itself=False) for seed in (1, 2, 3))
+    surprise = sum(
+        one.probability * scored(one.answer, target, draft, temperature, is_cut=True).surprise
+        for one in ways(other, draft, temperature, is_cut=True)
+    )
+    assert surprise / LONGEST > 0.2
+
+
+def served(draft: Path, temperature: float) -> list[FinishedRequest]:
+    """What the built-in engine makes of 24 prompts."""
+    config = EngineConfig(
+        str(BUNDLED / "target"), str(draft), threads=1, max_batch=8, num_speculative_tokens=4
+    )
+    with mock.patch("driftguard_engine.models.loading.check_weights", return_value=None):
+        engine = Engine(config)
+    done: dict[str, FinishedRequest] = {}
+    texts = prompts("python", 24, 5, characters=120)
+    for number, text in enumerate(texts):
+        tokens = tuple(engine.tokenizer.encode(text, add_special_tokens=False))
+        params = SamplingParams(max_tokens=32, temperature=temperature, seed=number)
+        engine.submit(Request(str(number), tokens, params, datetime.now(UTC)))
+    while engine.has_work():
+        for output in engine.step():
+            if output.finished is not None:
+                done[output.request_id] = output.finished
+    return [done[str(number)] for number in range(len(texts))]
+
+
+def gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
+    """(drafted, accepted) less what the bundled models account for, of each request."""
+    models = load_model(BUNDLED / "target", "target"), load_model(BUNDLED / "draft", "draft")
+    asked = [
+        ServedRequest(
+            "",
+            list(one.request.prompt_token_ids),
+            list(one.output_token_ids),
+            one.request.params.temperature,
+            4,
+        )
+        for one in requests
+    ]
+    found = [
+        one for start in range(0, len(asked), 8) for one in score_batch(*models, asked[start : start + 8])
+    ]
+    return [
+        (one.counts.drafted - score.drafted, one.counts.accepted - score.accepted)
+        for one, score in zip(requests, found, strict=True)
+    ]
+
+
+def test_the_engine_accepts_what_its_models_account_for() -> None:
+    greedy = gaps(served(BUNDLED / "draft", 0.0))
+    assert max(abs(gap) for pair in greedy for gap in pair) < 1e-6
+    sampled = torch.tensor(gaps(served(BUNDLED / "draft", 0.7)))
+    error = sampled.std(dim=0) / len(sampled) ** 0.5
+    assert (sampled.mean(dim=0).abs() < 3 * error).all()
+
+
+def test_a_quantised_draft_accepts_less_than_the_registered_one_accounts_for(tmp_path: Path) -> None:
+    draft = changed(BUNDLED / "draft", rounded(3), tmp_path)
+    accepted = torch.tensor([gap[1] for gap in gaps(served(draft, 0.7))])
+    assert accepted.mean() < -3 * accepted.std() / len(accepted) ** 0.5
