@@ -127,14 +127,13 @@ _NEWEST_LEVELS = text(
     """
     SELECT segment, count(*), sum(drafted)::bigint, sum(steps)::bigint, avg(x), coalesce(var_samp(x), 0),
            max(ended_at)
-    FROM (
-        SELECT segment, drafted, steps, accepted::float8 / drafted AS x, ended_at,
-               row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
+    FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
+        SELECT drafted, steps, accepted::float8 / drafted AS x, ended_at
         FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND seq > :after
-          AND segment = ANY(CAST(:segments AS text[]))
+          AND records.segment = asked.segment
+        ORDER BY seq DESC LIMIT :newest
     ) AS newest
-    WHERE age <= :newest
     GROUP BY segment ORDER BY segment
     """
 )
