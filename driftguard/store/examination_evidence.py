@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 from uuid import UUID
 
-from sqlalchemy import func, or_, select, text
+from sqlalchemy import Row, func, or_, select, text
 from sqlalchemy.orm import Session
 
 from driftguard.adapters.kinds import ADAPTERS
@@ -295,17 +295,19 @@ def _captures(
         "prompt_tokens": PROMPT_TOKENS,
         "output_tokens": OUTPUT_TOKENS,
     }
-    return tuple(
-        Captured(
-            record_id=str(row.record_id),
-            segment=row.segment,
-            prompt=tuple(row.prompt),
-            output=tuple(row.output),
-            session=row.session,
-            drafted=row.drafted,
-            accepted=row.accepted,
-        )
-        for row in session.execute(_CAPTURES, values)
+    return tuple(map(captured_of, session.execute(_CAPTURES, values)))
+
+
+def captured_of(row: Row[Any]) -> Captured:
+    """Of a row with the columns of its name, and those of its record or null."""
+    return Captured(
+        record_id=str(row.record_id),
+        segment=row.segment,
+        prompt=tuple(row.prompt),
+        output=tuple(row.output),
+        session=row.session,
+        drafted=row.drafted,
+        accepted=row.accepted,
     )
 
 

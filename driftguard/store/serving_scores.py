@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import Captured
 from driftguard.records.documents.serving_scores import MissingScores, ServingScores
-from driftguard.store.examination_evidence import LOOK_BACK
+from driftguard.store.examination_evidence import LOOK_BACK, captured_of
 from driftguard.store.tables import ServingScoresRow, Stream
 
 SCORED_REQUESTS: Final = 100  # the newest of each changed segment, on each side
@@ -130,19 +130,6 @@ def captured(session: Session, stream: Stream, changed: Sequence[str], at: datet
         "limit": SCORED_REQUESTS,
     }
     return [
-        ServedCapture(
-            Captured(
-                record_id=str(row.record_id),
-                segment=row.segment,
-                prompt=tuple(row.prompt),
-                output=tuple(row.output),
-                session=row.session,
-                drafted=row.drafted,
-                accepted=row.accepted,
-            ),
-            row.temperature,
-            row.num_speculative_tokens,
-            row.is_after,
-        )
+        ServedCapture(captured_of(row), row.temperature, row.num_speculative_tokens, row.is_after)
         for row in session.execute(_CAPTURED, values)
     ]
