@@ -51,6 +51,11 @@ class Difference:
         """No change of this size, in either direction, lies in the interval."""
         return -size < self.low and self.high < size
 
+    def follows(self, move: float, share: float) -> bool:
+        """Shown, and in the direction of the signed `move`, by at least this share of it."""
+        along = self.change if move > 0 else -self.change
+        return self.p_value <= LEVEL and along >= share * abs(move)
+
 
 def rate_of(counts: Iterable[tuple[int, int]]) -> Rate | None:
     """Of (drafted, accepted) pairs; None where nothing was drafted.
@@ -150,6 +155,7 @@ Cell = TypeVar("Cell", bound=Hashable)
 _QUANTILE_99 = 2.575829303548901  # of the normal distribution, two-sided
 _MANY = 1e6  # degrees of freedom at which Student's distribution is the normal one
 STEADY_SHARE = 0.25  # of the aggregate's move; what the parts' own changes may add up to
+MAIN_SHARE = 0.5  # of a move: what follows it so far is most of it
 EXCLUDED_SHARE = 0.5  # of a move: more than that would be shown by the interval
 
 

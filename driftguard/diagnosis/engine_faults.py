@@ -16,14 +16,12 @@ models themselves account for what is accepted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from driftguard.diagnosis import configuration, pace, slices
+from driftguard.diagnosis.comparisons import MAIN_SHARE
 from driftguard.diagnosis.examination import EXCLUDING, Examination
 from driftguard.diagnosis.slices import Slices
 from driftguard.diagnosis.verdict import Verdict
-
-MAIN_SHARE: Final = 0.5  # of the traffic's move, seen in the probes: the machine explains most of it
 
 
 def fault_of(found: Examination) -> Verdict | None:

@@ -22,7 +22,7 @@ from driftguard.diagnosis.captured_requests import (
 )
 from driftguard.diagnosis.comparisons import (
     EXCLUDED_SHARE,
-    LEVEL,
+    MAIN_SHARE,
     Difference,
     Pair,
     Rate,
@@ -32,7 +32,6 @@ from driftguard.diagnosis.comparisons import (
 from driftguard.diagnosis.evidence import Captured
 
 LEAST_PART: Final = 1 / 3  # of the captured requests: fewer look as before by chance alone
-MAIN_SHARE: Final = 0.5  # of the traffic's move
 
 Outcome = Literal["fell", "kept", "unclear"]
 
@@ -48,10 +47,9 @@ class LikeWithLike:
     def outcome(self, move: float) -> Outcome:
         """Against the traffic's signed `move`. "fell": they moved with it, by at least half. "kept": the
         interval excludes half of it, in both directions."""
-        size, along = abs(move), self.change.change * (1.0 if move > 0 else -1.0)
-        if self.change.p_value <= LEVEL and along >= MAIN_SHARE * size:
+        if self.change.follows(move, MAIN_SHARE):
             return "fell"
-        return "kept" if self.change.excludes(EXCLUDED_SHARE * size) else "unclear"
+        return "kept" if self.change.excludes(EXCLUDED_SHARE * abs(move)) else "unclear"
 
 
 def compare(

@@ -21,16 +21,16 @@ from driftguard.diagnosis.captured_requests import MINIMUM_SAMPLE, conversations
 from driftguard.diagnosis.comparisons import (
     EXCLUDED_SHARE,
     LEVEL,
+    MAIN_SHARE,
     Difference,
     Pair,
     Rate,
     combined_difference,
 )
 from driftguard.diagnosis.evidence import Captured
+from driftguard.diagnosis.probes import RELEVANT_SHARE
 from driftguard.records.documents.serving_scores import SegmentScores, ServingScores, SideScores
 
-MAIN_SHARE: Final = 0.5  # of the traffic's move
-RELEVANT_SHARE: Final = 0.25
 OTHER_TARGET: Final = 0.1  # nats per token: other rounding of the same weights moves it by less
 SAME_TARGET: Final = 0.2  # a target with other weights moves it by more
 
@@ -68,16 +68,15 @@ class ServingGap:
     def behaviour(self, move: float) -> Behaviour:
         """Against the traffic's signed `move`. "opened": by at least half of it; "opened_less": by a part.
         "steady": the interval excludes half of it."""
-        size, sign = abs(move), math.copysign(1.0, move)
-        along = sign * self.opened.change
-        if self.opened.p_value <= LEVEL and along >= RELEVANT_SHARE * size:
-            return "opened" if along >= MAIN_SHARE * size else "opened_less"
-        return "steady" if self.opened.excludes(EXCLUDED_SHARE * size) else "unclear"
+        if self.opened.follows(move, MAIN_SHARE):
+            return "opened"
+        if self.opened.follows(move, RELEVANT_SHARE):
+            return "opened_less"
+        return "steady" if self.opened.excludes(EXCLUDED_SHARE * abs(move)) else "unclear"
 
     def offline_moved(self, move: float) -> bool:
         """By at least half of the traffic's `move`: the draft fits the requests less."""
-        along = math.copysign(1.0, move) * self.offline.change
-        return self.offline.p_value <= LEVEL and along >= MAIN_SHARE * abs(move)
+        return self.offline.follows(move, MAIN_SHARE)
 
     @property
     def answers_are_others(self) -> bool:
