@@ -25,25 +25,13 @@ from driftguard.cost import Cost, TimedRequest, payoff
 from driftguard.cost import goodput as watching
 from driftguard.cost.goodput import Fall
 from driftguard.cost.payoff import Speculation, load_text
-from driftguard.diagnosis.comparisons import (
-    LEVEL,
-    Pair,
-    acceptance_of,
-    combined_difference,
-    rate_of,
-)
+from driftguard.diagnosis.comparisons import LEVEL, Pair, acceptance_of, combined_difference, rate_of
 from driftguard.errors import DatabaseUnavailable
 from driftguard.incidents import cost_measurement, opening
 from driftguard.incidents.cost_measurement import Change, Measurement
 from driftguard.incidents.open_goodput import Further, follow, learned_anew
 from driftguard.incidents.opening import Paging
-from driftguard.records.documents.goodput import (
-    AcceptanceMove,
-    GoodputChange,
-    GoodputWatch,
-    Rivalry,
-    Watched,
-)
+from driftguard.records.documents.goodput import AcceptanceMove, GoodputChange, GoodputWatch, Rivalry, Watched
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import goodput_watches, incidents, streams
 from driftguard.store.database import CHORE, Database
