@@ -17,6 +17,7 @@ import httpx
 from driftguard.errors import DriftGuardError
 
 SERVER = "demo"
+DATA = "data"  # of the sidecar and its database, in the directory of a demo
 STOP_SECONDS = 15.0
 _TAIL_LINES = 15  # of a log, in an error message
 _KEPT_PORTS: list[socket.socket] = []
@@ -81,7 +82,7 @@ def sidecar_config(
 ) -> str:
     """The demo's settings, in TOML: a short reference period, capture on, and a short training."""
     return f"""
-data_dir = "{directory / "data"}"
+data_dir = "{directory / DATA}"
 [[engines]]
 server = "{SERVER}"
 admin_url = "{engine_url}"
