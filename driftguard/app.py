@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -359,9 +360,10 @@ def _bind(settings: Settings) -> Iterator[socket.socket]:
         try:
             listener.bind((settings.host, settings.port))
         except OSError as error:
+            option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
             raise BadSettings(
                 f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
-                "choose another with --port"
+                f"choose another with {option}"
             ) from None
         yield listener
 

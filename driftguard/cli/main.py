@@ -358,7 +358,10 @@ def key_list(config: Config = None) -> None:
     from driftguard.store.open_database import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
-        for key in list_keys(session):
+        found = list_keys(session)
+        if not found:
+            typer.echo("no keys", err=True)
+        for key in found:
             state = f"revoked {key.revoked_at:%Y-%m-%d %H:%M}" if key.revoked_at else "active"
             typer.echo(f"{key.name}\tcreated {key.created_at:%Y-%m-%d %H:%M}\t{state}")
 

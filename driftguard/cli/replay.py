@@ -133,8 +133,7 @@ def run_replay(
         print(msgspec.json.encode(event_json(event)).decode() if json else event_text(event), file=out)
     if not json:
         print("\n".join(_summary(running)), file=out)
-    if reader.problems:
-        print(f"{reader.problems} of {reader.lines} lines or files could not be read", file=err)
+    reader.tell_total()
     return 2 if reader.problems else 0
 
 
