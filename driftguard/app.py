@@ -57,6 +57,7 @@ from driftguard.store.open_database import open_database
 from driftguard_http import ConnectionLimits, bounded_protocol, serving
 from driftguard_http.allocation import give_back_what_is_freed
 from driftguard_http.open_files import raise_limit
+from driftguard_http.origins import url_of
 
 MAINTENANCE_SECONDS = 3_600.0
 WORKER_PAUSE_SECONDS = 2.0
@@ -331,7 +332,7 @@ def run_sidecar(settings: Settings) -> None:
     with _bind(settings) as listener, open_database(settings) as database:
         with database.session() as session:
             refuse_open_bind(settings.host, has_keys=keys.has_keys(session))
-        url = f"http://{settings.host}:{listener.getsockname()[1]}"
+        url = url_of(settings.host, listener.getsockname()[1])
         sidecar = Sidecar(settings, database, settings.alerting.external_url or url)
         config = uvicorn.Config(
             create_app(sidecar),
