@@ -195,6 +195,9 @@ class Sidecar:
         while not self._stopping.is_set():
             try:
                 await self._run_workers()
+            except procrastinate.exceptions.ConnectorException as error:
+                self.metrics.loops.failures.labels("jobs").inc()
+                log.warning("the job workers wait for the database", error=str(error.__cause__ or error))
             except Exception:
                 self.metrics.loops.failures.labels("jobs").inc()
                 log.exception("the job workers failed and start again", seconds=WORKER_PAUSE_SECONDS)
