@@ -36,7 +36,7 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     if config is not None:
         _check_file(config)
     if unknown := sorted(_unknown_variables()):
-        names = [_variable(name) for name, _, _ in describe_settings()]
+        names = [PREFIX + name.replace(".", "__").upper() for name in _names()]
         raise BadSettings("; ".join(_no_such(name, names) for name in unknown))
 
     class FromFile(Settings):
@@ -65,8 +65,10 @@ def _unknown_variables() -> Iterator[str]:
                 yield name
 
 
-def _variable(name: str) -> str:
-    return PREFIX + name.replace(".", "__").upper()
+def _names() -> list[str]:
+    """Of settings and their groups."""
+    names = [name for name, _, _ in describe_settings()]
+    return [*dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name), *names]
 
 
 def _no_such(key: str, names: list[str]) -> str:
@@ -78,7 +80,7 @@ def _no_such(key: str, names: list[str]) -> str:
 def _readable(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return _no_such(key, [name for name, _, _ in describe_settings()])
+        return _no_such(key, _names())
     if error["type"] == "missing":
         return f"{key}: needed, but not set"
     if error["type"] == "value_error":  # of a whole group: its input would show keys

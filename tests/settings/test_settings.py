@@ -47,6 +47,7 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
     [
         ("prot = 1", "prot: no such setting; did you mean port? `driftguard settings` lists them all"),
         ("[capture]\nenable = true", "capture.enable: no such setting; did you mean capture.enabled?"),
+        ("[captre]\nenabled = true", "captre: no such setting; did you mean capture?"),
         ("[[sources]]\nurl = 'http://a'\nservre = 'a'", "sources.0.servre: no such setting; `driftguard"),
         ("[[sources]]\nserver = 'a'", "sources.0.url: needed, but not set"),
         ("[capture]\nenabled = 'maybe'", "capture.enabled: input should be a valid boolean, not 'maybe'"),
