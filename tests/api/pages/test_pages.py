@@ -202,6 +202,18 @@ def test_a_running_training_moves_on_without_a_reload(scene: Scene, open_page: O
         retrain_runs.set_progress(session, scene.running_id, {**progress, "step": 430})
 
 
+def test_a_page_whose_sidecar_does_not_answer_says_of_when_it_is(scene: Scene, open_page: Opener) -> None:
+    page = open_page(address(scene, "running"), allowed="ERR_FAILED")
+    made_at = page.inner_text("footer").strip()
+    note = page.locator("#stale")
+    expect(note).to_be_hidden()
+    page.route("**/retraining/*", lambda route: route.abort())
+    expect(note).to_have_text(re.compile(r"does not answer since .* UTC: what you see is of then\.$"))
+    assert note.inner_text().removeprefix("The sidecar does not answer since ") >= made_at
+    page.unroute("**/retraining/*")
+    expect(note).to_be_hidden()
+
+
 def test_without_javascript_everything_but_deciding_is_there(scene: Scene, open_page: Opener) -> None:
     incident = api(scene, f"incidents/{scene.incident_id}")
     wanted = {
