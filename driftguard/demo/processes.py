@@ -15,9 +15,11 @@ from pathlib import Path
 import httpx
 
 from driftguard.errors import DriftGuardError
+from driftguard.settings import PREFIX
 
 SERVER = "demo"
 DATA = "data"  # of the sidecar and its database, in the directory of a demo
+CACHE_VARIABLE = "DRIFTGUARD_CACHE_DIR"
 STOP_SECONDS = 15.0
 _TAIL_LINES = 15  # of a log, in an error message
 _KEPT_PORTS: list[socket.socket] = []
@@ -43,6 +45,7 @@ class Process:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C only reaches the demo, which then stops them in order
             )
         return cls(name, popen, log)
@@ -75,6 +78,16 @@ class Process:
     def log_tail(self) -> str:
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+
+def _environment() -> dict[str, str]:
+    """Without the user's settings: the demo's records and pages are not for the database and the receivers of
+    theirs."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(PREFIX) or name == CACHE_VARIABLE
+    }
 
 
 def sidecar_config(

