@@ -358,7 +358,8 @@ def _change_text(change: SegmentChange) -> str:
 
 
 def _summary(running: Replay) -> Iterator[str]:
-    yield f"{running.records} records, {running.probes} of them probes, {len(running.streams)} streams"
+    count = f"{len(running.streams)} stream{'' if len(running.streams) == 1 else 's'}"
+    yield f"{running.records} records, {running.probes} of them probes, {count}"
     for watched in running.streams.values():
         summary = describe(running.config, watched.state)
         yield f"{_stream_text(watched)}: {summary.verdict.replace('_', ' ')}"

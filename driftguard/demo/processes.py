@@ -15,7 +15,6 @@ from pathlib import Path
 import httpx
 
 from driftguard.errors import DriftGuardError
-from driftguard.settings import PREFIX
 
 SERVER = "demo"
 DATA = "data"  # of the sidecar and its database, in the directory of a demo
@@ -86,7 +85,7 @@ def _environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(PREFIX) or name == CACHE_VARIABLE
+        if not name.startswith("DRIFTGUARD_") or name == CACHE_VARIABLE
     }
 
 
