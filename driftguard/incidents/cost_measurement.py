@@ -79,9 +79,9 @@ def at_change(
 
 
 def refresh(database: Database, paging: Paging, now: datetime) -> None:
-    """Measures the streams that wait for it, new or with a new incident, and those that waited longest, a few
-    of either at a time, each in transactions of its own. What it costs by now may make an open incident
-    graver. Whether a renamed segment of it is back is asked as well."""
+    """Measures the streams whose incident waits for it and those that waited longest, a few of either at a
+    time, each in transactions of its own. What it costs by now may make an open incident graver. Whether a
+    renamed segment of it is back is asked as well."""
     with database.session(CHORE) as session:
         awaited = stream_costs.awaited(session, now - NEW_FOR, now - MEASURE_NEW_EVERY, limit=_AT_A_TIME)
         outdated = stream_costs.outdated(session, now - MEASURE_EVERY, limit=_AT_A_TIME)
