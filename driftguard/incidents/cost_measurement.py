@@ -2,7 +2,7 @@
 
 With an incident as it is examined, and for every stream in service every few minutes: an open incident is
 then told what it costs by now. A new one, which is found before enough requests were timed, waits a minute
-only.
+only, and so does a new stream, such as that of a draft just promoted.
 
 The detector finds no second fall of a segment while one is open, and that of another perhaps later than it
 costs something. So a further fall of the changed segments is told here, the other segments are looked at as
@@ -36,8 +36,8 @@ from driftguard.store.database import CHORE, Database
 from driftguard.store.tables import Incident, Stream
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
-MEASURE_NEW_EVERY: Final = timedelta(minutes=1)  # of streams with an incident that lacks its cost,
-NEW_FOR: Final = timedelta(minutes=30)  # for so long after it opened
+MEASURE_NEW_EVERY: Final = timedelta(minutes=1)  # of streams that lack their cost, or whose incident does,
+NEW_FOR: Final = timedelta(minutes=30)  # for so long after they began, or it opened
 OUTDATED_AFTER: Final = 6 * MEASURE_EVERY  # with traffic that was not measured
 _AT_A_TIME: Final = 10  # streams: about a twentieth of a second each
 _NEWEST: Final = 2**62  # above every seq

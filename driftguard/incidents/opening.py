@@ -201,6 +201,7 @@ def come_back(
         return
     mitigated = at if is_back else None
     incidents.move(session, incident.id, "resolved", reason, now, mitigated_at=mitigated, last_record_at=at)
+    log.info("incident resolved", incident=str(incident.id), stream=incident.stream_id, reason=reason)
 
 
 def tell_gradual(session: Session, stream: Stream, finding: DriftSeenGradual, now: datetime) -> None:

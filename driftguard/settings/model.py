@@ -16,6 +16,7 @@ from pydantic_settings import (
 from driftguard.masking import address
 
 PREFIX = "DRIFTGUARD_"
+URL_PATTERN = r"^https?://[^\s/]+"
 # Variables for retraining.promote_command; a `driftguard` that it runs must not read these as settings.
 ORDER_VARIABLES = frozenset(
     PREFIX + name
@@ -215,7 +216,7 @@ class RetrainingSettings(_Group):
     )
     promote_webhook: str | None = Field(
         None,
-        pattern=r"^https?://[^\s/]+",
+        pattern=URL_PATTERN,
         description="URL that receives a POST instead of running promote_command.",
     )
     promote_webhook_key: SecretStr | None = Field(
@@ -255,7 +256,7 @@ class DiagnosisSettings(_Group):
 
 class SourceSettings(_Group):
     url: str = Field(
-        pattern=r"^https?://[^\s/]+",
+        pattern=URL_PATTERN,
         description="Address of its metrics; without a path the engine's usual one.",
     )
     kind: str | None = Field(None, description="The serving engine; detected by its metrics when left out.")

@@ -25,6 +25,7 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
 from driftguard.status.gather import gather
+from driftguard.status.stream_status import StreamStatus
 from driftguard.store import examination_evidence, folding, incidents, stream_costs
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream, StreamCost
@@ -149,6 +150,24 @@ def test_a_new_incident_is_told_its_cost_within_a_minute(database: Database) -> 
     assert only_incident(database)[0].evidence.cost is None
     cost_measurement.refresh(database, NOBODY, now + timedelta(seconds=61))
     assert only_incident(database)[0].evidence.cost is not None
+
+
+def test_a_new_draft_is_told_its_cost_within_a_minute(database: Database) -> None:
+    """Although it was measured with its very first requests, too few to tell anything."""
+    rng, now = np.random.default_rng(9), datetime.now(UTC)
+    send(database, rng, GOOD, 119, {4: 5})
+    cost_measurement.refresh(database, NOBODY, now)
+    send(database, rng, GOOD, 121, {4: 300})
+    cost_measurement.refresh(database, NOBODY, now + timedelta(seconds=59))
+    assert only_stream(database, now).cost is None
+    cost_measurement.refresh(database, NOBODY, now + timedelta(seconds=61))
+    assert only_stream(database, now).cost is not None
+
+
+def only_stream(database: Database, now: datetime) -> StreamStatus:
+    with database.session() as session:
+        (found,) = gather(session, now)
+        return found
 
 
 def test_with_one_k_an_incident_tells_the_loss_and_how_to_learn_the_rest(database: Database) -> None:
