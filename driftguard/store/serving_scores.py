@@ -41,6 +41,8 @@ class ServedCapture:
 
 def attempts(session: Session, incident_ids: Collection[UUID]) -> dict[UUID, Attempt]:
     """Of those that have one."""
+    if not incident_ids:
+        return {}
     query = select(ServingScoresRow.incident_id, ServingScoresRow.captures, ServingScoresRow.state)
     rows = session.execute(query.where(ServingScoresRow.incident_id.in_(incident_ids)))
     return {row.incident_id: Attempt(row.captures, row.state) for row in rows}
@@ -81,8 +83,10 @@ def take_back(session: Session, incident_id: UUID) -> None:
 
 
 def give_up(session: Session, started_before: datetime, now: datetime) -> None:
-    """Those whose process was killed together with its sidecar."""
+    """Those whose process was killed together with its sidecar. Writes nothing where there are none."""
     killed = (ServingScoresRow.state == "scoring", ServingScoresRow.started_at < started_before)
+    if session.scalar(select(ServingScoresRow.incident_id).where(*killed).limit(1)) is None:
+        return
     ended = {"state": "missing", "missing": "interrupted", "ended_at": now}
     session.execute(update(ServingScoresRow).where(*killed).values(ended))
 

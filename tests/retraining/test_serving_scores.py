@@ -295,3 +295,13 @@ def test_one_that_was_killed_with_the_sidecar_is_given_up_and_its_files_are_remo
     assert known(served) == (None, "interrupted")
     assert not directory.exists()
     assert scored(served) == "not due"
+
+
+def test_the_look_for_what_is_due_gives_a_killed_scoring_up(
+    served: Drifted, queue: procrastinate.App
+) -> None:
+    longest = timedelta(seconds=served.settings.diagnosis.score_seconds) + serving_scores.ENDING
+    with served.database.session() as session:
+        stored.begin(session, served.incident_id, 2, datetime.now(UTC) - 2 * longest)
+    RetrainingJobs(served.database, served.settings).defer_due(queue)
+    assert known(served) == (None, "interrupted")
