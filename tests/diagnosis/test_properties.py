@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftguard.diagnosis import CONFIDENCES, Captured, Diagnosis, Evidence, diagnose
+from driftguard.diagnosis.examination import examine
 from driftguard.records.documents.serving_scores import ServingScores
 from driftguard.retraining.due import why_not
 from tests.diagnosis.cases import CODE, GERMAN, LEGAL, captures, probes, requests
@@ -63,6 +64,15 @@ def captured(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.booleans()):
         old, new = counted(old, 0.7), counted(new, draw(st.floats(0.1, 0.7)))
     return {"captures_before": old, "captures_after": new}
+
+
+@st.composite
+def like_before(draw: st.DrawFn) -> dict[str, Any]:
+    """Captures of the same topics that are accepted as before."""
+    sides = [
+        captures(draw(seeds), "code", 60, CODE) + captures(draw(seeds), "german", 60, GERMAN) for _ in "01"
+    ]
+    return {"captures_before": counted(sides[0], 0.7), "captures_after": counted(sides[1], 0.7)}
 
 
 @st.composite
@@ -181,3 +191,20 @@ def test_answers_of_another_target_never_retrain(
     other = scores(0.4, 0.4, surprise, segments=("code", "german"))
     found = diagnose(Evidence(**of, **probed, **kept, scores=other))
     assert not found.retrain
+
+
+@settings(max_examples=60, deadline=None)
+@given(traffic(), replays(), captured() | like_before(), st.sampled_from([0.005, 0.01, 0.02]))
+def test_scores_that_account_for_the_fall_never_take_a_retraining_away(
+    of: dict[str, Any], probed: dict[str, Any], kept: dict[str, Any], error: float
+) -> None:
+    """More evidence of a true drift never makes it less certain."""
+    evidence = Evidence(**of, **probed, **kept)
+    without = diagnose(evidence)
+    move = examine(evidence).move
+    accounted = scores(0.7 + move, 0.71 + move, error=error, segments=("code", "german"))
+    found = diagnose(replace(evidence, scores=accounted))
+    if retrains(without):
+        assert retrains(found)
+    if of["direction"] == "down":
+        assert certainty(found, "query_drift") >= certainty(without, "query_drift")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal, get_args
 from unittest import mock
 
 import pytest
@@ -19,13 +20,14 @@ from driftguard_engine.engine import Engine
 from driftguard_training.acceptance import distribution
 from driftguard_training.corpus import prompts
 from driftguard_training.model_directories import load_model
-from driftguard_training.serving import Score, score_answer, score_batch, walk
+from driftguard_training.serving import Expected, Score, score_answer, score_batch, walk
 from driftguard_training.traffic import ServedRequest
 
 from tests.benchmarks.diagnosis.engine_figures import BUNDLED, changed, rounded
 
 V, END, K, LONGEST = 3, 0, 2, 4  # the last: tokens of an answer
 Answer = tuple[int, ...]
+Rule = Literal["rejection", "match"]
 Law = Callable[[Answer], torch.Tensor]  # logits [V] after these tokens
 
 
@@ -52,14 +54,16 @@ class Served:
     accepted: int
 
 
-def ways(target: Law, draft: Law, temperature: float, *, is_cut: bool) -> Iterator[Served]:
+def ways(
+    target: Law, draft: Law, temperature: float, *, is_cut: bool, rule: Rule = "rejection"
+) -> Iterator[Served]:
     """Every way: each drafted token, each coin of the rule, each token of the target's own."""
 
     def p(so_far: Answer) -> list[float]:
         return distribution(target(so_far), temperature).tolist()
 
     def q(so_far: Answer) -> list[float]:
-        return distribution(draft(so_far), temperature).tolist()
+        return distribution(draft(so_far), temperature if rule == "rejection" else 0.0).tolist()
 
     def step(way: Served) -> Iterator[Served]:
         done = len(way.answer) >= LONGEST or (not is_cut and way.answer[-1:] == (END,))
@@ -110,19 +114,54 @@ def scored(answer: Answer, target: Law, draft: Law, temperature: float, *, is_cu
 
 @pytest.mark.parametrize("is_cut", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_scores_are_what_a_faithful_engine_drafts_and_accepts(temperature: float, is_cut: bool) -> None:
+@pytest.mark.parametrize("rule", get_args(Rule))
+def test_scores_are_what_a_faithful_engine_drafts_and_accepts(
+    rule: Rule, temperature: float, is_cut: bool
+) -> None:
     target, draft = law(1, ends_by_itself=not is_cut), law(2, ends_by_itself=False)
-    every = list(ways(target, draft, temperature, is_cut=is_cut))
+    every = list(ways(target, draft, temperature, is_cut=is_cut, rule=rule))
     known = {one.answer: scored(one.answer, target, draft, temperature, is_cut=is_cut) for one in every}
+    of_rule: dict[Answer, Expected] = {answer: getattr(one, rule) for answer, one in known.items()}
 
     assert sum(one.probability for one in every) == pytest.approx(1.0)
-    for name in ("drafted", "accepted"):
-        served = sum(one.probability * getattr(one, name) for one in every)
-        expected = sum(one.probability * getattr(known[one.answer], name) for one in every)
+    drafted, accepted = (
+        sum(one.probability * getattr(one, name) for one in every) for name in ("drafted", "accepted")
+    )
+    assert accepted > 0.1
+    for name, served in (
+        ("drafted", drafted),
+        ("accepted", accepted),
+        ("accepted_of_answer", accepted),
+    ):
+        expected = sum(one.probability * getattr(of_rule[one.answer], name) for one in every)
         assert expected == pytest.approx(served, abs=1e-9)
-        assert served > 0.1
     surprise = sum(one.probability * known[one.answer].surprise for one in every)
     assert surprise == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("rule", get_args(Rule))
+def test_of_each_answer_by_itself_what_the_engine_accepts_is_known(rule: Rule) -> None:
+    """Before the tokens were drawn it is not: the gap would be as noisy as the text."""
+    target, draft = law(1, ends_by_itself=False), law(2, ends_by_itself=False)
+    every = list(ways(target, draft, 1.0, is_cut=True, rule=rule))
+    apart = 0.0
+    for answer in {one.answer for one in every}:
+        of_it = [one for one in every if one.answer == answer]
+        weight = sum(one.probability for one in of_it)
+        served = sum(one.probability * one.accepted for one in of_it) / weight
+        known: Expected = getattr(scored(answer, target, draft, 1.0, is_cut=True), rule)
+        assert known.accepted_of_answer == pytest.approx(served, abs=1e-9)
+        apart += weight * abs(known.accepted - served)
+    assert apart > 0.1
+
+
+def test_the_rules_differ_but_for_greedy_requests() -> None:
+    target, draft = law(1, ends_by_itself=False), law(2, ends_by_itself=False)
+    answer = (1, 2, 1, 1)
+    greedy = scored(answer, target, draft, 0.0, is_cut=True)
+    assert greedy.rejection == greedy.match
+    warm = scored(answer, target, draft, 1.0, is_cut=True)
+    assert abs(warm.rejection.accepted - warm.match.accepted) > 0.05
 
 
 def test_a_walk_by_the_acceptance_of_each_place_alone_would_not_be_exact() -> None:
@@ -137,7 +176,7 @@ def test_a_walk_by_the_acceptance_of_each_place_alone_would_not_be_exact() -> No
             for t in range(LONGEST)
         ]
         rates = [float(torch.minimum(*pair).sum()) for pair in pairs]
-        wrong += one.probability * walk(rates, rates, K, is_cut=True)[1]
+        wrong += one.probability * walk(rates, rates, K, is_cut=True).accepted
     assert abs(wrong - served) > 1e-3
 
 
@@ -188,7 +227,10 @@ def gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
         one for start in range(0, len(asked), 8) for one in score_batch(*models, asked[start : start + 8])
     ]
     return [
-        (one.counts.drafted - score.drafted, one.counts.accepted - score.accepted)
+        (
+            one.counts.drafted - score.rejection.drafted,
+            one.counts.accepted - score.rejection.accepted_of_answer,
+        )
         for one, score in zip(requests, found, strict=True)
     ]
 
