@@ -109,8 +109,8 @@ _NOT_SCORED: Final[dict[MissingScores, str]] = {
     "not_here": "the directory of the target or of this draft version is not known, or not on this machine",
     "typical": "the engine keeps draft tokens by typical acceptance, so that answers are not the target's "
     "own (engines.acceptance_rule)",
-    "too_few": "fewer than 10 on one side of the change have counts, K and temperature in their record, and "
-    "this draft version",
+    "too_few": "fewer than 10 on one side of the change have counts, the temperature, and K or counts per "
+    "position in their record, and this draft version",
     "timeout": "the time was too short (diagnosis.score_seconds)",
     "failed": "the scoring process failed; the log of the sidecar says how",
     "interrupted": "the sidecar was stopped while it scored them",
@@ -246,11 +246,13 @@ def _gap_fact(gap: ServingGap, found: Examination) -> Fact:
         "unclear": "does not tell: too noisy",
         "none": "is missing",
     }[found.gap_behaviour]
+    if found.gap_behaviour == "unclear" and gap.rules_disagree(found.towards):
+        verb = "depends on the rule of the engine, which is not known"
     text = (
         f"the serving gap {verb}: of captured requests the server accepted {gap.served_before:.2f} before "
         f"and {gap.served_after:.2f} since, target and draft account for {gap.offline_before:.2f} and "
-        f"{gap.offline_after:.2f} ({gap.requests_before} and {gap.requests_after} scored; change of the gap "
-        f"{gap.opened.in_words})"
+        f"{gap.offline_after:.2f}{_by_match(gap)} ({gap.requests_before} and {gap.requests_after} scored; "
+        f"change of the gap {gap.opened.in_words})"
     )
     numbers: dict[str, Number] = {
         "served_before": gap.served_before,
@@ -261,6 +263,14 @@ def _gap_fact(gap: ServingGap, found: Examination) -> Fact:
         "requests_after": gap.requests_after,
     }
     return Fact("serving gap", text, {**numbers, **_numbers(gap.opened)})
+
+
+def _by_match(gap: ServingGap) -> str:
+    """Where the engine's rule is not known, what the other one would account for."""
+    if gap.by_match is None:
+        return ""
+    before, after = gap.by_match.offline_before, gap.by_match.offline_after
+    return f" by rejection sampling, or for {before:.2f} and {after:.2f} if the likeliest token is drafted"
 
 
 def _surprise_fact(gap: ServingGap) -> Fact:

@@ -224,7 +224,7 @@ def restarted(served: Drifted, models: Models, rule: str | None) -> Settings:
         target_directory=models.target,
         draft_directory=models.draft,
         num_speculative_tokens=K,
-        acceptance_rule=rule,  # type: ignore[arg-type]
+        acceptance_rule=rule,
     )
     return served.settings.model_copy(update={"engines": [described]})
 
@@ -279,7 +279,7 @@ def test_models_that_cannot_be_loaded_are_told_and_the_incident_says_so(
     assert any("the scoring process failed" in one for one in diagnosis.missing)
 
 
-def test_captures_whose_records_do_not_tell_k_are_too_few(served: Drifted) -> None:
+def test_captures_whose_records_tell_neither_k_nor_counts_per_position_are_too_few(served: Drifted) -> None:
     with served.database.session() as session:
         session.execute(text("UPDATE records SET num_speculative_tokens = NULL"))
     scored(served)

@@ -15,6 +15,10 @@ Two rules. "rejection": the draft's tokens are drawn from q_t at T, by the rule 
 where the target draws a token and keeps the draft if it is the same: q_t is then all mass on one token. That
 is what vLLM, SGLang, TensorRT-LLM and llama.cpp do unless told otherwise. At T = 0 both are the same.
 
+Where K changed from step to step, counts per position tell how many of the steps drafted at least i tokens.
+These lengths are taken as drawn anew for each step, and only the first draft token of a step is counted:
+whether that is accepted depends on K through where steps begin alone.
+
 Assumptions: no top-k and top-p; and answers that are the target's own. The last is tested by the surprise of
 each token, sum_v p_t(v) z_t(v) - z_t(x_t) with the target's logits z_t: 0 in expectation if x_t is drawn from
 p_t, at any T, whatever came before it. At T = 1 it is -log p_t(x_t) less the entropy of p_t; at T = 0 by how
@@ -25,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 import torch
 
@@ -39,8 +44,8 @@ _BATCH_REQUESTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Counts of a faithful engine. `accepted`: before the tokens were drawn; `accepted_of_answer`: given that
-    this answer came of them."""
+    """Counts of a faithful engine, of the first draft tokens alone where K varied. `accepted`: before the
+    tokens were drawn; `accepted_of_answer`: given that this answer came of them."""
 
     drafted: float
     accepted: float
@@ -119,30 +124,42 @@ def _expected(
     return walk(
         acceptance_probability(p, q).tolist(),
         kept.tolist(),
-        request.num_speculative_tokens,
+        request.lengths,
         is_cut=request.output_token_ids[-1] not in ends,
+        first_only=request.num_speculative_tokens is None,
     )
 
 
 def walk(
-    accepted: Sequence[float], kept: Sequence[float], num_speculative_tokens: int, *, is_cut: bool
+    accepted: Sequence[float],
+    kept: Sequence[float],
+    lengths: Sequence[float],
+    *,
+    is_cut: bool,
+    first_only: bool = False,
 ) -> Expected:
-    """From a_t and b_t of each position of the answer.
+    """From a_t and b_t of each position of the answer. `lengths`: the parts of the steps that draft at least
+    1, 2, ... tokens, which is 1 up to K where that is fixed; else whether a step drafts one more must not
+    depend on where it is.
 
     `is_cut`: the answer ended at its longest length, for which the engine drafts no more than it can keep.
-    Otherwise the last token ended it, and what was drafted behind that counts as drafted.
+    Otherwise the last token ended it, and what was drafted behind that counts as drafted. `first_only`: of
+    each step the first draft token alone is counted.
     """
     length = len(accepted)
-    starts = [1.0] + [0.0] * (length + num_speculative_tokens + 1)  # P(a step starts at t)
+    more = [now / before for before, now in pairwise([1.0, *lengths])]
+    starts = [1.0] + [0.0] * (length + len(lengths) + 1)  # P(a step starts at t)
     drafted = expected = of_answer = 0.0
     for start in range(length):
         reached = starts[start]
-        count = min(num_speculative_tokens, length - start - 1) if is_cut else num_speculative_tokens
-        drafted += reached * count
+        count = min(len(lengths), length - start - 1) if is_cut else len(lengths)
+        drafted += reached * sum(lengths[: min(count, 1) if first_only else count])
         for place in range(start, min(start + count, length)):
-            expected += reached * accepted[place]
-            starts[place + 1] += reached * (1.0 - kept[place])
-            reached *= kept[place]
-            of_answer += reached
+            offered = reached * more[place - start]
+            starts[place + 1] += reached - offered * kept[place]
+            reached = offered * kept[place]
+            if place == start or not first_only:
+                expected += offered * accepted[place]
+                of_answer += reached
         starts[start + count + 1] += reached
     return Expected(drafted, expected, of_answer)

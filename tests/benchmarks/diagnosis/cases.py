@@ -74,7 +74,7 @@ def case(fault: Fault, seed: int, figures: Mapping[str, Condition], known: Mappi
     probes = [_probes(random, figures, plan, starts, since=since) for since in (False, True)]
     kept = [_captures(random, side, captured) for side in (before, after)]
     accounted = (False, plan.is_accounted)
-    scored = [_scored(side, known, plan.changed, own) for side, own in zip(kept, accounted, strict=True)]
+    old, new = (_scored(side, known, plan.changed, own) for side, own in zip(kept, accounted, strict=True))
     return Case(
         fault,
         Evidence(
@@ -86,7 +86,7 @@ def case(fault: Fault, seed: int, figures: Mapping[str, Condition], known: Mappi
             probes_after=probes[1],
             captures_before=kept[0],
             captures_after=kept[1],
-            scores=summarised(*scored, plan.changed, "rejection") if plan.direction == "down" else None,
+            scores=summarised(old, new, plan.changed, "rejection") if plan.direction == "down" else None,
         ),
     )
 
