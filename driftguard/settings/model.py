@@ -159,6 +159,12 @@ class EngineSettings(_Group):
     num_speculative_tokens: PositiveInt | None = Field(
         None, description="K of the server; only without admin_url."
     )
+    acceptance_rule: Literal["rejection", "match", "typical"] | None = Field(
+        None,
+        description="How the server keeps draft tokens: rejection (drafts are sampled, and kept by rejection "
+        "sampling), match (the likeliest token is drafted, and kept where the target draws the same) or "
+        "typical acceptance; only without admin_url.",
+    )
 
     @property
     def admin_address(self) -> str | None:
@@ -167,12 +173,13 @@ class EngineSettings(_Group):
 
     @model_validator(mode="after")
     def _is_reached_one_way(self) -> Self:
-        described = {
+        described: dict[str, object] = {
             "target_directory": self.target_directory,
             "draft_directory": self.draft_directory,
             "num_speculative_tokens": self.num_speculative_tokens,
         }
         if self.admin_url is not None:
+            described["acceptance_rule"] = self.acceptance_rule
             extra = [name for name, value in described.items() if value is not None]
             if extra:
                 raise ValueError(f"{', '.join(extra)}: leave out if there is an admin_url, which provides it")

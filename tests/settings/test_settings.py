@@ -73,6 +73,14 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
             RESTARTED + "admin_url = 'http://a'",
             "target_directory, draft_directory, num_speculative_tokens: leave",
         ),
+        (
+            "[[engines]]\nserver = 'a'\nadmin_url = 'http://a'\nacceptance_rule = 'match'",
+            "acceptance_rule: leave out if there is an admin_url",
+        ),
+        (
+            RESTARTED + "acceptance_rule = 'argmax'",
+            "engines.0.acceptance_rule: input should be 'rejection', 'match' or 'typical'",
+        ),
         ("[retraining]\npromote_command = ['a']", "promote_command is set, but there are no engines without"),
         (
             "[retention]\nrecords_days = 60",
