@@ -56,6 +56,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from driftguard import alpha_spending
 from driftguard.cost.times import (
     LONGEST,
     SHORTEST,
@@ -308,11 +309,11 @@ def _margin(watch: GoodputWatch, spread: float) -> float:
     return -math.log1p(-LEAST_LOST) + spread * max(0.3, 2.0 / math.sqrt(len(watch.spread)))
 
 
-def _bet(sums: Sequence[float], z: float, share: float = 1.0) -> tuple[float, ...]:
-    """`share`: what is put on bets that begin now."""
+def _bet(sums: Sequence[float], z: float, begun: float = 1.0) -> tuple[float, ...]:
+    """`begun`: what is put on bets that begin now."""
     z = min(max(z, -1.0), REACH)
     return tuple(
-        min((share + total) * (1.0 + stake * z), 1e12)
+        min((begun + total) * (1.0 + stake * z), 1e12)
         for total, stake in zip(sums or NONE, STAKES, strict=True)
     )
 
@@ -353,9 +354,8 @@ def _look_for_the_end(
         return watch
     if block.slower is None:
         return replace(watch, opened=replace(opened, quiet=opened.quiet + 1))
-    after = opened.blocks + 2
-    share = 1.0 / (2.11 * after * math.log(after) ** 2)
-    sums = _bet(opened.sums, (opened.slower / 2.0 - block.slower) / spread, share)
+    begun = alpha_spending.share(opened.blocks)
+    sums = _bet(opened.sums, (opened.slower / 2.0 - block.slower) / spread, begun)
     return replace(watch, opened=replace(opened, sums=sums, quiet=0, blocks=opened.blocks + 1))
 
 
