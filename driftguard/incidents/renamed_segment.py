@@ -1,8 +1,7 @@
 """A segment under another name: the detector learns its baseline anew and would not see that it fell.
 
 When a segment has its first baseline, it is looked for a segment that fell silent when it appeared, and is
-like it. Both are then compared. The detector knows the new name by the lower level alone, so that whether it
-has come back is looked for here as well.
+like it. Both are then compared. Whether it has come back is looked for in `found_back.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from sqlalchemy.orm import Session
 from driftguard.diagnosis import comparisons
 from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
-from driftguard.incidents.opening import come_back, join, open_incident
+from driftguard.incidents.opening import join, open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import examination_evidence, folding, incidents, renamed_segments
-from driftguard.store.renamed_segments import Heard, Likeness, NewestLevel
+from driftguard.store.renamed_segments import Heard, Likeness
 from driftguard.store.tables import AwaitedComparison, Incident
 
 LOOK_BACK: Final = timedelta(days=7)
@@ -33,9 +32,6 @@ BY_CHANCE: Final = 0.001  # below: the silence of a segment is none of chance
 ROLLOUT: Final = 0.1  # of the requests under the new name may come before the last one under the old
 SHARE_RATIO: Final = 1.25  # shares of the traffic that lie closer are alike
 LENGTH_DEVIATIONS: Final = 0.5  # logarithms of lengths whose means lie closer, in standard deviations, too
-NEWEST_REQUESTS: Final = 200  # of a segment, that tell whether it has come back
-SURELY: Final = 3.0  # standard errors: that is asked every few minutes
-SAME_K: Final = 0.05  # part by which the draft tokens per step may differ
 MINUTE: Final = timedelta(minutes=1)
 _NAMESPACE: Final = UUID("6a1d3c0e-64a5-4c1f-8f60-7d0f3b0d5a11")
 
@@ -268,43 +264,3 @@ def _changes(found: Sequence[Renamed]) -> list[ChangedSegment]:
         for name, level in zip(group.new, group.acceptance, strict=True)
         if level.rate < group.before.rate
     ]
-
-
-def found_back(session: Session, incident: Incident) -> list[NewestLevel]:
-    """The segments of an incident that took the place of others, and accept like those again.
-
-    As for the detector (driftguard.detection.steps.recovery): they are back past the midpoint between before
-    and after. Here their newest requests say so, less SURELY standard errors, which are inflated as the
-    detector found for the stream. That is not asked of a segment that drafts another number of tokens per
-    step than it did, as that moves acceptance too.
-    """
-    waiting = {each.segment: each for each in incident.segments if each.renamed_from and not each.back_at}
-    if not waiting:
-        return []
-    summary = folding.summaries(session, [incident.stream_id]).get(incident.stream_id, {})
-    inflation = float(summary.get("variance_inflation", 1.0))
-    levels = renamed_segments.newest_levels(
-        session, incident.stream_id, waiting, incident.opened_seq, NEWEST_REQUESTS
-    )
-    k = incident.evidence.num_speculative_tokens
-    return [
-        level
-        for level in levels
-        if level.requests >= LEAST_REQUESTS
-        and (k is None or abs(level.drafted / level.steps / k - 1.0) <= SAME_K)
-        and level.mean - SURELY * math.sqrt(inflation * level.variance / level.requests)
-        > _midpoint(waiting[level.segment])
-    ]
-
-
-def _midpoint(change: ChangedSegment) -> float:
-    return (change.before.rate + change.after.rate) / 2.0
-
-
-def end_where_back(session: Session, incident: Incident, found: Sequence[NewestLevel], now: datetime) -> None:
-    """Of an incident, locked by the caller, that is not resolved; `found` as `found_back` says."""
-    if found:
-        levels = ", ".join(f"{level.segment} {level.mean:.2f}" for level in found)
-        reason = f"acceptance is back at what it was under the older name: {levels}"
-        at = max(level.ended_at for level in found)
-        come_back(session, incident, [level.segment for level in found], reason, now, at)

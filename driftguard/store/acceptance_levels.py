@@ -91,6 +91,66 @@ def of_first_position(
     return [AcceptanceLevel._make(row) for row in session.execute(_FIRST_POSITION, given)]
 
 
+class NewestLevel(NamedTuple):
+    """Of the newest requests of a segment, with `size` of them asked for: x = accepted / drafted of each.
+    `ended_at`: of the newest."""
+
+    segment: str
+    size: int
+    requests: int
+    drafted: int
+    steps: int
+    mean: float
+    variance: float
+    ended_at: datetime
+
+
+_NEWEST = text(
+    """
+    WITH newest AS (
+        SELECT asked.segment, of_segment.*
+        FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
+            SELECT drafted, steps, ended_at,
+                   CASE WHEN :by_first THEN accepted_per_position[1]::float8 / drafted_per_position[1]
+                        ELSE accepted::float8 / drafted END AS x,
+                   row_number() OVER (ORDER BY seq DESC) AS age
+            FROM records
+            WHERE stream_id = :stream_id AND kind = 'request' AND seq > :after
+              AND records.segment = asked.segment
+              AND CASE WHEN :by_first THEN drafted_per_position[1] > 0 ELSE drafted > 0 END
+            ORDER BY seq DESC LIMIT :most
+        ) AS of_segment
+    )
+    SELECT segment, size, count(*), sum(drafted)::bigint, sum(steps)::bigint, avg(x),
+           coalesce(var_samp(x), 0), max(ended_at)
+    FROM newest JOIN unnest(CAST(:sizes AS bigint[])) AS size ON age <= size
+    GROUP BY segment, size ORDER BY size, segment
+    """
+)
+
+
+def newest(
+    session: Session,
+    stream_id: int,
+    segments: Collection[str],
+    after: int,
+    sizes: Collection[int],
+    *,
+    by_first: bool,
+) -> list[NewestLevel]:
+    """Of as many requests of each segment as each of `sizes` says, or as there are after the seq `after`; by
+    the first draft token of requests that tell it, or by all."""
+    given = {
+        "stream_id": stream_id,
+        "segments": list(segments),
+        "after": after,
+        "sizes": list(sizes),
+        "most": max(sizes),
+        "by_first": by_first,
+    }
+    return [NewestLevel._make(row) for row in session.execute(_NEWEST, given)]
+
+
 _TOLD_K = text(
     """
     SELECT DISTINCT num_speculative_tokens FROM (

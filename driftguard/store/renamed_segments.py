@@ -111,42 +111,6 @@ def likenesses(
     return [Likeness._make(row) for row in session.execute(_LIKENESS, given)]
 
 
-class NewestLevel(NamedTuple):
-    """Of the newest requests of a segment: x = accepted / drafted of each. `ended_at`: of the newest."""
-
-    segment: str
-    requests: int
-    drafted: int
-    steps: int
-    mean: float
-    variance: float
-    ended_at: datetime
-
-
-_NEWEST_LEVELS = text(
-    """
-    SELECT segment, count(*), sum(drafted)::bigint, sum(steps)::bigint, avg(x), coalesce(var_samp(x), 0),
-           max(ended_at)
-    FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
-        SELECT drafted, steps, accepted::float8 / drafted AS x, ended_at
-        FROM records
-        WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND seq > :after
-          AND records.segment = asked.segment
-        ORDER BY seq DESC LIMIT :newest
-    ) AS newest
-    GROUP BY segment ORDER BY segment
-    """
-)
-
-
-def newest_levels(
-    session: Session, stream_id: int, segments: Collection[str], after: int, newest: int
-) -> list[NewestLevel]:
-    """Of at most `newest` requests of each segment, after the seq `after`."""
-    given = {"stream_id": stream_id, "segments": list(segments), "after": after, "newest": newest}
-    return [NewestLevel._make(row) for row in session.execute(_NEWEST_LEVELS, given)]
-
-
 _FIRST = text(
     """
     SELECT seq, ended_at FROM records
