@@ -10,22 +10,21 @@ from typing import NamedTuple
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from driftguard.store.tables import DailyRollup, Rollup
+from driftguard.store.tables import DailyRollup, Record, Rollup, Segment
 
 _NEWEST_REQUESTS = 1_000  # per segment
 
 
 class Heard(NamedTuple):
-    """A segment's requests, by the minute."""
+    """A segment, and the minute of its first request."""
 
     segment: str
     first: datetime
-    last: datetime
 
 
 def heard(session: Session, stream_id: int, since: datetime) -> list[Heard]:
     """The segments of a stream since then, in order of their names."""
-    query = select(Rollup.segment, func.min(Rollup.minute), func.max(Rollup.minute)).where(
+    query = select(Rollup.segment, func.min(Rollup.minute)).where(
         Rollup.stream_id == stream_id, Rollup.kind == "request", Rollup.minute >= since
     )
     return [Heard(*row) for row in session.execute(query.group_by(Rollup.segment).order_by(Rollup.segment))]
@@ -41,23 +40,29 @@ def known_before(session: Session, stream_id: int, until: datetime) -> set[str]:
     return set(session.scalars(query.distinct()))
 
 
-def counts(session: Session, stream_id: int, since: datetime, until: datetime) -> dict[str, int]:
-    """segment -> requests in the minutes from `since` on and before `until`."""
-    query = select(Rollup.segment, func.sum(Rollup.records)).where(
-        Rollup.stream_id == stream_id,
-        Rollup.kind == "request",
-        Rollup.minute >= since,
-        Rollup.minute < until,
-    )
-    return {segment: int(count) for segment, count in session.execute(query.group_by(Rollup.segment))}
+def appeared(session: Session, stream_id: int) -> dict[str, datetime]:
+    """segment -> when its first record arrived, by the sidecar's clock."""
+    query = select(Segment.segment, Segment.first_seen_at).where(Segment.stream_id == stream_id)
+    return {row.segment: row.first_seen_at for row in session.execute(query)}
 
 
-def last_heard(session: Session, stream_id: int, until: datetime) -> datetime | None:
-    """The last minute before then with a request of the stream."""
-    query = select(func.max(Rollup.minute)).where(
-        Rollup.stream_id == stream_id, Rollup.kind == "request", Rollup.minute < until
+class Arrived(NamedTuple):
+    """A request. `ended_at`: by the server's clock."""
+
+    seq: int
+    segment: str
+    ended_at: datetime
+
+
+def newest(session: Session, stream_id: int, most: int) -> list[Arrived]:
+    """The newest requests of a stream, at most so many, in the order in which they arrived."""
+    query = (
+        select(Record.seq, Record.segment, Record.ended_at)
+        .where(Record.stream_id == stream_id, Record.kind == "request")
+        .order_by(Record.seq.desc())
+        .limit(most)
     )
-    return session.scalar(query)
+    return [Arrived(*row) for row in reversed(session.execute(query).all())]
 
 
 class Likeness(NamedTuple):
@@ -109,22 +114,3 @@ def likenesses(
         "newest": _NEWEST_REQUESTS,
     }
     return [Likeness._make(row) for row in session.execute(_LIKENESS, given)]
-
-
-_FIRST = text(
-    """
-    SELECT seq, ended_at FROM records
-    WHERE stream_id = :stream_id AND kind = 'request' AND ended_at >= :since
-      AND segment = ANY(CAST(:segments AS text[]))
-    ORDER BY ended_at, seq LIMIT 1
-    """
-)
-
-
-def first_of(
-    session: Session, stream_id: int, segments: Collection[str], since: datetime
-) -> tuple[int, datetime]:
-    """(seq, end) of the first request of segments that were heard since then."""
-    given = {"stream_id": stream_id, "segments": list(segments), "since": since}
-    seq, at = session.execute(_FIRST, given).one()
-    return seq, at
