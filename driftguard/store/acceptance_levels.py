@@ -74,7 +74,7 @@ _FIRST_POSITION = text(
                row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
         FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted_per_position[1] > 0
-          AND ended_at >= :since AND ended_at < :until
+          AND seq >= :first AND seq < :end AND ended_at >= :oldest
     ) AS newest
     WHERE age <= :newest
     GROUP BY segment ORDER BY segment
@@ -82,12 +82,19 @@ _FIRST_POSITION = text(
 )
 
 
-def of_first_position(
-    session: Session, stream_id: int, *, since: datetime, until: datetime
-) -> list[AcceptanceLevel]:
+class Span(NamedTuple):
+    """Requests from the seq `first` on and before `end`, in the order in which they arrived; of a server's
+    clock only that they are no older than `oldest`."""
+
+    first: int
+    end: int
+    oldest: datetime
+
+
+def of_first_position(session: Session, stream_id: int, span: Span) -> list[AcceptanceLevel]:
     """Of the first draft token, which does not depend on how many follow; over the newest requests of each
-    segment between these times whose source gives counts per position."""
-    given = {"stream_id": stream_id, "since": since, "until": until, "newest": _NEWEST_REQUESTS}
+    segment in the span whose source gives counts per position."""
+    given = {"stream_id": stream_id, **span._asdict(), "newest": _NEWEST_REQUESTS}
     return [AcceptanceLevel._make(row) for row in session.execute(_FIRST_POSITION, given)]
 
 
@@ -156,16 +163,16 @@ _TOLD_K = text(
     SELECT DISTINCT num_speculative_tokens FROM (
         SELECT num_speculative_tokens FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND num_speculative_tokens IS NOT NULL
-          AND ended_at >= :since AND ended_at < :until
+          AND seq >= :first AND seq < :end AND ended_at >= :oldest
         ORDER BY seq DESC LIMIT :newest
     ) AS newest
     """
 )
 
 
-def told_k(session: Session, stream_id: int, *, since: datetime, until: datetime) -> set[int]:
-    """The numbers of draft tokens of the newest requests between these times."""
-    given = {"stream_id": stream_id, "since": since, "until": until, "newest": _NEWEST_REQUESTS}
+def told_k(session: Session, stream_id: int, span: Span) -> set[int]:
+    """The numbers of draft tokens of the newest requests in the span."""
+    given = {"stream_id": stream_id, **span._asdict(), "newest": _NEWEST_REQUESTS}
     return set(session.scalars(_TOLD_K, given))
 
 

@@ -14,7 +14,7 @@ from driftguard.store.tables import Incident, Stream, StreamCost
 
 
 def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
-    """Streams with drafts that have traffic newer than their last measurement, and none since `before`;
+    """Streams with drafts of which traffic has arrived since their last measurement, and none since `before`;
     the longest unmeasured first."""
     query = (
         select(Stream)
@@ -23,7 +23,7 @@ def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
             Stream.method != "none",
             or_(
                 StreamCost.measured_at.is_(None),
-                (StreamCost.measured_at < before) & (Stream.last_seen_at > StreamCost.measured_at),
+                (StreamCost.measured_at < before) & (Stream.traffic_arrived_at > StreamCost.measured_at),
             ),
         )
         .order_by(StreamCost.measured_at.asc().nulls_first(), Stream.id)
@@ -34,7 +34,8 @@ def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
 
 def awaited(session: Session, opened_since: datetime, before: datetime, *, limit: int) -> list[Stream]:
     """Streams with an incident opened since then that is not resolved and was not told what it surely costs,
-    with traffic newer than their last measurement, and none since `before`; the longest unmeasured first."""
+    of which traffic has arrived since their last measurement, and none since `before`; the longest unmeasured
+    first."""
     query = (
         select(Stream)
         .join(StreamCost, StreamCost.stream_id == Stream.id)
@@ -46,7 +47,7 @@ def awaited(session: Session, opened_since: datetime, before: datetime, *, limit
                 Incident.evidence["slowdown_measured"].as_float().is_(None),
             ),
             StreamCost.measured_at < before,
-            Stream.last_seen_at > StreamCost.measured_at,
+            Stream.traffic_arrived_at > StreamCost.measured_at,
         )
         .order_by(StreamCost.measured_at, Stream.id)
         .limit(limit)

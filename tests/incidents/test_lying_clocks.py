@@ -7,13 +7,17 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
+from sqlalchemy import update
 
+from driftguard.incidents import cost_measurement
 from driftguard.records import AcceptanceRecord
 from driftguard.records.documents.incident import names_of
+from driftguard.store import incidents
 from driftguard.store.database import Database
-from driftguard.store.tables import Incident
+from driftguard.store.tables import Incident, StreamCost
 from tests.incidents.test_renamed_segment import SHARES, USUAL, fold_all, mixed, reasons, renamed
 from tests.incidents.test_target_replaced import with_k
+from tests.pipeline.examining import PAGER
 from tests.pipeline.traffic import Traffic, store
 
 FALLEN = {**USUAL, "chat": 0.6}
@@ -108,12 +112,12 @@ def test_records_that_a_server_kept_back_are_not_taken_for_the_old_name_that_goe
 @pytest.mark.parametrize("falls", [True, False])
 @pytest.mark.parametrize("lie", LIES)
 def test_a_fall_with_another_k(database: Database, lie: str, falls: bool) -> None:
-    """Of the first draft token, from .75 to .65."""
+    """Of the first draft token, from .75 to .6."""
     traffic = Traffic(seed=600, start=datetime.now(UTC) - timedelta(hours=60), seconds_apart=2.0)
     store(database, with_k(mixed(traffic, 600, BEFORE, USUAL, SHARES), 4, 0.75, 600))
     fold_all(database)
     for number, part in enumerate(at_change(traffic, 601, USUAL, LIES[lie])):
-        store(database, with_k(part, 5, 0.65 if falls else 0.75, 601 + number))
+        store(database, with_k(part, 5, 0.6 if falls else 0.75, 601 + number))
         fold_all(database)
     if not falls:
         assert fold_all(database) == []
@@ -121,5 +125,25 @@ def test_a_fall_with_another_k(database: Database, lie: str, falls: bool) -> Non
     (incident,) = fold_all(database)
     assert set(names_of(incident.segments)) == set(SHARES)
     assert incident.acceptance_before == pytest.approx(0.75, abs=0.02)
-    assert incident.acceptance_after == pytest.approx(0.65, abs=0.02)
+    assert incident.acceptance_after == pytest.approx(0.6, abs=0.02)
     assert BEFORE < incident.change_point_seq <= BEFORE + 30
+
+
+def test_a_clock_set_back_by_two_hours_while_an_incident_is_open_does_not_delay_its_end(
+    database: Database,
+) -> None:
+    """Each is measured, and asked whether it is over, as soon as something has arrived since ten minutes."""
+    traffic = Traffic(seed=700, start=datetime.now(UTC) - timedelta(hours=3), seconds_apart=2.0)
+    store(database, mixed(traffic, 700, BEFORE, USUAL, SHARES), arrived_at=traffic.clock)
+    fold_all(database)
+    store(database, renamed(mixed(traffic, 701, AFTER, FALLEN, SHARES), {"chat": "chat-v2"}))
+    (incident,) = fold_all(database)
+    cost_measurement.refresh(database, PAGER, datetime.now(UTC))
+    traffic.clock -= timedelta(hours=2)
+    store(database, renamed(mixed(traffic, 702, AFTER, USUAL, SHARES), {"chat": "chat-v2"}))
+    fold_all(database)
+    with database.session() as session:
+        session.execute(update(StreamCost).values(measured_at=datetime.now(UTC) - timedelta(minutes=11)))
+    cost_measurement.refresh(database, PAGER, datetime.now(UTC))
+    with database.session() as session:
+        assert incidents.find(session, incident.id)[0].state == "resolved"
