@@ -58,7 +58,24 @@ def test_a_fall_that_lasts_is_not_called_over_by_a_good_mood() -> None:
             stream.fold(1.0 / 24.0)
             assert not goodput.is_over(stream.watch), seed
         stream.machine.slower = 1.0
-        stream.fold(0.25)
+        stream.fold(0.5)
+        assert goodput.is_over(stream.watch), seed
+
+
+def test_a_mood_of_hours_is_not_the_end_of_a_fall_and_a_repair_is() -> None:
+    """The speed wanders by 15% for four hours at a time: half of the fall is hardly more than its spread."""
+    for seed in (60_002, 60_003):
+        stream = Stream(seed, LEVEL, mood=0.15, mood_minutes=240.0)
+        stream.run(1.0)
+        stream.machine.slower = 1.5
+        stream.fold(0.05)
+        opened = Watched(UUID(int=seed), "slower", slower=math.log(1.5))
+        stream.watch = goodput.with_opened(stream.watch, opened)
+        for _ in range(40):
+            stream.fold(1.0 / 24.0)
+            assert not goodput.is_over(stream.watch), seed
+        stream.machine.slower = 1.0
+        stream.fold(1.0)
         assert goodput.is_over(stream.watch), seed
 
 
