@@ -94,9 +94,9 @@ class _Open:
         self.stream.watch = goodput.with_opened(self.stream.watch, self.opened)
 
     def false_ends(self, days: float) -> int:
-        found = 0
-        for _ in range(int(days * 96.0)):
-            self.stream.fold(1.0 / 96.0)
+        found, until = 0, self.stream.machine.clock + days * DAY
+        while self.stream.machine.clock < until:
+            self.stream.fold(900.0 / DAY)
             if goodput.is_over(self.stream.watch):
                 found += 1
                 self.open_again()
