@@ -52,7 +52,7 @@ _LATER: Final = 96  # blocks for which no more is put on a bet than on the next:
 
 def is_made_good(opened: Watched, past: Sequence[float], spread: float) -> bool:
     """`past`: d of the blocks before the fall, oldest first; `spread`: s of them."""
-    if evidence_of(opened.sums) < OVER:
+    if evidence_of(opened.sums) < OVER or not opened.moves:  # kept by an older version: without moves
         return False
     before, since = np.array(past), np.array(opened.moves)
     return _came_at_once(opened, before, since) or _lasts(opened, before, since, spread)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -77,6 +78,16 @@ def test_a_mood_of_hours_is_not_the_end_of_a_fall_and_a_repair_is() -> None:
         stream.machine.slower = 1.0
         stream.fold(1.0)
         assert goodput.is_over(stream.watch), seed
+
+
+def test_a_fall_that_an_older_version_followed_goes_on_with_the_next_block() -> None:
+    """It kept the bets, and not by how much the blocks were slower."""
+    watch = Stream(8, LEVEL).watch
+    kept = Watched(UUID(int=8), "slower", slower=0.4, sums=(1e3, 1e3, 1e3), blocks=40)
+    watch = replace(watch, opened=kept, spread=(0.0, 0.05) * 40)
+    assert not goodput.is_over(watch)
+    back = replace(kept, sums=(1e3, 1e3, 1e3), moves=(0.4,) * 12 + (0.0,) * 12, blocks=64)
+    assert goodput.is_over(replace(watch, opened=back))
 
 
 def test_a_full_band_of_loads_is_no_fall() -> None:
