@@ -202,7 +202,7 @@ def decision_on(session: Session, stream_id: int, direction: str) -> Decision:
     newest = session.scalar(query)
     if newest is None:
         return "over"
-    if newest.level_accepted:
+    if newest.level_accepted or newest.evidence.is_return:
         return "new_normal"
     repeats = newest.evidence.repeats
     return repeats.cycle if repeats is not None and repeats.usual else "over"

@@ -14,7 +14,7 @@ from driftguard.store.tables import Incident, Stream, StreamCost
 
 
 def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
-    """Streams with drafts that have traffic newer than their last measurement, and none since `before`;
+    """Streams with drafts of which traffic has arrived since their last measurement, and none since `before`;
     the longest unmeasured first."""
     query = (
         select(Stream)
@@ -23,7 +23,7 @@ def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
             Stream.method != "none",
             or_(
                 StreamCost.measured_at.is_(None),
-                (StreamCost.measured_at < before) & (Stream.last_seen_at > StreamCost.measured_at),
+                (StreamCost.measured_at < before) & (Stream.traffic_arrived_at > StreamCost.measured_at),
             ),
         )
         .order_by(StreamCost.measured_at.asc().nulls_first(), Stream.id)
@@ -34,8 +34,8 @@ def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
 
 def awaited(session: Session, since: datetime, before: datetime, *, limit: int) -> list[Stream]:
     """Streams that began since then and whose cost is not known yet, and those with an incident opened since
-    then that is not resolved and was not told what it surely costs; with traffic newer than their last
-    measurement, and none since `before`; those with an incident and the longest unmeasured first."""
+    then that is not resolved and was not told what it surely costs; of which traffic has arrived since their
+    last measurement, and none since `before`; those with an incident and the longest unmeasured first."""
     of_new_incident = exists().where(
         Incident.stream_id == Stream.id,
         Incident.state != "resolved",
@@ -48,7 +48,7 @@ def awaited(session: Session, since: datetime, before: datetime, *, limit: int) 
         .where(
             or_(of_new_incident, StreamCost.cost.is_(None) & (Stream.first_seen_at >= since)),
             StreamCost.measured_at < before,
-            Stream.last_seen_at > StreamCost.measured_at,
+            Stream.traffic_arrived_at > StreamCost.measured_at,
         )
         .order_by(of_new_incident.desc(), StreamCost.measured_at, Stream.id)
         .limit(limit)

@@ -223,13 +223,13 @@ def test_a_stream_tells_its_best_k_and_is_measured_again_only_with_new_traffic(
         assert "Best now: set K to 1: " in found.text
         late = now + timedelta(hours=1)
         assert stream_costs.outdated(session, late, limit=10) == []
-        session.execute(update(Stream).values(last_seen_at=late))
+        session.execute(update(Stream).values(traffic_arrived_at=late))
         assert [stream.id for stream in stream_costs.outdated(session, late, limit=10)] == [found.stream.id]
         assert stream_costs.outdated(session, now - timedelta(minutes=5), limit=10) == []
         session.execute(update(Stream).values(last_seen_at=late + timedelta(minutes=1)))
         (found,) = [item for item in gather(session, late) if item.stream.method != "none"]
         assert "set K to 1" not in found.text  # more than an hour of traffic was not measured
-        session.execute(update(Stream).values(last_seen_at=now))
+        session.execute(update(Stream).values(last_seen_at=now, traffic_arrived_at=now))
     with running_sidecar(database, tmp_path) as client:
         streams = client.get("/api/v1/status").json()["streams"]
         told = {stream["method"]: stream["cost"] for stream in streams}
