@@ -9,7 +9,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow lint check chaos bench bench-engine bench-detection bench-diagnosis gpu-check models dashboards dashboard-screenshots alerts openapi metrics clean
+.PHONY: setup demo test test-slow lint check chaos bench bench-engine bench-detection bench-diagnosis gpu-check models dashboards dashboard-screenshots page-screenshots alerts openapi metrics clean
 
 setup: $(STAMP)
 
@@ -95,6 +95,11 @@ dashboard-screenshots: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[screenshots]'
 	cd tests/dashboards/render && npm install --no-package-lock --no-audit --no-fund --loglevel=error && npm run build
 	$(BIN)/python -m tests.dashboards.render $(ARGS)
+
+# The pages of docs/screenshots, from the scene of their tests; needs chromium.
+page-screenshots: setup
+	directory=$$(mktemp -d) && DRIFTGUARD_SCREENSHOTS=$$directory $(BIN)/python -m pytest -q -m slow tests/api/pages/test_pages.py -k every_page \
+	  && cp $$directory/fleet.png $$directory/stream.png $$directory/incident.png docs/screenshots/ && rm -r $$directory
 
 metrics: setup
 	$(BIN)/python -m docs.generate_metrics > docs/metrics.md

@@ -75,8 +75,9 @@ def _now() -> list[Panel]:
     return [
         table,
         panels.number(
-            "Promotions",
-            "Runs in the time range shown that ended with a new draft in service, after it was watched.",
+            "Finished promotions",
+            "Runs in the time range shown that ended with a new draft in service, after it was watched. "
+            "Those that are still watched are not counted.",
             (_ended(RANGE, is_("outcome", "promoted")), "{{outcome}}"),
             unit="none",
             height=6,

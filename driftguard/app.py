@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -56,6 +57,7 @@ from driftguard.store.open_database import open_database
 from driftguard_http import ConnectionLimits, bounded_protocol, serving
 from driftguard_http.allocation import give_back_what_is_freed
 from driftguard_http.open_files import raise_limit
+from driftguard_http.origins import url_of
 
 MAINTENANCE_SECONDS = 3_600.0
 WORKER_PAUSE_SECONDS = 2.0
@@ -193,6 +195,9 @@ class Sidecar:
         while not self._stopping.is_set():
             try:
                 await self._run_workers()
+            except procrastinate.exceptions.ConnectorException as error:
+                self.metrics.loops.failures.labels("jobs").inc()
+                log.warning("the job workers wait for the database", error=str(error.__cause__ or error))
             except Exception:
                 self.metrics.loops.failures.labels("jobs").inc()
                 log.exception("the job workers failed and start again", seconds=WORKER_PAUSE_SECONDS)
@@ -330,7 +335,7 @@ def run_sidecar(settings: Settings) -> None:
     with _bind(settings) as listener, open_database(settings) as database:
         with database.session() as session:
             refuse_open_bind(settings.host, has_keys=keys.has_keys(session))
-        url = f"http://{settings.host}:{listener.getsockname()[1]}"
+        url = url_of(settings.host, listener.getsockname()[1])
         sidecar = Sidecar(settings, database, settings.alerting.external_url or url)
         config = uvicorn.Config(
             create_app(sidecar),
@@ -359,9 +364,10 @@ def _bind(settings: Settings) -> Iterator[socket.socket]:
         try:
             listener.bind((settings.host, settings.port))
         except OSError as error:
+            option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
             raise BadSettings(
                 f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
-                "choose another with --port"
+                f"choose another with {option}"
             ) from None
         yield listener
 

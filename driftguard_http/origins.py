@@ -27,6 +27,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def url_of(host: str, port: int) -> str:
+    """Of a server that is bound there; an IPv6 address stands in brackets (RFC 3986 section 3.2.2)."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Origins:
     """`bound`: the address that the server is bound to. `names`: other names under which it is reached.

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
+
+import procrastinate
+import psycopg
+import pytest
+from structlog.testing import capture_logs
 
 from driftguard.app import Sidecar
 from driftguard.errors import DatabaseUnavailable
@@ -36,3 +42,21 @@ def test_a_failure_is_counted_and_leaves_the_time_of_the_last_success(
     succeeded = value(last_success, labels)
     assert succeeded is not None
     assert succeeded >= before
+
+
+def test_workers_that_wait_for_the_database_say_so_in_one_line(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar = Sidecar(Settings(data_dir=tmp_path), database, "http://sidecar")
+
+    async def cut_off(sidecar: Sidecar) -> None:
+        sidecar._stopping.set()
+        raise procrastinate.exceptions.ConnectorException from psycopg.OperationalError("nobody answers")
+
+    monkeypatch.setattr(Sidecar, "_run_workers", cut_off)
+    monkeypatch.setattr("driftguard.app.WORKER_PAUSE_SECONDS", 0.0)
+    with capture_logs() as logs:
+        asyncio.run(sidecar.work())
+    (line,) = logs
+    assert (line["event"], line["error"]) == ("the job workers wait for the database", "nobody answers")
+    assert "exc_info" not in line

@@ -108,7 +108,17 @@ async def _known(_request: Request, error: Exception) -> Response:
 
 async def _invalid(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 (registered for this class only)
-    errors = [
+    errors = _errors(error)
+    return problem_response(422, invalid_fields(error), title="Bad input", errors=errors)
+
+
+def invalid_fields(error: RequestValidationError) -> str:
+    """What is wrong with each field, in one line."""
+    return "; ".join(f"{item['field'] or item['in']}: {item['detail']}" for item in _errors(error))
+
+
+def _errors(error: RequestValidationError) -> list[dict[str, str | None]]:
+    return [
         {
             "in": str(item["loc"][0]),
             "field": ".".join(str(part) for part in item["loc"][1:]) or None,
@@ -116,8 +126,6 @@ async def _invalid(_request: Request, error: Exception) -> Response:
         }
         for item in error.errors()
     ]
-    detail = "; ".join(f"{item['field'] or item['in']}: {item['detail']}" for item in errors)
-    return problem_response(422, detail, title="Bad input", errors=errors)
 
 
 async def _http(request: Request, error: Exception) -> Response:

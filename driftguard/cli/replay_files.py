@@ -58,8 +58,16 @@ class Reader:
             self._problem(f"{name}: cannot be read ({error.strerror})")
         except (Incomplete, NoHistory) as error:
             self._problem(f"{name}: {error}")
-        if self.format != "records" and self.lines == base:
-            self._problem(f"{name}: {_NOTHING_FOUND[self.format]}")
+        else:
+            if self.format != "records" and self.lines == base:
+                self._problem(f"{name}: {_NOTHING_FOUND[self.format]}")
+
+    def tell_total(self) -> None:
+        """Where anything was read at all: else the problems say it."""
+        if self.problems and self.lines:
+            print(f"{self.problems} of {self.lines} lines or files could not be read", file=self.err)
+        if self.format == "records" and 0 < self.lines <= self.problems:
+            print(_LOG_INSTEAD, file=self.err)
 
     def _problem(self, text: str) -> None:
         self.problems += 1
@@ -117,6 +125,7 @@ _DECODERS: Final[dict[ReplayFormat, Callable[[BinaryIO, Identity], Iterator[Numb
     "sglang-log": _sglang_log,
     "prometheus": _prometheus,
 }
+_LOG_INSTEAD: Final = "the log of a server is read with --format vllm-log or --format sglang-log"
 _NOTHING_FOUND: Final[dict[ReplayFormat, str]] = {
     "vllm-log": vllm_log.NOTHING_FOUND,
     "sglang-log": sglang_log.NOTHING_FOUND,

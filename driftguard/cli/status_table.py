@@ -114,8 +114,9 @@ def _detector(stream: dict[str, Any]) -> list[str]:
     """The false-alarm guarantee, the traffic, and what the records lack."""
     if stream["false_alarms"] is None:
         return []
-    per_day = _number(stream["requests_per_day"], "{:,.0f}")
-    parts = [stream["false_alarms"]["text"], f"{per_day} requests per day", f"sessions: {stream['sessions']}"]
+    rate = stream["requests_per_day"]
+    per_day = "requests per day: not known yet" if rate is None else f"{rate:,.0f} requests per day"
+    parts = [stream["false_alarms"]["text"], per_day, f"sessions: {stream['sessions']}"]
     if stream["windows_after_gap"]:
         parts.append(f"{stream['windows_after_gap']} windows after a gap left out")
     return ["; ".join(parts)]

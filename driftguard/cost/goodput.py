@@ -31,9 +31,7 @@ and segment: y, by how much the logarithm of their time is smaller. The null is 
 LEAST_GAIN)); the spread is that of the y before. Assumption: both run at the same loads of the band, as where
 the ones without speculation are drawn at random.
 
-**Over.** While a fall of size D is open, bets that d lies below D / 2 share one unit of wealth among all
-blocks that they may begin at, as in driftguard.detection.steps.recovery: a fall that lasts is called over
-with a probability of 1 / OVER at most, however long it lasts.
+**Over.** Whether an open fall is made good: `goodput_end.py`.
 
 **Further.** While a fall of size D is open, the same bets ask whether d lies beyond D + margin: the null is
 then that goodput is down by less than LEAST_LOST beyond what was told.
@@ -56,6 +54,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from driftguard import alpha_spending
+from driftguard.cost.block_bets import NONE, bet, evidence_of
+from driftguard.cost.goodput_end import KEPT, is_made_good
 from driftguard.cost.times import (
     LONGEST,
     SHORTEST,
@@ -79,9 +80,6 @@ LEAST_SPREAD: Final = 0.03
 LONGEST_BATCH: Final = 16  # blocks
 BATCHES: Final = 6
 LEAST_LOST: Final = 0.10
-STAKES: Final = (0.3, 0.6, 0.95)
-REACH: Final = 8.0
-NONE: Final = (0.0,) * len(STAKES)
 SUSPECT: Final = 20.0  # evidence from which on no block is learned
 HELD: Final = 6  # newest blocks that are not learned yet: a fall may have begun in them
 NEWEST: Final = 3  # blocks that say how slow it is now,
@@ -92,7 +90,6 @@ BANDS: Final = 16
 LEAST_GAIN: Final = 0.02
 RIVALS: Final = 20  # requests without speculation in a band, before which nothing is judged
 OF_SPECULATING: Final = 5  # in the same block, band and segment
-OVER: Final = 100.0  # wealth from which on a fall is over
 QUIET_LOOKS: Final = 3
 
 
@@ -144,10 +141,6 @@ def fold(watch: GoodputWatch, read: Sequence[Numbered]) -> GoodputWatch:
     return watch
 
 
-def evidence_of(sums: Sequence[float]) -> float:
-    return sum(sums) / len(STAKES) if sums else 0.0
-
-
 def fall_of(watch: GoodputWatch, level: float) -> Fall | None:
     """What the evidence says is slower, from the block on that parts the newest ones best; while something is
     open, what is slower than that. `level`: A."""
@@ -178,7 +171,10 @@ def losing_in(watch: GoodputWatch, level: float, concurrency: tuple[int, int] | 
 
 def is_over(watch: GoodputWatch) -> bool:
     """Whether the open fall is made good by more than half."""
-    return watch.opened is not None and evidence_of(watch.opened.sums) >= OVER
+    spread = spread_of(watch.spread)
+    return (
+        watch.opened is not None and spread is not None and is_made_good(watch.opened, watch.spread, spread)
+    )
 
 
 def is_gone(watch: GoodputWatch) -> bool:
@@ -187,7 +183,11 @@ def is_gone(watch: GoodputWatch) -> bool:
 
 
 def with_opened(watch: GoodputWatch, opened: Watched) -> GoodputWatch:
-    """The blocks of a fall are not learned. Also after a further fall, with what it is by then."""
+    """The blocks of a fall are not learned. Also after a further fall, with what it is by then. The newest
+    ones tell how slow it was before its end, which may come at once."""
+    moves = [block.slower for block in watch.pending if block.slower is not None][-HELD:]
+    fast = [place for place, move in enumerate(moves) if move < opened.slower / 2.0]
+    opened = replace(opened, moves=tuple(moves[fast[-1] + 1 :] if fast else moves))
     return replace(watch, sums=NONE, pending=(), alarmed=False, opened=opened)
 
 
@@ -238,7 +238,7 @@ def _fold_block(watch: GoodputWatch, rows: Sequence[Numbered]) -> GoodputWatch:
     spread = spread_of(watch.spread)
     if spread is not None and block.slower is not None:
         beyond = block.slower - known_slower(watch) - _margin(watch, spread)
-        watch = replace(watch, sums=_bet(watch.sums, beyond / spread))
+        watch = replace(watch, sums=bet(watch.sums, beyond / spread))
     if watch.opened is not None and watch.opened.kind == "slower":
         return _look_for_the_end(watch, watch.opened, block, spread)
     if spread is None or block.slower is None:
@@ -308,15 +308,6 @@ def _margin(watch: GoodputWatch, spread: float) -> float:
     return -math.log1p(-LEAST_LOST) + spread * max(0.3, 2.0 / math.sqrt(len(watch.spread)))
 
 
-def _bet(sums: Sequence[float], z: float, share: float = 1.0) -> tuple[float, ...]:
-    """`share`: what is put on bets that begin now."""
-    z = min(max(z, -1.0), REACH)
-    return tuple(
-        min((share + total) * (1.0 + stake * z), 1e12)
-        for total, stake in zip(sums or NONE, STAKES, strict=True)
-    )
-
-
 def _learn(watch: GoodputWatch, blocks: Sequence[Block]) -> GoodputWatch:
     known = {cell.key: cell for cell in watch.reference}
     for block in blocks:
@@ -353,10 +344,10 @@ def _look_for_the_end(
         return watch
     if block.slower is None:
         return replace(watch, opened=replace(opened, quiet=opened.quiet + 1))
-    after = opened.blocks + 2
-    share = 1.0 / (2.11 * after * math.log(after) ** 2)
-    sums = _bet(opened.sums, (opened.slower / 2.0 - block.slower) / spread, share)
-    return replace(watch, opened=replace(opened, sums=sums, quiet=0, blocks=opened.blocks + 1))
+    begun = alpha_spending.share(opened.blocks)
+    sums = bet(opened.sums, (opened.slower / 2.0 - block.slower) / spread, begun)
+    moves = (*opened.moves, block.slower)[-KEPT:]
+    return replace(watch, opened=replace(opened, sums=sums, moves=moves, quiet=0, blocks=opened.blocks + 1))
 
 
 def _rivals(watch: GoodputWatch, block: Block, told: Sequence[TimedRequest]) -> tuple[Rivalry, ...]:
@@ -384,7 +375,7 @@ def _rival(rivalry: Rivalry, moves: Sequence[float], block: Block) -> Rivalry:
         spread = max(math.sqrt(rivalry.squares / (rivalry.count - 1)), LEAST_SPREAD)
         margin = -math.log1p(-LEAST_GAIN)
         told = (sum(moves) / len(moves) - margin) * math.sqrt(min(len(moves), rivalry.count))
-        sums = _bet(sums, told / spread - max(0.3, 2.0 / math.sqrt(rivalry.count)))
+        sums = bet(sums, told / spread - max(0.3, 2.0 / math.sqrt(rivalry.count)))
     count, mean, squares = rivalry.count, rivalry.mean, rivalry.squares
     for move in moves:
         count += 1

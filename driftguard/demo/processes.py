@@ -17,6 +17,8 @@ import httpx
 from driftguard.errors import DriftGuardError
 
 SERVER = "demo"
+DATA = "data"  # of the sidecar and its database, in the directory of a demo
+CACHE_VARIABLE = "DRIFTGUARD_CACHE_DIR"
 STOP_SECONDS = 15.0
 _TAIL_LINES = 15  # of a log, in an error message
 _KEPT_PORTS: list[socket.socket] = []
@@ -42,6 +44,7 @@ class Process:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C only reaches the demo, which then stops them in order
             )
         return cls(name, popen, log)
@@ -76,12 +79,22 @@ class Process:
         return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
 
+def _environment() -> dict[str, str]:
+    """Without the user's settings: the demo's records and pages are not for the database and the receivers of
+    theirs."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("DRIFTGUARD_") or name == CACHE_VARIABLE
+    }
+
+
 def sidecar_config(
     directory: Path, engine_url: str, sidecar_url: str, webhooks: Sequence[str], alertmanagers: Sequence[str]
 ) -> str:
     """The demo's settings, in TOML: a short reference period, capture on, and a short training."""
     return f"""
-data_dir = "{directory / "data"}"
+data_dir = "{directory / DATA}"
 [[engines]]
 server = "{SERVER}"
 admin_url = "{engine_url}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,13 +16,14 @@ import httpx
 from rich.console import Console
 
 from driftguard.demo import stages
-from driftguard.demo.processes import DemoFailed, free_url, sidecar_config, start_engine, start_sidecar
+from driftguard.demo.processes import DATA, DemoFailed, free_url, sidecar_config, start_engine, start_sidecar
 from driftguard.demo.receiver import Receiver
 from driftguard.demo.report import summary_table, write_json
 from driftguard.demo.sidecar_client import SidecarClient
 from driftguard.demo.stages import Facts, Loop
 from driftguard.demo.traffic import Load, Traffic
 from driftguard.demo.view import Screen, Stage
+from driftguard.errors import BadInput
 
 START_SECONDS = 90.0
 
@@ -45,7 +48,15 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions) -> int:
-    """Runs the demo; 0 if every stage succeeded, 1 otherwise (and prints which failed)."""
+    """Runs the demo; 0 if every stage succeeded, 1 otherwise (and prints which failed).
+
+    On SIGTERM, and when its terminal is closed, it stops what it started, too. Raises BadInput, before
+    anything is started: a file that cannot be written, an Alertmanager that does not answer, a used log
+    directory.
+    """
+    _check(options)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     console = Console()
     facts = Facts(seed=options.seed)
     with ExitStack() as stack:
@@ -61,6 +72,25 @@ def run_demo(options: DemoOptions) -> int:
             if options.json_file:
                 write_json(facts, options.json_file)
         return 0 if facts.happened else 1
+
+
+def _check(options: DemoOptions) -> None:
+    if options.json_file is not None:
+        try:
+            options.json_file.open("a").close()
+        except OSError as error:
+            raise BadInput(f"--json: {options.json_file} cannot be written: {error.strerror}") from error
+    if options.log_directory is not None and (options.log_directory / DATA).exists():
+        raise BadInput(f"--log-dir: {options.log_directory} holds an earlier demo; name another directory")
+    if options.alertmanager_url is not None:
+        _check_alertmanager(options.alertmanager_url)
+
+
+def _check_alertmanager(url: str) -> None:
+    try:
+        httpx.get(f"{url.rstrip('/')}/api/v2/status", timeout=5.0).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise BadInput(f"--alertmanager: no Alertmanager answers at {url}: {error}") from error
 
 
 def _play(options: DemoOptions, console: Console, facts: Facts, directory: Path, stack: ExitStack) -> None:

@@ -33,6 +33,7 @@ RETRAIN_SECONDS = 480.0
 RECOVERY_SECONDS = 180.0
 REFERENCE_REQUESTS = 30  # without speculation
 MEASURED_REQUESTS = 100  # at the end
+SCORING = "scoring requests captured before and after the fall: is it the traffic, or the engine?"
 BACKGROUND_PAUSE_SECONDS = 1.0  # between requests of one worker while the draft trains on the same cores
 
 
@@ -137,6 +138,8 @@ def drift(loop: Loop, stage: Stage) -> dict[str, Any]:
         return next((incident for incident in falls if incident["diagnosis"] is not None), None)
 
     incident = wait_for("an incident", INCIDENT_SECONDS, examined)
+    # From here on scoring and training use the same cores, so the speed means nothing.
+    loop.measure("during", loop.traffic.answers[answered_before:])
     loop.screen.state = f"incident: {incident['summary']}"
     segments = [segment["segment"] for segment in incident["segments"]]
     delay = incident["opened_record"] - answered_before
@@ -186,31 +189,36 @@ def _alertmanager_alert(url: str) -> Callable[[], dict[str, Any] | None]:
 def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
     """The sidecar collects, distils, gates and promotes; requests continue meanwhile."""
     start = len(loop.traffic.answers)
-    degraded_until: list[int] = []
+    told: list[str] = []
+
+    def tell(state: str, text: str) -> None:
+        if state not in told:
+            told.append(state)
+            loop.screen.step(text)
 
     def ended() -> dict[str, Any] | None:
         run = loop.sidecar.newest_run()
-        if run is None or run["state"] == "nothing_to_do":
-            why = run["reason"] if run else "waiting for a run"
-            stage.note = f"{len(loop.traffic.answers) - start} more requests; {why}"
+        if run is None:
+            tell("scoring", SCORING)
+            stage.note = f"{len(loop.traffic.answers) - start} more requests"
             return None
-        if not degraded_until:  # from here on training uses the same cores, so the speed means nothing
-            degraded_until.append(len(loop.traffic.answers))
-            loop.traffic.pause_seconds = BACKGROUND_PAUSE_SECONDS
+        if run["state"] == "nothing_to_do":
+            tell("nothing_to_do", f"retraining waits: {run['reason']}")
+            stage.note = f"{len(loop.traffic.answers) - start} more requests"
+            return None
+        loop.traffic.pause_seconds = BACKGROUND_PAUSE_SECONDS
+        tell(run["state"], f"retraining: {run['state']}")
         progress = run["progress"] or {}
         step = (
             f" {progress['step']} of {progress['steps']}" if run["state"] == "training" and progress else ""
         )
         stage.note = f"{run['state']}{step}"
-        loop.screen.state = f"retraining: {stage.note}"
         if run["state"] in ("rejected", "failed", "rolled_back"):
             raise DemoFailed(f"the retraining ended as {run['state']}: {run['reason']}")
         return run if run["state"] in ("watching", "promoted") else None
 
     run = wait_for("a promotion", RETRAIN_SECONDS, ended)
     loop.traffic.pause_seconds = 0.0
-    shifted = loop.facts.stages["drift"]["true_shift_after_requests"]
-    loop.measure("during", loop.traffic.answers[shifted : degraded_until[0]])
     gate = run["numbers"]["gate"]
     stage.note = f"draft {run['candidate_version']} promoted by the gate"
     return {"run_id": run["id"], "candidate_version": run["candidate_version"], "gate": gate}

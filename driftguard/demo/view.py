@@ -37,7 +37,8 @@ class Stage:
 
 @dataclass(slots=True)
 class Screen:
-    """The live view on a terminal; on anything else one line per finished stage."""
+    """The live view on a terminal; on anything else one line per finished stage, and one per step of a
+    long one."""
 
     console: Console
     stages: list[Stage] = field(default_factory=list)
@@ -63,6 +64,12 @@ class Screen:
         stage.ended_at = time.time()
         if not self.console.is_terminal:
             self.console.print(f"[{stage.seconds:5.1f} s] {stage.title}: {stage.note}", highlight=False)
+
+    def step(self, text: str) -> None:
+        """What a long stage does now: the state of the live view, else a line of its own."""
+        self.state = text
+        if not self.console.is_terminal:
+            self.console.print(f"{'':9} {text}", highlight=False)
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 1))

@@ -56,6 +56,11 @@ class Difference:
         along = self.change if move > 0 else -self.change
         return self.p_value <= LEVEL and along >= share * abs(move)
 
+    def may_follow(self, move: float, share: float) -> bool:
+        """The interval reaches this share of the signed `move`, in its direction."""
+        farthest = self.high if move > 0 else -self.low
+        return farthest >= share * abs(move)
+
 
 def rate_of(counts: Iterable[tuple[int, int]]) -> Rate | None:
     """Of (drafted, accepted) pairs; None where nothing was drafted.

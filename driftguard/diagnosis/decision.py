@@ -215,21 +215,25 @@ def _fell_beside_steady_probes(found: Examination, inside: str, doubt: str) -> V
 
 
 def _fell_with_the_models(found: Examination, inside: str, doubt: str) -> Verdict | None:
-    """The serving gap is steady, and the draft fits the requests since the change less."""
+    """The serving gap is steady, and the draft fits the requests since the change less. That prompts look as
+    before does not contradict it: their n-grams are compared, and the models tell what the draft makes of
+    them."""
     gap = found.gap
-    if gap is None or not found.serves_as_before or not gap.offline_moved(found.towards):
+    if gap is None or not found.serves_as_before or not found.fits_less:
         return None
     shown = (
         f"target and draft account for it: offline {gap.offline_before:.2f} before, {gap.offline_after:.2f} "
         "since"
     )
-    if found.queries_moved is False or found.alike_outcome == "fell":
-        return Verdict("unknown", "low", f"{inside}, {shown}; but captured requests look as before{doubt}")
-    if found.probes_behaviour == "steady" and not doubt and (found.traffic_moved or found.probes_cover):
-        reason = f"{inside}, {shown}; neither the canary probes nor any setting moved"
-        return Verdict("query_drift", "high", reason, _like(found))
     if doubt and not found.traffic_moved:
         return Verdict("unknown", "low", f"{inside}, {shown}{doubt}")
+    if found.queries_moved is False or found.alike_outcome == "fell":
+        like_before = f"{shown}, though captured prompts look as before"
+        return Verdict("query_drift", "medium", f"{inside}, {like_before}{doubt}", _like(found))
+    probed = found.probes_behaviour == "steady" and (found.traffic_moved or found.probes_cover)
+    if probed and found.same_target and not doubt:
+        reason = f"{inside}, {shown}; neither the canary probes nor any setting moved"
+        return Verdict("query_drift", "high", reason, _like(found))
     return Verdict("query_drift", "medium", f"{inside}, {shown}{doubt}", _like(found))
 
 

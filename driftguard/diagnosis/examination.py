@@ -37,6 +37,7 @@ from driftguard.diagnosis.template import Template
 from driftguard.records.positions import Positions, combined
 
 ENOUGH_QUERIES: Final = 50  # captured requests a side; fewer cannot show that prompts stayed as they were
+LOOKS_AS_BEFORE: Final = 0.1  # p-value from which prompts did not move; between LEVEL and it neither is shown
 OF_K: Final = ("num_speculative_tokens", "drafted_per_step")
 EXCLUDING: Final = ("steady", "moved_less")  # probes that exclude half of the traffic's move
 PROBED_CACHE: Final = 0.1  # of a prompt: how much more from the cache than any probe still counts as probed
@@ -110,12 +111,25 @@ class Examination:
         return "unclear" if self.has_not_moved else self.gap.behaviour(self.towards)
 
     @property
+    def fits_less(self) -> bool:
+        """Target and draft account for the fall: the draft fits the requests since the change less."""
+        return self.gap is not None and self.gap.offline_moved(self.towards, self.change)
+
+    @property
     def serves_as_before(self) -> bool:
-        """Captured requests are accepted as target and draft account for, and the answers are still this
-        target's: that excludes the engine, unless the canary probes contradict."""
-        if self.gap is None or self.probes_behaviour == "moved":
+        """Captured requests are accepted as target and draft account for, which excludes the engine unless
+        the canary probes contradict; and the answers are still this target's. Where they are too few to show
+        that, it is enough that the models account for the fall and nothing shows another target: one that
+        accepts otherwise opens the gap."""
+        if self.gap is None or self.probes_behaviour == "moved" or self.gap_behaviour != "steady":
             return False
-        return self.gap_behaviour == "steady" and self.gap.answers_are_own
+        return self.gap.answers_are_own or (self.fits_less and not self.gap.answers_are_others)
+
+    @property
+    def same_target(self) -> bool:
+        """Another target is excluded."""
+        by_probes = self.probes is not None and self.probes.is_answered_alike
+        return by_probes or (self.gap is not None and self.gap.answers_are_own)
 
     @property
     def probes_cover(self) -> bool:
@@ -189,7 +203,8 @@ def _moved(queries: QueryChange | None) -> bool | None:
     if queries.p_value <= LEVEL:
         return True
     enough = min(queries.requests_before, queries.requests_after) >= ENOUGH_QUERIES
-    return False if enough and queries.would_be_seen else None
+    as_before = queries.p_value > LOOKS_AS_BEFORE
+    return False if as_before and enough and queries.would_be_seen else None
 
 
 def _compared(evidence: Evidence, *, is_warm: bool) -> ProbeChange | None:

@@ -10,7 +10,7 @@ from driftguard.diagnosis.captured_requests import QueryChange, Repetition
 from driftguard.diagnosis.comparisons import Decomposition, Difference
 from driftguard.diagnosis.configuration import FieldChange
 from driftguard.diagnosis.evidence import Evidence
-from driftguard.diagnosis.examination import OF_K, Examination, positions_of
+from driftguard.diagnosis.examination import LOOKS_AS_BEFORE, OF_K, Examination, positions_of
 from driftguard.diagnosis.like_with_like import LikeWithLike
 from driftguard.diagnosis.pace import Load, Looping
 from driftguard.diagnosis.probes import Behaviour, ProbeChange
@@ -90,6 +90,11 @@ def missing(evidence: Evidence, found: Examination) -> Iterator[str]:
         )
     if evidence.missing_scores is not None:
         yield f"captured requests could not be scored: {_NOT_SCORED[evidence.missing_scores]}"
+    if found.gap is not None and found.gap.rules_disagree(found.towards):
+        yield (
+            "the rule by which the engine keeps draft tokens (engines.acceptance_rule): by each of two the "
+            "serving gap says something else"
+        )
     needless = ("drafted_per_step",) if found.positions == "all" else OF_K
     untold = [configuration.NAMES[name] for name in found.settings.untold if name not in needless]
     if untold:
@@ -102,12 +107,15 @@ _NOT_SCORED: Final[dict[MissingScores, str]] = {
     "engine_silent": "the engine did not say which models it serves",
     "no_draft_model": "the draft is no model that can be run",
     "not_here": "the directory of the target or of this draft version is not known, or not on this machine",
-    "too_few": "fewer than 10 on one side of the change have counts, K and temperature in their record, and "
-    "this draft version",
+    "typical": "the engine keeps draft tokens by typical acceptance, so that answers are not the target's "
+    "own (engines.acceptance_rule)",
+    "too_few": "fewer than 10 on one side of the change have counts, the temperature, and K or counts per "
+    "position in their record, and this draft version",
     "timeout": "the time was too short (diagnosis.score_seconds)",
     "failed": "the scoring process failed; the log of the sidecar says how",
     "interrupted": "the sidecar was stopped while it scored them",
 }
+_TOO_FEW_PROMPTS: Final = "show no move, but are too few to exclude one"
 _VERBS: Final[dict[Behaviour | Literal["none"], str]] = {
     "moved": "moved with the traffic",
     "moved_less": "moved, by less than the traffic",
@@ -192,7 +200,10 @@ def _query_fact(change: QueryChange, moved: bool | None, evidence: Evidence) -> 
     counts = f"{change.requests_before} captured before, {change.requests_after} since"
     names = ", ".join(evidence.changed[:3])
     if change.nearest is None:
-        shown = "show no move, but are too few to exclude one" if moved is None else "look as before"
+        shown = "look as before"
+        if moved is None:
+            leans = change.p_value <= LOOKS_AS_BEFORE
+            shown = "show no move, but do not exclude one" if leans else _TOO_FEW_PROMPTS
         text = f"prompts of {names} {shown} (p = {change.p_value:.3f}; {counts})"
     else:
         like = f"like {change.nearest}" if change.nearest != captured_requests.NEW_TOPIC else "a new topic"
@@ -235,11 +246,13 @@ def _gap_fact(gap: ServingGap, found: Examination) -> Fact:
         "unclear": "does not tell: too noisy",
         "none": "is missing",
     }[found.gap_behaviour]
+    if found.gap_behaviour == "unclear" and gap.rules_disagree(found.towards):
+        verb = "depends on the rule of the engine, which is not known"
     text = (
         f"the serving gap {verb}: of captured requests the server accepted {gap.served_before:.2f} before "
         f"and {gap.served_after:.2f} since, target and draft account for {gap.offline_before:.2f} and "
-        f"{gap.offline_after:.2f} ({gap.requests_before} and {gap.requests_after} scored; change of the gap "
-        f"{gap.opened.in_words})"
+        f"{gap.offline_after:.2f}{_by_match(gap)} ({gap.requests_before} and {gap.requests_after} scored; "
+        f"change of the gap {gap.opened.in_words})"
     )
     numbers: dict[str, Number] = {
         "served_before": gap.served_before,
@@ -250,6 +263,14 @@ def _gap_fact(gap: ServingGap, found: Examination) -> Fact:
         "requests_after": gap.requests_after,
     }
     return Fact("serving gap", text, {**numbers, **_numbers(gap.opened)})
+
+
+def _by_match(gap: ServingGap) -> str:
+    """Where the engine's rule is not known, what the other one would account for."""
+    if gap.by_match is None:
+        return ""
+    before, after = gap.by_match.offline_before, gap.by_match.offline_after
+    return f" by rejection sampling, or for {before:.2f} and {after:.2f} if the likeliest token is drafted"
 
 
 def _surprise_fact(gap: ServingGap) -> Fact:

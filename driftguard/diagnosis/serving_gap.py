@@ -1,17 +1,19 @@
 """Captured requests scored with the registered target and draft: does the server accept what both account
 for, before and after the change alike?
 
-The gap is served less offline acceptance, of the same requests, so that the traffic cancels out of it. It
+The gap is served less offline acceptance, of the same answers, so that the traffic cancels out of it. It
 opens where the engine does not serve these models faithfully any more (cache, weights, quantisation,
 positions); it stays where the draft fits the requests less. Only its movement is judged: an engine with
-another acceptance rule, or with drafts that are not sampled, has a gap of its own on both sides.
+top-k or top-p has a gap of its own on both sides. Engines keep draft tokens by one of two rules
+(driftguard_training.serving), and how far these lie apart follows the text: where the engine's rule is not
+known, only what is so under both is shown.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -26,10 +28,11 @@ from driftguard.diagnosis.comparisons import (
     Pair,
     Rate,
     combined_difference,
+    difference_of,
 )
 from driftguard.diagnosis.evidence import Captured
 from driftguard.diagnosis.probes import RELEVANT_SHARE
-from driftguard.records.documents.serving_scores import SegmentScores, ServingScores, SideScores
+from driftguard.records.documents.serving_scores import Rule, SegmentScores, ServingScores, SideScores
 
 OTHER_TARGET: Final = 0.1  # nats per token: other rounding of the same weights moves it by less
 SAME_TARGET: Final = 0.2  # a target with other weights moves it by more
@@ -39,13 +42,23 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredRequest:
-    """A captured request with the counts of its record, and its score: expected counts of a faithful engine,
-    and the sum of the surprise of its tokens, see driftguard_training.serving."""
+class Expected:
+    """Counts of a faithful engine. `accepted`: before the tokens were drawn; `accepted_of_answer`: given that
+    this answer came of them, which is what served acceptance is compared with."""
 
-    captured: Captured
     drafted: float
     accepted: float
+    accepted_of_answer: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRequest:
+    """A captured request with the counts of its record, and its score: expected counts by either rule, and
+    the sum of the surprise of its tokens, see driftguard_training.serving."""
+
+    captured: Captured
+    rejection: Expected
+    match: Expected
     surprise: float
     tokens: int
 
@@ -53,7 +66,8 @@ class ScoredRequest:
 @dataclass(frozen=True, slots=True)
 class ServingGap:
     """Inside segments, each weighted by what was drafted after. `opened`: change of the gap; `offline`, of
-    offline acceptance; `surprise`, of the surprise, in nats per token."""
+    offline acceptance; `surprise`, of the surprise, in nats per token. `by_match`: the same by the other
+    rule, where the engine's is not known."""
 
     requests_before: int
     requests_after: int
@@ -64,19 +78,44 @@ class ServingGap:
     opened: Difference
     offline: Difference
     surprise: Difference
+    by_match: ServingGap | None = None
 
     def behaviour(self, move: float) -> Behaviour:
         """Against the traffic's signed `move`. "opened": by at least half of it; "opened_less": by a part.
-        "steady": the interval excludes half of it."""
+        "steady": the interval excludes half of it. By both rules, where the engine's is not known."""
+        found = self._by_one_rule(move)
+        other = self.by_match.behaviour(move) if self.by_match is not None else found
+        if found == other:
+            return found
+        return "opened_less" if {found, other} == {"opened", "opened_less"} else "unclear"
+
+    def _by_one_rule(self, move: float) -> Behaviour:
         if self.opened.follows(move, MAIN_SHARE):
             return "opened"
         if self.opened.follows(move, RELEVANT_SHARE):
             return "opened_less"
         return "steady" if self.opened.excludes(EXCLUDED_SHARE * abs(move)) else "unclear"
 
-    def offline_moved(self, move: float) -> bool:
-        """By at least half of the traffic's `move`: the draft fits the requests less."""
-        return self.offline.follows(move, MAIN_SHARE)
+    def offline_moved(self, move: float, served: Difference | None) -> bool:
+        """By at least half of the traffic's `move`: the draft fits the requests less.
+
+        Shown of the scored requests alone; or by `served`, the change of acceptance of all requests, less
+        that of the gap, which leaves that of the models: a difference estimator, where these must not exclude
+        it. Both errors hold the coins of the same requests, so that its interval is too wide rather than too
+        narrow.
+        Paper: Cochran, Sampling Techniques (1977), section 7.9.
+        """
+        if self.by_match is not None and not self.by_match.offline_moved(move, served):
+            return False
+        if self.offline.follows(move, MAIN_SHARE):
+            return True
+        if served is None or not self.offline.may_follow(move, MAIN_SHARE):
+            return False
+        return difference_of(served, self.opened).follows(move, MAIN_SHARE)
+
+    def rules_disagree(self, move: float) -> bool:
+        """What is shown depends on the engine's rule, which is not known."""
+        return self.by_match is not None and self._by_one_rule(move) != self.by_match.behaviour(move)
 
     @property
     def answers_are_others(self) -> bool:
@@ -90,40 +129,41 @@ class ServingGap:
 
 
 def summarised(
-    before: Sequence[ScoredRequest], after: Sequence[ScoredRequest], changed: Sequence[str]
+    before: Sequence[ScoredRequest],
+    after: Sequence[ScoredRequest],
+    changed: Sequence[str],
+    rule: Rule | None,
 ) -> ServingScores | None:
-    """None where no changed segment has MINIMUM_SAMPLE scored requests on both sides."""
+    """By the engine's `rule`, or by both where it is not known. None where no changed segment has
+    MINIMUM_SAMPLE scored requests on both sides."""
+    segments = _segments(before, after, changed, rule or "rejection")
+    if not segments:
+        return None
+    return ServingScores(segments, _segments(before, after, changed, "match") if rule is None else ())
+
+
+def _segments(
+    before: Sequence[ScoredRequest], after: Sequence[ScoredRequest], changed: Sequence[str], rule: Rule
+) -> tuple[SegmentScores, ...]:
     found = []
     for segment in changed:
         old, new = ([one for one in side if one.captured.segment == segment] for side in (before, after))
         if min(len(old), len(new)) >= MINIMUM_SAMPLE:
-            found.append(SegmentScores(segment, _side(old), _side(new)))
-    return ServingScores(tuple(found)) if found else None
+            found.append(SegmentScores(segment, _side(old, rule), _side(new, rule)))
+    return tuple(found)
 
 
-def _side(requests: Sequence[ScoredRequest]) -> SideScores:
+def _side(requests: Sequence[ScoredRequest], rule: Rule) -> SideScores:
     """Ratios of sums over conversations with linearised errors (see `comparisons.rate_of`). The error of the
-    gap is that of a difference of two ratios of the same units: sum (e_served - e_offline)^2, with each
+    gap is that of a difference of two ratios of the same units: sum (e_served - e_accounted)^2, with each
     ratio's e = (a - r d) / sum d."""
     numbers = np.array(conversations_of([one.captured for one in requests]))
-    columns = np.array(
-        [
-            (
-                one.captured.drafted or 0,
-                one.captured.accepted or 0,
-                one.drafted,
-                one.accepted,
-                one.tokens,
-                one.surprise,
-            )
-            for one in requests
-        ],
-        dtype=np.float64,
-    )
+    columns = np.array([_row(one, one.match if rule == "match" else one.rejection) for one in requests])
     units = np.array([columns[numbers == number].sum(axis=0) for number in np.unique(numbers)])
     served, of_served = _ratio(units[:, 1], units[:, 0])
     offline, of_offline = _ratio(units[:, 3], units[:, 2])
-    surprise, of_surprise = _ratio(units[:, 5], units[:, 4])
+    accounted, of_accounted = _ratio(units[:, 4], units[:, 2])
+    surprise, of_surprise = _ratio(units[:, 6], units[:, 5])
     return SideScores(
         requests=len(requests),
         units=len(units),
@@ -132,11 +172,17 @@ def _side(requests: Sequence[ScoredRequest]) -> SideScores:
         served_error=_error(of_served),
         offline=offline,
         offline_error=_error(of_offline),
-        gap=served - offline,
-        gap_error=_error(of_served - of_offline),
+        gap=served - accounted,
+        gap_error=_error(of_served - of_accounted),
         surprise=surprise,
         surprise_error=_error(of_surprise),
     )
+
+
+def _row(one: ScoredRequest, expected: Expected) -> tuple[float, ...]:
+    served = float(one.captured.drafted or 0), float(one.captured.accepted or 0)
+    counts = expected.drafted, expected.accepted, expected.accepted_of_answer
+    return *served, *counts, float(one.tokens), one.surprise
 
 
 def _ratio(counts: Floats, of: Floats) -> tuple[float, Floats]:
@@ -155,7 +201,11 @@ def _error(parts: Floats) -> float:
 
 def compare(scores: ServingScores) -> ServingGap | None:
     """None where a side of each segment is one conversation."""
-    segments = scores.segments
+    found = _gap(scores.segments)
+    return replace(found, by_match=_gap(scores.by_match)) if found is not None else None
+
+
+def _gap(segments: Sequence[SegmentScores]) -> ServingGap | None:
     opened = _change(segments, "gap")
     offline, surprise = _change(segments, "offline"), _change(segments, "surprise")
     if opened is None or offline is None or surprise is None:

@@ -2,7 +2,7 @@
 
 With an incident as it is examined, and for every stream in service every few minutes: an open incident is
 then told what it costs by now. A new one, which is found before enough requests were timed, waits a minute
-only.
+only, and so does a new stream, such as that of a draft just promoted.
 
 The detector finds no second fall of a segment while one is open, and that of another perhaps later than it
 costs something. So a further fall of the changed segments is told here, the other segments are looked at as
@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 from driftguard.cost import Cost, TimedRequest, assess
 from driftguard.diagnosis.comparisons import QUANTILE_95, Rate, acceptance_of, decompose, rate_of
 from driftguard.incident_lifecycle import formula_slowdown
-from driftguard.incidents import remedy, renamed_segment
+from driftguard.incidents import found_back, remedy
 from driftguard.incidents.opening import Paging, fall_further, raise_to, severity_of, why_no_repetition
 from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
@@ -36,8 +36,8 @@ from driftguard.store.database import CHORE, Database
 from driftguard.store.tables import Incident, Stream
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
-MEASURE_NEW_EVERY: Final = timedelta(minutes=1)  # of streams with an incident that lacks its cost,
-NEW_FOR: Final = timedelta(minutes=30)  # for so long after it opened
+MEASURE_NEW_EVERY: Final = timedelta(minutes=1)  # of streams that lack their cost, or whose incident does,
+NEW_FOR: Final = timedelta(minutes=30)  # for so long after they began, or it opened
 OUTDATED_AFTER: Final = 6 * MEASURE_EVERY  # with traffic that was not measured
 _AT_A_TIME: Final = 10  # streams: about a twentieth of a second each
 _NEWEST: Final = 2**62  # above every seq
@@ -79,9 +79,9 @@ def at_change(
 
 
 def refresh(database: Database, paging: Paging, now: datetime) -> None:
-    """Measures the streams whose incident waits for it and those that waited longest, a few of either at a
-    time, each in transactions of its own. What it costs by now may make an open incident graver. Whether a
-    renamed segment of it is back is asked as well."""
+    """Measures new streams, those whose incident waits for it and those that waited longest, a few of each at
+    a time, each in transactions of its own. What it costs by now may make an open incident graver. Whether
+    segments of it are back that a comparison found is asked as well."""
     with database.session(CHORE) as session:
         awaited = stream_costs.awaited(session, now - NEW_FOR, now - MEASURE_NEW_EVERY, limit=_AT_A_TIME)
         outdated = stream_costs.outdated(session, now - MEASURE_EVERY, limit=_AT_A_TIME)
@@ -94,7 +94,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
             incident = _unresolved(session, stream_id)
             found = _now(session, stream, incident)
             rollback = rollback_of(session, stream, found.cost)
-            back = renamed_segment.found_back(session, incident) if incident else []
+            back = found_back.found_back(session, incident, now) if incident else []
         with database.session(CHORE) as session:  # short: the fold waits for an incident that is locked
             stream_costs.store(session, stream_id, found.cost, now)
             present = incidents.lock(session, incident.id) if incident else None
@@ -103,7 +103,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
                 update_incident(session, present, found, paging, now)
                 _end_repetition(session, present, found, paging, now)
                 _keep_present(present, found.cost, rollback)
-                renamed_segment.end_where_back(session, present, back, now)
+                found_back.end_where_back(session, present, back, now)
 
 
 def rollback_of(session: Session, stream: Stream, cost: Cost | None) -> Rollback | None:

@@ -120,14 +120,14 @@ def _gradually(incident: Incident) -> str:
 
 
 def _counted(incident: Incident) -> str:
-    """For example: As counted it went from 0.61 to 0.62, because answers are shorter; these numbers compare
-    requests alike."""
+    """For example: Plain counts say 0.61 to 0.62, because answers are shorter; the numbers before compare
+    like with like."""
     told = incident.evidence.adjusted
     if told is None or not told.counted_differs:
         return ""
     counted = from_to(told.counted_before, told.counted_after)
     why = f", because {' and '.join(told.because)}" if told.because else ""
-    return f" As counted it went from {counted}{why}; what is told here compares requests alike."
+    return f" Plain counts say {counted}{why}; the numbers before compare like with like."
 
 
 def _repeating(incident: Incident) -> str:

@@ -64,7 +64,7 @@ def follow(
     if isinstance(found, Further) and not incident.awaits_examination:
         return _fallen_further(session, watch, incident, goodput, found, paging, now)
     if found == "explained":
-        watch = replace(watch, sums=watching.NONE, pending=())
+        watch = replace(watch, sums=(), pending=())
     if opened.kind == "speculation_loses":
         return _losing(session, stream, watch, incident, goodput, speculation, paging, now)
     if watching.is_over(watch):

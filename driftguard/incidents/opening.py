@@ -170,11 +170,7 @@ def close(session: Session, stream: Stream, finding: DriftClosed, now: datetime)
     ended_at = datetime.fromtimestamp(finding.ended_at, UTC)
     for incident in incidents.unresolved_of(session, stream.id, finding.direction):
         of_alarm = incident.evidence.is_of_alarm
-        over = [
-            each.segment
-            for each in incident.segments
-            if each.evidence is not None or (of_alarm and not each.renamed_from)
-        ]
+        over = [each.segment for each in incident.segments if not each.is_compared(of_alarm=of_alarm)]
         is_back = finding.reason == "recovered"
         come_back(session, incident, over, closing_reason(finding), now, ended_at, is_back=is_back)
 
@@ -201,6 +197,7 @@ def come_back(
         return
     mitigated = at if is_back else None
     incidents.move(session, incident.id, "resolved", reason, now, mitigated_at=mitigated, last_record_at=at)
+    log.info("incident resolved", incident=str(incident.id), stream=incident.stream_id, reason=reason)
 
 
 def tell_gradual(session: Session, stream: Stream, finding: DriftSeenGradual, now: datetime) -> None:

@@ -1,42 +1,41 @@
 """A segment under another name: the detector learns its baseline anew and would not see that it fell.
 
 When a segment has its first baseline, it is looked for a segment that fell silent when it appeared, and is
-like it. Both are then compared. The detector knows the new name by the lower level alone, so that whether it
-has come back is looked for here as well.
+like it. Both are then compared. Whether it has come back is looked for in `found_back.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID, uuid5
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy.orm import Session
 
 from driftguard.diagnosis import comparisons
 from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
-from driftguard.incidents.opening import come_back, join, open_incident
+from driftguard.incidents.opening import join, open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import examination_evidence, folding, incidents, renamed_segments
-from driftguard.store.renamed_segments import Heard, Likeness, NewestLevel
+from driftguard.store.renamed_segments import Arrived, Likeness
 from driftguard.store.tables import AwaitedComparison, Incident
 
 LOOK_BACK: Final = timedelta(days=7)
-SHARE_SPAN: Final = timedelta(hours=1)  # at least, before the new name, to tell the share of the old one
+NEWEST_REQUESTS: Final = 200_000  # of a stream, in which a name has to have taken the other one's place
+SHARE_REQUESTS: Final = 2_000  # at least, before the new name, to tell the share of the old one
 RECENT: Final = timedelta(days=1)  # names that appeared so long before the newest baseline began, at most
 LEAST_REQUESTS: Final = 30  # of a segment, under either name, with equal settings
 BY_CHANCE: Final = 0.001  # below: the silence of a segment is none of chance
 ROLLOUT: Final = 0.1  # of the requests under the new name may come before the last one under the old
 SHARE_RATIO: Final = 1.25  # shares of the traffic that lie closer are alike
 LENGTH_DEVIATIONS: Final = 0.5  # logarithms of lengths whose means lie closer, in standard deviations, too
-NEWEST_REQUESTS: Final = 200  # of a segment, that tell whether it has come back
-SURELY: Final = 3.0  # standard errors: that is asked every few minutes
-SAME_K: Final = 0.05  # part by which the draft tokens per step may differ
-MINUTE: Final = timedelta(minutes=1)
 _NAMESPACE: Final = UUID("6a1d3c0e-64a5-4c1f-8f60-7d0f3b0d5a11")
 
 
@@ -64,19 +63,21 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
     Welch's test with Bonferroni's correction, its errors inflated as the detector found for the stream.
     """
     since = awaited.reference_since - LOOK_BACK
-    names = renamed_segments.heard(session, awaited.stream_id, since)
+    appeared = renamed_segments.appeared(session, awaited.stream_id)
+    heard = renamed_segments.heard(session, awaited.stream_id, since)
+    names = [one for one in heard if one.segment in appeared]  # not "other", which is many
     if len(names) < 2:
         return []
     older = renamed_segments.known_before(session, awaited.stream_id, since)
-    begun, latest = min(one.first for one in names), max(one.last for one in names) + MINUTE
+    newest = renamed_segments.newest(session, awaited.stream_id, NEWEST_REQUESTS)
+    orders = [_places(newest), _places(sorted(newest, key=lambda one: (one.ended_at, one.seq)))]
     pairs = [
         (old.segment, new.segment)
         for new in names
-        if new.segment not in older and new.first > max(begun, awaited.reference_since - RECENT)
+        if new.segment not in older and new.first > awaited.reference_since - RECENT
         for old in names
-        if old.segment != new.segment
-        and old.first < new.first
-        and _took_its_place(session, awaited.stream_id, old, new, latest)
+        if appeared[old.segment] < appeared[new.segment]
+        and any(_took_its_place(places, old.segment, new.segment) for places in orders)
     ]
     if not pairs:
         return []
@@ -99,31 +100,45 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
     ]
 
 
-def _took_its_place(session: Session, stream_id: int, old: Heard, new: Heard, latest: datetime) -> bool:
-    """Has `old` been silent since about when `new` appeared, which has a like share of the traffic?"""
-    span = max(latest - new.first, SHARE_SPAN)
-    heard = renamed_segments.last_heard(session, stream_id, new.first)
-    if heard is None:
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Of the newest requests of a stream in some order: how many there are, and the places of each segment's,
+    rising."""
+
+    total: int
+    of_segment: Mapping[str, NDArray[np.int64]]
+
+
+def _places(requests: Sequence[Arrived]) -> _Places:
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, one in enumerate(requests):
+        places[one.segment].append(place)
+    return _Places(len(requests), {name: np.array(own) for name, own in places.items()})
+
+
+def _took_its_place(places: _Places, old: str, new: str) -> bool:
+    """Has `old` been silent since about when `new` appeared, which has a like share of the traffic?
+
+    Places in the order of arrival are not moved by a clock that is set, nor by hours in which nothing is
+    sent; those in the order of the clock not by records that a sender kept back. Either may show it."""
+    none = np.zeros(0, dtype=np.int64)
+    ours, theirs = (places.of_segment.get(name, none) for name in (old, new))
+    if not len(ours) or not len(theirs):
         return False
-    end = heard + MINUTE  # names change with restarts, before which nothing may have been sent for hours
-    before = renamed_segments.counts(session, stream_id, end - span, end)
-    after = renamed_segments.counts(session, stream_id, new.first, latest)
-    ours, total = before.get(old.segment, 0), sum(before.values())
-    if ours == 0:
+    begun, ended = int(theirs[0]), int(ours[-1])
+    since = places.total - begun
+    start = max(begun - max(since, SHARE_REQUESTS), 0)
+    before = int(((ours >= start) & (ours < begun)).sum())
+    if before == 0:
         return False
-    share = ours / total
-    silent = renamed_segments.counts(session, stream_id, old.last + MINUTE, latest)
-    if _chance_of_silence(share, sum(silent.values())) > BY_CHANCE:
+    share = before / (begun - start)
+    if _chance_of_silence(share, places.total - 1 - ended) > BY_CHANCE:
         return False
-    if old.last < new.first:
-        gap = renamed_segments.counts(session, stream_id, old.last + MINUTE, new.first)
-        if _chance_of_silence(share, sum(gap.values())) <= BY_CHANCE:
-            return False
-    elif old.last > new.first:
-        both = renamed_segments.counts(session, stream_id, new.first, old.last)
-        if both.get(new.segment, 0) > ROLLOUT * after[new.segment]:
-            return False
-    return _shares_alike((ours, total), (after[new.segment], sum(after.values())))
+    if ended < begun and _chance_of_silence(share, begun - ended - 1) <= BY_CHANCE:
+        return False
+    if (theirs < ended).sum() > ROLLOUT * len(theirs):
+        return False
+    return _shares_alike((before, begun - start), (len(theirs), since))
 
 
 def _chance_of_silence(share: float, requests: int) -> float:
@@ -224,9 +239,8 @@ def _incident(
 ) -> tuple[Incident, str]:
     """The incident of segments that fell, and why it opens."""
     names = sorted(name for group in found for name in group.new)
-    seq, at = renamed_segments.first_of(
-        session, awaited.stream_id, names, awaited.reference_since - LOOK_BACK
-    )
+    newest = renamed_segments.newest(session, awaited.stream_id, NEWEST_REQUESTS)
+    seq, at = next((one.seq, one.ended_at) for one in newest if one.segment in names)
     total = sum(group.after.requests for group in found)
     before = sum(group.before.rate * group.after.requests for group in found) / total
     after = sum(group.after.rate * group.after.requests for group in found) / total
@@ -268,43 +282,3 @@ def _changes(found: Sequence[Renamed]) -> list[ChangedSegment]:
         for name, level in zip(group.new, group.acceptance, strict=True)
         if level.rate < group.before.rate
     ]
-
-
-def found_back(session: Session, incident: Incident) -> list[NewestLevel]:
-    """The segments of an incident that took the place of others, and accept like those again.
-
-    As for the detector (driftguard.detection.steps.recovery): they are back past the midpoint between before
-    and after. Here their newest requests say so, less SURELY standard errors, which are inflated as the
-    detector found for the stream. That is not asked of a segment that drafts another number of tokens per
-    step than it did, as that moves acceptance too.
-    """
-    waiting = {each.segment: each for each in incident.segments if each.renamed_from and not each.back_at}
-    if not waiting:
-        return []
-    summary = folding.summaries(session, [incident.stream_id]).get(incident.stream_id, {})
-    inflation = float(summary.get("variance_inflation", 1.0))
-    levels = renamed_segments.newest_levels(
-        session, incident.stream_id, waiting, incident.opened_seq, NEWEST_REQUESTS
-    )
-    k = incident.evidence.num_speculative_tokens
-    return [
-        level
-        for level in levels
-        if level.requests >= LEAST_REQUESTS
-        and (k is None or abs(level.drafted / level.steps / k - 1.0) <= SAME_K)
-        and level.mean - SURELY * math.sqrt(inflation * level.variance / level.requests)
-        > _midpoint(waiting[level.segment])
-    ]
-
-
-def _midpoint(change: ChangedSegment) -> float:
-    return (change.before.rate + change.after.rate) / 2.0
-
-
-def end_where_back(session: Session, incident: Incident, found: Sequence[NewestLevel], now: datetime) -> None:
-    """Of an incident, locked by the caller, that is not resolved; `found` as `found_back` says."""
-    if found:
-        levels = ", ".join(f"{level.segment} {level.mean:.2f}" for level in found)
-        reason = f"acceptance is back at what it was under the older name: {levels}"
-        at = max(level.ended_at for level in found)
-        come_back(session, incident, [level.segment for level in found], reason, now, at)

@@ -29,7 +29,7 @@ from driftguard.incidents.opening import open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, Rollback
 from driftguard.records.positions import ACCEPTANCE, Positions
 from driftguard.store import acceptance_levels, examination_evidence, folding, incidents
-from driftguard.store.acceptance_levels import AcceptanceLevel
+from driftguard.store.acceptance_levels import AcceptanceLevel, Span
 from driftguard.store.database import CHORE, Database
 from driftguard.store.examination_evidence import FirstRecord
 from driftguard.store.streams import get_stream, has_older_segments
@@ -37,6 +37,7 @@ from driftguard.store.tables import AwaitedComparison, Incident, Stream
 
 LOOK_BACK: Final = timedelta(days=7)
 K: Final = "num_speculative_tokens"
+_NEWEST: Final = 2**62  # above every seq
 LEAST_REQUESTS: Final = 30  # of a segment, under either target
 _NAMESPACE: Final = UUID(
     "a4f1c9a2-34c5-4a55-9d0e-6a2f6f0f6f9d"
@@ -142,23 +143,23 @@ def _fall(
 def _fall_across_k(
     session: Session, awaited: AwaitedComparison, minimum_drop: float, now: datetime
 ) -> tuple[Incident, str] | None:
-    """The incident to store and why, if the first draft token is accepted less since K changed."""
-    changed_at = awaited.reference_since
-    spans = [(changed_at - LOOK_BACK, changed_at), (changed_at, now)]
-    told = [
-        acceptance_levels.told_k(session, awaited.stream_id, since=since, until=until)
-        for since, until in spans
-    ]
+    """The incident to store and why, if the first draft token is accepted less since K changed. Before and
+    since are told by the order of arrival: a server that starts with another K may start with another clock.
+    """
+    first = examination_evidence.record_at(
+        session, awaited.stream_id, awaited.reference_since, awaited.ready_seq
+    )
+    if first is None:
+        return None
+    oldest = awaited.reference_since - LOOK_BACK
+    spans = [Span(0, first.seq, oldest), Span(first.seq, _NEWEST, oldest)]
+    told = [acceptance_levels.told_k(session, awaited.stream_id, span) for span in spans]
     if told[0] == told[1]:
         return None
-    sides = [
-        acceptance_levels.of_first_position(session, awaited.stream_id, since=since, until=until)
-        for since, until in spans
-    ]
+    sides = [acceptance_levels.of_first_position(session, awaited.stream_id, span) for span in spans]
     found = fallen_segments(sides[0], sides[1], minimum_drop)
     if not found:
         return None
-    first = examination_evidence.first_record(session, awaited.stream_id, changed_at)
     name = f"{awaited.stream_id}/{awaited.ready_seq}"
     incident = _incident(session, awaited, first, found, now, name=name, positions="first")
     return incident, (

@@ -30,6 +30,7 @@ from driftguard.proxy.workers import Worker, supervise
 from driftguard.settings import ProxySettings
 from driftguard_http import ConnectionLimits, Origins
 from driftguard_http.open_files import raise_limit
+from driftguard_http.origins import url_of
 
 LINGER_SECONDS: Final = 1.0
 FLUSH_SECONDS: Final = 5.0
@@ -45,7 +46,7 @@ def run_proxy(settings: ProxySettings, api_key: str | None) -> None:
     gc.freeze()  # modules are never freed; scanning them each time costs a tenth of the throughput
     gc.set_threshold(10_000)  # few cycles per request: collecting after every 700 objects costs a tenth too
     all_listeners = listeners_of(settings.host, settings.port, settings.admin_port, settings.workers)
-    ready = f"proxy ready on http://{settings.host}:{all_listeners[0].port} for {settings.upstream}"
+    ready = f"proxy ready on {url_of(settings.host, all_listeners[0].port)} for {settings.upstream}"
 
     def announce() -> None:
         print(ready, flush=True)

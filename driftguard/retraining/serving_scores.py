@@ -16,10 +16,10 @@ from driftguard.diagnosis.captured_requests import MINIMUM_SAMPLE
 from driftguard.diagnosis.serving_gap import ScoredRequest, summarised
 from driftguard.errors import BadSettings, DriftGuardError
 from driftguard.records.documents.incident import names_of
-from driftguard.records.documents.serving_scores import MissingScores, ServingScores
+from driftguard.records.documents.serving_scores import MissingScores, Rule, ServingScores
 from driftguard.retraining.due import captures_to_score
 from driftguard.retraining.engines.connect import connect
-from driftguard.retraining.engines.engine_admin import EngineInfo, EngineRefused
+from driftguard.retraining.engines.engine_admin import EngineInfo, EngineRefused, engine_of
 from driftguard.retraining.training import process, workspace
 from driftguard.retraining.training.process import Scoring, TrainingFailed, TrainingStopped
 from driftguard.retraining.training.traffic import write_served
@@ -84,6 +84,7 @@ def _scores(
     should_stop: Callable[[], bool],
 ) -> ServingScores:
     """Raises NotScored, TrainingStopped."""
+    rule = _rule(settings, stream.server)
     changed = names_of(incident.segments)
     with database.session() as session:
         captured = serving_scores.captured(session, stream, changed, incident.change_point_at)
@@ -94,7 +95,7 @@ def _scores(
         raise NotScored("too_few", "too few captured requests can be scored")
     target, draft = _models(database, settings, stream)
     scored, is_late = _run(settings, incident.id, target, draft, captured, should_stop)
-    found = summarised(scored[0], scored[1], changed)
+    found = summarised(scored[0], scored[1], changed, rule)
     if found is None:
         raise NotScored(
             "timeout" if is_late else "too_few", f"only {sum(map(len, scored))} requests were scored"
@@ -124,7 +125,7 @@ def _run(
             order = Scoring(target, draft, files.served, settings.retraining.threads)
             for one in process.score(order, files.log, is_over):
                 request = captured[one.number]
-                counts = one.drafted, one.accepted, one.surprise, one.tokens
+                counts = one.rejection, one.match, one.surprise, one.tokens
                 scored[request.is_after].append(ScoredRequest(request.captured, *counts))
         finally:
             workspace.remove(files)
@@ -137,12 +138,23 @@ def _run(
     return scored, False
 
 
+def _rule(settings: Settings, server: str) -> Rule | None:
+    """By which the engine keeps draft tokens; None where nobody says. Raises NotScored."""
+    try:
+        engine = engine_of(settings, server)
+    except BadSettings as error:
+        raise NotScored("not_registered", error.detail) from error
+    if engine.admin_url is not None:
+        return "rejection"  # of the built-in engine
+    if engine.acceptance_rule == "typical":
+        raise NotScored("typical", "engines.acceptance_rule is typical")
+    return engine.acceptance_rule
+
+
 def _models(database: Database, settings: Settings, stream: Stream) -> tuple[Path, Path]:
     """The directories of the stream's target and draft. Raises NotScored."""
     try:
         info = connect(database, settings, stream.server).info()
-    except BadSettings as error:
-        raise NotScored("not_registered", error.detail) from error
     except EngineRefused as error:
         raise NotScored("engine_silent", error.detail) from error
     if stream.method != "draft_model":

@@ -7,6 +7,8 @@ kind per server. So a lost job, a killed worker or an engine that did not answer
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -21,7 +23,6 @@ from driftguard.errors import BadInput, BadSettings, Conflict, DriftGuardError
 from driftguard.retraining.due import (
     PastRun,
     awaits_scores,
-    captures_to_score,
     is_due,
     is_score_due,
     why_not,
@@ -40,7 +41,7 @@ from driftguard.store.tables import Incident, RetrainRun, Stream
 
 QUEUE: Final = "retraining"
 NAMESPACE: Final = "retraining"
-_INCIDENTS = 1_000
+KILLED_LOOKED_AT_EVERY: Final = 60.0  # seconds; a killed scoring is known as such only after minutes
 _Incidents = Sequence[tuple[Incident, Stream]]
 log = structlog.get_logger(__name__)
 
@@ -58,6 +59,7 @@ class RetrainingJobs:
         self._database = database
         self._settings = settings
         self._should_stop = should_stop
+        self._killed_looked_at = -math.inf
 
     @property
     def blueprint(self) -> procrastinate.Blueprint:
@@ -118,21 +120,26 @@ class RetrainingJobs:
     def defer_due(self, app: procrastinate.App) -> None:
         """Queues what is due: scores and retrainings of unresolved falls, and settling where a run was
         interrupted. An incident whose captured requests can be scored is retrained for after that."""
-        give_up_killed(self._database, self._settings)
+        self._give_up_killed()
+        is_automatic, scores = self._settings.retraining.automatic, self._settings.diagnosis.score_captures
         with self._database.session() as session:
             unsettled = set(self._unsettled(session))
-            unresolved = incidents.list_page(session, limit=_INCIDENTS, state="unresolved")
-            attempts = self._attempts(session, unresolved)
-            due = (
-                list(self._due(session, unresolved, attempts)) if self._settings.retraining.automatic else []
-            )
+            falls = incidents.falls_to_act_on(session, unscored=scores, retrainable=is_automatic)
+            attempts = serving_scores.attempts(session, [incident.id for incident, _ in falls])
+            due = list(self._due(session, falls, attempts)) if is_automatic else []
         for server in sorted(unsettled & self._servers()):
             _defer(app, "settle", {"server": server})
-        for incident, stream in unresolved if self._settings.diagnosis.score_captures else ():
+        for incident, stream in falls if scores else ():
             if is_score_due(incident, attempts.get(incident.id)):
                 _defer(app, "score", {"server": stream.server, "incident_id": str(incident.id)})
         for server, incident_id in due:
             defer_retraining(app, server, "incident", incident_id=incident_id)
+
+    def _give_up_killed(self) -> None:
+        now = time.monotonic()
+        if now - self._killed_looked_at >= KILLED_LOOKED_AT_EVERY:
+            give_up_killed(self._database, self._settings)
+            self._killed_looked_at = now
 
     def _servers(self) -> set[str]:
         return {engine.server for engine in self._settings.engines}
@@ -148,24 +155,19 @@ class RetrainingJobs:
             elif not _lives(session, run):
                 yield run.server
 
-    def _attempts(self, session: Session, unresolved: _Incidents) -> dict[UUID, Attempt]:
-        return serving_scores.attempts(
-            session, [incident.id for incident, _ in unresolved if captures_to_score(incident)]
-        )
-
     def _due(
-        self, session: Session, unresolved: _Incidents, attempts: Mapping[UUID, Attempt]
+        self, session: Session, falls: _Incidents, attempts: Mapping[UUID, Attempt]
     ) -> Iterator[tuple[str, UUID]]:
         now = datetime.now(UTC)
         wait = timedelta(seconds=self._settings.retraining.wait_seconds)
         least = self._settings.diagnosis.least_confidence
         scores = self._settings.diagnosis.score_captures
-        for incident, stream in unresolved:
+        for incident, stream in falls:
             if scores and awaits_scores(incident, attempts.get(incident.id)):
                 continue
             if why_not(incident.diagnosis, least, may_be_usual=incident.evidence.may_be_usual):
                 continue
-            if incident.direction == "down" and stream.server in self._servers():
+            if stream.server in self._servers():
                 past = [
                     PastRun(run.state, run.ended_at, _lives(session, run))
                     for run in retrain_runs.of_incident(session, incident.id)

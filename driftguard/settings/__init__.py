@@ -5,6 +5,7 @@ from __future__ import annotations
 from driftguard.settings.model import (
     ORDER_VARIABLES,
     PREFIX,
+    URL_PATTERN,
     CaptureSettings,
     DetectionSettings,
     EngineSettings,
@@ -24,6 +25,7 @@ from driftguard.settings.model import (
 __all__ = [
     "ORDER_VARIABLES",
     "PREFIX",
+    "URL_PATTERN",
     "CaptureSettings",
     "DetectionSettings",
     "EngineSettings",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from driftguard.errors import BadSettings
-from driftguard.settings import ORDER_VARIABLES, PREFIX, Settings
+from driftguard.settings import ORDER_VARIABLES, PREFIX, URL_PATTERN, Settings
 
 CONFIG_VARIABLE = "DRIFTGUARD_CONFIG"
+_ALIKE = 0.75  # of two names, from 0 to 1, for one to be taken for the other misspelt
 RESERVED_VARIABLES = ORDER_VARIABLES | {CONFIG_VARIABLE, "DRIFTGUARD_API_KEY", "DRIFTGUARD_CACHE_DIR"}
 
 
@@ -33,9 +35,9 @@ def load_settings(config: Path | None = None, **overrides: Any) -> Settings:
     config = config or (Path(named) if (named := os.environ.get(CONFIG_VARIABLE)) else None)
     if config is not None:
         _check_file(config)
-    unknown = sorted(_unknown_variables())
-    if unknown:
-        raise BadSettings(f"{', '.join(unknown)}: no such setting; `driftguard settings` lists them all")
+    if unknown := sorted(_unknown_variables()):
+        names = [PREFIX + name.replace(".", "__").upper() for name in _names()]
+        raise BadSettings("; ".join(_no_such(name, names) for name in unknown))
 
     class FromFile(Settings):
         model_config = SettingsConfigDict(toml_file=config)
@@ -63,13 +65,30 @@ def _unknown_variables() -> Iterator[str]:
                 yield name
 
 
+def _names() -> list[str]:
+    """Of settings and their groups."""
+    names = [name for name, _, _ in describe_settings()]
+    return [*dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name), *names]
+
+
+def _no_such(key: str, names: list[str]) -> str:
+    alike = get_close_matches(key, names, n=1, cutoff=_ALIKE)
+    guess = f" did you mean {alike[0]}?" if alike else ""
+    return f"{key}: no such setting;{guess} `driftguard settings` lists them all"
+
+
 def _readable(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"{key}: no such setting; `driftguard settings` lists them all"
+        return _no_such(key, _names())
+    if error["type"] == "missing":
+        return f"{key}: needed, but not set"
     if error["type"] == "value_error":  # of a whole group: its input would show keys
         return ": ".join(part for part in (key, str(error["ctx"]["error"])) if part)
-    return f"{key}: {error['msg'][:1].lower()}{error['msg'][1:]}{_given(key, error['input'])}"
+    if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == URL_PATTERN:
+        return f"{key}: does not begin with http:// or https:// and a host{_given(key, error['input'])}"
+    told = error["msg"].partition(", unable to")[0]
+    return f"{key}: {told[:1].lower()}{told[1:]}{_given(key, error['input'])}"
 
 
 def _given(key: str, value: object) -> str:

@@ -16,6 +16,7 @@ from pydantic_settings import (
 from driftguard.masking import address
 
 PREFIX = "DRIFTGUARD_"
+URL_PATTERN = r"^https?://[^\s/]+"
 # Variables for retraining.promote_command; a `driftguard` that it runs must not read these as settings.
 ORDER_VARIABLES = frozenset(
     PREFIX + name
@@ -158,6 +159,12 @@ class EngineSettings(_Group):
     num_speculative_tokens: PositiveInt | None = Field(
         None, description="K of the server; only without admin_url."
     )
+    acceptance_rule: Literal["rejection", "match", "typical"] | None = Field(
+        None,
+        description="How the server keeps draft tokens: rejection (drafts are sampled, and kept by rejection "
+        "sampling), match (the likeliest token is drafted, and kept where the target draws the same) or "
+        "typical acceptance; only without admin_url.",
+    )
 
     @property
     def admin_address(self) -> str | None:
@@ -166,12 +173,13 @@ class EngineSettings(_Group):
 
     @model_validator(mode="after")
     def _is_reached_one_way(self) -> Self:
-        described = {
+        described: dict[str, object] = {
             "target_directory": self.target_directory,
             "draft_directory": self.draft_directory,
             "num_speculative_tokens": self.num_speculative_tokens,
         }
         if self.admin_url is not None:
+            described["acceptance_rule"] = self.acceptance_rule
             extra = [name for name, value in described.items() if value is not None]
             if extra:
                 raise ValueError(f"{', '.join(extra)}: leave out if there is an admin_url, which provides it")
@@ -215,7 +223,7 @@ class RetrainingSettings(_Group):
     )
     promote_webhook: str | None = Field(
         None,
-        pattern=r"^https?://[^\s/]+",
+        pattern=URL_PATTERN,
         description="URL that receives a POST instead of running promote_command.",
     )
     promote_webhook_key: SecretStr | None = Field(
@@ -255,7 +263,7 @@ class DiagnosisSettings(_Group):
 
 class SourceSettings(_Group):
     url: str = Field(
-        pattern=r"^https?://[^\s/]+",
+        pattern=URL_PATTERN,
         description="Address of its metrics; without a path the engine's usual one.",
     )
     kind: str | None = Field(None, description="The serving engine; detected by its metrics when left out.")

@@ -129,6 +129,8 @@ async def _read(client: aiohttp.ClientSession, source: Source) -> tuple[Adapter,
 def _recognised(source: Source, text: str) -> Adapter:
     if source.adapter is not None and source.adapter.prefix in text:
         return source.adapter
+    if text.lstrip().startswith("<"):
+        raise _Stopped("metrics_hidden", "it answers with a web page, not with metrics: is this the address?")
     if source.adapter is not None and source.is_kind_given:
         raise _Stopped("metrics_hidden", f"no metric of {source.adapter.name}: {source.adapter.show_metrics}")
     found = detect(text)

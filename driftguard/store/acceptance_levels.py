@@ -74,7 +74,7 @@ _FIRST_POSITION = text(
                row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
         FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted_per_position[1] > 0
-          AND ended_at >= :since AND ended_at < :until
+          AND seq >= :first AND seq < :end AND ended_at >= :oldest
     ) AS newest
     WHERE age <= :newest
     GROUP BY segment ORDER BY segment
@@ -82,13 +82,80 @@ _FIRST_POSITION = text(
 )
 
 
-def of_first_position(
-    session: Session, stream_id: int, *, since: datetime, until: datetime
-) -> list[AcceptanceLevel]:
+class Span(NamedTuple):
+    """Requests from the seq `first` on and before `end`, in the order in which they arrived; of a server's
+    clock only that they are no older than `oldest`."""
+
+    first: int
+    end: int
+    oldest: datetime
+
+
+def of_first_position(session: Session, stream_id: int, span: Span) -> list[AcceptanceLevel]:
     """Of the first draft token, which does not depend on how many follow; over the newest requests of each
-    segment between these times whose source gives counts per position."""
-    given = {"stream_id": stream_id, "since": since, "until": until, "newest": _NEWEST_REQUESTS}
+    segment in the span whose source gives counts per position."""
+    given = {"stream_id": stream_id, **span._asdict(), "newest": _NEWEST_REQUESTS}
     return [AcceptanceLevel._make(row) for row in session.execute(_FIRST_POSITION, given)]
+
+
+class NewestLevel(NamedTuple):
+    """Of the newest requests of a segment, with `size` of them asked for: x = accepted / drafted of each.
+    `ended_at`: of the newest."""
+
+    segment: str
+    size: int
+    requests: int
+    drafted: int
+    steps: int
+    mean: float
+    variance: float
+    ended_at: datetime
+
+
+_NEWEST = text(
+    """
+    WITH newest AS (
+        SELECT asked.segment, of_segment.*
+        FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
+            SELECT drafted, steps, ended_at,
+                   CASE WHEN :by_first THEN accepted_per_position[1]::float8 / drafted_per_position[1]
+                        ELSE accepted::float8 / drafted END AS x,
+                   row_number() OVER (ORDER BY seq DESC) AS age
+            FROM records
+            WHERE stream_id = :stream_id AND kind = 'request' AND seq > :after
+              AND records.segment = asked.segment
+              AND CASE WHEN :by_first THEN drafted_per_position[1] > 0 ELSE drafted > 0 END
+            ORDER BY seq DESC LIMIT :most
+        ) AS of_segment
+    )
+    SELECT segment, size, count(*), sum(drafted)::bigint, sum(steps)::bigint, avg(x),
+           coalesce(var_samp(x), 0), max(ended_at)
+    FROM newest JOIN unnest(CAST(:sizes AS bigint[])) AS size ON age <= size
+    GROUP BY segment, size ORDER BY size, segment
+    """
+)
+
+
+def newest(
+    session: Session,
+    stream_id: int,
+    segments: Collection[str],
+    after: int,
+    sizes: Collection[int],
+    *,
+    by_first: bool,
+) -> list[NewestLevel]:
+    """Of as many requests of each segment as each of `sizes` says, or as there are after the seq `after`; by
+    the first draft token of requests that tell it, or by all."""
+    given = {
+        "stream_id": stream_id,
+        "segments": list(segments),
+        "after": after,
+        "sizes": list(sizes),
+        "most": max(sizes),
+        "by_first": by_first,
+    }
+    return [NewestLevel._make(row) for row in session.execute(_NEWEST, given)]
 
 
 _TOLD_K = text(
@@ -96,16 +163,16 @@ _TOLD_K = text(
     SELECT DISTINCT num_speculative_tokens FROM (
         SELECT num_speculative_tokens FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND num_speculative_tokens IS NOT NULL
-          AND ended_at >= :since AND ended_at < :until
+          AND seq >= :first AND seq < :end AND ended_at >= :oldest
         ORDER BY seq DESC LIMIT :newest
     ) AS newest
     """
 )
 
 
-def told_k(session: Session, stream_id: int, *, since: datetime, until: datetime) -> set[int]:
-    """The numbers of draft tokens of the newest requests between these times."""
-    given = {"stream_id": stream_id, "since": since, "until": until, "newest": _NEWEST_REQUESTS}
+def told_k(session: Session, stream_id: int, span: Span) -> set[int]:
+    """The numbers of draft tokens of the newest requests in the span."""
+    given = {"stream_id": stream_id, **span._asdict(), "newest": _NEWEST_REQUESTS}
     return set(session.scalars(_TOLD_K, given))
 
 

@@ -33,6 +33,7 @@ WITHOUT: Final = 1_000  # newest requests without speculation
 WITHOUT_LOOK_BACK: Final = timedelta(days=1)  # seconds per step are compared, so from the same hours
 _VERSION_BEFORE: Final = timedelta(hours=1)
 _VERSION_NOTICED: Final = timedelta(minutes=10)
+_ROUNDED: Final = timedelta(milliseconds=1)  # as a detector keeps times
 _AHEAD: Final = timedelta(hours=1)  # records arrive a little out of order
 
 
@@ -137,6 +138,19 @@ def first_record(session: Session, stream_id: int, since: datetime = BEGINNING) 
         Record.stream_id == stream_id, Record.kind != "probe", Record.ended_at >= since
     )
     return FirstRecord(*session.execute(query.order_by(Record.ended_at, Record.seq).limit(1)).one())
+
+
+def record_at(session: Session, stream_id: int, at: datetime, until: int) -> FirstRecord | None:
+    """The newest record of the traffic, up to the seq `until`, that ended at this time of the server's clock,
+    which may have come twice; None where it is not kept any more."""
+    query = select(Record.seq, Record.ended_at).where(
+        Record.stream_id == stream_id,
+        Record.kind != "probe",
+        Record.ended_at.between(at - _ROUNDED, at + _ROUNDED),
+        Record.seq <= until,
+    )
+    found = session.execute(query.order_by(Record.seq.desc()).limit(1)).one_or_none()
+    return FirstRecord(*found) if found else None
 
 
 def usual_k(session: Session, stream_id: int, since: datetime) -> float | None:

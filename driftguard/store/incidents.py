@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, cast
 from uuid import UUID
 
-from sqlalchemy import JSON, delete, func, or_, select, text, update
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import JSON, delete, func, or_, select, text, type_coerce, update
+from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.orm import Session
 
 from driftguard.errors import BadInput, Conflict, NotFound
@@ -22,7 +22,14 @@ from driftguard.incident_lifecycle import Severity, State, Transition, is_graver
 from driftguard.records import Instant
 from driftguard.records.documents.incident import Ending, IncidentEvidence, names_of
 from driftguard.store.row_filter import EVERYTHING, RowFilter, newest_first
-from driftguard.store.tables import AwaitedComparison, Incident, IncidentTransition, Notification, Stream
+from driftguard.store.tables import (
+    AwaitedComparison,
+    Incident,
+    IncidentTransition,
+    Notification,
+    ServingScoresRow,
+    Stream,
+)
 
 # A resolution is announced where the incident itself was announced, and nowhere else. This holds whoever
 # resolves it (the detector, a person, the promotion watch), because every resolution passes through move().
@@ -195,7 +202,7 @@ def decision_on(session: Session, stream_id: int, direction: str) -> Decision:
     newest = session.scalar(query)
     if newest is None:
         return "over"
-    if newest.level_accepted:
+    if newest.level_accepted or newest.evidence.is_return:
         return "new_normal"
     repeats = newest.evidence.repeats
     return repeats.cycle if repeats is not None and repeats.usual else "over"
@@ -330,6 +337,28 @@ def list_page(
     if wanted.segments:
         query = query.where(or_(*(Incident.segments.contains([{"segment": s}]) for s in wanted.segments)))
     query = newest_first(query, Incident.opened_at, Incident.id, limit=limit, cursor=cursor)
+    return [(incident, stream) for incident, stream in session.execute(query)]
+
+
+def falls_to_act_on(session: Session, *, unscored: bool, retrainable: bool) -> list[tuple[Incident, Stream]]:
+    """Falls that are not resolved, newest first: `unscored`, those with captured requests that their newest
+    scoring did not know; `retrainable`, those whose diagnosis calls for a new draft. Mostly there is none, so
+    that a look every few seconds reads no documents."""
+    diagnosis = type_coerce(Incident.diagnosis, JSONB)
+    scored = func.coalesce(ServingScoresRow.captures, 0)
+    wanted = [
+        *([diagnosis["seen"]["captures"].as_integer() > scored] if unscored else []),
+        *([diagnosis["retrain"].as_boolean()] if retrainable else []),
+    ]
+    if not wanted:
+        return []
+    query = (
+        select(Incident, Stream)
+        .join(Stream, Stream.id == Incident.stream_id)
+        .outerjoin(ServingScoresRow, ServingScoresRow.incident_id == Incident.id)
+        .where(Incident.state != "resolved", Incident.direction == "down", or_(*wanted))
+        .order_by(Incident.opened_at.desc(), Incident.id.desc())
+    )
     return [(incident, stream) for incident, stream in session.execute(query)]
 
 

@@ -10,22 +10,21 @@ from typing import NamedTuple
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from driftguard.store.tables import DailyRollup, Rollup
+from driftguard.store.tables import DailyRollup, Record, Rollup, Segment
 
 _NEWEST_REQUESTS = 1_000  # per segment
 
 
 class Heard(NamedTuple):
-    """A segment's requests, by the minute."""
+    """A segment, and the minute of its first request."""
 
     segment: str
     first: datetime
-    last: datetime
 
 
 def heard(session: Session, stream_id: int, since: datetime) -> list[Heard]:
     """The segments of a stream since then, in order of their names."""
-    query = select(Rollup.segment, func.min(Rollup.minute), func.max(Rollup.minute)).where(
+    query = select(Rollup.segment, func.min(Rollup.minute)).where(
         Rollup.stream_id == stream_id, Rollup.kind == "request", Rollup.minute >= since
     )
     return [Heard(*row) for row in session.execute(query.group_by(Rollup.segment).order_by(Rollup.segment))]
@@ -41,23 +40,29 @@ def known_before(session: Session, stream_id: int, until: datetime) -> set[str]:
     return set(session.scalars(query.distinct()))
 
 
-def counts(session: Session, stream_id: int, since: datetime, until: datetime) -> dict[str, int]:
-    """segment -> requests in the minutes from `since` on and before `until`."""
-    query = select(Rollup.segment, func.sum(Rollup.records)).where(
-        Rollup.stream_id == stream_id,
-        Rollup.kind == "request",
-        Rollup.minute >= since,
-        Rollup.minute < until,
-    )
-    return {segment: int(count) for segment, count in session.execute(query.group_by(Rollup.segment))}
+def appeared(session: Session, stream_id: int) -> dict[str, datetime]:
+    """segment -> when its first record arrived, by the sidecar's clock."""
+    query = select(Segment.segment, Segment.first_seen_at).where(Segment.stream_id == stream_id)
+    return {row.segment: row.first_seen_at for row in session.execute(query)}
 
 
-def last_heard(session: Session, stream_id: int, until: datetime) -> datetime | None:
-    """The last minute before then with a request of the stream."""
-    query = select(func.max(Rollup.minute)).where(
-        Rollup.stream_id == stream_id, Rollup.kind == "request", Rollup.minute < until
+class Arrived(NamedTuple):
+    """A request. `ended_at`: by the server's clock."""
+
+    seq: int
+    segment: str
+    ended_at: datetime
+
+
+def newest(session: Session, stream_id: int, most: int) -> list[Arrived]:
+    """The newest requests of a stream, at most so many, in the order in which they arrived."""
+    query = (
+        select(Record.seq, Record.segment, Record.ended_at)
+        .where(Record.stream_id == stream_id, Record.kind == "request")
+        .order_by(Record.seq.desc())
+        .limit(most)
     )
-    return session.scalar(query)
+    return [Arrived(*row) for row in reversed(session.execute(query).all())]
 
 
 class Likeness(NamedTuple):
@@ -109,58 +114,3 @@ def likenesses(
         "newest": _NEWEST_REQUESTS,
     }
     return [Likeness._make(row) for row in session.execute(_LIKENESS, given)]
-
-
-class NewestLevel(NamedTuple):
-    """Of the newest requests of a segment: x = accepted / drafted of each. `ended_at`: of the newest."""
-
-    segment: str
-    requests: int
-    drafted: int
-    steps: int
-    mean: float
-    variance: float
-    ended_at: datetime
-
-
-_NEWEST_LEVELS = text(
-    """
-    SELECT segment, count(*), sum(drafted)::bigint, sum(steps)::bigint, avg(x), coalesce(var_samp(x), 0),
-           max(ended_at)
-    FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
-        SELECT drafted, steps, accepted::float8 / drafted AS x, ended_at
-        FROM records
-        WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND seq > :after
-          AND records.segment = asked.segment
-        ORDER BY seq DESC LIMIT :newest
-    ) AS newest
-    GROUP BY segment ORDER BY segment
-    """
-)
-
-
-def newest_levels(
-    session: Session, stream_id: int, segments: Collection[str], after: int, newest: int
-) -> list[NewestLevel]:
-    """Of at most `newest` requests of each segment, after the seq `after`."""
-    given = {"stream_id": stream_id, "segments": list(segments), "after": after, "newest": newest}
-    return [NewestLevel._make(row) for row in session.execute(_NEWEST_LEVELS, given)]
-
-
-_FIRST = text(
-    """
-    SELECT seq, ended_at FROM records
-    WHERE stream_id = :stream_id AND kind = 'request' AND ended_at >= :since
-      AND segment = ANY(CAST(:segments AS text[]))
-    ORDER BY ended_at, seq LIMIT 1
-    """
-)
-
-
-def first_of(
-    session: Session, stream_id: int, segments: Collection[str], since: datetime
-) -> tuple[int, datetime]:
-    """(seq, end) of the first request of segments that were heard since then."""
-    given = {"stream_id": stream_id, "segments": list(segments), "since": since}
-    seq, at = session.execute(_FIRST, given).one()
-    return seq, at

@@ -31,16 +31,20 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServedCapture:
-    """A captured request with how it was served."""
+    """A captured request with how it was served, as in driftguard_training.traffic.ServedRequest. Where K
+    varied, its counts are those of the first draft tokens."""
 
     captured: Captured
     temperature: float
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
+    drafting_steps: tuple[float, ...]
     is_after: bool
 
 
 def attempts(session: Session, incident_ids: Collection[UUID]) -> dict[UUID, Attempt]:
     """Of those that have one."""
+    if not incident_ids:
+        return {}
     query = select(ServingScoresRow.incident_id, ServingScoresRow.captures, ServingScoresRow.state)
     rows = session.execute(query.where(ServingScoresRow.incident_id.in_(incident_ids)))
     return {row.incident_id: Attempt(row.captures, row.state) for row in rows}
@@ -81,18 +85,22 @@ def take_back(session: Session, incident_id: UUID) -> None:
 
 
 def give_up(session: Session, started_before: datetime, now: datetime) -> None:
-    """Those whose process was killed together with its sidecar."""
+    """Those whose process was killed together with its sidecar. Writes nothing where there are none."""
     killed = (ServingScoresRow.state == "scoring", ServingScoresRow.started_at < started_before)
+    if session.scalar(select(ServingScoresRow.incident_id).where(*killed).limit(1)) is None:
+        return
     ended = {"state": "missing", "missing": "interrupted", "ended_at": now}
     session.execute(update(ServingScoresRow).where(*killed).values(ended))
 
 
-# K and the temperature decide what a faithful engine accepts: a record that tells neither is of no use.
+# K and the temperature decide what a faithful engine accepts: a record that tells neither is of no use. Where
+# K varied, counts per position tell how long the drafts were, and it is judged by the first
+# (driftguard.records.positions). Typical acceptance makes answers that are not the target's own.
 _CAPTURED = text(
     """
     SELECT newest.record_id, newest.segment, newest.is_after, newest.prompt_token_ids AS prompt,
            newest.output_token_ids AS output, r.session, r.drafted, r.accepted, r.temperature,
-           r.num_speculative_tokens
+           r.num_speculative_tokens, r.steps, r.drafted_per_position
     FROM (
         SELECT *, captured_at >= :at AS is_after, row_number() OVER (
             PARTITION BY segment, captured_at >= :at ORDER BY captured_at DESC, id DESC) AS age
@@ -102,11 +110,18 @@ _CAPTURED = text(
           AND cardinality(prompt_token_ids) > 0 AND cardinality(output_token_ids) > 0
     ) AS newest
     JOIN LATERAL (
-        SELECT session, drafted, accepted, temperature, num_speculative_tokens FROM records
+        SELECT session, temperature, num_speculative_tokens, steps, drafted_per_position,
+               CASE WHEN num_speculative_tokens > 0 THEN drafted
+                    ELSE drafted_per_position[1] END AS drafted,
+               CASE WHEN num_speculative_tokens > 0 THEN accepted
+                    ELSE accepted_per_position[1] END AS accepted
+        FROM records
         WHERE records.record_id = newest.record_id AND stream_id = :stream_id
           AND ended_at >= newest.captured_at - interval '1 hour'
           AND ended_at <= newest.captured_at + interval '1 hour'
-          AND drafted > 0 AND temperature IS NOT NULL AND num_speculative_tokens > 0
+          AND drafted > 0 AND temperature IS NOT NULL AND acceptance_rule <> 'typical'
+          AND (num_speculative_tokens > 0 OR num_speculative_tokens IS NULL
+               AND drafted_per_position[1] > 0 AND accepted_per_position[1] IS NOT NULL)
         LIMIT 1
     ) AS r ON true
     WHERE age <= :limit
@@ -130,6 +145,17 @@ def captured(session: Session, stream: Stream, changed: Sequence[str], at: datet
         "limit": SCORED_REQUESTS,
     }
     return [
-        ServedCapture(captured_of(row), row.temperature, row.num_speculative_tokens, row.is_after)
+        ServedCapture(
+            captured_of(row),
+            row.temperature,
+            row.num_speculative_tokens,
+            () if row.num_speculative_tokens else _drafting_steps(row.steps, row.drafted_per_position),
+            row.is_after,
+        )
         for row in session.execute(_CAPTURED, values)
     ]
+
+
+def _drafting_steps(steps: int, drafted_per_position: Sequence[int]) -> tuple[float, ...]:
+    """The parts of the steps that drafted at least 1, 2, ... tokens."""
+    return tuple(drafted / steps for drafted in drafted_per_position if drafted)

@@ -14,7 +14,7 @@ from driftguard.store.tables import Incident, Stream, StreamCost
 
 
 def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
-    """Streams with drafts that have traffic newer than their last measurement, and none since `before`;
+    """Streams with drafts of which traffic has arrived since their last measurement, and none since `before`;
     the longest unmeasured first."""
     query = (
         select(Stream)
@@ -23,7 +23,7 @@ def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
             Stream.method != "none",
             or_(
                 StreamCost.measured_at.is_(None),
-                (StreamCost.measured_at < before) & (Stream.last_seen_at > StreamCost.measured_at),
+                (StreamCost.measured_at < before) & (Stream.traffic_arrived_at > StreamCost.measured_at),
             ),
         )
         .order_by(StreamCost.measured_at.asc().nulls_first(), Stream.id)
@@ -32,23 +32,25 @@ def outdated(session: Session, before: datetime, *, limit: int) -> list[Stream]:
     return list(session.scalars(query))
 
 
-def awaited(session: Session, opened_since: datetime, before: datetime, *, limit: int) -> list[Stream]:
-    """Streams with an incident opened since then that is not resolved and was not told what it surely costs,
-    with traffic newer than their last measurement, and none since `before`; the longest unmeasured first."""
+def awaited(session: Session, since: datetime, before: datetime, *, limit: int) -> list[Stream]:
+    """Streams that began since then and whose cost is not known yet, and those with an incident opened since
+    then that is not resolved and was not told what it surely costs; of which traffic has arrived since their
+    last measurement, and none since `before`; those with an incident and the longest unmeasured first."""
+    of_new_incident = exists().where(
+        Incident.stream_id == Stream.id,
+        Incident.state != "resolved",
+        Incident.opened_at >= since,
+        Incident.evidence["slowdown_measured"].as_float().is_(None),
+    )
     query = (
         select(Stream)
         .join(StreamCost, StreamCost.stream_id == Stream.id)
         .where(
-            exists().where(
-                Incident.stream_id == Stream.id,
-                Incident.state != "resolved",
-                Incident.opened_at >= opened_since,
-                Incident.evidence["slowdown_measured"].as_float().is_(None),
-            ),
+            or_(of_new_incident, StreamCost.cost.is_(None) & (Stream.first_seen_at >= since)),
             StreamCost.measured_at < before,
-            Stream.last_seen_at > StreamCost.measured_at,
+            Stream.traffic_arrived_at > StreamCost.measured_at,
         )
-        .order_by(StreamCost.measured_at, Stream.id)
+        .order_by(of_new_incident.desc(), StreamCost.measured_at, Stream.id)
         .limit(limit)
     )
     return list(session.scalars(query))

@@ -417,6 +417,7 @@ class ServingScoresRow(Base):
     """The newest scoring of an incident's captured requests, see driftguard.retraining.serving_scores."""
 
     __tablename__ = "serving_scores"
+    __table_args__ = (Index("ix_serving_scores_running", "started_at", postgresql_where="state = 'scoring'"),)
 
     incident_id: Mapped[UUID] = mapped_column(
         ForeignKey("incidents.id", ondelete="CASCADE"), primary_key=True

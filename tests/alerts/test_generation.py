@@ -151,7 +151,7 @@ def test_servers_of_one_name_in_two_clusters_are_judged_apart(tmp_path: Path) ->
         },
         "exp_annotations": {
             "runbook_url": "http://driftguard:8200/runbooks/DriftGuardSourceSilent",
-            "summary": "No record of chat (llama) has arrived since 1970-01-01 00:05:00 +0000 UTC: "
+            "summary": "No record of chat (llama) has arrived since 1970-01-01 00:05:00 UTC: "
             "a drift there would go unseen",
             "description": "It has been silent for more than three times its usual silence at this time of "
             "day. "

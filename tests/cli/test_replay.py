@@ -14,7 +14,9 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec import structs
+from typer.testing import CliRunner
 
+from driftguard.cli import app
 from driftguard.cli.replay import run_replay
 from driftguard.errors import BadSettings
 from driftguard.records import AcceptanceRecord, encode_record
@@ -150,6 +152,35 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     code, events, _, err = run(tmp_path / "none.jsonl")
     assert (code, events) == (2, [])
     assert f"{tmp_path / 'none.jsonl'}: cannot be read (No such file or directory)" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["none.jsonl"], ["none.jsonl: cannot be read (No such file or directory)"]),
+        (
+            ["--format", "prometheus", "bad.json"],
+            ["bad.json: not an answer of Prometheus' /api/v1/query_range: too many"],
+        ),
+        (
+            ["server.log"],
+            [
+                "server.log: line 1: not valid JSON (JSON is malformed: invalid character (byte 0))",
+                "1 of 1 lines or files could not be read",
+                "the log of a server is read with --format vllm-log or --format sglang-log",
+            ],
+        ),
+    ],
+)
+def test_each_problem_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text('{"status": "error", "error": "too many"}')
+    (tmp_path / "server.log").write_text("INFO 11-25 engine started\n")
+    result = CliRunner().invoke(app, ["replay", *arguments])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == told
 
 
 def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

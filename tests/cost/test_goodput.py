@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -58,8 +59,35 @@ def test_a_fall_that_lasts_is_not_called_over_by_a_good_mood() -> None:
             stream.fold(1.0 / 24.0)
             assert not goodput.is_over(stream.watch), seed
         stream.machine.slower = 1.0
-        stream.fold(0.25)
+        stream.fold(0.5)
         assert goodput.is_over(stream.watch), seed
+
+
+def test_a_mood_of_hours_is_not_the_end_of_a_fall_and_a_repair_is() -> None:
+    """The speed wanders by 15% for four hours at a time: half of the fall is hardly more than its spread."""
+    for seed in (60_002, 60_003):
+        stream = Stream(seed, LEVEL, mood=0.15, mood_minutes=240.0)
+        stream.run(1.0)
+        stream.machine.slower = 1.5
+        stream.fold(0.05)
+        opened = Watched(UUID(int=seed), "slower", slower=math.log(1.5))
+        stream.watch = goodput.with_opened(stream.watch, opened)
+        for _ in range(40):
+            stream.fold(1.0 / 24.0)
+            assert not goodput.is_over(stream.watch), seed
+        stream.machine.slower = 1.0
+        stream.fold(1.0)
+        assert goodput.is_over(stream.watch), seed
+
+
+def test_a_fall_that_an_older_version_followed_goes_on_with_the_next_block() -> None:
+    """It kept the bets, and not by how much the blocks were slower."""
+    watch = Stream(8, LEVEL).watch
+    kept = Watched(UUID(int=8), "slower", slower=0.4, sums=(1e3, 1e3, 1e3), blocks=40)
+    watch = replace(watch, opened=kept, spread=(0.0, 0.05) * 40)
+    assert not goodput.is_over(watch)
+    back = replace(kept, sums=(1e3, 1e3, 1e3), moves=(0.4,) * 12 + (0.0,) * 12, blocks=64)
+    assert goodput.is_over(replace(watch, opened=back))
 
 
 def test_a_full_band_of_loads_is_no_fall() -> None:

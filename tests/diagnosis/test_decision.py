@@ -332,3 +332,19 @@ def test_the_share_of_requests_that_are_judged_otherwise_is_mix() -> None:
     fixed = requests(3, COUNTS, {"code": 0.5, "german": 0.5})
     found = diagnose(fell(before=fixed, after=of_varying_k(4, 4, 0.8)))
     assert "+0.000 inside them" in fact(found, "mix")
+
+
+def test_prompts_that_nearly_moved_are_not_said_to_look_as_before() -> None:
+    """A fourth of them is new: at 2.5% that is no proof of a move, and less of none."""
+    steady = {"probes_before": probes() * 2, "probes_after": probes()}
+
+    def since(new: int) -> Diagnosis:
+        now = captures(4, "german", 60 - new, GERMAN) + captures(54, "german", new, LEGAL)
+        return diagnose(fell(captures_before=CAPTURED_BEFORE, captures_after=now, **steady))
+
+    assert (since(0).cause, since(0).retrain) == ("unknown", False)
+    nearly = since(14)
+    assert (nearly.cause, nearly.confidence, nearly.retrain) == ("query_drift", "medium", True)
+    (text,) = (one.text for one in nearly.facts if one.about == "queries")
+    assert "show no move, but do not exclude one (p = 0.025" in text
+    assert (since(20).cause, since(20).confidence) == ("query_drift", "high")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftguard.diagnosis import CONFIDENCES, Captured, Diagnosis, Evidence, diagnose
+from driftguard.diagnosis.examination import examine
 from driftguard.records.documents.serving_scores import ServingScores
 from driftguard.retraining.due import why_not
 from tests.diagnosis.cases import CODE, GERMAN, LEGAL, captures, probes, requests
@@ -66,17 +67,27 @@ def captured(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
+def like_before(draw: st.DrawFn) -> dict[str, Any]:
+    """Captures of the same topics that are accepted as before."""
+    sides = [
+        captures(draw(seeds), "code", 60, CODE) + captures(draw(seeds), "german", 60, GERMAN) for _ in "01"
+    ]
+    return {"captures_before": counted(sides[0], 0.7), "captures_after": counted(sides[1], 0.7)}
+
+
+@st.composite
 def scorings(draw: st.DrawFn) -> ServingScores | None:
-    """None, or any levels of served and offline acceptance since the change, and any surprise."""
+    """None, or any levels of served and offline acceptance since the change, and any surprise; by one rule or
+    both."""
     if draw(st.booleans()):
         return None
-    return scores(
-        draw(st.floats(0.05, 0.9)),
-        draw(st.floats(0.05, 0.9)),
-        draw(st.floats(-0.1, 0.5)),
-        error=draw(st.sampled_from([0.005, 0.01, 0.05, 0.2])),
-        segments=("code", "german"),
-    )
+    served, surprise = draw(st.floats(0.05, 0.9)), draw(st.floats(-0.1, 0.5))
+    error = draw(st.sampled_from([0.005, 0.01, 0.05, 0.2]))
+    by_rules = [
+        scores(served, draw(st.floats(0.05, 0.9)), surprise, error=error, segments=("code", "german"))
+        for _ in range(draw(st.integers(1, 2)))
+    ]
+    return ServingScores(by_rules[0].segments, by_rules[1].segments if len(by_rules) > 1 else ())
 
 
 def certainty(found: Diagnosis, *causes: str) -> int:
@@ -181,3 +192,41 @@ def test_answers_of_another_target_never_retrain(
     other = scores(0.4, 0.4, surprise, segments=("code", "german"))
     found = diagnose(Evidence(**of, **probed, **kept, scores=other))
     assert not found.retrain
+
+
+@settings(max_examples=60, deadline=None)
+@given(traffic(), replays(), captured() | like_before(), st.sampled_from([0.005, 0.01, 0.02]))
+def test_scores_that_account_for_the_fall_never_take_a_retraining_away(
+    of: dict[str, Any], probed: dict[str, Any], kept: dict[str, Any], error: float
+) -> None:
+    """More evidence of a true drift never makes it less certain."""
+    evidence = Evidence(**of, **probed, **kept)
+    without = diagnose(evidence)
+    move = examine(evidence).move
+    accounted = scores(0.7 + move, 0.71 + move, error=error, segments=("code", "german"))
+    found = diagnose(replace(evidence, scores=accounted))
+    if retrains(without):
+        assert retrains(found)
+    if of["direction"] == "down":
+        assert certainty(found, "query_drift") >= certainty(without, "query_drift")
+
+
+@settings(max_examples=40, deadline=None)
+@given(traffic(), replays(), captured(), st.booleans())
+def test_a_gap_that_is_open_by_one_of_the_rules_that_an_engine_may_have_tells_nothing(
+    of: dict[str, Any], probed: dict[str, Any], kept: dict[str, Any], by_match: bool
+) -> None:
+    """It may be no more than the difference of the rules; and no less than a fault."""
+    evidence = Evidence(**of, **probed, **kept)
+    without = diagnose(evidence)
+    move = examine(evidence).move
+    rules = [
+        scores(0.7 + move, 0.71 + offline, segments=("code", "german")).segments for offline in (0.0, move)
+    ]
+    told = ServingScores(*(rules[::-1] if by_match else rules))
+    found = diagnose(replace(evidence, scores=told))
+    assert (found.cause, found.confidence, found.retrain) == (
+        without.cause,
+        without.confidence,
+        without.retrain,
+    )

@@ -3,14 +3,21 @@ draft less, and from another target."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from driftguard.diagnosis import Captured, Diagnosis, diagnose
-from driftguard.diagnosis.serving_gap import ScoredRequest, compare, summarised
-from driftguard.records.documents.serving_scores import MissingScores
+from driftguard.diagnosis.serving_gap import Expected, ScoredRequest, compare, summarised
+from driftguard.records.documents.serving_scores import (
+    MissingScores,
+    Rule,
+    SegmentScores,
+    ServingScores,
+    SideScores,
+)
 from tests.diagnosis.cases import (
     CAPTURED_BEFORE,
     CODE,
@@ -78,21 +85,65 @@ def test_it_need_not_wait_for_probes() -> None:
 @pytest.mark.parametrize(
     "contradicting",
     [
-        {  # as many look as before as could be told
-            "captures_before": CAPTURED_BEFORE,
-            "captures_after": captures(4, "german", 60, GERMAN) + captures(5, "code", 60, CODE),
-        },
         {"after": requests(2, {"code": 60, "german": 60}, {"code": 0.75, "german": 0.45}, concurrency=40)},
         {"probes_before": probes() * 2, "probes_after": probes(-0.25)},
         {"scores": scores(0.45, 0.46, 0.15)},  # it may be another target as well
         {"scores": scores(0.45, 0.46, error=0.1)},
         {"scores": scores(0.45, 0.71, error=0.1)},
     ],
-    ids=["queries", "a setting", "probes", "surprise", "noise", "a noisy gap"],
+    ids=["a setting", "probes", "surprise", "noise", "a noisy gap"],
 )
 def test_what_contradicts_it_retrains_nothing(contradicting: dict[str, Any]) -> None:
     found = diagnose(fell(**{"scores": ACCOUNTED, **contradicting}))
     assert not found.retrain
+
+
+def test_prompts_that_look_as_before_do_not_contradict_what_the_models_make_of_them() -> None:
+    """Their n-grams are alike; offline the draft fits them less all the same, and the engine is excluded."""
+    alike: dict[str, Any] = {
+        "captures_before": CAPTURED_BEFORE,
+        "captures_after": captures(4, "german", 60, GERMAN) + captures(5, "code", 60, CODE),
+    }
+    assert verdict(diagnose(fell(**alike, **STEADY))) == ("unknown", "low", False)
+    for probed in ({}, STEADY):
+        found = diagnose(fell(scores=ACCOUNTED, **alike, **probed))
+        assert verdict(found) == ("query_drift", "medium", True)
+        assert "though captured prompts look as before" in found.reason
+
+
+def with_surprise(change: float, error: float) -> ServingScores:
+    """A fall that the models account for; the answers are too few to tell much of their target."""
+
+    def surprised(one: SideScores, surprise: float) -> SideScores:
+        return replace(one, surprise=surprise, surprise_error=error)
+
+    (of,) = ACCOUNTED.segments
+    return ServingScores((SegmentScores(of.segment, surprised(of.before, 0.0), surprised(of.after, change)),))
+
+
+def test_answers_too_few_to_exclude_another_target_make_it_less_sure_and_no_more() -> None:
+    """One that accepts otherwise would open the gap."""
+    few = {**STEADY, "probes_after": probes(prompts=20, answers="new each time")}
+    few["probes_before"] = (*probes(), *probes(answers="other"))  # no prompt is answered alike each time
+    assert verdict(diagnose(fell(scores=with_surprise(0.03, 0.08)))) == ("query_drift", "medium", True)
+    assert verdict(diagnose(fell(scores=with_surprise(0.03, 0.01), **few))) == ("query_drift", "high", True)
+    assert verdict(diagnose(fell(scores=with_surprise(0.03, 0.08), **few))) == ("query_drift", "medium", True)
+    assert not diagnose(fell(scores=with_surprise(0.15, 0.03))).retrain
+
+
+def test_the_fall_of_all_requests_less_that_of_the_gap_is_what_the_models_account_for() -> None:
+    """Few were scored, and differ: their own fall is not shown at 1%; that of all requests is."""
+
+    def noisy(one: SideScores, offline: float) -> SideScores:
+        return replace(one, offline=offline, offline_error=0.08)
+
+    (of,) = ACCOUNTED.segments
+
+    def told(offline: float) -> ServingScores:
+        return ServingScores((SegmentScores(of.segment, noisy(of.before, 0.71), noisy(of.after, offline)),))
+
+    assert verdict(diagnose(fell(scores=told(0.46)))) == ("query_drift", "medium", True)
+    assert verdict(diagnose(fell(scores=told(0.98)))) == ("unknown", "low", False)  # these did not fall
 
 
 def test_answers_that_surprise_the_target_are_anothers() -> None:
@@ -142,12 +193,13 @@ def scored(seed: int, count: int, gap: float, *, turns: int = 1) -> list[ScoredR
             one = Captured(
                 f"{number}-{turn}", "german", (number, turn), (1, 2), session, drafted=80, accepted=accepted
             )
-            found.append(ScoredRequest(one, 80.0, 80.0 * rate, surprise, 60))
+            by = Expected(80.0, 80.0 * rate, 80.0 * rate)
+            found.append(ScoredRequest(one, by, by, surprise, 60))
     return found
 
 
 def test_the_gap_is_told_more_sharply_than_acceptance_as_the_requests_are_the_same() -> None:
-    found = summarised(scored(1, 60, 0.0), scored(2, 60, 0.08), ("german",))
+    found = summarised(scored(1, 60, 0.0), scored(2, 60, 0.08), ("german",), "rejection")
     assert found is not None
     gap = compare(found)
     assert gap is not None
@@ -160,7 +212,7 @@ def test_the_gap_is_told_more_sharply_than_acceptance_as_the_requests_are_the_sa
 def test_its_interval_covers_what_is_true_at_its_level() -> None:
     covered = 0
     for seed in range(200):
-        found = summarised(scored(seed, 40, 0.0), scored(seed + 1_000, 40, 0.1), ("german",))
+        found = summarised(scored(seed, 40, 0.0), scored(seed + 1_000, 40, 0.1), ("german",), "rejection")
         assert found is not None
         gap = compare(found)
         assert gap is not None
@@ -169,8 +221,8 @@ def test_its_interval_covers_what_is_true_at_its_level() -> None:
 
 
 def test_turns_of_one_conversation_are_one_unit() -> None:
-    once = summarised(scored(1, 30, 0.0), scored(2, 30, 0.0), ("german",))
-    thrice = summarised(scored(1, 30, 0.0, turns=3), scored(2, 30, 0.0, turns=3), ("german",))
+    once = summarised(scored(1, 30, 0.0), scored(2, 30, 0.0), ("german",), "rejection")
+    thrice = summarised(scored(1, 30, 0.0, turns=3), scored(2, 30, 0.0, turns=3), ("german",), "rejection")
     assert once is not None
     assert thrice is not None
     assert thrice.segments[0].after.units == 30
@@ -178,4 +230,41 @@ def test_turns_of_one_conversation_are_one_unit() -> None:
 
 
 def test_fewer_than_ten_of_a_segment_on_one_side_are_no_scores() -> None:
-    assert summarised(scored(1, 60, 0.0), scored(2, 9, 0.0), ("german",)) is None
+    assert summarised(scored(1, 60, 0.0), scored(2, 9, 0.0), ("german",), "rejection") is None
+
+
+def by_rules(rejection: ServingScores, match: ServingScores) -> ServingScores:
+    """Of an engine whose rule nobody tells."""
+    return ServingScores(rejection.segments, match.segments)
+
+
+def test_where_the_rule_is_not_known_a_gap_counts_that_is_open_by_both() -> None:
+    """New text of more entropy: a draft that guesses by argmax is kept less often than one that samples."""
+    only_one = by_rules(OPENED, ACCOUNTED)
+    assert verdict(diagnose(fell(scores=OPENED))) == ("machine", "high", False)
+    found = diagnose(fell(scores=only_one, **MOVED))
+    assert verdict(found) == verdict(diagnose(fell(**MOVED)))
+    assert any("engines.acceptance_rule" in one for one in found.missing)
+    (fact,) = (one.text for one in found.facts if one.about == "serving gap")
+    assert fact.startswith("the serving gap depends on the rule of the engine, which is not known: ")
+    assert "by rejection sampling, or for 0.71 and 0.46 if the likeliest token is drafted" in fact
+    assert verdict(diagnose(fell(scores=by_rules(OPENED, OPENED)))) == ("machine", "high", False)
+    assert verdict(diagnose(fell(scores=by_rules(ACCOUNTED, ACCOUNTED)))) == ("query_drift", "medium", True)
+    assert verdict(diagnose(fell(scores=by_rules(ACCOUNTED, OPENED)))) == ("unknown", "low", False)
+
+
+def test_an_engine_of_a_known_rule_is_scored_by_it_alone() -> None:
+    def of_match(seed: int, rate: float) -> list[ScoredRequest]:
+        return [replace(one, match=Expected(80.0, 80.0 * rate, 80.0 * rate)) for one in scored(seed, 30, 0.0)]
+
+    before, after = of_match(1, 0.4), of_match(2, 0.2)
+    known = {rule: summarised(before, after, ("german",), rule) for rule in get_args(Rule)}
+    unknown = summarised(before, after, ("german",), None)
+    assert known["match"] is not None
+    assert known["rejection"] is not None
+    assert unknown is not None
+    (of,) = known["match"].segments
+    assert of.before.offline == pytest.approx(0.4)
+    assert of.after.offline == pytest.approx(0.2)
+    assert known["match"].by_match == known["rejection"].by_match == ()
+    assert unknown == ServingScores(known["rejection"].segments, known["match"].segments)

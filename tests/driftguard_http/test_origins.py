@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import pytest
 
 from driftguard_http import Origins
+from driftguard_http.origins import url_of
 
 LOOPBACK = Origins("127.0.0.1", ["dg.internal"], "https://driftguard.example.com/x")
 
@@ -85,3 +88,9 @@ def test_its_own_pages_and_programs_may_write(site: bytes | None, origin: bytes 
 )
 def test_pages_of_other_sites_may_not(site: bytes | None, origin: bytes | None) -> None:
     assert LOOPBACK.write_problem(site, origin, b"127.0.0.1:8200") is not None
+
+
+def test_the_url_of_an_ipv6_address_can_be_opened() -> None:
+    assert url_of("127.0.0.1", 8200) == "http://127.0.0.1:8200"
+    assert urlsplit(url_of("::1", 8200)).hostname == "::1"
+    assert urlsplit(url_of("::1", 8200)).port == 8200

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from sqlalchemy import func, select
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from driftguard.cli.main import app
@@ -49,9 +50,12 @@ def test_an_incident_that_ended_by_itself_says_how_long_and_what_it_cost(
     send(database, rng, BAD, 40, {4: 300})
     fold_all(database)
     send(database, rng, GOOD, 60, {4: 400})
-    fold_all(database)
+    with capture_logs() as logs:
+        fold_all(database)
     incident, stream = only_incident(database)
     assert incident.state == "resolved"
+    (logged,) = [line for line in logs if line["event"] == "incident resolved"]
+    assert (logged["incident"], logged["reason"]) == (str(incident.id), incident.resolution)
     found = aftermath.of(incident)
     assert found is not None
     assert incident.evidence.ending is not None

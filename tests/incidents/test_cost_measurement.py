@@ -25,6 +25,7 @@ from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.records import AcceptanceRecord
 from driftguard.status.gather import gather
+from driftguard.status.stream_status import StreamStatus
 from driftguard.store import examination_evidence, folding, incidents, stream_costs
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident, Stream, StreamCost
@@ -151,6 +152,24 @@ def test_a_new_incident_is_told_its_cost_within_a_minute(database: Database) -> 
     assert only_incident(database)[0].evidence.cost is not None
 
 
+def test_a_new_draft_is_told_its_cost_within_a_minute(database: Database) -> None:
+    """Although it was measured with its very first requests, too few to tell anything."""
+    rng, now = np.random.default_rng(9), datetime.now(UTC)
+    send(database, rng, GOOD, 119, {4: 5})
+    cost_measurement.refresh(database, NOBODY, now)
+    send(database, rng, GOOD, 121, {4: 300})
+    cost_measurement.refresh(database, NOBODY, now + timedelta(seconds=59))
+    assert only_stream(database, now).cost is None
+    cost_measurement.refresh(database, NOBODY, now + timedelta(seconds=61))
+    assert only_stream(database, now).cost is not None
+
+
+def only_stream(database: Database, now: datetime) -> StreamStatus:
+    with database.session() as session:
+        (found,) = gather(session, now)
+        return found
+
+
 def test_with_one_k_an_incident_tells_the_loss_and_how_to_learn_the_rest(database: Database) -> None:
     incident, stream = fallen(database, BAD, 2, {4: 1200})
     cost = incident.evidence.cost
@@ -204,13 +223,13 @@ def test_a_stream_tells_its_best_k_and_is_measured_again_only_with_new_traffic(
         assert "Best now: set K to 1: " in found.text
         late = now + timedelta(hours=1)
         assert stream_costs.outdated(session, late, limit=10) == []
-        session.execute(update(Stream).values(last_seen_at=late))
+        session.execute(update(Stream).values(traffic_arrived_at=late))
         assert [stream.id for stream in stream_costs.outdated(session, late, limit=10)] == [found.stream.id]
         assert stream_costs.outdated(session, now - timedelta(minutes=5), limit=10) == []
         session.execute(update(Stream).values(last_seen_at=late + timedelta(minutes=1)))
         (found,) = [item for item in gather(session, late) if item.stream.method != "none"]
         assert "set K to 1" not in found.text  # more than an hour of traffic was not measured
-        session.execute(update(Stream).values(last_seen_at=now))
+        session.execute(update(Stream).values(last_seen_at=now, traffic_arrived_at=now))
     with running_sidecar(database, tmp_path) as client:
         streams = client.get("/api/v1/status").json()["streams"]
         told = {stream["method"]: stream["cost"] for stream in streams}

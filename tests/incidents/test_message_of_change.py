@@ -101,7 +101,7 @@ def test_counted_rates_that_differ_are_told_with_the_reason(
     stored: tuple[Incident, Stream],
 ) -> None:
     incident, stream = stored
-    assert "As counted it went from 0.60 to 0.63, because answers are shorter" in summary(incident, stream)
+    assert "Plain counts say 0.60 to 0.63, because answers are shorter" in summary(incident, stream)
     same = replace(SHORTER, counted_before=0.74, counted_after=0.62)
     incident.evidence = replace(incident.evidence, adjusted=same)
-    assert "As counted" not in summary(incident, stream)
+    assert "Plain counts" not in summary(incident, stream)

@@ -200,6 +200,20 @@ def test_a_fall_of_another_segment_while_it_is_open_is_told(database: Database) 
     assert "\nacceptance fell from 0.5" in reasons(database, incident)
 
 
+def test_a_second_fall_under_the_new_name_is_found_as_well(database: Database) -> None:
+    """The detector had learned the fallen level as the baseline of the new name."""
+    running = Running(database, 65, FALLEN)
+    running.send(3_000, USUAL)
+    assert running.incident().state == "resolved"
+    running.send(600, USUAL)
+    running.send(2_000, FALLEN)
+    with database.session() as session:
+        query = select(Incident).where(Incident.direction == "down").order_by(Incident.opened_seq)
+        first, second = session.scalars(query)
+    assert (first.state, second.state) == ("resolved", "open")
+    assert names_of(second.segments) == ("chat-v2",)
+
+
 @pytest.mark.parametrize("fell", [False, True])
 def test_silent_hours_a_clock_set_back_and_restarts_make_no_fall_and_hide_none(
     database: Database, fell: bool

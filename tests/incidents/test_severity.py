@@ -67,7 +67,8 @@ class World:
             for item in behind.serve(self.rng, count, 1, start=start, segment=segment)
         ]
         self.minute += 60
-        store(self.database, records(self.rng, sorted(drawn, key=lambda item: item.ended_at)))
+        arrived_at = START + timedelta(minutes=self.minute)
+        store(self.database, records(self.rng, sorted(drawn, key=lambda item: item.ended_at)), arrived_at)
         if fold:
             fold_and_examine(self.pipeline, self.database)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from driftguard.api.actions import ActionModel, Place
 from driftguard.cost.best_action import best_of
@@ -23,7 +23,7 @@ from driftguard.retraining.due import why_not
 from driftguard.store import incidents
 from driftguard.store.acceptance_levels import AcceptanceLevel
 from driftguard.store.database import Database
-from driftguard.store.tables import Draft, Incident, Notification
+from driftguard.store.tables import Draft, Incident, Notification, StreamCost
 from tests.pipeline.examining import fold_and_examine
 from tests.pipeline.traffic import Traffic, store
 
@@ -64,6 +64,22 @@ def test_a_draft_that_fits_the_new_target_less_is_retrained_against_it(database:
     with database.session() as session:
         assert incidents.find(session, incident.id)[1].target == "target-2"
         assert [row.event for row in session.scalars(select(Notification))] == ["firing"]
+
+
+def test_it_ends_where_the_new_target_accepts_what_the_old_one_did(database: Database) -> None:
+    traffic = Traffic(seed=4)
+    store(database, traffic.draw(600, GOOD))
+    store(database, of_target(traffic.draw(900, WORSE), "target-2"))
+    fold_all(database)
+    for draw, state in ((WORSE, "open"), (GOOD, "resolved")):
+        store(database, of_target(traffic.draw(2_500, draw), "target-2"))
+        fold_all(database)
+        with database.session() as session:  # long ago
+            session.execute(update(StreamCost).values(measured_at=traffic.clock - timedelta(hours=1)))
+        cost_measurement.refresh(database, NOBODY, datetime.now(UTC))
+        (fall,) = (each for each in all_incidents(database) if each.direction == "down")
+        assert fall.state == state
+    assert str(fall.resolution).startswith("acceptance is back at what it was before the change: german 0.")
 
 
 def test_a_draft_that_fits_the_new_target_as_well_is_left_alone(database: Database) -> None:

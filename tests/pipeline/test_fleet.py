@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
+from driftguard.api.status_models import FleetModel
 from driftguard.app import Sidecar, create_app
 from driftguard.detection import DetectorConfig
+from driftguard.detection.fleet import Fleet
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
 from driftguard.settings import FalseAlarmScope, Settings
@@ -96,6 +98,11 @@ def test_a_server_that_is_gone_for_a_week_no_longer_makes_the_others_need_more(d
         gone = update(Stream).where(Stream.server == "delta")
         session.execute(gone.values(last_seen_at=Stream.last_seen_at - timedelta(days=8)))
         assert streams_in_service.gather(session, all_streams(session)).streams == 3
+
+
+def test_one_stream_is_not_told_as_several() -> None:
+    told = FleetModel.of(Fleet(1, {}), Settings().detection)
+    assert told.text.startswith("1 stream in service: ")
 
 
 @pytest.mark.parametrize(

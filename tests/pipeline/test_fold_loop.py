@@ -72,7 +72,7 @@ def test_a_fall_in_one_segment_opens_one_incident_that_says_where_since_when_and
     assert adjusted.because == ("answers are shorter",)
     with database.session() as session:
         stream = session.scalars(select(Stream)).one()
-        assert "As counted it went from 0.70 to 0.3" in summary(incident, stream)
+        assert "Plain counts say 0.70 to 0.3" in summary(incident, stream)
     # Emitted per step falls from about 1 + 4 x 0.7 to 1 + 4 x 0.35, and a step takes as long as before.
     assert incident.tokens_per_second_before is not None
     assert incident.tokens_per_second_after is not None

@@ -17,13 +17,14 @@ from driftguard_training.serving import score_batch
 from driftguard_training.traffic import ServedRequest
 from sqlalchemy import text
 
+from driftguard.diagnosis.serving_gap import Expected
 from driftguard.incidents import diagnosing
 from driftguard.incidents.opening import NOBODY
 from driftguard.records.documents.serving_scores import MissingScores, ServingScores
 from driftguard.retraining import serving_scores
 from driftguard.retraining.tasks import NAMESPACE, RetrainingJobs
 from driftguard.retraining.training import process
-from driftguard.settings import Settings
+from driftguard.settings import EngineSettings, Settings
 from driftguard.store import serving_scores as stored
 from driftguard.store.captures import CapturedRequest, insert_captures
 from driftguard.store.database import Database
@@ -115,7 +116,8 @@ def serve(
 def accounted(models: Models, requests: list[tuple[list[int], list[int]]]) -> list[tuple[float, float]]:
     loaded = load_model(models.target, "target"), load_model(models.draft, "draft")
     asked = [ServedRequest("", prompt, output, 1.0, K) for prompt, output in requests]
-    return [(one.drafted, one.accepted) for one in score_batch(*loaded, asked)]
+    scored = [one.rejection for one in score_batch(*loaded, asked)]
+    return [(one.drafted, one.accepted_of_answer) for one in scored]
 
 
 def scored(served: Drifted, settings: Settings | None = None) -> str:
@@ -137,7 +139,7 @@ def test_an_engine_that_accepts_half_of_what_its_models_account_for_is_named_and
     (of,) = scores.segments
     assert (of.segment, of.before.requests, of.after.requests) == (NEW, REQUESTS, REQUESTS)
     assert of.before.gap == pytest.approx(0.0, abs=0.01)
-    assert of.after.gap == pytest.approx(-of.after.offline / 2, abs=0.01)
+    assert of.after.gap == pytest.approx(-of.after.served, abs=0.01)
     assert abs(of.after.surprise - of.before.surprise) < 0.2
     assert list((served.settings.data_directory / "scoring").iterdir()) == []
 
@@ -215,6 +217,38 @@ def test_a_server_without_a_registered_engine_is_told(served: Drifted) -> None:
     assert known(served) == (None, "not_registered")
 
 
+def restarted(served: Drifted, models: Models, rule: str | None) -> Settings:
+    """Of a server that is promoted by a restart, whose rule only the settings can tell."""
+    described = EngineSettings(
+        server="engine-1",
+        target_directory=models.target,
+        draft_directory=models.draft,
+        num_speculative_tokens=K,
+        acceptance_rule=rule,
+    )
+    return served.settings.model_copy(update={"engines": [described]})
+
+
+@pytest.mark.usefixtures("training_here")
+@pytest.mark.parametrize("rule", ["rejection", "match", None])
+def test_a_server_is_scored_by_the_rule_that_the_settings_name_or_else_by_both(
+    served: Drifted, models: Models, rule: str | None
+) -> None:
+    assert scored(served, restarted(served, models, rule)) == "scored"
+    scores, _ = known(served)
+    assert scores is not None
+    by_rejection = scores.segments[0].before.gap == pytest.approx(0.0, abs=0.01)
+    assert by_rejection == (rule != "match")  # it is what the records were made by
+    assert bool(scores.by_match) == (rule is None)
+    if rule is None:
+        assert abs(scores.by_match[0].before.gap) > 0.02
+
+
+def test_typical_acceptance_is_not_scored(served: Drifted, models: Models) -> None:
+    scored(served, restarted(served, models, "typical"))
+    assert known(served) == (None, "typical")
+
+
 def test_an_engine_that_does_not_answer_is_told(served: Drifted) -> None:
     scored(served, make_settings(served.settings.data_dir, "http://127.0.0.1:9"))
     assert known(served) == (None, "engine_silent")
@@ -245,7 +279,7 @@ def test_models_that_cannot_be_loaded_are_told_and_the_incident_says_so(
     assert any("the scoring process failed" in one for one in diagnosis.missing)
 
 
-def test_captures_whose_records_do_not_tell_k_are_too_few(served: Drifted) -> None:
+def test_captures_whose_records_tell_neither_k_nor_counts_per_position_are_too_few(served: Drifted) -> None:
     with served.database.session() as session:
         session.execute(text("UPDATE records SET num_speculative_tokens = NULL"))
     scored(served)
@@ -254,7 +288,8 @@ def test_captures_whose_records_do_not_tell_k_are_too_few(served: Drifted) -> No
 
 def test_a_deadline_ends_it_with_what_it_has(served: Drifted, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*_: object) -> Iterator[process.Scored]:
-        yield from (process.Scored(number, 40.0, 20.0, 0.0, 10) for number in range(done))
+        by = Expected(40.0, 20.0, 20.0)
+        yield from (process.Scored(number, by, by, 0.0, 10) for number in range(done))
         raise process.TrainingStopped("stopped on request")
 
     monkeypatch.setattr(process, "score", slow)
@@ -295,3 +330,13 @@ def test_one_that_was_killed_with_the_sidecar_is_given_up_and_its_files_are_remo
     assert known(served) == (None, "interrupted")
     assert not directory.exists()
     assert scored(served) == "not due"
+
+
+def test_the_look_for_what_is_due_gives_a_killed_scoring_up(
+    served: Drifted, queue: procrastinate.App
+) -> None:
+    longest = timedelta(seconds=served.settings.diagnosis.score_seconds) + serving_scores.ENDING
+    with served.database.session() as session:
+        stored.begin(session, served.incident_id, 2, datetime.now(UTC) - 2 * longest)
+    RetrainingJobs(served.database, served.settings).defer_due(queue)
+    assert known(served) == (None, "interrupted")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import procrastinate
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from driftguard.errors import Conflict
 from driftguard.retraining.tasks import NAMESPACE, QUEUE, RetrainingJobs
@@ -18,10 +22,10 @@ from driftguard.settings import Settings
 from driftguard.store import incidents, retrain_runs
 from driftguard.store.database import Database
 from driftguard.store.job_queue import deferring_connector, worker_connector
-from driftguard.store.tables import RetrainRun
+from driftguard.store.tables import Incident, RetrainRun
 from tests.retraining.conftest import Drifted
 from tests.retraining.engine_stub import EngineStub
-from tests.retraining.world import make_settings
+from tests.retraining.world import MOVED, make_settings
 
 
 @pytest.fixture
@@ -106,6 +110,44 @@ def test_an_operator_can_switch_it_off(
     settings = make_settings(tmp_path / "data", engine.url, automatic=False)
     RetrainingJobs(drifted.database, settings).defer_due(queue)
     assert waiting(drifted.database) == 0
+
+
+@contextmanager
+def counted(database: Database) -> Iterator[Counter[str]]:
+    """Statements by their first word, and incidents whose documents were read."""
+    found: Counter[str] = Counter()
+
+    def note(_c: Any, _cursor: Any, statement: str, _p: Any, _context: Any, _many: bool) -> None:
+        found[statement.split(maxsplit=1)[0]] += 1
+
+    def loaded(*_: Any) -> None:
+        found["incidents"] += 1
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    event.listen(Incident, "load", loaded)
+    try:
+        yield found
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
+        event.remove(Incident, "load", loaded)
+
+
+@pytest.mark.parametrize("why", ["by hand", "machine"])
+def test_a_look_where_nothing_is_due_writes_nothing_and_reads_no_incident(
+    drifted: Drifted, engine: EngineStub, queue: procrastinate.App, tmp_path: Path, why: str
+) -> None:
+    """It is looked every two seconds, also while incidents are open that nothing is to be done about."""
+    with drifted.database.session() as session:
+        incident = incidents.find(session, drifted.incident_id)[0]
+        if why == "machine":
+            incident.diagnosis = replace(MOVED, cause="machine", retrain=False)
+    settings = make_settings(tmp_path / "data", engine.url, automatic=why == "machine")
+    jobs = RetrainingJobs(drifted.database, settings)
+    with counted(drifted.database) as found:
+        jobs.defer_due(queue)
+    assert waiting(drifted.database) == 0
+    assert found["incidents"] == found["UPDATE"] == found["INSERT"] == 0
+    assert found["SELECT"] > 0
 
 
 def test_a_killed_run_is_settled_and_begun_anew(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,16 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("toml", "words"),
     [
-        ("prot = 1", "prot: no such setting"),
-        ("[capture]\nenable = true", "capture.enable: no such setting"),
+        ("prot = 1", "prot: no such setting; did you mean port? `driftguard settings` lists them all"),
+        ("[capture]\nenable = true", "capture.enable: no such setting; did you mean capture.enabled?"),
+        ("[captre]\nenabled = true", "captre: no such setting; did you mean capture?"),
+        ("[[sources]]\nurl = 'http://a'\nservre = 'a'", "sources.0.servre: no such setting; `driftguard"),
+        ("[[sources]]\nserver = 'a'", "sources.0.url: needed, but not set"),
+        ("[capture]\nenabled = 'maybe'", "capture.enabled: input should be a valid boolean, not 'maybe'"),
+        (
+            "[[sources]]\nurl = 'chat:8000'",
+            "sources.0.url: does not begin with http:// or https:// and",
+        ),
         ("port = 70000", "port: input should be less than or equal to 65535, not 70000"),
         ("port = ", "not valid TOML"),
         ("[[engines]]\nserver = 'a'", "engines.0: a needs admin_url (the built-in engine), or"),
@@ -53,7 +62,7 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
             "[retraining]\npromote_command = ['a']\npromote_webhook = 'http://b'",
             "retraining: promote_command and promote_webhook are both set",
         ),
-        ("[retraining]\npromote_webhook = 'b'", "retraining.promote_webhook: string should match"),
+        ("[retraining]\npromote_webhook = 'b'", "retraining.promote_webhook: does not begin with"),
         (
             "[retraining]\npromote_command = 'kubectl'",
             "retraining.promote_command: input should be a valid list",
@@ -63,6 +72,14 @@ def test_command_line_then_environment_then_file(tmp_path: Path, monkeypatch: py
         (
             RESTARTED + "admin_url = 'http://a'",
             "target_directory, draft_directory, num_speculative_tokens: leave",
+        ),
+        (
+            "[[engines]]\nserver = 'a'\nadmin_url = 'http://a'\nacceptance_rule = 'match'",
+            "acceptance_rule: leave out if there is an admin_url",
+        ),
+        (
+            RESTARTED + "acceptance_rule = 'argmax'",
+            "engines.0.acceptance_rule: input should be 'rejection', 'match' or 'typical'",
         ),
         ("[retraining]\npromote_command = ['a']", "promote_command is set, but there are no engines without"),
         (
@@ -87,7 +104,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRIFTGUARD_CAPTRUE__ENABLED", "true")
-    with pytest.raises(BadSettings, match="DRIFTGUARD_CAPTRUE__ENABLED: no such setting"):
+    told = "DRIFTGUARD_CAPTRUE__ENABLED: no such setting; did you mean DRIFTGUARD_CAPTURE__ENABLED?"
+    with pytest.raises(BadSettings, match=re.escape(told)):
         load_settings()
 
 

@@ -352,3 +352,13 @@ def test_no_version_is_asked_of_the_root_of_a_gateway(server: Served, stored: St
     source = source_at(f"{server.url}/chat/metrics")
     assert scraped(source, stored).condition in ("waiting", "not_speculating")
     assert source.version is None
+
+
+def test_a_web_page_in_place_of_metrics_is_told_as_one(server: Served, stored: Stored) -> None:
+    """As a login or a proxy in front of the server answers."""
+    page = "\n<!DOCTYPE html><html><body>Log in</body></html>"
+    server.pages = dict.fromkeys(USUAL_PATHS, ok(lambda: page))
+    found = scraped(source_at(server.url), stored)
+    assert (found.condition, "a web page, not with metrics" in found.detail) == ("metrics_hidden", True)
+    given = scraped(source_at(server.url, kind="vllm"), stored)
+    assert given.detail == found.detail

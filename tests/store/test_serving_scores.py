@@ -41,6 +41,9 @@ def served(database: Database, name: int, seconds: float, *, version: str = "v1"
         insert_captures(session, [capture], max_per_segment=1_000)
 
 
+NO_POSITIONS: dict[str, Any] = {"drafted_per_position": None, "accepted_per_position": None}
+
+
 def captured(database: Database, changed: tuple[str, ...] = ("german",)) -> list[tuple[int, bool]]:
     with database.session() as session:
         stream = session.scalars(select(Stream).where(Stream.draft_version == "v1")).one()
@@ -51,10 +54,11 @@ def captured(database: Database, changed: tuple[str, ...] = ("german",)) -> list
 def test_only_what_says_how_it_was_served_by_this_draft_is_scored(database: Database) -> None:
     served(database, 1, -2)
     served(database, 2, 1, temperature=None)
-    served(database, 3, 1, num_speculative_tokens=None)
+    served(database, 3, 1, num_speculative_tokens=None, **NO_POSITIONS)
     served(database, 4, 1, version="v2")
     served(database, 5, 2, temperature=0.0)
     served(database, 6, -8 * 86_400)
+    served(database, 7, 1, acceptance_rule="typical")
     assert captured(database) == [(1, False), (5, True)]
     assert captured(database, ("code",)) == []
     with database.session() as session:
@@ -73,3 +77,21 @@ def test_the_newest_of_both_sides_come_first(database: Database) -> None:
     found = captured(database)
     assert found[:4] == [(1_104, False), (2_002, True), (1_103, False), (2_001, True)]
     assert sum(not is_after for _, is_after in found) == SCORED_REQUESTS
+
+
+def test_where_k_varied_the_counts_per_position_tell_how_long_the_drafts_were(database: Database) -> None:
+    varied: dict[str, Any] = {
+        "num_speculative_tokens": None,
+        "steps": 20,
+        "drafted": 30,
+        "accepted": 15,
+        "emitted": 35,
+        "drafted_per_position": [16, 10, 4, 0],
+        "accepted_per_position": [9, 5, 1, 0],
+    }
+    served(database, 1, 1, **varied)
+    with database.session() as session:
+        stream = session.scalars(select(Stream)).one()
+        (one,) = serving_scores.captured(session, stream, ["german"], AT)
+    assert (one.num_speculative_tokens, one.drafting_steps) == (None, (0.8, 0.5, 0.2))
+    assert (one.captured.drafted, one.captured.accepted) == (16, 9)

@@ -4,11 +4,13 @@ what the built-in engine did."""
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal, get_args
 from unittest import mock
 
 import pytest
@@ -18,14 +20,16 @@ from driftguard_engine.core import FinishedRequest, Request, SamplingParams
 from driftguard_engine.engine import Engine
 from driftguard_training.acceptance import distribution
 from driftguard_training.corpus import prompts
+from driftguard_training.errors import BadTraffic
 from driftguard_training.model_directories import load_model
-from driftguard_training.serving import Score, score_answer, score_batch, walk
-from driftguard_training.traffic import ServedRequest
+from driftguard_training.serving import Expected, Score, score_answer, score_batch, walk
+from driftguard_training.traffic import ServedRequest, read_served
 
 from tests.benchmarks.diagnosis.engine_figures import BUNDLED, changed, rounded
 
 V, END, K, LONGEST = 3, 0, 2, 4  # the last: tokens of an answer
 Answer = tuple[int, ...]
+Rule = Literal["rejection", "match"]
 Law = Callable[[Answer], torch.Tensor]  # logits [V] after these tokens
 
 
@@ -50,27 +54,39 @@ class Served:
     answer: Answer
     drafted: int
     accepted: int
+    first_drafted: int = 0
+    first_accepted: int = 0
 
 
-def ways(target: Law, draft: Law, temperature: float, *, is_cut: bool) -> Iterator[Served]:
-    """Every way: each drafted token, each coin of the rule, each token of the target's own."""
+def ways(
+    target: Law,
+    draft: Law,
+    temperature: float,
+    *,
+    is_cut: bool,
+    rule: Rule = "rejection",
+    lengths: Sequence[float] = (0.0, 0.0, 1.0),
+) -> Iterator[Served]:
+    """Every way: each length of a draft, each drafted token, each coin of the rule, each token of the
+    target's own. `lengths`: probabilities of drafts of 0, 1, 2 tokens."""
 
     def p(so_far: Answer) -> list[float]:
         return distribution(target(so_far), temperature).tolist()
 
     def q(so_far: Answer) -> list[float]:
-        return distribution(draft(so_far), temperature).tolist()
+        return distribution(draft(so_far), temperature if rule == "rejection" else 0.0).tolist()
 
     def step(way: Served) -> Iterator[Served]:
         done = len(way.answer) >= LONGEST or (not is_cut and way.answer[-1:] == (END,))
         if done:
             yield way
             return
-        count = min(K, LONGEST - len(way.answer) - 1) if is_cut else K
-        for drafts in itertools.product(range(V), repeat=count):
-            chance = math.prod(q(way.answer + drafts[:place])[drafts[place]] for place in range(count))
-            if chance:
-                yield from verified(way, drafts, chance)
+        for planned, part in enumerate(lengths):
+            count = min(planned, LONGEST - len(way.answer) - 1) if is_cut else planned
+            for drafts in itertools.product(range(V), repeat=count):
+                chance = math.prod(q(way.answer + drafts[:place])[drafts[place]] for place in range(count))
+                if part * chance:
+                    yield from verified(way, drafts, part * chance)
 
     def verified(way: Served, drafts: Answer, chance: float) -> Iterator[Served]:
         for kept in range(len(drafts) + 1):
@@ -96,33 +112,115 @@ def ways(target: Law, draft: Law, temperature: float, *, is_cut: bool) -> Iterat
                             way.answer + emitted,
                             way.drafted + len(drafts),
                             way.accepted + min(kept, len(emitted)),
+                            way.first_drafted + (len(drafts) > 0),
+                            way.first_accepted + (kept > 0),
                         )
                     )
 
     yield from step(Served(1.0, (), 0, 0))
 
 
-def scored(answer: Answer, target: Law, draft: Law, temperature: float, *, is_cut: bool) -> Score:
+def scored(
+    answer: Answer,
+    target: Law,
+    draft: Law,
+    temperature: float,
+    *,
+    is_cut: bool,
+    drafting_steps: Sequence[float] = (),
+) -> Score:
     logits = [torch.stack([of(answer[:place]) for place in range(len(answer))]) for of in (target, draft)]
-    request = ServedRequest("", [1], list(answer), temperature, K)
+    k = None if drafting_steps else K
+    request = ServedRequest("", [1], list(answer), temperature, k, list(drafting_steps))
     return score_answer(request, logits[0], logits[1], () if is_cut else (END,))
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_scores_are_what_a_faithful_engine_drafts_and_accepts(temperature: float, is_cut: bool) -> None:
+@pytest.mark.parametrize("rule", get_args(Rule))
+def test_scores_are_what_a_faithful_engine_drafts_and_accepts(
+    rule: Rule, temperature: float, is_cut: bool
+) -> None:
     target, draft = law(1, ends_by_itself=not is_cut), law(2, ends_by_itself=False)
-    every = list(ways(target, draft, temperature, is_cut=is_cut))
+    every = list(ways(target, draft, temperature, is_cut=is_cut, rule=rule))
     known = {one.answer: scored(one.answer, target, draft, temperature, is_cut=is_cut) for one in every}
+    of_rule: dict[Answer, Expected] = {answer: getattr(one, rule) for answer, one in known.items()}
 
     assert sum(one.probability for one in every) == pytest.approx(1.0)
-    for name in ("drafted", "accepted"):
-        served = sum(one.probability * getattr(one, name) for one in every)
-        expected = sum(one.probability * getattr(known[one.answer], name) for one in every)
+    drafted, accepted = (
+        sum(one.probability * getattr(one, name) for one in every) for name in ("drafted", "accepted")
+    )
+    assert accepted > 0.1
+    for name, served in (
+        ("drafted", drafted),
+        ("accepted", accepted),
+        ("accepted_of_answer", accepted),
+    ):
+        expected = sum(one.probability * getattr(of_rule[one.answer], name) for one in every)
         assert expected == pytest.approx(served, abs=1e-9)
-        assert served > 0.1
     surprise = sum(one.probability * known[one.answer].surprise for one in every)
     assert surprise == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("rule", get_args(Rule))
+def test_of_each_answer_by_itself_what_the_engine_accepts_is_known(rule: Rule) -> None:
+    """Before the tokens were drawn it is not: the gap would be as noisy as the text."""
+    target, draft = law(1, ends_by_itself=False), law(2, ends_by_itself=False)
+    every = list(ways(target, draft, 1.0, is_cut=True, rule=rule))
+    apart = 0.0
+    for answer in {one.answer for one in every}:
+        of_it = [one for one in every if one.answer == answer]
+        weight = sum(one.probability for one in of_it)
+        served = sum(one.probability * one.accepted for one in of_it) / weight
+        known: Expected = getattr(scored(answer, target, draft, 1.0, is_cut=True), rule)
+        assert known.accepted_of_answer == pytest.approx(served, abs=1e-9)
+        apart += weight * abs(known.accepted - served)
+    assert apart > 0.1
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+@pytest.mark.parametrize("rule", get_args(Rule))
+def test_where_k_varies_the_first_draft_tokens_are_scored(rule: Rule, is_cut: bool) -> None:
+    """A fifth of the steps drafts nothing, a half one token, and the others two."""
+    target, draft = law(1, ends_by_itself=not is_cut), law(2, ends_by_itself=False)
+    every = list(ways(target, draft, 0.7, is_cut=is_cut, rule=rule, lengths=(0.2, 0.5, 0.3)))
+    known: dict[Answer, Expected] = {
+        one.answer: getattr(
+            scored(one.answer, target, draft, 0.7, is_cut=is_cut, drafting_steps=(0.8, 0.3)), rule
+        )
+        for one in every
+    }
+    for name, count in (
+        ("drafted", "first_drafted"),
+        ("accepted", "first_accepted"),
+        ("accepted_of_answer", "first_accepted"),
+    ):
+        served = sum(one.probability * getattr(one, count) for one in every)
+        expected = sum(one.probability * getattr(known[one.answer], name) for one in every)
+        assert served > 0.1
+        assert expected == pytest.approx(served, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("k", "steps"), [(None, []), (4, [1.0]), (None, [0.5, 0.6]), (None, [0.0]), (None, [1.1]), (0, [])]
+)
+def test_a_request_that_does_not_tell_its_drafts_is_refused_by_its_line(
+    tmp_path: Path, k: int | None, steps: list[float]
+) -> None:
+    line = {"segment": "", "prompt_token_ids": [1], "output_token_ids": [1], "temperature": 1.0}
+    file = tmp_path / "served.jsonl"
+    file.write_text(json.dumps({**line, "num_speculative_tokens": k, "drafting_steps": steps}))
+    with pytest.raises(BadTraffic, match=r"line 1: .*(num_speculative_tokens|drafting_steps|int|float)"):
+        read_served(file)
+
+
+def test_the_rules_differ_but_for_greedy_requests() -> None:
+    target, draft = law(1, ends_by_itself=False), law(2, ends_by_itself=False)
+    answer = (1, 2, 1, 1)
+    greedy = scored(answer, target, draft, 0.0, is_cut=True)
+    assert greedy.rejection == greedy.match
+    warm = scored(answer, target, draft, 1.0, is_cut=True)
+    assert abs(warm.rejection.accepted - warm.match.accepted) > 0.05
 
 
 def test_a_walk_by_the_acceptance_of_each_place_alone_would_not_be_exact() -> None:
@@ -137,7 +235,7 @@ def test_a_walk_by_the_acceptance_of_each_place_alone_would_not_be_exact() -> No
             for t in range(LONGEST)
         ]
         rates = [float(torch.minimum(*pair).sum()) for pair in pairs]
-        wrong += one.probability * walk(rates, rates, K, is_cut=True)[1]
+        wrong += one.probability * walk(rates, rates, [1.0] * K, is_cut=True).accepted
     assert abs(wrong - served) > 1e-3
 
 
@@ -151,10 +249,15 @@ def test_the_answers_of_another_target_surprise(temperature: float) -> None:
     assert surprise / LONGEST > 0.2
 
 
-def served(draft: Path, temperature: float) -> list[FinishedRequest]:
+def served(draft: Path, temperature: float, *, adaptive: bool = False) -> list[FinishedRequest]:
     """What the built-in engine makes of 24 prompts."""
     config = EngineConfig(
-        str(BUNDLED / "target"), str(draft), threads=1, max_batch=8, num_speculative_tokens=4
+        str(BUNDLED / "target"),
+        str(draft),
+        threads=1,
+        max_batch=8,
+        num_speculative_tokens=4,
+        adaptive_k=adaptive,
     )
     with mock.patch("driftguard_engine.models.loading.check_weights", return_value=None):
         engine = Engine(config)
@@ -169,6 +272,30 @@ def served(draft: Path, temperature: float) -> list[FinishedRequest]:
             if output.finished is not None:
                 done[output.request_id] = output.finished
     return [done[str(number)] for number in range(len(texts))]
+
+
+def first_gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
+    """The same of the first draft tokens, of requests whose K varied."""
+    models = load_model(BUNDLED / "target", "target"), load_model(BUNDLED / "draft", "draft")
+    asked = [
+        ServedRequest(
+            "",
+            list(one.request.prompt_token_ids),
+            list(one.output_token_ids),
+            one.request.params.temperature,
+            None,
+            [drafted / one.counts.steps for drafted in one.counts.drafted_per_position],
+        )
+        for one in requests
+    ]
+    found = score_batch(*models, asked)
+    return [
+        (
+            one.counts.drafted_per_position[0] - score.rejection.drafted,
+            one.counts.accepted_per_position[0] - score.rejection.accepted_of_answer,
+        )
+        for one, score in zip(requests, found, strict=True)
+    ]
 
 
 def gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
@@ -188,7 +315,10 @@ def gaps(requests: list[FinishedRequest]) -> list[tuple[float, float]]:
         one for start in range(0, len(asked), 8) for one in score_batch(*models, asked[start : start + 8])
     ]
     return [
-        (one.counts.drafted - score.drafted, one.counts.accepted - score.accepted)
+        (
+            one.counts.drafted - score.rejection.drafted,
+            one.counts.accepted - score.rejection.accepted_of_answer,
+        )
         for one, score in zip(requests, found, strict=True)
     ]
 
@@ -205,3 +335,11 @@ def test_a_quantised_draft_accepts_less_than_the_registered_one_accounts_for(tmp
     draft = changed(BUNDLED / "draft", rounded(3), tmp_path)
     accepted = torch.tensor([gap[1] for gap in gaps(served(draft, 0.7))])
     assert accepted.mean() < -3 * accepted.std() / len(accepted) ** 0.5
+
+
+def test_with_adaptive_k_the_engine_accepts_of_first_tokens_what_its_models_account_for() -> None:
+    varied = [one for one in served(BUNDLED / "draft", 0.7, adaptive=True) if one.counts.drafted]
+    assert len({one.counts.drafted / one.counts.steps for one in varied}) > len(varied) / 2
+    found = torch.tensor(first_gaps(varied))
+    error = found.std(dim=0) / len(found) ** 0.5
+    assert (found.mean(dim=0).abs() < 3 * error).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -9,12 +11,14 @@ from typing import Any, Final
 
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from driftguard.detection.findings import duration
 from driftguard.detection.state.columns import SECONDS_PER_DAY
 from driftguard.incidents.message import clock
 
 _TEMPLATES: Final = Path(__file__).parent / "templates"
+_COMMAND: Final = re.compile(r"`([^`]*)`")
 # Plotly sets styles on its elements; everything else is loaded from this server only.
 _SECURITY: Final = {
     "Content-Security-Policy": (
@@ -56,6 +60,7 @@ def _environment() -> Environment:
         words=_words,
         days=_days,
         fact=_fact,
+        marked=marked,
     )
     return environment
 
@@ -107,6 +112,12 @@ def _days(value: float) -> str:
 
 def _words(text: str) -> str:
     return text.replace("_", " ")
+
+
+def marked(text: str, server: str) -> Markup:
+    """A sentence whose commands, in backticks, are shown as such, with the name of the server in them."""
+    named = text.replace("--server SERVER", f"--server {shlex.quote(server)}")
+    return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(named))))  # noqa: S704 (escaped before)
 
 
 def _fact(value: Any) -> str:

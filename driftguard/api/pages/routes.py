@@ -26,6 +26,7 @@ from driftguard.api.drafts import DraftModel
 from driftguard.api.filters import StreamId
 from driftguard.api.incident_models import IncidentModel
 from driftguard.api.incidents import detail
+from driftguard.api.pages.errors import PageRoute
 from driftguard.api.pages.rendering import render
 from driftguard.api.retraining import RunModel, get_retrain_run
 from driftguard.api.status import Places, models_of, source_models, stream_models
@@ -39,7 +40,7 @@ from driftguard.status.verdict import WORST_FIRST, Standing, standings
 from driftguard.store import drafts, folding, incidents, retrain_runs, sources, streams
 from driftguard.store.row_filter import RowFilter
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=PageRoute)
 AnyContext = Annotated[Context, Depends(get_context)]
 
 STREAMS_SHOWN: Final = 100  # on a page

@@ -2,7 +2,7 @@
 
 For a fall, the null says that the segment's acceptance per request still lies at or below the
 midpoint between before and after. Bets that it lies above are e = 1 + lambda (x - midpoint); a share
-w_t = 1 / (2.11 (t + 1) ln^2(t + 1)) of one unit of wealth is put on bets that begin at the segment's
+w_t (`driftguard.alpha_spending`) of one unit of wealth is put on bets that begin at the segment's
 t-th request after the alarm: W_t = (W_{t-1} + w_t) e_t, averaged over the ten bets of `bets.py`.
 Recovered when the average reaches 1 / RECOVERY_LEVEL.
 
@@ -20,12 +20,12 @@ requests no longer holds the incident open.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from driftguard import alpha_spending
 from driftguard.detection.findings import DriftClosed, SegmentChange
 from driftguard.detection.state.columns import Columns
 from driftguard.detection.state.stream_state import (
@@ -93,15 +93,9 @@ def run_tests(
         own = rows[places]
         bets = recovery_bets(state, base, own, halfway_of[own.segment], fall=fall)
         one = np.zeros(len(own), dtype=np.intp)
-        shares = _shares(int(incident.seen[test]), len(own))
+        shares = np.array([alpha_spending.share(int(incident.seen[test]) + n) for n in range(len(own))])
         runs[int(test)] = RecoveryRun(places, running_sums(incident.wealth[test][None], one, bets, shares))
     return runs
-
-
-def _shares(seen: int, requests: int) -> Floats:
-    """w_t of the requests that follow `seen` ones; the sum of 1 / (n ln^2 n) over n >= 2 is 2.1097."""
-    after = range(seen + 2, seen + 2 + requests)
-    return np.array([1.0 / (2.11 * n * math.log(n) ** 2) for n in after])
 
 
 def keep_tests(

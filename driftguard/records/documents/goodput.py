@@ -67,7 +67,8 @@ class Rivalry:
 class Watched:
     """An incident that the watch opened, or told of a further fall. `kind`: what it waits for to be over.
     `slower`: of the blocks that raised the newest alarm; `sums`: of bets that it is over, after `blocks`;
-    `quiet`: looks in a row at which speculation did not lose; `band`: in which it lost."""
+    `moves`: by how much the newest of these were slower; `quiet`: looks in a row at which speculation did not
+    lose; `band`: in which it lost."""
 
     incident_id: UUID
     kind: GoodputKind
@@ -76,6 +77,7 @@ class Watched:
     quiet: int = 0
     band: int | None = None
     blocks: int = 0
+    moves: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

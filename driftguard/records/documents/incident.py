@@ -31,6 +31,13 @@ class ChangedSegment:
     renamed_from: tuple[str, ...] = ()
     back_at: datetime | None = None
 
+    def is_compared(self, *, of_alarm: bool) -> bool:
+        """Whether a comparison found it, so that the detector knows nothing of its level before. `of_alarm`:
+        of the incident. (Of one of an alarm older versions kept no evidence per segment.)"""
+        if self.evidence is not None:
+            return False
+        return not of_alarm or bool(self.renamed_from) or self.after.positions == "first"
+
     @property
     def levels(self) -> tuple[float, float]:
         """Before and after, as tested; where nothing was tested, as counted."""
@@ -122,6 +129,7 @@ class IncidentEvidence:
     ending: Ending | None = None
     raised_because: str | None = None  # why the severity was raised
     repeats: Repeats | None = None
+    is_return: bool = False  # a rise that was the end of a fall which no baseline showed
     # What each changed segment accepted once that was known after the alarm: a further fall is one from there
     levels: Mapping[str, Acceptance] = field(default_factory=dict)
 

@@ -6,10 +6,13 @@ from datetime import datetime
 from typing import cast
 from uuid import UUID
 
+import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.incident_lifecycle import State
 from driftguard.store import incidents
+
+log = structlog.get_logger(__name__)
 
 
 def begin_mitigation(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
@@ -38,3 +41,4 @@ def resolve(
         incident, _ = incidents.find(session, incident_id)
         if incident.state != "resolved":
             incidents.move(session, incident_id, "resolved", reason, at, mitigated_at=mitigated_at)
+            log.info("incident resolved", incident=str(incident_id), stream=incident.stream_id, reason=reason)

@@ -174,7 +174,7 @@ def _praise(gain: Comparison, seconds: Mapping[str, float], untested: Sequence[s
     faster = seconds["changed_parent"] / seconds["changed_candidate"]
     tested = f"every tested group within the bound, too few requests to test {', '.join(untested)}"
     return (
-        f"acceptance on the changed traffic {gain.parent:.3f} -> {gain.candidate:.3f} over {gain.requests} "
-        f"held-out requests, predicted {faster:.2f}x the tokens per second there, "
+        f"acceptance on the changed traffic from {gain.parent:.3f} to {gain.candidate:.3f} over "
+        f"{gain.requests} held-out requests, predicted {faster:.2f}x the tokens per second there, "
         + (tested if untested else "no group regressed")
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from driftguard.diagnosis.serving_gap import Expected
 from driftguard.errors import DriftGuardError
 from driftguard.retraining.training.child_process import tethered
 
@@ -70,11 +71,12 @@ class Scoring:
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """Of one request, by its number in the file: expected counts, and the sum of its tokens' surprise."""
+    """Of one request, by its number in the file: expected counts by either rule, and the sum of its tokens'
+    surprise."""
 
     number: int
-    drafted: float
-    accepted: float
+    rejection: Expected
+    match: Expected
     surprise: float
     tokens: int
 

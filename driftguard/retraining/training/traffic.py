@@ -105,6 +105,7 @@ def write_served(path: Path, requests: Iterable[ServedCapture]) -> None:
                 "output_token_ids": one.captured.output,
                 "temperature": one.temperature,
                 "num_speculative_tokens": one.num_speculative_tokens,
+                "drafting_steps": one.drafting_steps,
             }
             file.write(encoder.encode(line) + b"\n")
 

@@ -32,6 +32,7 @@ from driftguard_engine.server.prompt_limit import PromptLimit
 from driftguard_engine.server.runner import EngineRunner
 from driftguard_engine.telemetry.telemetry import Telemetry
 from driftguard_http import ConnectionLimits, Guard, Origins, Refusal, Route, bounded_protocol
+from driftguard_http.origins import url_of
 
 log = structlog.get_logger("driftguard_engine.server")
 
@@ -99,10 +100,9 @@ class EngineServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
             target, draft = self._engine.target_name, self._engine.draft
             print(
-                f"engine ready on http://{shown}:{port} target={target} draft={draft.name} "
+                f"engine ready on {url_of(host, port)} target={target} draft={draft.name} "
                 f"draft_version={draft.version} method={draft.method}",
                 flush=True,
             )

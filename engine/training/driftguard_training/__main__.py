@@ -133,7 +133,8 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Prints one JSON object per request. Traffic: JSON Lines of "
         + _TRAFFIC[:-1]
-        + ', "temperature": float, "num_speculative_tokens": int}'
+        + ', "temperature": float, "num_speculative_tokens": int}; where K varied, it is null, and '
+        + '"drafting_steps" lists the parts of the steps that drafted at least 1, 2, ... tokens'
     )
     parser.add_argument("--target", type=Path, required=True, help="directory of the target")
     parser.add_argument("--draft", type=Path, required=True, help="directory of the draft")

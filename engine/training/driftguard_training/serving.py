@@ -4,20 +4,32 @@ An answer x_1 ... x_n that the target sampled at temperature T is walked as the 
 target's p_t and the draft's q_t, both at T and after the same tokens, a drafted token is accepted with
 probability a_t = sum_v min(p_t, q_t), and was accepted, given that x_t came of it, with
 b_t = min(1, q_t(x_t) / p_t(x_t)). A step that starts at s drafts up to K tokens; it reaches the i-th with
-probability b_s ... b_{s+i-1}, and accepts it with a_{s+i}. Summed over all steps that is the expected number
-of drafted and accepted tokens: unbiased over answers, and with less variance than a replay, as neither the
-draft's tokens nor the coins of the rule are drawn.
+probability b_s ... b_{s+i-1}. Summed over all steps, the a_{s+i} of what is reached are the expected number
+of accepted tokens: unbiased over answers, and with less variance than a replay, as neither the tokens of the
+draft nor the coins of the rule are drawn. The b_{s+i} are that number given the very answer: as unbiased, and
+nearer to what the engine counted, which made the same answer. The first tells how well the draft fits the
+text, the second is what served acceptance is compared with.
 
-Assumptions: the rule of Leviathan, Kalman, Matias (2023), without top-k and top-p; drafts sampled at T; and
-answers that are the target's own. The last is tested by the surprise of each token, sum_v p_t(v) z_t(v) -
-z_t(x_t) with the target's logits z_t: 0 in expectation if x_t is drawn from p_t, at any T, whatever came
-before it. At T = 1 it is -log p_t(x_t) less the entropy of p_t; at T = 0 by how much x_t is not the argmax.
+Two rules. "rejection": the draft's tokens are drawn from q_t at T, by the rule of Leviathan, Kalman, Matias
+(2023). "match": the draft proposes the argmax of q_t at any T, and it is kept with probability p_t of it, as
+where the target draws a token and keeps the draft if it is the same: q_t is then all mass on one token. That
+is what vLLM, SGLang, TensorRT-LLM and llama.cpp do unless told otherwise. At T = 0 both are the same.
+
+Where K changed from step to step, counts per position tell how many of the steps drafted at least i tokens.
+These lengths are taken as drawn anew for each step, and only the first draft token of a step is counted:
+whether that is accepted depends on K through where steps begin alone.
+
+Assumptions: no top-k and top-p; and answers that are the target's own. The last is tested by the surprise of
+each token, sum_v p_t(v) z_t(v) - z_t(x_t) with the target's logits z_t: 0 in expectation if x_t is drawn from
+p_t, at any T, whatever came before it. At T = 1 it is -log p_t(x_t) less the entropy of p_t; at T = 0 by how
+much x_t is not the argmax.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 
 import torch
 
@@ -31,11 +43,22 @@ _BATCH_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """Of one request: expected counts, and the sum of the surprise of its `tokens` in nats."""
+class Expected:
+    """Counts of a faithful engine, of the first draft tokens alone where K varied. `accepted`: before the
+    tokens were drawn; `accepted_of_answer`: given that this answer came of them."""
 
     drafted: float
     accepted: float
+    accepted_of_answer: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Of one request: expected counts under each rule, and the sum of the surprise of its `tokens` in
+    nats."""
+
+    rejection: Expected
+    match: Expected
     surprise: float
     tokens: int
 
@@ -81,40 +104,62 @@ def score_answer(
     """From the logits [outputs, V] of target and draft that predict each token of the answer. `ends`: tokens
     that end an answer."""
     answer = torch.tensor(request.output_token_ids)[:, None]  # [outputs, 1]
-    p, q = (distribution(each.double(), request.temperature) for each in (z, draft_logits))
-    accepted = acceptance_probability(p, q)  # [outputs]
+    z = z.double()
+    p = distribution(z, request.temperature)
+    surprise = (p * z).sum(-1) - z.gather(-1, answer).squeeze(-1)  # [outputs]
+    rejection, match = (
+        _expected(request, p, distribution(draft_logits.double(), temperature), answer, ends)
+        for temperature in (request.temperature, 0.0)
+    )
+    return Score(rejection, match, float(surprise.sum()), len(answer))
+
+
+def _expected(
+    request: ServedRequest, p: torch.Tensor, q: torch.Tensor, answer: torch.Tensor, ends: Collection[int]
+) -> Expected:
+    """p, q: what target and draft draw from, [outputs, V]; answer [outputs, 1]."""
     p_x, q_x = (each.gather(-1, answer).squeeze(-1) for each in (p, q))
     # Where p_t(x_t) is 0 the answer is not the target's own; x_t is then kept only if it was drafted.
     kept = torch.where(p_x > 0, (q_x / p_x).clamp(max=1.0), (q_x > 0).double())
-    z = z.double()
-    surprise = (p * z).sum(-1) - z.gather(-1, answer).squeeze(-1)  # [outputs]
-    drafted, expected = walk(
-        accepted.tolist(),
+    return walk(
+        acceptance_probability(p, q).tolist(),
         kept.tolist(),
-        request.num_speculative_tokens,
+        request.lengths,
         is_cut=request.output_token_ids[-1] not in ends,
+        first_only=request.num_speculative_tokens is None,
     )
-    return Score(drafted, expected, float(surprise.sum()), len(kept))
 
 
 def walk(
-    accepted: Sequence[float], kept: Sequence[float], num_speculative_tokens: int, *, is_cut: bool
-) -> tuple[float, float]:
-    """(expected drafted, expected accepted) tokens, from a_t and b_t of each position of the answer.
+    accepted: Sequence[float],
+    kept: Sequence[float],
+    lengths: Sequence[float],
+    *,
+    is_cut: bool,
+    first_only: bool = False,
+) -> Expected:
+    """From a_t and b_t of each position of the answer. `lengths`: the parts of the steps that draft at least
+    1, 2, ... tokens, which is 1 up to K where that is fixed; else whether a step drafts one more must not
+    depend on where it is.
 
     `is_cut`: the answer ended at its longest length, for which the engine drafts no more than it can keep.
-    Otherwise the last token ended it, and what was drafted behind that counts as drafted.
+    Otherwise the last token ended it, and what was drafted behind that counts as drafted. `first_only`: of
+    each step the first draft token alone is counted.
     """
     length = len(accepted)
-    starts = [1.0] + [0.0] * (length + num_speculative_tokens + 1)  # P(a step starts at t)
-    drafted = expected = 0.0
+    more = [now / before for before, now in pairwise([1.0, *lengths])]
+    starts = [1.0] + [0.0] * (length + len(lengths) + 1)  # P(a step starts at t)
+    drafted = expected = of_answer = 0.0
     for start in range(length):
         reached = starts[start]
-        count = min(num_speculative_tokens, length - start - 1) if is_cut else num_speculative_tokens
-        drafted += reached * count
+        count = min(len(lengths), length - start - 1) if is_cut else len(lengths)
+        drafted += reached * sum(lengths[: min(count, 1) if first_only else count])
         for place in range(start, min(start + count, length)):
-            expected += reached * accepted[place]
-            starts[place + 1] += reached * (1.0 - kept[place])
-            reached *= kept[place]
+            offered = reached * more[place - start]
+            starts[place + 1] += reached - offered * kept[place]
+            reached = offered * kept[place]
+            if place == start or not first_only:
+                expected += offered * accepted[place]
+                of_answer += reached
         starts[start + count + 1] += reached
-    return drafted, expected
+    return Expected(drafted, expected, of_answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -23,10 +24,26 @@ class TrafficRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServedRequest(TrafficRequest, frozen=True, forbid_unknown_fields=True):
-    """The same with how it was served: K, and the temperature that it was sampled at."""
+    """The same with how it was served: the temperature that it was sampled at, and K; or, where that is null
+    because it changed between the steps, the parts of these that drafted at least 1, 2, ... tokens."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0)]
-    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1)] | None
+    drafting_steps: list[Annotated[float, msgspec.Meta(gt=0, le=1)]] = []
+
+    def __post_init__(self) -> None:
+        falling = all(more <= fewer for fewer, more in pairwise(self.drafting_steps))
+        if bool(self.drafting_steps) == (self.num_speculative_tokens is not None) or not falling:
+            raise ValueError(
+                "num_speculative_tokens is needed, or, where that is null, drafting_steps, of which none may "
+                f"be larger than the one before; given are {self.num_speculative_tokens} and "
+                f"{self.drafting_steps}"
+            )
+
+    @property
+    def lengths(self) -> list[float]:
+        """The parts of the steps that drafted at least 1, 2, ... tokens."""
+        return self.drafting_steps or [1.0] * (self.num_speculative_tokens or 0)
 
 
 Request = TypeVar("Request", bound=TrafficRequest)

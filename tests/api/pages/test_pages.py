@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FloatRect, Page, expect
 from sqlalchemy import select
 
 from driftguard.app import Sidecar, create_app
@@ -32,6 +32,7 @@ SCREENS: dict[str, tuple[Literal["light", "dark"], int]] = {
     "dark": ("dark", 1280),
     "phone": ("light", 390),
 }
+ABOVE_THE_FOLD: FloatRect = {"x": 0, "y": 0, "width": 1280, "height": 800}  # as docs/screenshots shows it
 PAGES = ("fleet", "stream", "incident", "retraining", "running", "done", "runbook")
 FOCUSABLE = "a[href], button:not([hidden]), select, input:not([hidden] *), summary"
 
@@ -79,6 +80,8 @@ def test_every_page_fits_and_can_be_read(
         page.emulate_media(color_scheme=colours)
         page.set_viewport_size({"width": width, "height": 900})
         page.screenshot(path=screenshots / f"{name}-{screen}.png", full_page=True)
+        if screen == "light":
+            page.screenshot(path=screenshots / f"{name}.png", clip=ABOVE_THE_FOLD)
         looks = page.evaluate(LOOKS)
         assert looks["texts"] > 10
         assert looks["overflowing"] == [], screen
@@ -197,6 +200,18 @@ def test_a_running_training_moves_on_without_a_reload(scene: Scene, open_page: O
     expect(bar).to_have_attribute("value", "470")
     with scene.database.session() as session:
         retrain_runs.set_progress(session, scene.running_id, {**progress, "step": 430})
+
+
+def test_a_page_whose_sidecar_does_not_answer_says_of_when_it_is(scene: Scene, open_page: Opener) -> None:
+    page = open_page(address(scene, "running"), allowed="ERR_FAILED")
+    made_at = page.inner_text("footer").strip()
+    note = page.locator("#stale")
+    expect(note).to_be_hidden()
+    page.route("**/retraining/*", lambda route: route.abort())
+    expect(note).to_have_text(re.compile(r"does not answer since .* UTC: what you see is of then\.$"))
+    assert note.inner_text().removeprefix("The sidecar does not answer since ") >= made_at
+    page.unroute("**/retraining/*")
+    expect(note).to_be_hidden()
 
 
 def test_without_javascript_everything_but_deciding_is_there(scene: Scene, open_page: Opener) -> None:

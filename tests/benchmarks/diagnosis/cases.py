@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
 from driftguard_training.serving import Score
 
 from driftguard.diagnosis import Captured, Evidence, Observed, ProbeResult
-from driftguard.diagnosis.serving_gap import ScoredRequest, summarised
+from driftguard.diagnosis.serving_gap import Expected, ScoredRequest, summarised
 from driftguard.store.serving_scores import SCORED_REQUESTS
 from tests.benchmarks.diagnosis.engine_figures import Condition, Figures
 from tests.benchmarks.diagnosis.faults import (
@@ -74,7 +74,7 @@ def case(fault: Fault, seed: int, figures: Mapping[str, Condition], known: Mappi
     probes = [_probes(random, figures, plan, starts, since=since) for since in (False, True)]
     kept = [_captures(random, side, captured) for side in (before, after)]
     accounted = (False, plan.is_accounted)
-    scored = [_scored(side, known, plan.changed, own) for side, own in zip(kept, accounted, strict=True)]
+    old, new = (_scored(side, known, plan.changed, own) for side, own in zip(kept, accounted, strict=True))
     return Case(
         fault,
         Evidence(
@@ -86,7 +86,7 @@ def case(fault: Fault, seed: int, figures: Mapping[str, Condition], known: Mappi
             probes_after=probes[1],
             captures_before=kept[0],
             captures_after=kept[1],
-            scores=summarised(scored[0], scored[1], plan.changed) if plan.direction == "down" else None,
+            scores=summarised(old, new, plan.changed, "rejection") if plan.direction == "down" else None,
         ),
     )
 
@@ -273,8 +273,9 @@ def _scored(
     found = []
     for one in newest:
         score = known[one.prompt, one.output]
-        counts = (one.drafted, one.accepted) if is_accounted else (score.drafted, score.accepted)
-        found.append(ScoredRequest(one, counts[0] or 0.0, counts[1] or 0.0, score.surprise, score.tokens))
+        served = float(one.drafted or 0), float(one.accepted or 0), float(one.accepted or 0)
+        counts = served if is_accounted else astuple(score.rejection)
+        found.append(ScoredRequest(one, Expected(*counts), Expected(*counts), score.surprise, score.tokens))
     return found
 
 

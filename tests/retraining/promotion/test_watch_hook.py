@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from structlog.testing import capture_logs
 
 from driftguard.detection import DetectorConfig
 from driftguard.metrics import Metrics
@@ -88,9 +89,12 @@ def states(drifted: Drifted) -> dict[str, str]:
 
 
 def test_a_better_draft_resolves_the_incident_with_its_numbers(drifted: Drifted, promoted: UUID) -> None:
-    fold(drifted, [(NEW, 0.71), (OLD, 0.77)], 60)
+    with capture_logs() as logs:
+        fold(drifted, [(NEW, 0.71), (OLD, 0.77)], 60)
     incident = incident_of(drifted.database, drifted.incident_id)
     assert incident.state == "resolved"
+    (logged,) = [line for line in logs if line["event"] == "incident resolved"]
+    assert (logged["incident"], logged["reason"]) == (str(incident.id), incident.resolution)
     assert incident.resolution is not None
     assert incident.resolution.startswith(
         f"draft {CANDIDATE} promoted: acceptance of german recovered to 0.7"

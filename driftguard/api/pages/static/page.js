@@ -4,9 +4,21 @@
 const REFRESH_SECONDS = Math.min(10, Number(document.currentScript.dataset.refresh));
 const decide = document.getElementById("decide");
 
+async function look() { // what was read last stays, and says so, where nothing new can be read
+  const note = document.getElementById("stale");
+  try {
+    await refresh();
+    note.hidden = true;
+  } catch {
+    const time = document.querySelector("footer").textContent.trim();
+    note.textContent = `The sidecar does not answer since ${time}: what you see is of then.`;
+    note.hidden = false;
+  }
+}
+
 async function refresh() {
   const answer = await fetch(location.pathname + location.search);
-  if (!answer.ok) return;
+  if (!answer.ok) throw new Error(`answered with ${answer.status}`);
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
   document.title = fresh.title;
   for (const part of document.querySelectorAll("[data-live]")) {
@@ -59,7 +71,7 @@ async function act(button) { // the key stays in its field: nothing stores it
     });
     const told = await answer.json();
     say(answer.ok ? outcome(told) : `${told.title}: ${told.detail}`, !answer.ok);
-    if (answer.ok) await refresh();
+    if (answer.ok) await look();
   } finally {
     button.disabled = false;
   }
@@ -73,4 +85,4 @@ function outcome(told) {
 
 show(document);
 offer();
-setInterval(() => { if (!document.hidden) refresh().catch(() => {}); }, 1000 * REFRESH_SECONDS);
+setInterval(() => { if (!document.hidden) look(); }, 1000 * REFRESH_SECONDS);

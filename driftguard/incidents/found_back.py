@@ -1,0 +1,137 @@
+"""Has acceptance come back where a comparison found the fall: of a segment under another name, at another K,
+or of a stream in which another target or draft took over?
+
+The detector has learned the lower level as the baseline of such a segment, so that its recovery test
+(driftguard.detection.steps.recovery) cannot say so. Here the newest requests of the segment are held against
+the midpoint between before and after whenever the cost of the stream is measured.
+
+Test: with x of a request its accepted / drafted tokens (of the first draft token, where the fall was judged
+by that), the n newest requests since the incident opened say that it is back where
+
+    t = (mean x - midpoint) / sqrt(inflation var x / n)
+
+has a one-sided p-value of at most FALSE_END share(m) / len(SIZES): n is each of SIZES, m the minutes since
+the incident opened, and share that of driftguard.alpha_spending. `inflation` is by how much the variance of
+sums exceeds that of independent requests, as the detector found for the stream.
+Guarantee: looks lie a minute apart at least, so each spends a share of its own, and all shares together are
+less than 1. While the segment accepts no more than the midpoint, the probability that it is ever called back
+is at most FALSE_END, however long that lasts and however the looks depend on each other (Bonferroni).
+Assumptions: means of LEAST_REQUESTS requests and more are Student distributed; the inflation is right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from scipy.special import stdtr
+from sqlalchemy.orm import Session
+
+from driftguard import alpha_spending
+from driftguard.incidents.opening import come_back
+from driftguard.records.documents.incident import ChangedSegment, names_of, positions_of
+from driftguard.records.positions import ACCEPTANCE
+from driftguard.store import acceptance_levels, folding, incidents
+from driftguard.store.acceptance_levels import NewestLevel
+from driftguard.store.tables import Incident
+
+FALSE_END: Final = 0.01
+SIZES: Final = (100, 200, 400, 800, 1_600)  # newest requests of a segment
+LEAST_REQUESTS: Final = 30
+SAME_K: Final = 0.05  # part by which the draft tokens per step may differ
+_MINUTE: Final = timedelta(minutes=1)
+_RETURN: Final = "the return from a fall: the baseline of the fallen level is learned anew"
+
+
+def found_back(session: Session, incident: Incident, now: datetime) -> list[NewestLevel]:
+    """The newest levels of those segments of an unresolved incident that are back. That is not asked by all
+    draft positions of a segment that drafts another number of tokens per step than it did, as that moves
+    acceptance too; the first draft token does not depend on it."""
+    waiting = {
+        each.segment: each
+        for each in incident.segments
+        if each.back_at is None and each.is_compared(of_alarm=incident.evidence.is_of_alarm)
+    }
+    if not waiting:
+        return []
+    summary = folding.summaries(session, [incident.stream_id]).get(incident.stream_id, {})
+    inflation = float(summary.get("variance_inflation", 1.0))
+    level = level_at((now - incident.opened_at) // _MINUTE)
+    back: dict[str, NewestLevel] = {}
+    for newest in _newest(session, incident, waiting):
+        change = waiting[newest.segment]
+        midpoint = (change.before.rate + change.after.rate) / 2.0
+        if _is_comparable(incident, change, newest) and p_value(newest, midpoint, inflation) <= level:
+            back.setdefault(newest.segment, newest)  # of the smallest number of requests that says so
+    return list(back.values())
+
+
+def level_at(minutes: int) -> float:
+    """Of the p-value of each of SIZES, so many minutes after the incident opened."""
+    return FALSE_END * alpha_spending.share(max(minutes, 0)) / len(SIZES)
+
+
+def p_value(newest: NewestLevel, midpoint: float, inflation: float) -> float:
+    """Of "accepts no more than the midpoint on average", one-sided; 1 where too few requests tell."""
+    if newest.requests < LEAST_REQUESTS:
+        return 1.0
+    error = math.sqrt(inflation * newest.variance / newest.requests)
+    if error == 0.0:
+        return 0.0 if newest.mean > midpoint else 1.0
+    return float(stdtr(newest.requests - 1, (midpoint - newest.mean) / error))
+
+
+def end_where_back(session: Session, incident: Incident, found: Sequence[NewestLevel], now: datetime) -> None:
+    """Of an incident, locked by the caller, that is not resolved; `found` as `found_back` says."""
+    if not found:
+        return
+    names = [level.segment for level in found]
+    own = [each for each in incident.segments if each.segment in names]
+    levels = ", ".join(f"{level.segment} {level.mean:.2f}" for level in found)
+    reason = f"{ACCEPTANCE[positions_of(own)]} is back at what it was {_before(own)}: {levels}"
+    come_back(session, incident, names, reason, now, max(level.ended_at for level in found))
+    _learn_anew(session, incident, now)
+
+
+def _learn_anew(session: Session, incident: Incident, now: datetime) -> None:
+    """The detector knows these segments by the fallen level: for it they have risen, and another fall would
+    only be the end of that. So its rise ends, and their baselines are learned anew from its change point."""
+    back = {
+        each.segment
+        for each in incident.segments
+        if each.back_at is not None and each.is_compared(of_alarm=incident.evidence.is_of_alarm)
+    }
+    for rise in incidents.unresolved_of(session, incident.stream_id, "up"):
+        if set(names_of(rise.segments)) <= back:
+            incidents.move(session, rise.id, "resolved", _RETURN, now)
+            rise.evidence = replace(rise.evidence, is_return=True)
+
+
+def _before(changes: Sequence[ChangedSegment]) -> str:
+    if all(each.renamed_from for each in changes):
+        return "under the older name"
+    if all(each.after.positions == "first" for each in changes):
+        return "before K changed"
+    return "before the change"
+
+
+def _newest(session: Session, incident: Incident, waiting: dict[str, ChangedSegment]) -> list[NewestLevel]:
+    """Of all that wait, by the draft positions they were judged by; of each the fewest requests first."""
+    return [
+        level
+        for positions in ("all", "first")
+        if (own := [name for name, each in waiting.items() if each.after.positions == positions])
+        for level in acceptance_levels.newest(
+            session, incident.stream_id, own, incident.opened_seq, SIZES, by_first=positions == "first"
+        )
+    ]
+
+
+def _is_comparable(incident: Incident, change: ChangedSegment, newest: NewestLevel) -> bool:
+    k = incident.evidence.num_speculative_tokens
+    if change.after.positions == "first" or k is None:
+        return True
+    return abs(newest.drafted / newest.steps / k - 1.0) <= SAME_K

@@ -1,0 +1,75 @@
+"""How the demo begins and ends; what it shows in between, `make demo` shows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from driftguard.demo.processes import free_url
+from driftguard.demo.run import DemoOptions, run_demo
+from driftguard.errors import BadInput
+from tests.conftest import PATIENCE_SECONDS
+
+
+def options(
+    *, json_file: Path | None = None, alertmanager: str | None = None, log_directory: Path | None = None
+) -> DemoOptions:
+    return DemoOptions(json_file, alertmanager, keep=False, seed=0, log_directory=log_directory)
+
+
+def test_what_would_fail_at_the_end_is_refused_at_the_start(tmp_path: Path) -> None:
+    nowhere = tmp_path / "missing" / "facts.json"
+    with pytest.raises(BadInput, match=r"--json: .*facts\.json cannot be written: No such file"):
+        run_demo(options(json_file=nowhere))
+    url = free_url()
+    with pytest.raises(BadInput, match=f"--alertmanager: no Alertmanager answers at {url}: .*refused"):
+        run_demo(options(alertmanager=url))
+
+
+def test_an_earlier_demo_is_not_continued(tmp_path: Path) -> None:
+    """Its incidents and baselines would be taken for those of the new one."""
+    (tmp_path / "data").mkdir()
+    with pytest.raises(BadInput, match=r"--log-dir: .* holds an earlier demo"):
+        run_demo(options(log_directory=tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_has_a_database_of_its_own_and_leaves_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("DRIFTGUARD_DATABASE_URL", "postgresql://127.0.0.1:9/of_the_user")
+    command = [sys.executable, "-m", "driftguard", "demo", "--log-dir", str(tmp_path)]
+    demo = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        wait_until_running(tmp_path, "driftguard serve", "driftguard_engine", "postgres")
+        demo.send_signal(number)
+        assert demo.wait(PATIENCE_SECONDS) == 128 + number
+        assert running(tmp_path) == {}
+    finally:
+        demo.kill()
+        for process_id in running(tmp_path):
+            os.kill(process_id, signal.SIGTERM)
+
+
+def running(directory: Path) -> dict[int, str]:
+    """Process id -> command line that names the directory; without the demo itself."""
+    listed = subprocess.run(["ps", "-ewwo", "pid=,args="], capture_output=True, check=True, text=True).stdout
+    lines = [line.split(maxsplit=1) for line in listed.splitlines() if str(directory) in line]
+    return {int(process_id): args for process_id, args in lines if "--log-dir" not in args}
+
+
+def wait_until_running(directory: Path, *names: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        lines = running(directory).values()
+        if all(any(name in line for line in lines) for name in names):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"not running: {names}, but {running(directory)}")
