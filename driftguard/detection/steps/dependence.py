@@ -57,7 +57,7 @@ SUSPECTED = 10.0  # evidence from which on observations may be those of a change
 # these may be about to wander further.
 PATIENCE, LEAST_PATIENCE_REQUESTS, LEAST_PATIENCE_WINDOWS = 75.0, 512.0, 32.0
 SMALL_DROP_OF_REQUESTS, SMALL_DROP_OF_WINDOWS = 0.05, 0.10
-YOUNG, YOUNG_DEPENDENT = 2_000, 4_000  # requests of the stream, see `is_young`
+YOUNG, YOUNG_DEPENDENT = 2_000, 3_000  # requests of the stream, see `is_young`
 RECOLLECTED = 1.25  # an inflation that grows by more makes evidence void
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from driftguard.detection import DetectorConfig, DriftOpened, Finding, StreamState, fold
 from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.statistics.baseline import baselines
-from driftguard.detection.steps.dependence import YOUNG
+from driftguard.detection.steps.dependence import YOUNG, YOUNG_DEPENDENT
 from driftguard.detection.summary import expected_requests
 from tests.benchmarks.detection.dependent import DEPENDENT, INDEPENDENT
 from tests.benchmarks.detection.traffic import Change
@@ -28,7 +28,7 @@ def delays(at: int, drop: float) -> list[int]:
     """Of independent requests that fall after `at` of them; those found."""
     found = []
     for seed in range(RUNS):
-        batch = INDEPENDENT.batch([612, seed], at + YOUNG + 1_000, Change(at, drop))
+        batch = INDEPENDENT.batch([612, seed], at + YOUNG_DEPENDENT + 1_000, Change(at, drop))
         falls = [each for each in opened(fold_all(batch)[1]) if each.ordinal > at]
         found += [falls[0].ordinal - at] if falls and falls[0].direction == "down" else []
     print(f"seeds [612, 0..{RUNS - 1}], {drop} after {at}: {sorted(found)}")
@@ -52,7 +52,7 @@ def test_a_large_fall_of_a_young_stream_is_told_at_once() -> None:
 def test_a_small_fall_of_a_young_stream_waits_until_it_is_no_longer_young_and_is_not_swallowed() -> None:
     found = delays(1_000, 0.05)
     assert len(found) == RUNS
-    assert max(found) <= YOUNG + READY + 100 - 1_000
+    assert max(found) <= YOUNG_DEPENDENT + READY + 100 - 1_000
     assert len(delays(700, 0.1)) == RUNS
 
 
