@@ -42,6 +42,7 @@ from driftguard.detection.state.stream_state import (
 from driftguard.detection.statistics.baseline import Baselines, baselines
 from driftguard.detection.statistics.sessions import NO_SESSION, OpenSessions
 from driftguard.detection.statistics.windows import after_gap
+from driftguard.detection.steps.confirmation import is_confirmed, looked_at_later
 from driftguard.detection.steps.dependence import (
     after_incident,
     after_withheld,
@@ -120,7 +121,10 @@ def _step(
         run_tests(state, incident, base, part, fall=direction == 0) if incident else {}
         for direction, incident in enumerate(state.incidents)
     ]
-    alarms = [run.first_alarm(direction, threshold) for direction in range(2)]
+    alarms = [
+        run.first_alarm(direction, threshold, looked_at - seen - 1)
+        for direction, looked_at in enumerate(state.next_alarm)
+    ]
     events = alarms + [test.first_decided() for runs in tests for test in runs.values()]
     stop = min((place for place in events if place is not None), default=len(part) - 1) + 1
 
@@ -135,8 +139,8 @@ def _step(
                 continue
         if alarms[direction] == stop - 1:
             total = float(run.totals[direction][np.searchsorted(run.places, stop - 1)])
-            state, finding = _alarmed(config, state, base, incident, direction, total, threshold)
-            findings.append(finding)
+            state, found = _alarmed(config, state, base, incident, direction, total, threshold)
+            findings += found
         state, found = _with_look(config, state, base, direction)
         findings += found
     state, found = check_reference(config, before, state, batch, part[stop - 1 : stop])
@@ -212,17 +216,20 @@ def _alarmed(
     direction: int,
     total: float,
     threshold: float,
-) -> tuple[StreamState, Finding]:
-    """Opens an incident, or widens the one that is open, unless nothing moved that way."""
+) -> tuple[StreamState, list[Finding]]:
+    """Opens an incident, or widens the one that is open, unless nothing moved that way, or the stream is too
+    young to tell."""
     rows = with_rest_judged(state, base, config.ignore, history_rows(state))
+    if not is_confirmed(config.ignore, state, base, rows, direction, threshold):
+        return looked_at_later(state, direction), []
     alarm = (
         open_incident(state, base, rows, direction, total, threshold)
         if incident is None
         else widen_incident(incident, state, base, rows, direction, total, threshold)
     )
     if isinstance(alarm, AlarmWithheld):
-        return after_withheld(without_evidence(state, direction)), alarm
-    return _opened(state, direction, alarm[0]), alarm[1]
+        return after_withheld(without_evidence(state, direction)), [alarm]
+    return _opened(state, direction, alarm[0]), [alarm[1]]
 
 
 def _after_tests(

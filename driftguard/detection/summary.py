@@ -42,6 +42,8 @@ from driftguard.detection.state.stream_state import OpenIncident, StreamState
 from driftguard.detection.statistics.baseline import FIRST_CHECK, Baselines, baselines, length_of_acceptance
 from driftguard.detection.statistics.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
 from driftguard.detection.statistics.factors import FACTORS
+from driftguard.detection.steps.confirmation import WIDER
+from driftguard.detection.steps.dependence import is_young, wander_possible, young_for
 from driftguard.detection.steps.evidence import SHARES, watched_segments
 from driftguard.detection.steps.expectation import (
     acceptance_over,
@@ -245,6 +247,7 @@ def expected_requests(
 
     None: not detectable, because the drop lies within the margin of the safe baseline or so little above
     it that no bet grows, or because a false alarm is to be expected sooner, or acceptance is no more than it.
+    Of a young stratum it includes what its alarm waits for (`confirmation.py`).
     """
     threshold = config.threshold(state.requests_per_day)
     # evidence.py: an alarm needs the sum of the stratum, and that of the stream where both are the same.
@@ -260,8 +263,16 @@ def expected_requests(
     cut = tuple(state.cut_off[code, DOWN].tolist())
     mean, factor = float(base.mean[code]), float(base.inflation[code])
     normal = bool(state.of_windows[code])
-    found = _observations(needed, mean, variance, margin, fresh, shown, cut, factor, normal, drop)
-    return found if found is not None and found < threshold else None
+
+    def until(margin: float) -> float:
+        found = _observations(needed, mean, variance, margin, fresh, shown, cut, factor, normal, drop)
+        return math.inf if found is None else found
+
+    found = until(margin)
+    if is_young(state, code):  # by its size, or by its age: confirmation.py
+        wider = WIDER * wander_possible(state, base, history_rows(state), code)
+        found = min(until(margin + wider), max(found, young_for(state, code)))
+    return found if found < threshold else None
 
 
 def _begin(state: StreamState, code: int) -> float:

@@ -86,6 +86,10 @@ def falling(rng: np.random.Generator, n: int) -> ObservationBatch:
     return requests(rng, np.where(changed, 0.45, 0.7), ["a", "b"] * (n // 2))
 
 
+def declining(rng: np.random.Generator, n: int) -> ObservationBatch:
+    return requests(rng, np.interp(np.arange(n), [600, n], [0.7, 0.2]), ["a"] * n)
+
+
 def by_hour(rng: np.random.Generator, n: int) -> ObservationBatch:
     """Ten days in which acceptance follows the hour of day, some records late or of a wrong clock."""
     seconds = np.arange(n) * (10 * 86_400.0 / n)
@@ -112,6 +116,7 @@ KINDS: list[Traffic] = [
     undrafted,
     configured,
     falling,
+    declining,
     by_hour,
     eventful_one,
     odd,

@@ -36,6 +36,7 @@ from tests.detection.varying_k import at_k, following, with_k, without_positions
 CONFIG = DetectorConfig(minimum_drop=0.1)
 WALK = np.repeat([3, 5, 2, 6, 4, 6, 3, 1, 5, 4], 250)  # as the load of a server moves it
 AS_BEFORE, AFTER = 1_200, 400
+LEARNED = 3_600  # requests: the stream is no longer young
 
 
 def observed(records: list[AcceptanceRecord]) -> ObservationBatch:
@@ -77,9 +78,9 @@ def test_a_worse_draft_is_found_while_k_moves() -> None:
 
 @pytest.mark.parametrize("seed", [5, 7])
 def test_a_draft_that_gets_worse_is_found_sooner_where_k_falls_with_it_and_hides_it(seed: int) -> None:
-    quality = np.concatenate([np.full(AS_BEFORE, 0.8), np.linspace(0.8, 0.6, 500)])
+    quality = np.concatenate([np.full(LEARNED, 0.8), np.linspace(0.8, 0.6, 500)])
     records, k = following(seed, quality)
-    assert np.median(k[:AS_BEFORE]) - np.median(k[-100:]) >= 2
+    assert np.median(k[:LEARNED]) - np.median(k[-100:]) >= 2
     by_first, by_all = opened(records), opened(without_positions(records))
     assert [alarm.direction for alarm in by_first] == ["down"]
     assert all(alarm.ordinal > by_first[0].ordinal + 100 for alarm in by_all)
@@ -115,13 +116,13 @@ def test_a_k_that_is_told_and_follows_the_load_and_the_request_is_no_drift(seed:
 
 
 def test_a_worse_draft_is_found_while_k_is_told_and_moves() -> None:
-    (alarm,) = opened(selected(24, np.repeat([0.7, 0.55], [3_000, 600])))
+    (alarm,) = opened(selected(24, np.repeat([0.7, 0.55], [LEARNED, 600])))
     assert (alarm.direction, {change.after.positions for change in alarm.segments}) == ("down", {"first"})
-    assert 3_000 <= alarm.ordinal <= 3_200
-    assert alarm.interval[0] <= 3_001 <= alarm.interval[1]
-    (later, *_) = opened(without_positions(selected(24, np.repeat([0.7, 0.4], [3_000, 600]))))
+    assert LEARNED <= alarm.ordinal <= LEARNED + 200
+    assert alarm.interval[0] <= LEARNED + 1 <= alarm.interval[1]
+    (later, *_) = opened(without_positions(selected(24, np.repeat([0.7, 0.4], [LEARNED, 600]))))
     assert later.direction == "down"
-    assert 3_000 <= later.ordinal <= 3_400
+    assert LEARNED <= later.ordinal <= LEARNED + 400
 
 
 def test_a_k_that_is_set_anew_now_and_then_is_judged_by_all_positions() -> None:

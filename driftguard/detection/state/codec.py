@@ -26,7 +26,7 @@ from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 9  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
+VERSION = 10  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -140,6 +140,7 @@ class _State(msgspec.Struct, array_like=True):
     stream_mean_start: _Array
     begun: _Array
     evidence_since: tuple[int, int]
+    next_alarm: tuple[int, int]
     incidents: tuple[_Incident | None, _Incident | None]
     accepted_anew: _Array
     windows: _Array

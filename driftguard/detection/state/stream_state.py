@@ -121,6 +121,8 @@ class StreamState:
     stream_mean_start: Floats = field(default_factory=lambda: np.zeros(LANES))  # [LANES]
     begun: Ints = field(default_factory=lambda: _ints(0))  # [S] see evidence.py
     evidence_since: tuple[int, int] = (-1, -1)  # ordinal after which evidence counts: down, up
+    # drafted requests from which on an alarm is looked at, where it was not confirmed before: confirmation.py
+    next_alarm: tuple[int, int] = (0, 0)
     incidents: tuple[OpenIncident | None, OpenIncident | None] = (None, None)  # down, up
     # [C] a new level was accepted as normal, by whom (OPERATOR, LASTED): the baseline is (being) relearned
     accepted_anew: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))

@@ -21,11 +21,15 @@ far-reaching, and the test for it counts the error that the mean had while the r
 growing (`_of_mean_error`). With it in all tests f would be too small where tasks wander: false alarms every
 37,500 windows instead of 150,000 in tests/benchmarks/bench_dependent.py.
 
+Blocks are held against the mean of the reference period, so a change would pass for dependence, and what may
+be one waits (`steps/dependence.py`). What blocks that follow each other show counts beside them
+(`block_differences.py`).
+
 A young stream cannot show much: until it has `young` observations the level is YOUNG_LEVEL, so that a
 conversation counts before it is proven, and in bets f is multiplied by 1 + (early / n)^3 after n of them.
-Windows are given a wider margin instead: by 60 / n standard deviations of one of them. How far tasks wander
-shows only in time; a young stream is told of a change of workload (12 standard deviations in logs of vLLM),
-and not of what its tasks may cause.
+Alarms of young requests are confirmed (`steps/confirmation.py`). Windows are given a wider margin instead: by
+60 / n standard deviations of one of them. How far tasks wander shows only in time; a young stream is told of
+a change of workload (12 standard deviations in logs of vLLM), and not of what its tasks may cause.
 
 Of requests no block is longer than LIKE_SECONDS: what moves more slowly is a decline or an hour of the day
 (`factors.py`), and not that requests depend on each other.
@@ -40,7 +44,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import fdtrc
+from scipy.special import chdtri, fdtrc
 
 from driftguard.detection.statistics.bets import SMALLEST_VARIANCE
 
@@ -57,6 +61,7 @@ GROWTH_AHEAD = 3
 LONG_AFTER = 8  # times the reference period: its mean's error, one draw, would then outweigh most blocks
 TYPICAL_PART = 2.0 / 3.0  # of the observations so far that a growing reference period holds
 LIKE_SECONDS = 3_600.0
+POSSIBLE = 0.01
 LARGEST_INFLATION = 1e4
 
 
@@ -149,6 +154,26 @@ def inflation(
         ahead = min(GROWTH_AHEAD, int(within.sum()) - told)
         found = max(found, float(ratio[-1] * _growth(ratio) ** ahead))
     return float(min(max(found, 1.0), LARGEST_INFLATION))
+
+
+def largest_wander(
+    blocks: Floats, observations: int, variance: float, caution: Caution, longest: float
+) -> float:
+    """tau, the largest standard deviation of a mean that wanders which the blocks leave possible.
+
+    Formula: var(mean of a block) = v / B + tau^2 where the mean hardly moves within a block; the upper limit
+    of that at POSSIBLE, by chi-square with m - 1 degrees of freedom for m blocks, less v / B; the least over
+    the scales with blocks enough. Infinity where no scale has. Takes the sums of residuals [SCALES,
+    OF_BLOCKS] of so many observations, `variance` v and `longest` as `inflation` does.
+    """
+    sizes = np.exp2(np.arange(SCALES, dtype=np.float64))
+    number = np.floor(observations / sizes)
+    told = (number >= caution.least_blocks) & (sizes <= max(longest, 1.0))
+    if not told.any():
+        return math.inf
+    number, sizes = number[told], sizes[told]
+    of_means = blocks[told, 0] / sizes**2 / chdtri(number - 1.0, 1.0 - POSSIBLE)
+    return float(np.sqrt(np.maximum(of_means - variance / sizes, 0.0).min()))
 
 
 def _of_mean_error(observations: int, reference: int, caution: Caution) -> float:

@@ -7,8 +7,10 @@ is measured anew. The reference period measured it first.
 A change must not pass for dependence, nor dependence for a change. The newest LAG observations of a stratum
 wait for the next time, so that a large change is found before it is counted. Where there is evidence of
 SUSPECTED, all wait from where it begins: until it has gone down again, or until so many wait that a change is
-no likelier than a mix that wanders. While an incident is open its segments count nothing from its change
-point on; `after_incident` says what is counted when it has ended.
+no likelier than a mix that wanders. Meanwhile what waits counts around its own mean, which one change at once
+does not move. While an incident is open its segments count nothing from its change point on;
+`after_incident` says what is counted when it has ended. Beside it counts what blocks of all requests in the
+history show that follow each other, whether an incident is open or not (`block_differences.py`).
 
 Where the inflation grows, evidence that was collected with a smaller one is collected anew, from the history.
 """
@@ -16,16 +18,24 @@ Where the inflation grows, evidence that was collected with a smaller one is col
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.config import DetectorConfig
 from driftguard.detection.state.columns import Columns, history_rows
-from driftguard.detection.state.stream_state import DIRECTIONS, RECOVERED, OpenIncident, StreamState
+from driftguard.detection.state.stream_state import (
+    DIRECTIONS,
+    RECOVERED,
+    Floats,
+    Ints,
+    OpenIncident,
+    StreamState,
+)
 from driftguard.detection.statistics.baseline import Baselines, baselines, line_of, sessions_tell
 from driftguard.detection.statistics.bets import DOWN, UP, mean_over_bets
+from driftguard.detection.statistics.block_differences import inflation_shown
 from driftguard.detection.statistics.change_point import locate
 from driftguard.detection.statistics.long_run_variance import (
     LIKE_SECONDS,
@@ -34,6 +44,7 @@ from driftguard.detection.statistics.long_run_variance import (
     Caution,
     add_to_blocks,
     inflation,
+    largest_wander,
     of_residuals,
 )
 from driftguard.detection.steps.evidence import bets_on, evidence_anew
@@ -46,6 +57,7 @@ SUSPECTED = 10.0  # evidence from which on observations may be those of a change
 # these may be about to wander further.
 PATIENCE, LEAST_PATIENCE_REQUESTS, LEAST_PATIENCE_WINDOWS = 75.0, 512.0, 32.0
 SMALL_DROP_OF_REQUESTS, SMALL_DROP_OF_WINDOWS = 0.05, 0.10
+YOUNG, YOUNG_DEPENDENT = 2_000, 3_000  # requests of the stream, see `is_young`
 RECOLLECTED = 1.25  # an inflation that grows by more makes evidence void
 
 
@@ -59,6 +71,91 @@ def longest_block(state: StreamState, code: int, now: float) -> float:
     if state.of_windows[code] or seconds <= 0.0:
         return math.inf
     return float(state.drafted_requests[code]) / seconds * LIKE_SECONDS
+
+
+def may_wander(state: StreamState, code: int) -> bool:
+    """Are the observations of a stratum requests of users that nothing names? Where sessions say what belongs
+    together their expectation follows them; windows have margins of their own (`long_run_variance.py`)."""
+    return not state.of_windows[code] and not sessions_tell(state.reference[code])
+
+
+def is_young(state: StreamState, code: int) -> bool:
+    """Has the stream had too few requests since the stratum has a baseline to show how far its mean wanders?
+
+    Requests that depend on each other show it later.
+    """
+    return bool(state.ready[code]) and may_wander(state, code) and _young_for(state, code) > 0
+
+
+def young_for(state: StreamState, code: int) -> float:
+    """How many requests more of a young stratum, at its present share of the stream."""
+    return _young_for(state, code) * float(state.drafted_requests[code] / state.drafted_requests.sum())
+
+
+def _young_for(state: StreamState, code: int) -> int:
+    """Requests of the stream; below 0 where it was."""
+    return (YOUNG_DEPENDENT if state.inflation[code] > 1.0 else YOUNG) - _age(state, code)
+
+
+def _age(state: StreamState, code: int) -> int:
+    return state.ordinal - int(state.ready_ordinal[code])
+
+
+def wander_possible(state: StreamState, base: Baselines, rows: Columns, code: int) -> float:
+    """The largest standard deviation that the mean of a stratum may wander with, from the history.
+
+    What may be of a change counts around its own mean.
+    """
+    newest = _newest(state, base, rows, code)
+    blocks = _added(state.blocks[code], int(state.counted[code]), newest.counts)
+    counted = int(state.counted[code]) + len(newest.counts)
+    blocks = _added(blocks, counted, newest.waits)
+    known = _known(state, base, code, rows.ended_at(-1))
+    return largest_wander(blocks, counted + len(newest.waits), known.variance, known.caution, known.longest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    """Of a stratum: what its observations in the history lie above what was expected of them."""
+
+    all: Floats
+    counts: Floats  # not counted yet, and of no change
+    waits: Floats  # not counted yet, and perhaps of a change: around their own mean
+    ordinal: Ints  # of `counts`
+
+
+def _newest(state: StreamState, base: Baselines, rows: Columns, code: int) -> _Newest:
+    own = rows[np.flatnonzero((rows.stratum == code) & (rows.ordinal > state.ready_ordinal[code]))]
+    own = own[np.flatnonzero(own.expected > 0.0)]  # 0: of a reference period that ended before them
+    residual, uncounted = own.x - own.expected, own.ordinal > state.counted_until[code]
+    of_change = own.ordinal >= _doubtful_from(state, base, rows, code)
+    counts, waits = np.flatnonzero(uncounted & ~of_change), residual[uncounted & of_change]
+    around = waits - waits.mean() if len(waits) else waits
+    return _Newest(residual, residual[counts], around, own.ordinal[counts])
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Of a stratum: what its inflation is measured with."""
+
+    variance: float
+    reference: int
+    caution: Caution
+    longest: float
+
+    def inflation(self, blocks: Floats, observations: int) -> float:
+        return inflation(
+            blocks, observations, self.variance, self.reference, self.caution, longest=self.longest
+        )
+
+
+def _known(state: StreamState, base: Baselines, code: int, now: float) -> _Known:
+    return _Known(
+        float(base.variance[code]),
+        int(state.reference[code, 0]),
+        caution_of(state, code),
+        longest_block(state, code, now),
+    )
 
 
 def begun(state: StreamState, code: int, ordinal: int) -> StreamState:
@@ -88,22 +185,16 @@ def measured(config: DetectorConfig, state: StreamState) -> StreamState:
     blocks, counted, until = state.blocks.copy(), state.counted.copy(), state.counted_until.copy()
     found, at = state.inflation.copy(), state.measured_at.copy()
     for code in np.unique(rows.stratum[state.ready[rows.stratum]]).tolist():
-        own = rows[np.flatnonzero((rows.stratum == code) & (rows.ordinal > until[code]))]
-        own = own[: max(len(own) - (LAG_OF_WINDOWS if state.of_windows[code] else LAG_OF_REQUESTS), 0)]
-        own = own[np.flatnonzero(own.ordinal < _doubtful_from(state, base, rows, code))]
-        if len(own):
-            until[code] = own.ordinal[-1]
+        newest = _newest(state, base, rows, code)
+        lag = LAG_OF_WINDOWS if state.of_windows[code] else LAG_OF_REQUESTS
+        ready = max(len(newest.counts) + min(len(newest.waits) - lag, 0), 0)
+        if ready:
+            until[code] = newest.ordinal[ready - 1]
         at[code] = state.drafted_requests[code]
-        residual = own.x - own.expected
-        blocks[code] = add_to_blocks(blocks[code], int(counted[code]), residual, np.zeros(len(own)))
-        counted[code] += len(own)
-        variance = float(base.variance[code])
-        longest = longest_block(state, code, rows.ended_at(-1))
-        caution = caution_of(state, code)
-        reference = int(state.reference[code, 0])
-        found[code] = inflation(
-            blocks[code], int(counted[code]), variance, reference, caution, longest=longest
-        )
+        blocks[code] = _added(blocks[code], int(counted[code]), newest.counts[:ready])
+        counted[code] += ready
+        known = _known(state, base, code, rows.ended_at(-1))
+        found[code] = _shown(state, code, known, blocks[code], int(counted[code]), newest)
     grown = found > RECOLLECTED * state.inflation
     state = replace(
         state, blocks=blocks, counted=counted, counted_until=until, inflation=found, measured_at=at
@@ -112,6 +203,29 @@ def measured(config: DetectorConfig, state: StreamState) -> StreamState:
         return state
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
     return evidence_anew(state, base, config.ignore, rows)
+
+
+def _shown(
+    state: StreamState, code: int, known: _Known, blocks: Floats, counted: int, newest: _Newest
+) -> float:
+    """The inflation of a stratum, by its sums over so many observations and the newest of them."""
+    found = known.inflation(blocks, counted)
+    if not may_wander(state, code):
+        return found
+    is_changed = _is_changed(state, code)
+    if not is_changed:
+        with_waiting = _added(blocks, counted, newest.waits)
+        found = max(found, known.inflation(with_waiting, counted + len(newest.waits)))
+    # One that is not known yet, or one that was repaired. Again and again is a mean that wanders.
+    changes = 2 if is_changed or state.recoveries[code] > 0 else 1
+    of_neighbours = inflation_shown(
+        newest.all, known.variance, known.reference, changes, longest=known.longest
+    )
+    return max(found, of_neighbours)
+
+
+def _added(blocks: Floats, counted: int, residual: Floats) -> Floats:
+    return add_to_blocks(blocks, counted, residual, np.zeros(len(residual)))
 
 
 def measured_anew(state: StreamState, strata: NDArray[np.bool_]) -> StreamState:
@@ -160,12 +274,21 @@ def _doubtful_from(state: StreamState, base: Baselines, rows: Columns, code: int
     return min(begins)
 
 
+def _is_changed(state: StreamState, code: int) -> bool:
+    """Is there an open incident of its segment?"""
+    segment = state.segment_of_stratum[code]
+    return any(incident is not None and segment in incident.segments for incident in state.incidents)
+
+
 def _patience(state: StreamState, base: Baselines, code: int) -> float:
     variance = float(base.variance[code])
     if state.of_windows[code]:
         return max(LEAST_PATIENCE_WINDOWS, PATIENCE * variance / SMALL_DROP_OF_WINDOWS**2)
     dependent = float(base.inflation[code]) * variance
-    return max(LEAST_PATIENCE_REQUESTS, PATIENCE * dependent / SMALL_DROP_OF_REQUESTS**2)
+    # What waited for as long as the stratum was young is not counted before its alarm is raised.
+    young = may_wander(state, code) and _age(state, code) < YOUNG_DEPENDENT + LONGEST_INTERVAL
+    least = math.inf if young else LEAST_PATIENCE_REQUESTS
+    return max(least, PATIENCE * dependent / SMALL_DROP_OF_REQUESTS**2)
 
 
 def in_doubt(config: DetectorConfig, state: StreamState, code: int) -> bool:

@@ -83,9 +83,9 @@ class WatchRun:
     of_stratum: Running  # [W, LANES] R_cj of the request's own stratum c
     totals: Floats  # [2, W] the share of S of either direction
 
-    def first_alarm(self, direction: int, threshold: float) -> int | None:
-        """Place among the T requests of the first alarm, if any."""
-        over = self.totals[direction] >= threshold
+    def first_alarm(self, direction: int, threshold: float, begin: int = 0) -> int | None:
+        """Place among the T requests of the first alarm from place `begin` on, if any."""
+        over = (self.totals[direction] >= threshold) & (self.places >= begin)
         return int(self.places[over.argmax()]) if over.any() else None
 
 

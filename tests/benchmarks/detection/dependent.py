@@ -140,6 +140,11 @@ def _conversations(open_at_once: int, between: float) -> Draw:
     return draw
 
 
+def _alike(rng: Random, n: int, fallen: Floats) -> tuple[Floats, Ints]:
+    """Requests that do not depend on each other."""
+    return beta(rng, np.full(n, MEAN), BETWEEN_REQUESTS) - fallen, rng.integers(20, 200, n)
+
+
 def _users(memory: float, deviation: float) -> Draw:
     """Requests of users without a segment, whose mean acceptance wanders slowly."""
 
@@ -167,3 +172,5 @@ FEW_REQUESTS = (
     (Dependent("windows: 5 requests each", "window", _few_requests(5.0)), 0.05),
     (Dependent("windows: 1 request each", "window", _few_requests(1.0)), 0.10),
 )
+
+INDEPENDENT = Dependent("independent requests", "request", _alike)

@@ -66,7 +66,6 @@ def learned(findings: list[Finding]) -> list[ProfileLearned]:
 
 
 def test_a_rhythm_is_learned_from_two_days_and_raises_no_alarm_from_then_on() -> None:
-    alarms_before = 0
     for seed in range(4):
         rng = np.random.default_rng([91, seed])
         at = moments(rng, 15.0)
@@ -75,10 +74,8 @@ def test_a_rhythm_is_learned_from_two_days_and_raises_no_alarm_from_then_on() ->
         assert (found.segment, found.factor, found.cycles) == ("chat", "day", 2)
         assert found.amplitude == pytest.approx(AMPLITUDE, abs=0.03)
         assert at[found.ordinal - 1] < 3.0
-        alarms_before += sum(alarm.ordinal < found.ordinal for alarm in opened(findings))
         assert [alarm for alarm in opened(findings) if alarm.ordinal >= found.ordinal] == []
         assert by_factor(state) == {"day": pytest.approx(0.08, abs=0.02)}
-    assert alarms_before >= 4  # until days have passed, nothing tells a rhythm from a change
 
 
 @pytest.mark.parametrize("amplitude", [0.0, AMPLITUDE])

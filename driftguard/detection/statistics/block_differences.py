@@ -1,0 +1,78 @@
+"""How much more do observations vary in the long run than independent ones, by blocks that follow each other?
+
+The sums of blocks of `long_run_variance.py` are held against a mean that was learned before, and cannot tell
+a change from a mean that wanders: what may be a change waits there, and is never counted while an incident is
+open. How far a block lies from the next one says less, but is not moved by the level: a change at once shows
+in one or two differences, a decline hardly in any, a mean that wanders in most. So all observations count.
+
+For blocks of B = 2^k observations with sums S_i of what lies above the expectation, v the variance of one:
+
+    D_B = mean over i of (S_(i+1) - S_i)^2 / (2 B v)
+
+over all but the largest: OF_CHANGE for each change at once that there may have been, or an eighth of them if
+that is more. What a chi-square of one degree of freedom loses by that is made up for. D_B is 1 where
+observations are independent, and else grows with B up to f, the variance inflation.
+
+Shown: a D_B above 1 is shown where an F test rejects at SHOWN_LEVEL, with Bonferroni's correction for the
+scales. n differences that are left, without k, have (n - k / 2 - 1) / 2 degrees of freedom, because
+neighbours share a block (simulated with 12 to 128 normal blocks, k = 2 and 4: the .99 quantile is that of as
+many degrees of freedom, or of up to a sixth more).
+
+Paper: von Neumann 1941 (the ratio of the mean square successive difference to the variance).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import fdtrc, ndtri
+
+from driftguard.detection.statistics.bets import SMALLEST_VARIANCE
+from driftguard.detection.statistics.long_run_variance import LARGEST_INFLATION
+
+Floats = NDArray[np.float64]
+
+LEAST_LEFT: Final = 10  # differences, of which a D_B is
+OF_CHANGE: Final = 2  # differences that a change at once in the middle of a block shows in
+SPARED: Final = 1.0 / 8.0  # of the differences
+SHOWN_LEVEL: Final = 0.01
+
+
+def inflation_shown(
+    residual: Floats, variance: float, reference: int, changes: int, *, longest: float = math.inf
+) -> float:
+    """f that the residuals [T] of observations in their order show; 1 where none is shown.
+
+    `variance` is that of one of them, from `reference` observations; `changes` how many changes at once there
+    may be among them; `longest` the largest block in observations.
+    """
+    ratios: list[float] = []
+    freedom: list[float] = []
+    size = 2
+    while size <= longest and (left := _left(len(residual) // size, changes)) >= LEAST_LEFT:
+        number = len(residual) // size
+        sums = residual[len(residual) - number * size :].reshape(number, size).sum(axis=1)
+        mean = float(np.sort(np.diff(sums) ** 2)[:left].mean()) / _mean_below(left / (number - 1))
+        ratios.append(mean / (2.0 * size * max(variance, SMALLEST_VARIANCE)))
+        freedom.append((left - (number - 1 - left) / 2.0 - 1.0) / 2.0)
+        size *= 2
+    by_chance = fdtrc(freedom, reference - 1.0, ratios) * len(ratios)
+    shown = [ratio for ratio, chance in zip(ratios, by_chance, strict=True) if chance < SHOWN_LEVEL]
+    return min(max([1.0, *shown]), LARGEST_INFLATION)
+
+
+def _left(blocks: int, changes: int) -> int:
+    """How many of the differences of so many blocks count."""
+    return blocks - 1 - max(OF_CHANGE * changes, round(SPARED * (blocks - 1)))
+
+
+def _mean_below(part: float) -> float:
+    """The mean of a chi-square of one degree of freedom over its smallest `part`, below 1.
+
+    Formula: 1 - 2 a phi(a) / part with a the normal quantile of 1/2 + part / 2 and phi the normal density.
+    """
+    end = float(ndtri(0.5 + part / 2.0))
+    return 1.0 - 2.0 * end * math.exp(-(end**2) / 2.0) / math.sqrt(2.0 * math.pi) / part

@@ -1,0 +1,61 @@
+"""The variance inflation from blocks that follow each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from driftguard.detection.statistics.block_differences import inflation_shown
+from tests.benchmarks.detection.dependent import wander
+
+RUNS = 1_000
+
+
+def shown(residual: NDArray[np.float64], changes: int = 1) -> float:
+    return inflation_shown(residual, 1.0, 500, changes)
+
+
+@pytest.mark.parametrize(("observations", "changes"), [(200, 1), (1_500, 1), (1_500, 2), (8_000, 2)])
+def test_independent_observations_show_none(observations: int, changes: int) -> None:
+    rng = np.random.default_rng([31, observations])
+    falsely = sum(shown(rng.normal(size=observations), changes) > 1.0 for _ in range(RUNS))
+    print(f"seed [31, {observations}]: {falsely} of {RUNS} shown falsely")
+    assert falsely <= 0.015 * RUNS
+
+
+def test_a_mean_that_wanders_is_shown_whatever_its_level() -> None:
+    for seed in range(10):
+        rng = np.random.default_rng([32, seed])
+        residual = rng.normal(size=8_000) + 0.4 * wander(rng, 8_000, 300.0)
+        assert shown(residual) > 5.0
+        assert shown(residual + 7.0) == pytest.approx(shown(residual))
+
+
+def test_runs_of_five_show_what_they_are() -> None:
+    """Four fifths of the variance between runs: f = 1 / 5 + 4."""
+    rng = np.random.default_rng(33)
+    of_runs = np.repeat(rng.normal(0.0, np.sqrt(0.8), 4_000), 5)
+    found = shown(of_runs + rng.normal(0.0, np.sqrt(0.2), 20_000))
+    print(f"seed 33: {found:.2f}")
+    assert 4.0 < found < 8.0
+
+
+@pytest.mark.parametrize("begin", [700, 1_024, 1_333])
+def test_a_change_at_once_and_its_repair_show_none(begin: int) -> None:
+    residual = np.random.default_rng(34).normal(size=4_000)
+    residual[begin:] -= 3.0
+    assert shown(residual) == 1.0
+    residual[begin + 900 :] += 3.0
+    assert shown(residual, changes=2) == 1.0
+
+
+def test_a_decline_shows_none() -> None:
+    residual = np.random.default_rng(35).normal(size=4_000) - np.linspace(0.0, 1.0, 4_000)
+    assert shown(residual) == 1.0
+
+
+def test_blocks_are_no_longer_than_asked_for() -> None:
+    rng = np.random.default_rng(36)
+    residual = rng.normal(size=8_000) + 0.4 * wander(rng, 8_000, 300.0)
+    assert inflation_shown(residual, 1.0, 500, 1, longest=16.0) < shown(residual) / 2.0

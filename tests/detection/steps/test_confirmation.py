@@ -1,0 +1,82 @@
+"""Alarms of young streams: requests of users that nothing names, and changes that last."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from driftguard.detection import DetectorConfig, DriftOpened, Finding, StreamState, fold
+from driftguard.detection.state.codec import decode_state, encode_state
+from driftguard.detection.statistics.baseline import baselines
+from driftguard.detection.steps.dependence import YOUNG, YOUNG_DEPENDENT
+from driftguard.detection.summary import expected_requests
+from tests.benchmarks.detection.dependent import DEPENDENT, INDEPENDENT
+from tests.benchmarks.detection.traffic import Change
+from tests.detection.traffic import fold_all
+
+CONFIG = DetectorConfig()
+USERS = next(family for family in DEPENDENT if family.name.startswith("users"))
+STREAMS, LENGTH, RUNS, READY = 40, 4_000, 12, 500
+
+
+def opened(findings: list[Finding]) -> list[DriftOpened]:
+    return [finding for finding in findings if isinstance(finding, DriftOpened)]
+
+
+def delays(at: int, drop: float) -> list[int]:
+    """Of independent requests that fall after `at` of them; those found."""
+    found = []
+    for seed in range(RUNS):
+        batch = INDEPENDENT.batch([612, seed], at + YOUNG_DEPENDENT + 1_000, Change(at, drop))
+        falls = [each for each in opened(fold_all(batch)[1]) if each.ordinal > at]
+        found += [falls[0].ordinal - at] if falls and falls[0].direction == "down" else []
+    print(f"seeds [612, 0..{RUNS - 1}], {drop} after {at}: {sorted(found)}")
+    return found
+
+
+def test_users_that_differ_raise_hardly_an_alarm_in_young_streams() -> None:
+    """One in five streams at most; there were four in five."""
+    batches = [USERS.batch([611, seed], LENGTH) for seed in range(STREAMS)]
+    alarms = [len(opened(fold_all(batch)[1])) for batch in batches]
+    print(f"seeds [611, 0..{STREAMS - 1}]: {sum(alarms)} alarms in {STREAMS} streams")
+    assert sum(alarms) <= STREAMS / 5
+
+
+def test_a_large_fall_of_a_young_stream_is_told_at_once() -> None:
+    found = delays(700, 0.2)
+    assert len(found) == RUNS
+    assert np.median(found) <= 60
+
+
+def test_a_small_fall_of_a_young_stream_waits_until_it_is_no_longer_young_and_is_not_swallowed() -> None:
+    found = delays(1_000, 0.05)
+    assert len(found) == RUNS
+    assert max(found) <= YOUNG_DEPENDENT + READY + 100 - 1_000
+    assert len(delays(700, 0.1)) == RUNS
+
+
+def expected(state: StreamState, drop: float) -> float:
+    base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
+    return expected_requests(CONFIG, state, base, 0, drop) or np.inf
+
+
+def test_the_delay_to_expect_includes_what_the_alarm_waits_for() -> None:
+    state, _ = fold_all(INDEPENDENT.batch([613], 1_000))
+    assert 1_000 < expected(state, 0.05) < YOUNG
+    assert expected(state, 0.2) < 60
+    state, _ = fold_all(INDEPENDENT.batch([613], 4_000))
+    assert expected(state, 0.05) < 250
+
+
+def test_an_alarm_that_waits_does_not_depend_on_batches_or_restarts() -> None:
+    batch = INDEPENDENT.batch([612, 0], 3_500, Change(1_000, 0.05))
+    whole, findings = fold(CONFIG, StreamState(), batch)
+    assert opened(findings)
+    cuts = np.random.default_rng(614).choice(np.arange(1, len(batch)), 120, replace=False)
+    state, found = StreamState(), list[Finding]()
+    for start, stop in pairwise([0, *sorted(cuts.tolist()), len(batch)]):
+        state, some = fold(CONFIG, decode_state(encode_state(state)), batch[start:stop])
+        found += some
+    assert found == findings
+    assert encode_state(state) == encode_state(whole)
