@@ -42,8 +42,8 @@ from driftguard.detection.state.stream_state import OpenIncident, StreamState
 from driftguard.detection.statistics.baseline import FIRST_CHECK, Baselines, baselines, length_of_acceptance
 from driftguard.detection.statistics.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
 from driftguard.detection.statistics.factors import FACTORS
-from driftguard.detection.steps.confirmation import WIDER
-from driftguard.detection.steps.dependence import is_young, wander_possible, young_for
+from driftguard.detection.steps.confirmation import wider_margin
+from driftguard.detection.steps.dependence import is_young, young_for
 from driftguard.detection.steps.evidence import SHARES, watched_segments
 from driftguard.detection.steps.expectation import (
     acceptance_over,
@@ -270,7 +270,7 @@ def expected_requests(
 
     found = until(margin)
     if is_young(state, code):  # by its size, or by its age: confirmation.py
-        wider = WIDER * wander_possible(state, base, history_rows(state), code)
+        wider = wider_margin(state, base, history_rows(state), code)
         found = min(until(margin + wider), max(found, young_for(state, code)))
     return found if found < threshold else None
 

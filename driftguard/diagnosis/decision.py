@@ -227,11 +227,11 @@ def _fell_with_the_models(found: Examination, inside: str, doubt: str) -> Verdic
     )
     if doubt and not found.traffic_moved:
         return Verdict("unknown", "low", f"{inside}, {shown}{doubt}")
-    if found.queries_moved is False or found.alike_outcome == "fell":
+    if not found.traffic_moved and (found.queries_moved is False or found.alike_outcome == "fell"):
         like_before = f"{shown}, though captured prompts look as before"
         return Verdict("query_drift", "medium", f"{inside}, {like_before}{doubt}", _like(found))
-    probed = found.probes_behaviour == "steady" and (found.traffic_moved or found.probes_cover)
-    if probed and found.same_target and not doubt:
+    excluded = found.traffic_moved or (found.probes_cover and found.same_target)
+    if found.probes_behaviour == "steady" and excluded and not doubt:
         reason = f"{inside}, {shown}; neither the canary probes nor any setting moved"
         return Verdict("query_drift", "high", reason, _like(found))
     return Verdict("query_drift", "medium", f"{inside}, {shown}{doubt}", _like(found))

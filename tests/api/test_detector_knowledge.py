@@ -85,7 +85,7 @@ def test_what_is_promised_in_requests_and_in_days_and_how_soon_a_drop_is_found(c
     assert promised["days"] == pytest.approx(100_000.0 / stream["requests_per_day"])
     small, large = segments["code"]["expected_delays"]
     assert (small["drop"], large["drop"]) == (0.05, 0.1)
-    assert small["requests"] > large["requests"] > 10
+    assert small["requests"] >= large["requests"] > 10  # both may wait until the stream is no longer young
     assert large["seconds"] == pytest.approx(large["requests"] * 2 * 0.2, rel=0.02)  # every other request
     page = client.get(f"/streams/{stream['id']}").text
     assert promised["text"] == "at most one false page in 5.5 h (100,000 requests)"

@@ -29,14 +29,16 @@ SATURDAY = f"Saturday {MONDAY + timedelta(days=5):%Y-%m-%d}"
 class Weeks:
     """One stream from a Monday on, whose acceptance is lower on Saturdays and Sundays."""
 
-    def __init__(self, database: Database, *, segments: tuple[str, ...] = ("chat",)) -> None:
-        self.database, self.segments = database, segments
-        self.traffic = Traffic(7, MONDAY, seconds_apart=86_400.0 / PER_DAY)
+    def __init__(
+        self, database: Database, *, segments: tuple[str, ...] = ("chat",), per_day: int = PER_DAY
+    ) -> None:
+        self.database, self.segments, self.per_day = database, segments, per_day
+        self.traffic = Traffic(7, MONDAY, seconds_apart=86_400.0 / per_day)
         self.pipeline = Pipeline(database, DetectorConfig(), Metrics())
 
     def days(self, count: float, rate: float, **others: float) -> None:
         rates = dict.fromkeys(self.segments, rate) | others
-        store(self.database, self.traffic.draw(round(count * PER_DAY), rates))
+        store(self.database, self.traffic.draw(round(count * self.per_day), rates))
         fold_and_examine(self.pipeline, self.database)
 
     def until_second_saturday(self) -> None:
@@ -154,7 +156,7 @@ def test_what_does_not_repeat_the_weekend_before_is_a_page(
 
 
 def test_a_day_that_repeats_the_day_before_is_asked_about(database: Database) -> None:
-    weeks = Weeks(database, segments=("chat",))
+    weeks = Weeks(database, segments=("chat",), per_day=1_200)
     weeks.days(2.4, USUAL)
     weeks.days(0.5, WEEKEND)
     weeks.days(0.5, USUAL)

@@ -98,7 +98,7 @@ class World:
 
 def test_a_fall_that_costs_next_to_nothing_pages_nobody_until_it_grows(database: Database) -> None:
     world = World(database)
-    world.send(chat=(GOOD, 1_200))
+    world.send(chat=(GOOD, 3_000))
     world.send(chat=(SLIGHT, 600))
     assert world.incident()[0].severity == "info"
     world.measure()

@@ -170,7 +170,7 @@ def test_two_incidents_of_one_segment_end_together_and_nothing_accepted_is_left_
     """German rose with English, and then fell: its segment is in both incidents."""
     traffic = Traffic(seed=41)
     pipeline = new_pipeline(database)
-    store(database, traffic.draw(1500, GOOD) + traffic.draw(300, RISEN) + traffic.draw(120, TURNED))
+    store(database, traffic.draw(4000, GOOD) + traffic.draw(300, RISEN) + traffic.draw(120, TURNED))
     fold_all(pipeline)
     by_direction = {incident.direction: incident for incident in all_incidents(database)}
     assert {incident.state for incident in by_direction.values()} == {"open"}

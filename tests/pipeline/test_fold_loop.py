@@ -312,7 +312,7 @@ def test_a_change_that_turns_out_to_have_come_bit_by_bit_is_told_in_the_text_and
 ) -> None:
     """The sidecar is restarted in between. Nobody is paged again."""
     traffic = Traffic(seed=5, start=datetime.now(UTC) - timedelta(days=1), seconds_apart=10.0)
-    good = traffic.draw(1500, {"chat": 0.75})
+    good = traffic.draw(3000, {"chat": 0.75})
     began = traffic.clock
     fall = [traffic.draw(1, {"chat": 0.75 - 0.2 * step / 500})[0] for step in range(500)]
     ended = traffic.clock

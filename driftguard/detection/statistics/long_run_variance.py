@@ -22,12 +22,12 @@ growing (`_of_mean_error`). With it in all tests f would be too small where task
 37,500 windows instead of 150,000 in tests/benchmarks/bench_dependent.py.
 
 Blocks are held against the mean of the reference period, so a change would pass for dependence, and what may
-be one waits (`steps/dependence.py`). What blocks that follow each other show counts beside them
+be one waits (`dependence.py`). What blocks that follow each other show counts beside them
 (`block_differences.py`).
 
 A young stream cannot show much: until it has `young` observations the level is YOUNG_LEVEL, so that a
 conversation counts before it is proven, and in bets f is multiplied by 1 + (early / n)^3 after n of them.
-Alarms of young requests are confirmed (`steps/confirmation.py`). Windows are given a wider margin instead: by
+Alarms of young requests are confirmed (`confirmation.py`). Windows are given a wider margin instead: by
 60 / n standard deviations of one of them. How far tasks wander shows only in time; a young stream is told of
 a change of workload (12 standard deviations in logs of vLLM), and not of what its tasks may cause.
 

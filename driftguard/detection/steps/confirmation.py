@@ -5,8 +5,9 @@ How far the mean of requests wanders, because users differ that nobody names, sh
 until the stream has had `dependence.YOUNG` requests since its baseline is known, and longer where they are
 seen to depend on each other. Its alarm is raised at once only where it would be one with wider margins: by
 WIDER tau, with tau the largest standard deviation of such a wander that its requests so far leave possible
-(`long_run_variance.largest_wander`). The evidence is collected anew against them, from the history. The
-steadier a young stratum is, the smaller are the changes that it tells of at once.
+(`long_run_variance.largest_wander`), and by WIDEST at most: a draft that breaks is told at once. The evidence
+is collected anew against them, from the history. The steadier a young stratum is, the smaller are the changes
+that it tells of at once.
 
 Else the alarm waits until the stratum is no longer young. Users that differ have shown it by then in what
 came since: the inflation grows, and takes the evidence away. A change that lasts keeps it. What waits is not
@@ -29,6 +30,7 @@ from driftguard.detection.steps.dependence import is_young, wander_possible
 from driftguard.detection.steps.evidence import SHARES, evidence_anew
 
 WIDER: Final = 3.0
+WIDEST: Final = 0.12  # of acceptance
 LOOKS: Final = 128  # from one look to the next the stream becomes older by such a part
 
 
@@ -63,8 +65,13 @@ def _wider(state: StreamState, base: Baselines, young: NDArray[np.bool_], rows: 
     """How much wider the margins of strata are [C]; 0 of those that are not young."""
     wider = np.zeros(len(young))
     for code in np.flatnonzero(young).tolist():
-        wider[code] = WIDER * wander_possible(state, base, rows, code)
+        wider[code] = wider_margin(state, base, rows, code)
     return wider
+
+
+def wider_margin(state: StreamState, base: Baselines, rows: Columns, code: int) -> float:
+    """By how much the margin of a young stratum is wider; `rows`: the history."""
+    return min(WIDER * wander_possible(state, base, rows, code), WIDEST)
 
 
 def _total(state: StreamState, direction: int) -> float:
