@@ -27,7 +27,7 @@ from driftguard.detection.state.stream_state import Floats, StreamState
 from driftguard.detection.statistics.baseline import Baselines
 from driftguard.detection.statistics.bets import DOWN, UP, mean_over_bets
 from driftguard.detection.steps.dependence import is_young, wander_possible
-from driftguard.detection.steps.evidence import SHARES, evidence_anew
+from driftguard.detection.steps.evidence import SHARES, evidence_anew, evidence_of_stream
 
 WIDER: Final = 3.0
 WIDEST: Final = 0.12  # of acceptance
@@ -76,8 +76,8 @@ def wider_margin(state: StreamState, base: Baselines, rows: Columns, code: int) 
 
 def _total(state: StreamState, direction: int) -> float:
     """The share of S of a direction (`evidence.py`)."""
-    of_stream = float(mean_over_bets(state.stream_evidence[(DOWN, UP)[direction]]))
-    return SHARES[direction] * (of_stream + float(_of_strata(state, direction).sum())) / 2.0
+    of_strata = float(_of_strata(state, direction).sum())
+    return SHARES[direction] * (evidence_of_stream(state, direction) + of_strata) / 2.0
 
 
 def _of_strata(state: StreamState, direction: int) -> Floats:
