@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,25 +21,16 @@ from driftguard.detection import (
 from driftguard.detection.fleet import evidence_share, step_up
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.codec import encode_state
-from driftguard.detection.steps import dependence
 from driftguard.detection.steps.evidence import without_evidence
 from tests.detection.traffic import requests
 
-pytestmark = pytest.mark.slow
+# An A of 100 requests has passed long before a stream is old.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_stream_is_young")]
 
 STREAMS = 50
 LEARNING = 2_500  # requests of each stream, the last of which are watched
 ROUND = 50  # requests of each stream in one batch
 CONFIG = DetectorConfig(false_alarm_every=100.0, minimum_drop=0.03)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_stream_is_young() -> Iterator[None]:
-    """An A of 100 requests has passed long before a stream is old: `confirmation.py` has tests of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dependence, "YOUNG", 0)
-        patch.setattr(dependence, "YOUNG_DEPENDENT", 0)
-        yield
 
 
 @pytest.mark.parametrize(

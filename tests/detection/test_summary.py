@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,26 +21,17 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.statistics.baseline import Baselines, baselines
-from driftguard.detection.steps import dependence
 from driftguard.detection.summary import expected_requests
 from tests.detection.statistics.test_windows import windows
 from tests.detection.traffic import START, normal
 
-pytestmark = pytest.mark.slow
+# The formula is held against alarms that wait for nothing.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_stream_is_young")]
 
 QUIET = DetectorConfig(false_alarm_every=1e12)
 SEEDS = range(30)
 DROPS = (0.05, 0.10, 0.20)
 MEAN = 0.65
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_stream_is_young() -> Iterator[None]:
-    """The formula is held against alarms that wait for nothing: `confirmation.py` has tests of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dependence, "YOUNG", 0)
-        patch.setattr(dependence, "YOUNG_DEPENDENT", 0)
-        yield
 
 
 def requests(
