@@ -71,6 +71,7 @@ def _window(version: str, serving: bool, info: dict[str, str], increase: Increas
         time_per_output_token_seconds=increase.mean(_PER_TOKEN) if serving else None,
         concurrency=after.whole(_RUNNING) if serving else None,
         waiting_requests=after.whole(_WAITING) if serving else None,
+        started_requests=increase.whole(f"{_FIRST_TOKEN}_count") if serving else None,
         draft=info.get("draft"),
         draft_version=version,
         method=info.get("method"),

@@ -87,6 +87,7 @@ class CounterAdapter:
             time_per_output_token_seconds=self._seconds_per_token(increase, labels),
             concurrency=after.whole(self.running, **labels) if self.running else None,
             waiting_requests=after.whole(self.waiting, **labels) if self.waiting else None,
+            started_requests=increase.whole(f"{self.ttft}_count", **labels) if self.ttft else None,
         )
 
     def _seconds_per_token(self, increase: Increase, labels: dict[str, str]) -> float | None:

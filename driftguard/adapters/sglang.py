@@ -82,6 +82,7 @@ def _window(target: str, increase: Increase, before: Reading, after: Reading, kn
         time_per_output_token_seconds=_seconds_per_token(increase, generated, label),
         concurrency=after.whole(_RUNNING, **label),
         waiting_requests=after.whole(_WAITING, **label),
+        started_requests=increase.whole(f"{_FIRST_TOKEN}_count", **label),
     )
 
 

@@ -71,6 +71,7 @@ def _window(target: str, increase: Increase, after: Reading, known: Identity) ->
         time_to_first_token_seconds=increase.mean(_FIRST_TOKEN, **label),
         time_per_output_token_seconds=increase.mean(_PER_TOKEN, **label),
         concurrency=after.whole(_RUNNING, **label),
+        started_requests=increase.whole(f"{_FIRST_TOKEN}_count", **label),
         draft=configured.get("spec_draft_model") or None,
         method=configured.get("spec_method", "").lower() or None,
     )

@@ -59,6 +59,7 @@ class Tgi:
                 time_per_output_token_seconds=increase.mean(_PER_TOKEN),
                 concurrency=after.whole(_BATCH),
                 waiting_requests=after.whole(_QUEUE),
+                started_requests=increase.whole(f"{_PROMPTS}_count"),
             )
         ]
 

@@ -53,6 +53,7 @@ class Window:
     time_per_output_token_seconds: float | None = None
     concurrency: int | None = None
     waiting_requests: int | None = None
+    started_requests: int | None = None  # that gave their first token
     draft: str | None = None
     draft_version: str | None = None
     method: str | None = None
@@ -97,6 +98,7 @@ class Window:
             time_per_output_token_seconds=self.time_per_output_token_seconds,
             concurrency=self.concurrency,
             waiting_requests=self.waiting_requests,
+            started_requests=self.started_requests,
         )
         check_record(record)
         return record

@@ -51,6 +51,8 @@ class ObservationBatch:
     first_accepted: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N]
     prompt_tokens: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N], -1: not given
     cached_tokens: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N] of the prompt, -1: not given
+    concurrency: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N] requests, -1: not given
+    started_requests: Ints = field(default_factory=lambda: _EMPTY_INTS)  # [N] in a window, -1: not given
 
     def __post_init__(self) -> None:
         n = len(self.ordinal)
@@ -66,6 +68,8 @@ class ObservationBatch:
             "first_accepted": np.full(n, _NOT_GIVEN),
             "prompt_tokens": np.full(n, _NOT_GIVEN),
             "cached_tokens": np.full(n, _NOT_GIVEN),
+            "concurrency": np.full(n, _NOT_GIVEN),
+            "started_requests": np.full(n, _NOT_GIVEN),
         }
         for name, column in left_out.items():
             if len(getattr(self, name)) == 0:
@@ -96,6 +100,8 @@ class ObservationBatch:
             raise ValueError("output_tokens must be at least 0")
         if (np.minimum(self.prompt_tokens, self.cached_tokens) < _NOT_GIVEN).any():
             raise ValueError("prompt_tokens and cached_tokens must be at least 0")
+        if (np.minimum(self.concurrency, self.started_requests) < _NOT_GIVEN).any():
+            raise ValueError("concurrency and started_requests must be at least 0")
         if ((self.prompt_tokens >= 0) & (self.cached_tokens > self.prompt_tokens)).any():
             raise ValueError("cached_tokens must be at most prompt_tokens, of which they are a part")
         self._check_first()
@@ -173,6 +179,8 @@ class ObservationBatch:
         first_position: Sequence[tuple[int, int] | None] = (),
         prompt_tokens: Sequence[int | None] | Ints = (),
         cached_tokens: Sequence[int | None] | Ints = (),
+        concurrency: Sequence[int | None] | Ints = (),
+        started_requests: Sequence[int | None] | Ints = (),
     ) -> ObservationBatch:
         """From plain sequences; None is a field that is not given. `first_position`: (drafted, accepted)."""
         given = first_position if any(first_position) else ()  # hardly any batch has one
@@ -195,6 +203,8 @@ class ObservationBatch:
             first[:, 1],
             _ints(prompt_tokens),
             _ints(cached_tokens),
+            _ints(concurrency),
+            _ints(started_requests),
         )
 
     @classmethod
@@ -215,6 +225,8 @@ class ObservationBatch:
             started_at=[record.started_at.timestamp() for record in records],
             prompt_tokens=[record.prompt_tokens for record in records],
             cached_tokens=[record.cached_tokens for record in records],
+            concurrency=[record.concurrency for record in records],
+            started_requests=[record.started_requests for record in records],
             first_position=[
                 first_counts(
                     record.kind,

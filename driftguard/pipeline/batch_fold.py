@@ -292,6 +292,8 @@ def _observations(traffic: Sequence[StoredRecord]) -> ObservationBatch:
         started_at=[record.started_at.timestamp() for record in traffic],
         prompt_tokens=[record.prompt_tokens for record in traffic],
         cached_tokens=[record.cached_tokens for record in traffic],
+        concurrency=[record.concurrency for record in traffic],
+        started_requests=[record.started_requests for record in traffic],
         first_position=[
             first_counts(record.kind, record.first_drafted, record.first_accepted) for record in traffic
         ],

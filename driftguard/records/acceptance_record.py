@@ -77,6 +77,7 @@ class AcceptanceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     time_per_output_token_seconds: Seconds | None = None
     concurrency: Count | None = None
     waiting_requests: Count | None = None
+    started_requests: Count | None = None
 
     @property
     def stream_key(self) -> StreamKey:
@@ -149,6 +150,8 @@ def check_record(record: AcceptanceRecord, *, line: int | None = None) -> None:
         value = getattr(record, name)
         if value is not None and "\x00" in value:
             refuse(name, "holds a NUL character, which no text field may hold")
+    if record.started_requests is not None and record.kind != "window":
+        refuse("started_requests", f"is of windows only, and this is a {record.kind}")
     _check_positions(record, line)
 
 

@@ -60,6 +60,8 @@ class StoredRecord(NamedTuple):
     prompt_tokens: int | None
     cached_tokens: int | None  # of the prompt
     time_per_output_token_seconds: float | None
+    concurrency: int | None
+    started_requests: int | None  # in a window
     first_drafted: int | None  # at the first position; None where the record does not tell
     first_accepted: int | None
 

@@ -45,6 +45,7 @@ _STAGE = {
     "time_per_output_token_seconds": "float8",
     "concurrency": "int8",
     "waiting_requests": "int8",
+    "started_requests": "int8",
     "fidelity": "text",
 }
 _RECORD_COLUMNS = ", ".join(list(_STAGE)[3:])
@@ -217,7 +218,7 @@ def _copy_to_stage(
                         r.drafted_per_position, r.accepted_per_position, r.num_speculative_tokens,
                         r.acceptance_rule, r.temperature, r.prompt_tokens, r.cached_tokens, r.output_tokens,
                         r.time_to_first_token_seconds, r.time_per_output_token_seconds, r.concurrency,
-                        r.waiting_requests, r.fidelity,
+                        r.waiting_requests, r.started_requests, r.fidelity,
                     )
                 )  # fmt: skip
                 ordinal += 1

@@ -126,6 +126,7 @@ class Record(Base):
     time_per_output_token_seconds: Mapped[float | None]
     concurrency: Mapped[int | None]
     waiting_requests: Mapped[int | None]  # in the server's queue, beside those that run
+    started_requests: Mapped[int | None]  # that gave their first token, in a window
     fidelity: Mapped[str]
 
 

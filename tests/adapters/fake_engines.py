@@ -51,6 +51,11 @@ class FakeEngine(ABC):
     def histogram(self, name: str, labels: str, total: float, count: int) -> str:
         return f"{name}_sum{labels} {total}\n{name}_count{labels} {count}\n"
 
+    def first_tokens(self, prefix: str, labels: str) -> str:
+        return self.histogram(
+            f"{prefix}time_to_first_token_seconds", labels, 0.25 * self.requests, self.requests
+        )
+
     def counters(self, prefix: str, labels: str, positions: str) -> str:
         """As vLLM, LMDeploy and llama.cpp print them; `positions`: labels with the position left open."""
         lines = [
@@ -79,7 +84,7 @@ class FakeVllm(FakeEngine):
             + f"vllm:prompt_tokens_total{labels} {100 * self.requests}\n"
             + f"vllm:num_requests_running{labels} 3\n"
             + f"vllm:num_requests_waiting{labels} {self.waiting}\n"
-            + self.histogram("vllm:time_to_first_token_seconds", labels, 0.25 * self.requests, self.requests)
+            + self.first_tokens("vllm:", labels)
             + self.histogram("vllm:inter_token_latency_seconds", labels, 0.02 * self.steps, self.steps)
         )
 
@@ -102,6 +107,7 @@ class FakeLmDeploy(FakeEngine):
             + f"lmdeploy:spec_decode_mean_accept_rate{labels} {rate}\n"
             + f"lmdeploy:generation_tokens_total{labels} {self.generated}\n"
             + f"lmdeploy:prompt_tokens_total{labels} {100 * self.requests}\n"
+            + self.first_tokens("lmdeploy:", labels)
             + self.histogram(
                 "lmdeploy:time_per_output_token_seconds", labels, 0.01 * self.requests, self.requests
             )
@@ -137,7 +143,7 @@ class FakeTensorRtLlm(FakeEngine):
             f"trtllm_spec_decode_num_draft_tokens_total{labels} {sum(self.drafted)}\n"
             f"trtllm_spec_decode_num_accepted_tokens_total{labels} {sum(self.accepted)}\n"
             f"trtllm_generation_tokens_total{labels} {self.generated}\n"
-        )
+        ) + self.first_tokens("trtllm_", labels)
         for name, counts in (("drafted", self.drafted), ("accepted", self.accepted)):
             for place, count in enumerate(counts):
                 position = f'{{engine_type="trtllm",model_name="{MODEL}",token_position="{place}"}}'
@@ -164,7 +170,7 @@ class FakeSGLang(FakeEngine):
             f"sglang:prompt_tokens_total{labels} {100 * self.requests}",
             f"sglang:num_queue_reqs{labels} {self.waiting}",
         ]
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines) + "\n" + self.first_tokens("sglang:", labels)
 
 
 class FakeTgi(FakeEngine):
@@ -176,6 +182,7 @@ class FakeTgi(FakeEngine):
             + self.histogram(
                 "tgi_request_mean_time_per_token_duration", "", 0.01 * self.requests, self.requests
             )
+            + self.histogram("tgi_request_input_length", "", 100 * self.requests, self.requests)
             + f"tgi_queue_size {self.waiting}\n"
         )
 
@@ -194,7 +201,7 @@ class FakeBuiltInEngine(FakeEngine):
             f"driftguard_engine_accepted_tokens_total{version} {sum(self.accepted)}\n"
             f"driftguard_engine_output_tokens_total {self.generated}\n"
             f"driftguard_engine_waiting_requests {self.waiting}\n"
-        )
+        ) + self.first_tokens("driftguard_engine_", "")
         for name, counts in (("draft", self.drafted), ("accepted", self.accepted)):
             for place, count in enumerate(counts):
                 position = f'{{draft_version="v1",position="{place}"}}'

@@ -139,6 +139,7 @@ def history(instances: list[str]) -> dict[str, Any]:
     series: dict[str, dict[str, Any]] = {}
     for number, (at, accepted) in enumerate([(datetime(2026, 5, 31, tzinfo=UTC), [0] * K), *drifting()]):
         engine.steps += STEPS * (number > 0)
+        engine.requests += 3
         for place, count in enumerate(accepted):
             engine.drafted[place] += STEPS * (number > 0)
             engine.accepted[place] += count

@@ -56,6 +56,7 @@ def test_a_minimal_record_has_null_for_what_was_not_given() -> None:
         ({"accepted": 41}, "accepted", "41 is more than drafted (40)"),
         ({"emitted": 41}, "emitted", "more than accepted + steps (40)"),
         ({"steps": -1}, "steps", ">= 0"),
+        ({"started_requests": 3}, "started_requests", "is of windows only, and this is a request"),
         ({"drafted": "40"}, "drafted", "int"),
         ({"drafted": 40.5}, "drafted", "int"),
         ({"drafted": True}, "drafted", "int"),

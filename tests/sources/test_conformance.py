@@ -112,7 +112,7 @@ async def replay(
     for number, accepted in enumerate(history()):
         if number == BEFORE:
             changed_at = datetime.now(UTC)
-        engine.serve(accepted)
+        engine.serve(accepted, requests=3)
         assert (await scrape(client, source, submit)).condition == "reporting"
     return changed_at
 
@@ -127,7 +127,7 @@ def play_pushed(database: Database, queue: IngestQueue, metrics: Metrics) -> dic
         for number, accepted in enumerate([[1], *history()]):
             if number == BEFORE + 1:
                 changed_at = datetime.now(UTC)
-            engine.serve(accepted)
+            engine.serve(accepted, requests=3)
             body = exported(
                 engine.text(), time.time_ns(), service__instance__id="pushed", driftguard__target="t"
             )

@@ -25,6 +25,7 @@ from tests.adapters.fake_engines import (
     FakeBuiltInEngine,
     FakeEngine,
     FakeLlamaCpp,
+    FakeLmDeploy,
     FakeSGLang,
     FakeTensorRtLlm,
     FakeTgi,
@@ -303,6 +304,23 @@ def test_the_queue_is_in_the_window(server: Served, stored: Stored, kind: type[F
     engine.waiting = 7
     scraped(source, stored)
     assert [record.waiting_requests for record in stored.records] == [7]
+
+
+@pytest.mark.parametrize(
+    "kind", [FakeVllm, FakeSGLang, FakeTensorRtLlm, FakeTgi, FakeLmDeploy, FakeBuiltInEngine]
+)
+def test_the_requests_that_started_are_in_the_window(
+    server: Served, stored: Stored, kind: type[FakeEngine]
+) -> None:
+    engine = kind()
+    engine.serve(STEPS)
+    server.pages[engine.path] = ok(engine.text)
+    source = source_at(server.url, target="t", num_speculative_tokens=4)
+    scraped(source, stored)
+    before = engine.requests
+    engine.serve(STEPS)
+    scraped(source, stored)
+    assert [record.started_requests for record in stored.records] == [engine.requests - before]
 
 
 @pytest.mark.parametrize(

@@ -51,4 +51,6 @@ def _record(source: random.Random, now: datetime, segments: int, fixed: dict[str
         "concurrency": source.randint(1, 8),
         "fidelity": "request",
     }
+    if fixed.get("kind") == "window":
+        values["started_requests"] = 3
     return AcceptanceRecord(**{**values, **fixed})

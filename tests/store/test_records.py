@@ -30,6 +30,7 @@ NULLS: dict[str, Any] = dict.fromkeys(
             "output_tokens",
             "concurrency",
             "waiting_requests",
+            "started_requests",
         ),
         *("time_to_first_token_seconds", "time_per_output_token_seconds"),
     ]
@@ -47,7 +48,7 @@ def stored_ids(database: Database) -> list[str]:
 
 
 def test_every_field_comes_back_as_it_was_sent(database: Database) -> None:
-    full = make_records(1)[0]
+    full = make_records(1, kind="window")[0]
     empty = make_records(1, seed=1, **NULLS, segment='odd, "quoted" \\ {segment}\n\t')[0]
     insert(database, [full, empty])
     with database.session() as session:

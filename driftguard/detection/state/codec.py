@@ -26,7 +26,7 @@ from driftguard.detection.statistics.sessions import OpenSessions
 from driftguard.errors import DriftGuardError
 
 MAGIC = b"DGSTATE"
-VERSION = 10  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
+VERSION = 11  # of the format, and of the bets (`bets.py`) whose sums and cut-offs a state holds
 _HEADER_BYTES = len(MAGIC) + 1 + 4
 _WIDTHS = ("<u1", "<u2", "<u4", "<i8")
 
@@ -146,6 +146,8 @@ class _State(msgspec.Struct, array_like=True):
     windows: _Array
     last_window_ended_at: float
     windows_after_gap: int
+    running_requests: int
+    started_requests: int
     blocks: _Array
     counted: _Array
     counted_until: _Array

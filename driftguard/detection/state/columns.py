@@ -142,6 +142,8 @@ class Counts:
     all_undrafted: bool
     first_ended_at: float  # earliest and latest end, seconds since 1970
     last_ended_at: float
+    running_requests: int
+    started_requests: int
 
     def after(self, before: StreamState) -> dict[str, Any]:
         """The fields of the state that follows `before` which this counts."""
@@ -156,6 +158,8 @@ class Counts:
             if first
             else min(before.first_ended_at, self.first_ended_at),
             "last_ended_at": self.last_ended_at if first else max(before.last_ended_at, self.last_ended_at),
+            "running_requests": before.running_requests + self.running_requests,
+            "started_requests": before.started_requests + self.started_requests,
         }
 
 
@@ -172,6 +176,7 @@ def counts_of(batch: ObservationBatch, starts: Ints) -> list[Counts]:
     ends = np.append(starts[1:], len(batch))
     drafted = batch.drafted > 0
     last_drafted = np.maximum.reduceat(np.where(drafted, np.arange(len(batch)), -1), starts)
+    told = (batch.concurrency >= 0) & (batch.started_requests >= 0)  # of windows only
     so_far = np.concatenate([[0], np.cumsum(~drafted * _requests_in(batch))])
     columns = (
         batch.ordinal[ends - 1],
@@ -181,6 +186,8 @@ def counts_of(batch: ObservationBatch, starts: Ints) -> list[Counts]:
         last_drafted < starts,
         np.minimum.reduceat(batch.ended_at, starts),
         np.maximum.reduceat(batch.ended_at, starts),
+        np.add.reduceat(np.where(told, batch.concurrency, 0), starts),
+        np.add.reduceat(np.where(told, batch.started_requests, 0), starts),
     )
     return [Counts(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 

@@ -129,6 +129,9 @@ class StreamState:
     windows: Floats = field(default_factory=lambda: np.zeros((0, LEARNED)))  # [C, LEARNED] see windows.py
     last_window_ended_at: float = math.nan  # seconds since 1970
     windows_after_gap: int = 0  # counted, never evidence
+    # sums over the windows that tell both, see windows.py
+    running_requests: int = 0
+    started_requests: int = 0
     # [C, SCALES, OF_BLOCKS] of how many observations [C], up to which ordinal [C]: see dependence.py
     blocks: Floats = field(default_factory=lambda: np.zeros((0, SCALES, OF_BLOCKS)))
     counted: Ints = field(default_factory=lambda: _ints(0))

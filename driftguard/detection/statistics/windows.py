@@ -30,6 +30,7 @@ LARGEST_SHORTFALL = 16.0  # standard deviations that a window counts at most: on
 SMALLEST_MARGIN = 0.01  # of acceptance: a counter does not tell the segments apart, whose mix moves it
 LIFETIMES = 10.0  # of what windows share: the reference period is at least so long
 LONGEST_START = 240  # windows: after so many a stream is watched, and its reference goes on growing
+LONGEST_TOLD = 1_440  # the same where the lifetime of requests is told
 _SHARES = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8, 0.1, 0.9, 0.0, 1.0)  # the first of equally likely ones is taken
 
 
@@ -57,12 +58,21 @@ def relative_variance(learned: Floats, drafted: Floats) -> Floats:
     return np.asarray(share + (1.0 - share) * typical / np.maximum(drafted, 1.0))
 
 
-def needed_windows(windows: int, inflation: float) -> int:
-    """Size of the reference period. LIFETIMES of what windows share: they are then (f - 1) / 2 windows long.
-    It is lengthened by a quarter at a time, because f is measured better with each."""
-    wanted = LIFETIMES * (inflation - 1.0) / 2.0
-    longer = max(windows + 1, windows * 5 // 4)
-    return int(min(max(WINDOW_REFERENCE, math.ceil(wanted)), longer, max(LONGEST_START, windows)))
+def lifetime(running: int, started: int) -> float:
+    """For how many windows a request runs, from the sums over windows of the requests that ran and of those
+    that started (Little's law); 0 where they tell neither. Where none ever started, requests are long, or
+    their counter is not kept: then a stream does not wait for longer than without it."""
+    return running / started if started else min(float(running), LONGEST_START / LIFETIMES)
+
+
+def needed_windows(windows: int, inflation: float, lifetime: float) -> int:
+    """Size of the reference period: LIFETIMES of what windows share. That is the requests that run through
+    both, for so many windows, and what else shows in f: as much as lifetimes of (f - 1) / 2 windows do.
+    It is lengthened by a quarter at a time, because both are known better with each."""
+    shown = min(LIFETIMES * (inflation - 1.0) / 2.0, float(LONGEST_START))
+    told = min(LIFETIMES * lifetime, float(LONGEST_TOLD))
+    wanted = max(WINDOW_REFERENCE, math.ceil(max(shown, told)))
+    return min(wanted, max(windows + 1, windows * 5 // 4))
 
 
 def after_gap(

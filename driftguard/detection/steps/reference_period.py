@@ -64,7 +64,7 @@ from driftguard.detection.statistics.factors import (
 )
 from driftguard.detection.statistics.long_run_variance import add_to_blocks, inflation, of_residuals
 from driftguard.detection.statistics.sessions import NO_SESSION
-from driftguard.detection.statistics.windows import WINDOW_REFERENCE, learn, needed_windows
+from driftguard.detection.statistics.windows import WINDOW_REFERENCE, learn, lifetime, needed_windows
 from driftguard.detection.steps.dependence import begun, caution_of, in_doubt, longest_block, measured_anew
 from driftguard.detection.steps.evidence import restart_bets, watched_segments, without_evidence
 from driftguard.detection.steps.expectation import (
@@ -186,8 +186,12 @@ def check_reference(
         code,
         int(requests),
     )
-    learned_of = _windows_learned if state.of_windows[code] else _requests_learned
-    learned, needed = learned_of(config, state, code, row.ended_at(0))
+    if state.of_windows[code]:
+        seen = counted(before, state, batch[: int(row.place[0]) + 1])
+        runs = lifetime(seen.running_requests, seen.started_requests)
+        learned, needed = _windows_learned(state, code, row.ended_at(0), runs)
+    else:
+        learned, needed = _requests_learned(config, state, code)
     if needed > requests:
         return _with(state, "reference_size", code, needed), []
     learned = begun(_with(learned, "ready_ordinal", code, row.ordinal[0]), code, int(row.ordinal[0]))
@@ -271,9 +275,7 @@ def _inflation(state: StreamState, code: int, now: float) -> float:
     return inflation(residuals, requests, variance, requests, caution, longest=longest)
 
 
-def _requests_learned(
-    config: DetectorConfig, state: StreamState, code: int, _: float
-) -> tuple[StreamState, int]:
+def _requests_learned(config: DetectorConfig, state: StreamState, code: int) -> tuple[StreamState, int]:
     """The state that knows what its bets cut off, and the size that the reference period needs."""
     needed = needed_requests(state.reference[code], config.minimum_drop)
     return _with(state, "cut_off", code, _cut_off(state, code)), needed
@@ -285,14 +287,14 @@ def _cut_off(state: StreamState, code: int) -> Floats:
     return cut_off(own.x) if len(own) >= FIRST_CHECK else NOT_CUT
 
 
-def _windows_learned(_: DetectorConfig, state: StreamState, code: int, now: float) -> tuple[StreamState, int]:
+def _windows_learned(state: StreamState, code: int, now: float, runs: float) -> tuple[StreamState, int]:
     """The state that has learned from the windows of a reference period, and the size that it needs."""
     own, windows = _reference_rows(state, code), int(state.reference[code, 0])
     if len(own) < WINDOW_REFERENCE:  # other traffic pushed them out of the history
         return state, windows + WINDOW_REFERENCE
     state = _with(state, "windows", code, learn(own.x, own.drafted.astype(np.float64)))
     state = _with(state, "cut_off", code, NORMAL_CUT_OFF)
-    return state, needed_windows(windows, _inflation(state, code, now))
+    return state, needed_windows(windows, _inflation(state, code, now), runs)
 
 
 def _reference_rows(state: StreamState, code: int) -> Columns:

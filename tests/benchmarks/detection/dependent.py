@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ Random = np.random.Generator
 Draw = Callable[[Random, int, Floats], tuple[Floats, Ints]]
 
 SCRAPE_SECONDS = 10.0
+RUNNING = 20  # long requests at a time
 TOKENS_A_WINDOW = 800  # drafted by one running request between two scrapes: 20 steps a second, K = 4
 TASKS = np.array([0.75, 0.45, 0.65])  # mean acceptance of three tasks
 TURNS = 5  # of a conversation
@@ -39,6 +40,7 @@ class Dependent:
     name: str
     kind: Literal["request", "window"]
     draw: Draw
+    lifetime: float | None = None  # seconds, of RUNNING requests: windows tell how many ran and started
 
     def batch(self, seed: list[int], n: int, change: Change | None = None) -> ObservationBatch:
         rng = np.random.default_rng(seed)
@@ -47,7 +49,7 @@ class Dependent:
         ordinals = np.arange(1, n + 1)
         seconds = SCRAPE_SECONDS if self.kind == "window" else 1.0
         ended = START + seconds * ordinals.astype(np.float64)
-        return ObservationBatch.of(
+        batch = ObservationBatch.of(
             ordinals,
             ["default"] * n,
             drafted,
@@ -56,6 +58,10 @@ class Dependent:
             kind=[self.kind] * n,
             started_at=ended - seconds,
         )
+        if self.lifetime is None:
+            return batch
+        started = rng.binomial(RUNNING, 1.0 - math.exp(-seconds / self.lifetime), n)
+        return replace(batch, concurrency=np.full(n, RUNNING), started_requests=started)
 
 
 def beta(rng: Random, mean: Floats, deviation: float) -> Floats:
@@ -64,18 +70,18 @@ def beta(rng: Random, mean: Floats, deviation: float) -> Floats:
     return rng.beta(mean * precision, (1.0 - mean) * precision)
 
 
-def _long_requests(lifetime: float, running: int) -> Draw:
-    """Windows of `running` requests at a time, each open for `lifetime` seconds on average (exponential)."""
+def _long_requests(lifetime: float) -> Draw:
+    """Windows of RUNNING requests at a time, each open for `lifetime` seconds on average (exponential)."""
 
     def draw(rng: Random, n: int, fallen: Floats) -> tuple[Floats, Ints]:
-        ends = rng.random((n, running)) < 1.0 - np.exp(-SCRAPE_SECONDS / lifetime)
+        ends = rng.random((n, RUNNING)) < 1.0 - np.exp(-SCRAPE_SECONDS / lifetime)
         ends[0] = True
         begun = np.maximum.accumulate(
             np.where(ends, np.arange(n)[:, None], 0), axis=0
         )  # window of the request
-        own = beta(rng, np.full((n, running), MEAN), BETWEEN_REQUESTS)
+        own = beta(rng, np.full((n, RUNNING), MEAN), BETWEEN_REQUESTS)
         mean = np.take_along_axis(own, begun, axis=0).mean(axis=1) - fallen
-        return mean, np.full(n, TOKENS_A_WINDOW * running, dtype=np.int64)
+        return mean, np.full(n, TOKENS_A_WINDOW * RUNNING, dtype=np.int64)
 
     return draw
 
@@ -156,8 +162,8 @@ def _users(memory: float, deviation: float) -> Draw:
 
 
 DEPENDENT = (
-    Dependent("windows: requests of 150 s, 20 running", "window", _long_requests(150.0, 20)),
-    Dependent("windows: requests of 60 s, 20 running", "window", _long_requests(60.0, 20)),
+    Dependent("windows: requests of 150 s, 20 running", "window", _long_requests(150.0)),
+    Dependent("windows: requests of 60 s, 20 running", "window", _long_requests(60.0)),
     Dependent("windows: mix of three tasks, memory of 100 windows", "window", _mix(100.0, 20)),
     Dependent("windows: mix of three tasks, memory of 1,000 windows", "window", _mix(1_000.0, 20)),
     Dependent("windows: mix of three tasks between none and all", "window", _mix(None, 20)),
@@ -167,6 +173,12 @@ DEPENDENT = (
     Dependent("conversations, unnamed, 20 at a time", "request", _conversations(20, 0.085)),
     Dependent("conversations, unnamed, 20 at a time, that differ more", "request", _conversations(20, 0.12)),
     Dependent("users, unnamed, wander slowly", "request", _users(300.0, 0.05)),
+    Dependent(
+        "windows: requests of 150 s, told by running and started ones", "window", _long_requests(150.0), 150.0
+    ),
+    Dependent(
+        "windows: requests of 60 s, told by running and started ones", "window", _long_requests(60.0), 60.0
+    ),
 )
 FEW_REQUESTS = (
     (Dependent("windows: 5 requests each", "window", _few_requests(5.0)), 0.05),

@@ -22,7 +22,15 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.state.codec import decode_state, encode_state
-from driftguard.detection.statistics.windows import WINDOW_REFERENCE, learn, relative_variance
+from driftguard.detection.statistics.windows import (
+    LONGEST_START,
+    LONGEST_TOLD,
+    WINDOW_REFERENCE,
+    learn,
+    relative_variance,
+)
+from tests.benchmarks.detection.dependent import DEPENDENT, FEW_REQUESTS, Dependent
+from tests.benchmarks.detection.traffic import Change
 from tests.detection.traffic import START
 
 CONFIG = DetectorConfig()
@@ -91,6 +99,41 @@ def test_false_alarms_are_at_least_A_apart_although_twelve_windows_make_the_base
         found = opened(run(windows(rng, [0.5] * 4_000, tokens), config)[1])
         times.append(found[0].ordinal if found else 4_000)
     assert np.mean(times) >= 1_000.0
+
+
+def test_a_reference_period_is_ten_lifetimes_of_a_request_where_they_are_told() -> None:
+    """Stream 13 hardly shows at first that its windows share requests: with a baseline of twelve of them it
+    raised two false alarms, after 33 and 213."""
+    told = Dependent("60 s", "window", DEPENDENT[1].draw, lifetime=60.0)
+    for seed in range(15):
+        state, findings = run(told.batch([777, 1, seed], 20_000)[:400])
+        ready = next(finding for finding in findings if isinstance(finding, BaselineReady))
+        lifetime = state.running_requests / state.started_requests
+        assert lifetime == pytest.approx(1.0 / (1.0 - np.exp(-1.0 / 6.0)), rel=0.1)
+        assert ready.requests >= 8.0 * lifetime  # as it was estimated at the time
+        assert opened(findings) == []
+
+
+@pytest.mark.parametrize(("started", "most"), [([0], LONGEST_START), ([0] * 99 + [1], LONGEST_TOLD)])
+def test_a_server_with_endless_requests_is_watched_some_day(started: list[int], most: int) -> None:
+    """Or with a counter of started requests that stands still."""
+    batch = windows(np.random.default_rng(59), [0.6] * 1_600 + [0.4] * 20)
+    told = replace(batch, concurrency=np.full(1_620, 8), started_requests=np.resize(started, 1_620))
+    _, findings = run(told)
+    ready, found = (item for item in findings if isinstance(item, BaselineReady | DriftOpened))
+    assert isinstance(ready, BaselineReady)
+    assert ready.ordinal == most
+    assert found.ordinal > 1_600
+
+
+def test_a_fall_is_found_although_windows_seemed_dependent() -> None:
+    """An f of 4 to 7 was false here from the beginning: the fall took longer to its alarm than the patience
+    lasted, and was counted as dependence, for good."""
+    family, drop = FEW_REQUESTS[1]
+    batch = family.batch([20_261_124, 99, 16], 7_260, Change(1_500, drop))
+    (found,) = opened(run(batch)[1])
+    assert 1_500 < found.ordinal < 1_800
+    assert found.direction == "down"
 
 
 def test_the_spread_follows_the_traffic() -> None:
