@@ -53,8 +53,9 @@ SHORTEST_INTERVAL, LONGEST_INTERVAL = 1, 1_024  # drafted observations of the st
 LAG_OF_REQUESTS, LAG_OF_WINDOWS = 32, 8
 SUSPECTED = 10.0  # evidence from which on observations may be those of a change
 # So many such observations wait before they are counted: three times as many as the alarm of a drop of
-# SMALL_DROP takes, PATIENCE f v / drop^2. Of windows f is left out: it tells how far their tasks wander, and
-# these may be about to wander further.
+# SMALL_DROP takes, PATIENCE f v / drop^2. Of windows f counts up to WANDERING only: a larger one tells how
+# far their tasks wander, and these may be about to wander further.
+WANDERING = 4.0
 PATIENCE, LEAST_PATIENCE_REQUESTS, LEAST_PATIENCE_WINDOWS = 75.0, 512.0, 32.0
 SMALL_DROP_OF_REQUESTS, SMALL_DROP_OF_WINDOWS = 0.05, 0.10
 YOUNG, YOUNG_DEPENDENT = 2_000, 3_000  # requests of the stream, see `is_young`
@@ -281,10 +282,11 @@ def _is_changed(state: StreamState, code: int) -> bool:
 
 
 def _patience(state: StreamState, base: Baselines, code: int) -> float:
-    variance = float(base.variance[code])
+    variance, inflation = float(base.variance[code]), float(base.inflation[code])
     if state.of_windows[code]:
-        return max(LEAST_PATIENCE_WINDOWS, PATIENCE * variance / SMALL_DROP_OF_WINDOWS**2)
-    dependent = float(base.inflation[code]) * variance
+        dependent = min(inflation, WANDERING) * variance
+        return max(LEAST_PATIENCE_WINDOWS, PATIENCE * dependent / SMALL_DROP_OF_WINDOWS**2)
+    dependent = inflation * variance
     # What waited for as long as the stratum was young is not counted before its alarm is raised.
     young = may_wander(state, code) and _age(state, code) < YOUNG_DEPENDENT + LONGEST_INTERVAL
     least = math.inf if young else LEAST_PATIENCE_REQUESTS
