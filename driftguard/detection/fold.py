@@ -43,6 +43,13 @@ from driftguard.detection.statistics.baseline import Baselines, baselines
 from driftguard.detection.statistics.sessions import NO_SESSION, OpenSessions
 from driftguard.detection.statistics.windows import after_gap
 from driftguard.detection.steps.confirmation import is_confirmed, looked_at_later
+from driftguard.detection.steps.cycles import (
+    cycles_begin,
+    rows_until_cycle_counts,
+    tally,
+    with_effects,
+    without_current,
+)
 from driftguard.detection.steps.dependence import (
     after_incident,
     after_withheld,
@@ -56,14 +63,9 @@ from driftguard.detection.steps.open_incident import looked_again, open_incident
 from driftguard.detection.steps.recovery import closed, keep_tests, requests_until_silent, run_tests
 from driftguard.detection.steps.reference_period import (
     check_reference,
-    cycles_begin,
     requests_until_check,
-    rows_until_cycle_counts,
-    tally,
-    with_effects,
     with_joining,
     with_reference,
-    without_current,
 )
 
 STEP_OBSERVATIONS = 2048

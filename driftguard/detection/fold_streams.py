@@ -44,6 +44,7 @@ from driftguard.detection.statistics.sessions import (
 )
 from driftguard.detection.statistics.strata import NO_SETTING, settings_of
 from driftguard.detection.statistics.windows import after_gap
+from driftguard.detection.steps.cycles import in_cycles_under_way, tally, with_effects
 from driftguard.detection.steps.evidence import (
     of_strata,
     of_streams,
@@ -52,13 +53,7 @@ from driftguard.detection.steps.evidence import (
     watched_among,
 )
 from driftguard.detection.steps.expectation import predicted
-from driftguard.detection.steps.reference_period import (
-    in_cycles_under_way,
-    requests_until_joining,
-    tally,
-    with_effects,
-    with_joining,
-)
+from driftguard.detection.steps.reference_period import requests_until_joining, with_joining
 
 Result = tuple[StreamState, list[Finding]]
 

@@ -12,8 +12,8 @@ from driftguard.detection.fold import end_incident
 from driftguard.detection.state.stream_state import DIRECTIONS, OPERATOR, StreamState
 from driftguard.detection.statistics.baseline import baselines
 from driftguard.detection.statistics.factors import FACTORS, taken_as_usual
+from driftguard.detection.steps.cycles import against_other_baselines
 from driftguard.detection.steps.new_normal import learned_anew
-from driftguard.detection.steps.reference_period import against_other_baselines
 
 
 def accept_new_normal(state: StreamState, direction: Direction) -> StreamState:

@@ -1,7 +1,5 @@
-"""What a stream learns while it is folded: the baselines of its strata, and the effects of hours and
-weekdays.
+"""Reference periods: what they count, when they are long enough, how they grow, and what is said then.
 
-**Reference periods**: what they count, when they are long enough, how they grow, and what is said then.
 Their size is counted in requests, not in time: on a busy stream it is seconds of traffic, and what moves
 more slowly than that (batch sizes that follow the load, say) is in no baseline and may count as a change.
 
@@ -14,10 +12,6 @@ to half the logarithm of A (`evidence.py`), in its stratum or the stream; else b
 alarm all are. So a fall joins by accident only where hardly any evidence of it comes within a whole block.
 The bets stay fair: what a request is held against is known before it. But the mean is looked at up to a
 dozen times, so that 2 se fail somewhere in about 5% of strata instead of 2%, until more requests mend it.
-
-**Cycles**: where a day or a week ends, which requests it counts, and what changes when it is over. The
-effects (`factors.py`) are what they are during a whole cycle. A step of the fold therefore ends
-where a cycle ends that counts; one with too few requests is forgotten without a halt.
 """
 
 from __future__ import annotations
@@ -29,17 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from driftguard.detection.config import DetectorConfig
-from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding, ProfileLearned, WhyBegun
+from driftguard.detection.findings import BaselineReady, BaselineSettled, Finding, WhyBegun
 from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.state.columns import Columns, counted, history_rows, requests_per_day
-from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState, untested
+from driftguard.detection.state.stream_state import Floats, StreamState
 from driftguard.detection.statistics.baseline import (
     FIRST_CHECK,
     SUMS,
-    Baselines,
     add_terms,
     baselines,
-    length_of_acceptance,
     line_of,
     needed_requests,
     sessions_tell,
@@ -48,30 +40,16 @@ from driftguard.detection.statistics.baseline import (
 )
 from driftguard.detection.statistics.bets import NORMAL_CUT_OFF, NOT_CUT, cut_off
 from driftguard.detection.statistics.factors import (
-    ANSWER,
     CELLS,
-    FACTORS,
-    LEAST_REQUESTS,
-    OF_TIME,
-    PROMPT,
-    Factor,
-    Profile,
-    Profiles,
-    counts,
-    cycle_over,
-    cycles_begun,
-    tallied,
 )
 from driftguard.detection.statistics.long_run_variance import add_to_blocks, inflation, of_residuals
 from driftguard.detection.statistics.sessions import NO_SESSION
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE, learn, lifetime, needed_windows
-from driftguard.detection.steps.dependence import begun, caution_of, in_doubt, longest_block, measured_anew
-from driftguard.detection.steps.evidence import restart_bets, watched_segments, without_evidence
+from driftguard.detection.steps.cycles import cells_of, with_reference_cells
+from driftguard.detection.steps.dependence import begun, caution_of, in_doubt, longest_block
+from driftguard.detection.steps.evidence import restart_bets, watched_segments
 from driftguard.detection.steps.expectation import (
     baseline_of,
-    effect_of,
-    effect_of_factors,
-    line,
     margin_of,
     unseen_of,
 )
@@ -325,176 +303,3 @@ def _level(config: DetectorConfig, state: StreamState, code: int) -> tuple[float
     errors, unseen = base.error_factor * base.mean_error, unseen_of(state, base)
     margin = margin_of(errors, unseen, config.ignore, state.of_windows)
     return float(base.mean[code]), float(np.sqrt(base.variance[code])), float(margin[code])
-
-
-def cells_of(rows: Columns) -> Floats:
-    """[T, CELLS] 1 in the cell of each cycle that the row lies in."""
-    return np.hstack([np.eye(factor.cells)[factor.cell(rows)] for factor in FACTORS])
-
-
-def with_reference_cells(profiles: Profiles, cells: Floats) -> Profiles:
-    """With so many more requests of the reference periods in each cell [C, CELLS]."""
-    parts = np.split(cells, np.cumsum([factor.cells for factor in FACTORS])[:-1], axis=1)
-    return tuple(
-        replace(profile, reference=profile.reference + part)
-        for profile, part in zip(profiles, parts, strict=True)
-    )
-
-
-def cycles_begin(state: StreamState, row: Columns, ignore: float) -> tuple[StreamState, list[Finding]]:
-    """Before a step that begins with this row.
-
-    Where a profile comes into use or is given up, the evidence of the stream starts anew, as it was against
-    other baselines, and so do the sums of the other cycles.
-    """
-    findings: list[Finding] = []
-    for place, factor in enumerate(FACTORS):
-        profile = state.profiles[place]
-        number = factor.number(row.ended_ms)
-        if not cycles_begun(profile.number, profile.strays, number)[0]:
-            continue
-        profile, changed = cycle_over(profile, factor, int(number[0]), ignore)
-        state = _with_profile(state, place, profile)
-        if changed.any():
-            state = against_other_baselines(state, changed, place, int(row.ordinal[0]) - 1)
-        findings += [_learned(state, factor, profile, int(code), row) for code in np.flatnonzero(changed)]
-    return state, findings
-
-
-def against_other_baselines(
-    state: StreamState, strata: NDArray[np.bool_], place: int, ordinal: int
-) -> StreamState:
-    """The state in which the profile of one of FACTORS has come into use or been given up in some strata [C];
-    evidence counts from after this ordinal on, and so do the tests whether an open incident is over.
-
-    What hours add to it is in the sums of the week until then, and the other way round: they begin anew.
-    """
-    changed = np.unique(state.segment_of_stratum[strata])
-    down, up = (
-        _tested_anew(state, incident) if incident and np.isin(changed, incident.segments).any() else incident
-        for incident in state.incidents
-    )
-    state = replace(
-        measured_anew(state, strata),
-        ordinal=ordinal,
-        incidents=(down, up),
-        profiles=tuple(
-            _uncounted(profile, strata & ~profile.used)
-            if factor is not FACTORS[place] and {factor, FACTORS[place]} <= set(OF_TIME)
-            else profile
-            for factor, profile in zip(FACTORS, state.profiles, strict=True)
-        ),
-    )
-    for direction in range(len(DIRECTIONS)):
-        state = without_evidence(state, direction)
-    return state
-
-
-def _tested_anew(state: StreamState, incident: OpenIncident) -> OpenIncident:
-    wealth, seen, last_seen, outcome = untested(len(incident.outcome), int(state.drafted_requests.sum()))
-    return replace(incident, wealth=wealth, seen=seen, last_seen=last_seen, outcome=outcome)
-
-
-def _uncounted(profile: Profile, strata: NDArray[np.bool_]) -> Profile:
-    """That has counted nothing of these strata [C] since their reference periods."""
-    return replace(profile.without(strata), reference=profile.reference)
-
-
-def _with_profile(state: StreamState, place: int, profile: Profile) -> StreamState:
-    profiles = list(state.profiles)
-    profiles[place] = profile
-    return replace(state, profiles=tuple(profiles))
-
-
-def _learned(state: StreamState, factor: Factor, profile: Profile, code: int, row: Columns) -> ProfileLearned:
-    return ProfileLearned(
-        segment=state.names[state.segment_of_stratum[code]],
-        stratum=str(state.setting_of(code)),
-        ordinal=int(row.ordinal[0]),
-        ended_at=row.ended_at(0),
-        factor=factor.name,
-        cycles=int(profile.cycles[code, 0]),
-        amplitude=float(profile.amplitude[code]),
-    )
-
-
-def rows_until_cycle_counts(state: StreamState, rows: Columns) -> int:
-    """How many of the rows come before the end of a cycle that counts for some stratum."""
-    return min(
-        _until_counts(profile, factor, rows) for factor, profile in zip(FACTORS, state.profiles, strict=True)
-    )
-
-
-def _until_counts(profile: Profile, factor: Factor, rows: Columns) -> int:
-    begun, _ = cycles_begun(profile.number, profile.strays, factor.number(rows.ended_ms))
-    start, seen = 0, profile.current[..., 0]
-    for place, _ in begun:
-        if place - start + seen.sum() >= LEAST_REQUESTS:
-            own = slice(start, place)
-            cell = rows.stratum[own].astype(np.int64) * factor.cells + factor.cell(rows[own])
-            seen = seen + np.bincount(cell, minlength=seen.size).reshape(seen.shape)
-            if counts(seen[..., None], factor).any():
-                return place
-        start, seen = place, np.zeros_like(seen)
-    return len(rows)
-
-
-def in_cycles_under_way(state: StreamState, rows: Columns) -> NDArray[np.bool_]:
-    """Which rows [T] lie in the cycles that are under way."""
-    numbers = [factor.number(rows.ended_ms) for factor in OF_TIME]  # the cycles of the others are days too
-    same = [number == profile.number for number, profile in zip(numbers, state.profiles, strict=False)]
-    return np.asarray(np.logical_and.reduce(same))
-
-
-def with_effects(state: StreamState, rows: Columns) -> Columns:
-    """The rows with the effects of their factors."""
-    if not any(profile.used.any() for profile in state.profiles):
-        return rows
-    return replace(rows, effect=effect_of_factors(state, rows))
-
-
-def tally(state: StreamState, base: Baselines, rows: Columns) -> Profiles:
-    """The state's profiles after their cycles have counted the rows that hold evidence.
-
-    Once a profile is used, a segment with an open incident says nothing about it.
-    """
-    evident = state.ready[rows.stratum] & (rows.fresh > 0.0)
-    unexplained = rows.x - line(base, rows) - rows.effect
-    profiles = []
-    for factor, profile in zip(FACTORS, state.profiles, strict=True):
-        told = evident & ~_disturbed(state, profile)[rows.stratum]
-        if factor is ANSWER:
-            told &= rows.log_length > 0.0
-            if told.any():
-                told &= ~length_of_acceptance(state.reference)[rows.stratum]
-        elif factor is PROMPT:
-            told &= rows.prompt_tokens >= 0
-        cell = factor.cell(rows) if told.any() else np.zeros(len(rows), dtype=np.int64)
-        residual = unexplained + effect_of(profile, factor, rows)
-        number = factor.number(rows.ended_ms)
-        profiles.append(tallied(profile, rows.stratum, number, cell, residual, told))
-    return tuple(profiles)
-
-
-def without_current(state: StreamState, incident: OpenIncident) -> StreamState:
-    """The state that forgets the day and the week so far where an incident opens: the change lies within."""
-    return replace(
-        state,
-        profiles=tuple(
-            replace(
-                profile,
-                current=np.where(_changed(state, profile, incident)[:, None, None], 0.0, profile.current),
-            )
-            for profile in state.profiles
-        ),
-    )
-
-
-def _disturbed(state: StreamState, profile: Profile) -> NDArray[np.bool_]:
-    """Strata [C] of which an incident is open."""
-    open_now = [_changed(state, profile, incident) for incident in state.incidents if incident is not None]
-    return np.asarray(np.logical_or.reduce([np.zeros_like(profile.used), *open_now]))
-
-
-def _changed(state: StreamState, profile: Profile, incident: OpenIncident) -> NDArray[np.bool_]:
-    return profile.used & np.isin(state.segment_of_stratum, incident.segments)

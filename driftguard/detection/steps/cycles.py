@@ -1,0 +1,213 @@
+"""Cycles: where a day or a week ends, which requests it counts, and what changes when it is over. The
+effects (`factors.py`) are what they are during a whole cycle. A step of the fold therefore ends
+where a cycle ends that counts; one with too few requests is forgotten without a halt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from driftguard.detection.findings import Finding, ProfileLearned
+from driftguard.detection.state.columns import Columns
+from driftguard.detection.state.stream_state import DIRECTIONS, Floats, OpenIncident, StreamState, untested
+from driftguard.detection.statistics.baseline import (
+    Baselines,
+    length_of_acceptance,
+)
+from driftguard.detection.statistics.factors import (
+    ANSWER,
+    FACTORS,
+    LEAST_REQUESTS,
+    OF_TIME,
+    PROMPT,
+    Factor,
+    Profile,
+    Profiles,
+    counts,
+    cycle_over,
+    cycles_begun,
+    tallied,
+)
+from driftguard.detection.steps.dependence import measured_anew
+from driftguard.detection.steps.evidence import without_evidence
+from driftguard.detection.steps.expectation import (
+    effect_of,
+    effect_of_factors,
+    line,
+)
+
+
+def cells_of(rows: Columns) -> Floats:
+    """[T, CELLS] 1 in the cell of each cycle that the row lies in."""
+    return np.hstack([np.eye(factor.cells)[factor.cell(rows)] for factor in FACTORS])
+
+
+def with_reference_cells(profiles: Profiles, cells: Floats) -> Profiles:
+    """With so many more requests of the reference periods in each cell [C, CELLS]."""
+    parts = np.split(cells, np.cumsum([factor.cells for factor in FACTORS])[:-1], axis=1)
+    return tuple(
+        replace(profile, reference=profile.reference + part)
+        for profile, part in zip(profiles, parts, strict=True)
+    )
+
+
+def cycles_begin(state: StreamState, row: Columns, ignore: float) -> tuple[StreamState, list[Finding]]:
+    """Before a step that begins with this row.
+
+    Where a profile comes into use or is given up, the evidence of the stream starts anew, as it was against
+    other baselines, and so do the sums of the other cycles.
+    """
+    findings: list[Finding] = []
+    for place, factor in enumerate(FACTORS):
+        profile = state.profiles[place]
+        number = factor.number(row.ended_ms)
+        if not cycles_begun(profile.number, profile.strays, number)[0]:
+            continue
+        profile, changed = cycle_over(profile, factor, int(number[0]), ignore)
+        state = _with_profile(state, place, profile)
+        if changed.any():
+            state = against_other_baselines(state, changed, place, int(row.ordinal[0]) - 1)
+        findings += [_learned(state, factor, profile, int(code), row) for code in np.flatnonzero(changed)]
+    return state, findings
+
+
+def against_other_baselines(
+    state: StreamState, strata: NDArray[np.bool_], place: int, ordinal: int
+) -> StreamState:
+    """The state in which the profile of one of FACTORS has come into use or been given up in some strata [C];
+    evidence counts from after this ordinal on, and so do the tests whether an open incident is over.
+
+    What hours add to it is in the sums of the week until then, and the other way round: they begin anew.
+    """
+    changed = np.unique(state.segment_of_stratum[strata])
+    down, up = (
+        _tested_anew(state, incident) if incident and np.isin(changed, incident.segments).any() else incident
+        for incident in state.incidents
+    )
+    state = replace(
+        measured_anew(state, strata),
+        ordinal=ordinal,
+        incidents=(down, up),
+        profiles=tuple(
+            _uncounted(profile, strata & ~profile.used)
+            if factor is not FACTORS[place] and {factor, FACTORS[place]} <= set(OF_TIME)
+            else profile
+            for factor, profile in zip(FACTORS, state.profiles, strict=True)
+        ),
+    )
+    for direction in range(len(DIRECTIONS)):
+        state = without_evidence(state, direction)
+    return state
+
+
+def _tested_anew(state: StreamState, incident: OpenIncident) -> OpenIncident:
+    wealth, seen, last_seen, outcome = untested(len(incident.outcome), int(state.drafted_requests.sum()))
+    return replace(incident, wealth=wealth, seen=seen, last_seen=last_seen, outcome=outcome)
+
+
+def _uncounted(profile: Profile, strata: NDArray[np.bool_]) -> Profile:
+    """That has counted nothing of these strata [C] since their reference periods."""
+    return replace(profile.without(strata), reference=profile.reference)
+
+
+def _with_profile(state: StreamState, place: int, profile: Profile) -> StreamState:
+    profiles = list(state.profiles)
+    profiles[place] = profile
+    return replace(state, profiles=tuple(profiles))
+
+
+def _learned(state: StreamState, factor: Factor, profile: Profile, code: int, row: Columns) -> ProfileLearned:
+    return ProfileLearned(
+        segment=state.names[state.segment_of_stratum[code]],
+        stratum=str(state.setting_of(code)),
+        ordinal=int(row.ordinal[0]),
+        ended_at=row.ended_at(0),
+        factor=factor.name,
+        cycles=int(profile.cycles[code, 0]),
+        amplitude=float(profile.amplitude[code]),
+    )
+
+
+def rows_until_cycle_counts(state: StreamState, rows: Columns) -> int:
+    """How many of the rows come before the end of a cycle that counts for some stratum."""
+    return min(
+        _until_counts(profile, factor, rows) for factor, profile in zip(FACTORS, state.profiles, strict=True)
+    )
+
+
+def _until_counts(profile: Profile, factor: Factor, rows: Columns) -> int:
+    begun, _ = cycles_begun(profile.number, profile.strays, factor.number(rows.ended_ms))
+    start, seen = 0, profile.current[..., 0]
+    for place, _ in begun:
+        if place - start + seen.sum() >= LEAST_REQUESTS:
+            own = slice(start, place)
+            cell = rows.stratum[own].astype(np.int64) * factor.cells + factor.cell(rows[own])
+            seen = seen + np.bincount(cell, minlength=seen.size).reshape(seen.shape)
+            if counts(seen[..., None], factor).any():
+                return place
+        start, seen = place, np.zeros_like(seen)
+    return len(rows)
+
+
+def in_cycles_under_way(state: StreamState, rows: Columns) -> NDArray[np.bool_]:
+    """Which rows [T] lie in the cycles that are under way."""
+    numbers = [factor.number(rows.ended_ms) for factor in OF_TIME]  # the cycles of the others are days too
+    same = [number == profile.number for number, profile in zip(numbers, state.profiles, strict=False)]
+    return np.asarray(np.logical_and.reduce(same))
+
+
+def with_effects(state: StreamState, rows: Columns) -> Columns:
+    """The rows with the effects of their factors."""
+    if not any(profile.used.any() for profile in state.profiles):
+        return rows
+    return replace(rows, effect=effect_of_factors(state, rows))
+
+
+def tally(state: StreamState, base: Baselines, rows: Columns) -> Profiles:
+    """The state's profiles after their cycles have counted the rows that hold evidence.
+
+    Once a profile is used, a segment with an open incident says nothing about it.
+    """
+    evident = state.ready[rows.stratum] & (rows.fresh > 0.0)
+    unexplained = rows.x - line(base, rows) - rows.effect
+    profiles = []
+    for factor, profile in zip(FACTORS, state.profiles, strict=True):
+        told = evident & ~_disturbed(state, profile)[rows.stratum]
+        if factor is ANSWER:
+            told &= rows.log_length > 0.0
+            if told.any():
+                told &= ~length_of_acceptance(state.reference)[rows.stratum]
+        elif factor is PROMPT:
+            told &= rows.prompt_tokens >= 0
+        cell = factor.cell(rows) if told.any() else np.zeros(len(rows), dtype=np.int64)
+        residual = unexplained + effect_of(profile, factor, rows)
+        number = factor.number(rows.ended_ms)
+        profiles.append(tallied(profile, rows.stratum, number, cell, residual, told))
+    return tuple(profiles)
+
+
+def without_current(state: StreamState, incident: OpenIncident) -> StreamState:
+    """The state that forgets the day and the week so far where an incident opens: the change lies within."""
+    return replace(
+        state,
+        profiles=tuple(
+            replace(
+                profile,
+                current=np.where(_changed(state, profile, incident)[:, None, None], 0.0, profile.current),
+            )
+            for profile in state.profiles
+        ),
+    )
+
+
+def _disturbed(state: StreamState, profile: Profile) -> NDArray[np.bool_]:
+    """Strata [C] of which an incident is open."""
+    open_now = [_changed(state, profile, incident) for incident in state.incidents if incident is not None]
+    return np.asarray(np.logical_or.reduce([np.zeros_like(profile.used), *open_now]))
+
+
+def _changed(state: StreamState, profile: Profile, incident: OpenIncident) -> NDArray[np.bool_]:
+    return profile.used & np.isin(state.segment_of_stratum, incident.segments)
