@@ -16,12 +16,25 @@ from driftguard.records.positions import Positions, combined
 
 
 @dataclass(frozen=True, slots=True)
+class AcrossK:
+    """Between which levels the end of a fall is looked for since K changed while it was open: those of the
+    first draft token, which K does not change; or, where no counts per position are given, what the segment
+    accepted as K changed, and as much more than that as it had fallen. `k`: draft tokens per step since."""
+
+    before: float
+    after: float
+    positions: Positions
+    k: float
+
+
+@dataclass(frozen=True, slots=True)
 class ChangedSegment:
     """One segment's acceptance before and after the change. `evidence`: its own sum of bets, to be compared
     with A; None where a comparison found it (a replaced target, another name), which no bet detects. `before`
     and `after` are as counted; `adjusted` is as tested, None of a comparison and of incidents of older
     versions. `renamed_from`: older names whose place it took, `before` is theirs. `back_at`: when the request
-    ended at which its acceptance was found back, while other segments of the incident were not."""
+    ended at which its acceptance was found back, while other segments of the incident were not. `across_k`:
+    where K has changed since."""
 
     segment: str
     before: Acceptance
@@ -30,6 +43,7 @@ class ChangedSegment:
     adjusted: AdjustedChange | None = None
     renamed_from: tuple[str, ...] = ()
     back_at: datetime | None = None
+    across_k: AcrossK | None = None
 
     def is_compared(self, *, of_alarm: bool) -> bool:
         """Whether a comparison found it, so that the detector knows nothing of its level before. `of_alarm`:
