@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 from driftguard.cost import Cost, TimedRequest, assess
 from driftguard.diagnosis.comparisons import QUANTILE_95, Rate, acceptance_of, decompose, rate_of
 from driftguard.incident_lifecycle import formula_slowdown
-from driftguard.incidents import across_k, found_back, remedy
+from driftguard.incidents import across_k, found_back, remedy, silent
 from driftguard.incidents.opening import Paging, fall_further, raise_to, severity_of, why_no_repetition
 from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
@@ -95,6 +95,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
             rollback = rollback_of(session, stream, found.cost)
             back = found_back.found_back(session, incident, now) if incident else []
             moved = across_k.moved(session, incident) if incident else {}
+            gone = silent.over(session, incident) if incident else []
         with database.session(CHORE) as session:  # short: the fold waits for an incident that is locked
             stream_costs.store(session, stream_id, found.cost, now)
             present = incidents.lock(session, incident.id) if incident else None
@@ -105,6 +106,8 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
                 _keep_present(present, found.cost, rollback)
                 across_k.tell(session, present, moved, now)
                 found_back.end_where_back(session, present, back, now)
+                if present.state != "resolved":
+                    silent.end(session, stream, present, gone, now)
 
 
 def rollback_of(session: Session, stream: Stream, cost: Cost | None) -> Rollback | None:

@@ -52,7 +52,7 @@ def found_back(session: Session, incident: Incident, now: datetime) -> list[Newe
     draft positions of a segment that drafts another number of tokens per step than it did, as that moves
     acceptance too; the first draft token does not depend on it."""
     waiting = {
-        each.segment: each for each in incident.segments if each.back_at is None and _is_asked(incident, each)
+        each.segment: each for each in incident.segments if each.back_at is None and is_asked(incident, each)
     }
     if not waiting:
         return []
@@ -99,7 +99,7 @@ def _learn_anew(session: Session, incident: Incident, now: datetime) -> None:
     """The detector knows these segments by the fallen level: for it they have risen, and another fall would
     only be the end of that. So its rise ends, and their baselines are learned anew from its change point."""
     back = {
-        each.segment for each in incident.segments if each.back_at is not None and _is_asked(incident, each)
+        each.segment for each in incident.segments if each.back_at is not None and is_asked(incident, each)
     }
     for rise in incidents.unresolved_of(session, incident.stream_id, "up"):
         if set(names_of(rise.segments)) <= back:
@@ -107,8 +107,10 @@ def _learn_anew(session: Session, incident: Incident, now: datetime) -> None:
             rise.evidence = replace(rise.evidence, is_return=True)
 
 
-def _is_asked(incident: Incident, change: ChangedSegment) -> bool:
-    return change.across_k is not None or change.is_compared(of_alarm=incident.evidence.is_of_alarm)
+def is_asked(incident: Incident, change: ChangedSegment) -> bool:
+    """Whether it is asked here whether a segment is back: the detector alone cannot tell."""
+    detector_tells = change.across_k is None and change.silent_at is None
+    return not detector_tells or change.is_compared(of_alarm=incident.evidence.is_of_alarm)
 
 
 def _positions(change: ChangedSegment) -> Positions:

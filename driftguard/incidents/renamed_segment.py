@@ -1,15 +1,17 @@
 """A segment under another name: the detector learns its baseline anew and would not see that it fell.
 
 When a segment has its first baseline, it is looked for a segment that fell silent when it appeared, and is
-like it. Both are then compared. Whether it has come back is looked for in `found_back.py`.
+like it. Both are then compared: by the first draft token where K changed as well. A segment that was already
+fallen as its name changed is compared as it was before it fell. Whether it has come back is looked for in
+`found_back.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID, uuid5
@@ -23,6 +25,7 @@ from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents.opening import join, open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
+from driftguard.records.positions import ACCEPTANCE, Positions, combined
 from driftguard.store import examination_evidence, folding, incidents, renamed_segments
 from driftguard.store.renamed_segments import Arrived, Likeness
 from driftguard.store.tables import AwaitedComparison, Incident
@@ -43,7 +46,8 @@ _NAMESPACE: Final = UUID("6a1d3c0e-64a5-4c1f-8f60-7d0f3b0d5a11")
 class Renamed:
     """Old names that may have become these new ones: one each, unless several are alike.
 
-    `before`, `after`: mean acceptance per request at equal settings; `acceptance`: of each new name.
+    `before`, `after`: mean acceptance per request, of all draft positions at equal settings or of the first
+    (`positions`); `acceptance`: of each new name.
     """
 
     old: tuple[str, ...]
@@ -51,6 +55,7 @@ class Renamed:
     before: Rate
     after: Rate
     acceptance: tuple[Rate, ...]
+    positions: Positions = "all"
 
 
 def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) -> list[Renamed]:
@@ -69,8 +74,7 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
     if len(names) < 2:
         return []
     older = renamed_segments.known_before(session, awaited.stream_id, since)
-    newest = renamed_segments.newest(session, awaited.stream_id, NEWEST_REQUESTS)
-    orders = [_places(newest), _places(sorted(newest, key=lambda one: (one.ended_at, one.seq)))]
+    orders = _orders(session, awaited.stream_id)
     pairs = [
         (old.segment, new.segment)
         for new in names
@@ -81,13 +85,13 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
     ]
     if not pairs:
         return []
-    asked = {name for pair in pairs for name in pair}
-    known = renamed_segments.likenesses(session, awaited.stream_id, asked, since)
-    of_segment = {name: [one for one in known if one.segment == name] for name in asked}
+    of_segment = _likenesses(session, awaited.stream_id, pairs, since)
     alike = [
-        (old, new, both)
+        _Pair(old, new, both, by_first)
         for old, new in pairs
-        if (both := _at_equal_settings(of_segment[old], of_segment[new])) and _lengths_alike(*both)
+        for both in [_at_equal_settings(of_segment[old], of_segment[new])]
+        for by_first in [_by_first(of_segment[old], of_segment[new])]
+        if (of_lengths := both or by_first) and _lengths_alike(*of_lengths)
     ]
     summary = folding.summaries(session, [awaited.stream_id]).get(awaited.stream_id, {})
     inflation = float(summary.get("variance_inflation", 1.0))
@@ -95,9 +99,33 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
     return [
         group
         for group in groups
-        if group.after.rate <= group.before.rate - minimum_drop
+        if group is not None
+        and group.after.rate <= group.before.rate - minimum_drop
         and comparisons.difference(group.before, group.after).p_value <= LEVEL / len(groups)
     ]
+
+
+def _likenesses(
+    session: Session, stream_id: int, pairs: Sequence[tuple[str, str]], since: datetime
+) -> dict[str, list[Likeness]]:
+    """Of each segment of the `pairs`; of one in a fall that is open, as it was before that, under the name it
+    had then."""
+    until = {name: _LAST for pair in pairs for name in pair}
+    was: dict[str, tuple[str, ...]] = {}
+    for incident in incidents.of_stream(session, stream_id):
+        for each in incident.segments if incident.direction == "down" else ():
+            if each.back_at is None and each.segment in until:
+                was[each.segment] = each.renamed_from or (each.segment,)
+                until |= dict.fromkeys(was[each.segment], incident.change_point_seq)
+                since = min(since, incident.change_point_at - LOOK_BACK)
+    known = renamed_segments.likenesses(session, stream_id, until, since)
+    return {
+        name: [one for one in known if one.segment in was.get(name, (name,))]
+        for name in {name for pair in pairs for name in pair}
+    }
+
+
+_LAST: Final = 2**62  # above every seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +135,28 @@ class _Places:
 
     total: int
     of_segment: Mapping[str, NDArray[np.int64]]
+
+
+def has_taken_a_place(
+    session: Session, stream_id: int, silent: Collection[str], young: Collection[str]
+) -> bool:
+    """Whether one of the `young` segments has taken the place of one of the `silent` ones, whatever either
+    accepts."""
+    orders = _orders(session, stream_id)
+    appeared = renamed_segments.appeared(session, stream_id)
+    return any(
+        appeared[old] < appeared[new] and _took_its_place(places, old, new)
+        for places in orders
+        for old in silent
+        for new in young
+        if old in appeared and new in appeared
+    )
+
+
+def _orders(session: Session, stream_id: int) -> list[_Places]:
+    """By arrival, and by the clock."""
+    newest = renamed_segments.newest(session, stream_id, NEWEST_REQUESTS)
+    return [_places(newest), _places(sorted(newest, key=lambda one: (one.ended_at, one.seq)))]
 
 
 def _places(requests: Sequence[Arrived]) -> _Places:
@@ -168,6 +218,23 @@ def _at_equal_settings(old: Sequence[Likeness], new: Sequence[Likeness]) -> tupl
     return max(both, key=lambda pair: min(each.requests for each in pair), default=None)
 
 
+def _by_first(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness, Likeness] | None:
+    """The two by whose first draft tokens most is known, with one acceptance rule and any K."""
+    both = [
+        (_of_first(one), _of_first(other))
+        for one in old
+        for other in new
+        if one.acceptance_rule == other.acceptance_rule and min(one.firsts, other.firsts) >= LEAST_REQUESTS
+    ]
+    return max(both, key=lambda pair: min(each.requests for each in pair), default=None)
+
+
+def _of_first(level: Likeness) -> Likeness:
+    return level._replace(
+        requests=level.firsts, drafted=level.firsts, mean=level.first_mean, variance=level.first_variance
+    )
+
+
 def _lengths_alike(old: Likeness, new: Likeness) -> bool:
     """Where both tell them. Answers may be shorter because less was accepted: not only a difference that
     cannot be shown counts as none."""
@@ -184,33 +251,48 @@ def _near(old: tuple[int, float, float], new: tuple[int, float, float]) -> bool:
     return abs(old[1] - new[1]) <= LENGTH_DEVIATIONS * deviation
 
 
-_Pair = tuple[str, str, tuple[Likeness, Likeness]]
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """An old and a new name, at equal settings and by the first draft token, where both tell so."""
+
+    old: str
+    new: str
+    equal: tuple[Likeness, Likeness] | None
+    by_first: tuple[Likeness, Likeness] | None
 
 
 def _groups(pairs: Sequence[_Pair]) -> list[list[_Pair]]:
     """Pairs that share a name, directly or by others, belong together."""
     groups: list[list[_Pair]] = []
     for pair in pairs:
-        names = set(pair[:2])
-        touched = [group for group in groups if any(names & set(other[:2]) for other in group)]
+        names = {pair.old, pair.new}
+        touched = [group for group in groups if any(names & {other.old, other.new} for other in group)]
         groups = [group for group in groups if group not in touched]
         groups.append([*(other for group in touched for other in group), pair])
     return groups
 
 
-def _together(group: Sequence[_Pair], inflation: float) -> Renamed:
+def _together(group: Sequence[_Pair], inflation: float) -> Renamed | None:
     """Where it is not known which of several became which, those of either name weigh the same. Where one of
-    them may just have ended or begun, the lowest old level stands against the highest new one."""
-    old = {name: _rate([both[0]], inflation) for name, _, both in group}
-    new = {name: both[1] for _, name, both in group}
+    them may just have ended or begun, the lowest old level stands against the highest new one. None where
+    neither equal settings nor the first draft token compare them all."""
+    positions: Positions = "all" if all(pair.equal for pair in group) else "first"
+    sides = [
+        (pair.old, pair.new, both)
+        for pair in group
+        if (both := pair.equal if positions == "all" else pair.by_first)
+    ]
+    if len(sides) < len(group):
+        return None
+    old = {name: both[0] for name, _, both in sides}
+    new = {name: both[1] for _, name, both in sides}
     levels = [_rate([each], inflation) for _, each in sorted(new.items())]
     if len(old) == len(new):
-        before = _rate(list({name: both[0] for name, _, both in group}.values()), inflation)
-        after = _rate(list(new.values()), inflation)
+        before, after = _rate(list(old.values()), inflation), _rate(list(new.values()), inflation)
     else:
-        before = min(old.values(), key=lambda level: level.rate)
+        before = min((_rate([each], inflation) for each in old.values()), key=lambda level: level.rate)
         after = max(levels, key=lambda level: level.rate)
-    return Renamed(tuple(sorted(old)), tuple(sorted(new)), before, after, tuple(levels))
+    return Renamed(tuple(sorted(old)), tuple(sorted(new)), before, after, tuple(levels), positions)
 
 
 def _rate(levels: Sequence[Likeness], inflation: float) -> Rate:
@@ -225,10 +307,17 @@ def _rate(levels: Sequence[Likeness], inflation: float) -> Rate:
 
 
 def report(session: Session, awaited: AwaitedComparison, found: Sequence[Renamed], now: datetime) -> None:
-    """Opens an incident, or has the one join them that is open already."""
+    """Opens an incident, or has the one that is open already go on under the new names as well."""
     incident, reason = _incident(session, awaited, found, now)
+    replaced = {name for group in found for name in group.old}
     known = incidents.unresolved_of(session, awaited.stream_id, "down")
     for one in known:
+        one.segments = tuple(
+            replace(each, back_at=incident.change_point_at)
+            if each.segment in replaced and each.back_at is None
+            else each
+            for each in one.segments
+        )
         join(session, one, incident.segments, reason, now)
     if not known:
         open_incident(session, incident, reason)
@@ -245,6 +334,7 @@ def _incident(
     before = sum(group.before.rate * group.after.requests for group in found) / total
     after = sum(group.after.rate * group.after.requests for group in found) / total
     k = examination_evidence.usual_k(session, awaited.stream_id, at)
+    positions = combined(group.positions for group in found)
     incident = Incident(
         id=uuid5(_NAMESPACE, f"{awaited.stream_id}/{'/'.join(names)}"),
         stream_id=awaited.stream_id,
@@ -259,10 +349,11 @@ def _incident(
         acceptance_after=after,
         segments=tuple(_changes(found)),
         evidence=IncidentEvidence(
-            slowdown_formula=formula_slowdown(before, after, k) if k else None, num_speculative_tokens=k
+            slowdown_formula=formula_slowdown(before, after, k) if k and positions == "all" else None,
+            num_speculative_tokens=k,
         ),
     )
-    return incident, f"{_in_words(found)}: acceptance fell from {before:.2f} to {after:.2f}"
+    return incident, f"{_in_words(found)}: {ACCEPTANCE[positions]} fell from {before:.2f} to {after:.2f}"
 
 
 def _in_words(found: Sequence[Renamed]) -> str:
@@ -277,7 +368,12 @@ def _in_words(found: Sequence[Renamed]) -> str:
 def _changes(found: Sequence[Renamed]) -> list[ChangedSegment]:
     """Of the new names; of several that are alike those below the level of the old ones."""
     return [
-        ChangedSegment(name, acceptance_of(group.before), acceptance_of(level), renamed_from=group.old)
+        ChangedSegment(
+            name,
+            acceptance_of(group.before, group.positions),
+            acceptance_of(level, group.positions),
+            renamed_from=group.old,
+        )
         for group in found
         for name, level in zip(group.new, group.acceptance, strict=True)
         if level.rate < group.before.rate

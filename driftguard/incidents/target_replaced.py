@@ -68,13 +68,13 @@ def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float,
         found = _fall(session, awaited, minimum_drop, now) or _fall_across_k(
             session, awaited, minimum_drop, now
         )
-        renamed = [] if found else renamed_segment.fallen(session, awaited, minimum_drop)
+        renamed = renamed_segment.fallen(session, awaited, minimum_drop)
     with database.session(CHORE) as session:
         if found or renamed:
             folding.lock_fold(session)  # before any row: the fold itself notes comparisons
         if found is not None:
             open_incident(session, *found)
-        elif renamed:
+        if renamed:
             renamed_segment.report(session, awaited, renamed, now)
         incidents.forget_comparison(session, awaited)
 

@@ -33,8 +33,9 @@ class ChangedSegment:
     with A; None where a comparison found it (a replaced target, another name), which no bet detects. `before`
     and `after` are as counted; `adjusted` is as tested, None of a comparison and of incidents of older
     versions. `renamed_from`: older names whose place it took, `before` is theirs. `back_at`: when the request
-    ended at which its acceptance was found back, while other segments of the incident were not. `across_k`:
-    where K has changed since."""
+    ended at which its acceptance was found back, or another name took its place, while other segments of the
+    incident were not back. `across_k`: where K has changed since. `silent_at`: the seq at which the detector
+    found it silent, where it may go on under another name."""
 
     segment: str
     before: Acceptance
@@ -44,6 +45,7 @@ class ChangedSegment:
     renamed_from: tuple[str, ...] = ()
     back_at: datetime | None = None
     across_k: AcrossK | None = None
+    silent_at: int | None = None
 
     def is_compared(self, *, of_alarm: bool) -> bool:
         """Whether a comparison found it, so that the detector knows nothing of its level before. `of_alarm`:
