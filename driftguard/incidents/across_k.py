@@ -101,10 +101,12 @@ def _by_first(
     """Of the segments whose first draft token is known on both sides of the fall."""
     oldest = incident.change_point_at - LOOK_BACK
     begun, end = incident.change_point_seq, incident.opened_seq + 1
-    earlier = incident.evidence.predecessor_stream_id or incident.stream_id
+    goes_on = incident.evidence.goes_on
+    earlier = goes_on.stream_id if goes_on else incident.evidence.predecessor_stream_id or incident.stream_id
+    usual_until = goes_on.change_point_seq if goes_on else begun
     before = {
         level.segment: level
-        for level in acceptance_levels.of_first_position(session, earlier, Span(0, begun, oldest))
+        for level in acceptance_levels.of_first_position(session, earlier, Span(0, usual_until, oldest))
     }
     ks = acceptance_levels.told_k(session, incident.stream_id, Span(begun, end, oldest))
     fallen = {

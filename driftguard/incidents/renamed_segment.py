@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 from driftguard.diagnosis import comparisons
 from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
+from driftguard.incidents import like_with_like
 from driftguard.incidents.opening import join, open_incident
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.records.positions import ACCEPTANCE, Positions, combined
@@ -34,7 +35,6 @@ LOOK_BACK: Final = timedelta(days=7)
 NEWEST_REQUESTS: Final = 200_000  # of a stream, in which a name has to have taken the other one's place
 SHARE_REQUESTS: Final = 2_000  # at least, before the new name, to tell the share of the old one
 RECENT: Final = timedelta(days=1)  # names that appeared so long before the newest baseline began, at most
-LEAST_REQUESTS: Final = 30  # of a segment, under either name, with equal settings
 BY_CHANCE: Final = 0.001  # below: the silence of a segment is none of chance
 ROLLOUT: Final = 0.1  # of the requests under the new name may come before the last one under the old
 SHARE_RATIO: Final = 1.25  # shares of the traffic that lie closer are alike
@@ -85,12 +85,13 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
     ]
     if not pairs:
         return []
-    of_segment = _likenesses(session, awaited.stream_id, pairs, since)
+    asked = {name for pair in pairs for name in pair}
+    of_segment = like_with_like.levels(session, awaited.stream_id, asked, since)
     alike = [
         _Pair(old, new, both, by_first)
         for old, new in pairs
-        for both in [_at_equal_settings(of_segment[old], of_segment[new])]
-        for by_first in [_by_first(of_segment[old], of_segment[new])]
+        for both in [like_with_like.at_equal_settings(of_segment[old], of_segment[new])]
+        for by_first in [like_with_like.by_first(of_segment[old], of_segment[new])]
         if (of_lengths := both or by_first) and _lengths_alike(*of_lengths)
     ]
     summary = folding.summaries(session, [awaited.stream_id]).get(awaited.stream_id, {})
@@ -103,29 +104,6 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
         and group.after.rate <= group.before.rate - minimum_drop
         and comparisons.difference(group.before, group.after).p_value <= LEVEL / len(groups)
     ]
-
-
-def _likenesses(
-    session: Session, stream_id: int, pairs: Sequence[tuple[str, str]], since: datetime
-) -> dict[str, list[Likeness]]:
-    """Of each segment of the `pairs`; of one in a fall that is open, as it was before that, under the name it
-    had then."""
-    until = {name: _LAST for pair in pairs for name in pair}
-    was: dict[str, tuple[str, ...]] = {}
-    for incident in incidents.of_stream(session, stream_id):
-        for each in incident.segments if incident.direction == "down" else ():
-            if each.back_at is None and each.segment in until:
-                was[each.segment] = each.renamed_from or (each.segment,)
-                until |= dict.fromkeys(was[each.segment], incident.change_point_seq)
-                since = min(since, incident.change_point_at - LOOK_BACK)
-    known = renamed_segments.likenesses(session, stream_id, until, since)
-    return {
-        name: [one for one in known if one.segment in was.get(name, (name,))]
-        for name in {name for pair in pairs for name in pair}
-    }
-
-
-_LAST: Final = 2**62  # above every seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,36 +183,6 @@ def _shares_alike(before: tuple[int, int], after: tuple[int, int]) -> bool:
     return comparisons.interval(new - old, error, math.inf).p_value > LEVEL
 
 
-def _at_equal_settings(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness, Likeness] | None:
-    """The two with the same K and acceptance rule that most is known of."""
-    both = [
-        (one, other)
-        for one in old
-        for other in new
-        if (one.num_speculative_tokens, one.acceptance_rule)
-        == (other.num_speculative_tokens, other.acceptance_rule)
-        and min(one.requests, other.requests) >= LEAST_REQUESTS
-    ]
-    return max(both, key=lambda pair: min(each.requests for each in pair), default=None)
-
-
-def _by_first(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness, Likeness] | None:
-    """The two by whose first draft tokens most is known, with one acceptance rule and any K."""
-    both = [
-        (_of_first(one), _of_first(other))
-        for one in old
-        for other in new
-        if one.acceptance_rule == other.acceptance_rule and min(one.firsts, other.firsts) >= LEAST_REQUESTS
-    ]
-    return max(both, key=lambda pair: min(each.requests for each in pair), default=None)
-
-
-def _of_first(level: Likeness) -> Likeness:
-    return level._replace(
-        requests=level.firsts, drafted=level.firsts, mean=level.first_mean, variance=level.first_variance
-    )
-
-
 def _lengths_alike(old: Likeness, new: Likeness) -> bool:
     """Where both tell them. Answers may be shorter because less was accepted: not only a difference that
     cannot be shown counts as none."""
@@ -245,7 +193,7 @@ def _lengths_alike(old: Likeness, new: Likeness) -> bool:
 
 def _near(old: tuple[int, float, float], new: tuple[int, float, float]) -> bool:
     """(how many, mean, variance) of logarithms of lengths."""
-    if min(old[0], new[0]) < LEAST_REQUESTS:
+    if min(old[0], new[0]) < like_with_like.LEAST_REQUESTS:
         return True
     deviation = math.sqrt((old[2] + new[2]) / 2.0)
     return abs(old[1] - new[1]) <= LENGTH_DEVIATIONS * deviation

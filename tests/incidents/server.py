@@ -23,6 +23,7 @@ from tests.incidents.test_target_replaced import with_k
 from tests.pipeline.examining import PAGER, fold_and_examine
 from tests.pipeline.traffic import Traffic, store
 
+SECONDS_APART = 0.5
 HISTORY = 1_000  # requests of a stream without one of a segment: it is silent
 
 
@@ -44,19 +45,25 @@ class Server:
 
     def __init__(self, database: Database, seed: int) -> None:
         self.database, self._seed = database, 1_000 * seed
+        self._looked = datetime.now(UTC)
         self._lengths = np.random.default_rng(seed)
-        start = datetime.now(UTC) - timedelta(hours=12)
-        self.traffic = Traffic(seed=seed, start=start, seconds_apart=0.5)
+        self.now = datetime.now(UTC)
+        self.traffic = Traffic(seed=seed, start=self.now, seconds_apart=SECONDS_APART)
         config = DetectorConfig(minimum_drop=0.1, history=HISTORY)
         self._pipeline = Pipeline(database, config, Metrics(), batch_records=200)
-        self.now = datetime.now(UTC)
 
     def send(self, count: int, setup: Setup) -> None:
         self._seed += 1
         drawn = mixed(self.traffic, self._seed, count, setup.first, setup.shares)
         records = renamed(with_k(drawn, setup.k, setup.first, self._seed), setup.names)
-        store(self.database, [self._served(record, setup) for record in records])
+        self.now += timedelta(seconds=SECONDS_APART * count)
+        store(self.database, [self._served(record, setup) for record in records], arrived_at=self.now)
         self.look()
+
+    def pause(self, minutes: float, *, clock_set: float = 0.0) -> None:
+        """Sends nothing, as a server does that restarts. `clock_set`: minutes by which its clock is set."""
+        self.now += timedelta(minutes=minutes)
+        self.traffic.clock += timedelta(minutes=minutes + clock_set)
 
     def _served(self, record: AcceptanceRecord, setup: Setup) -> AcceptanceRecord:
         """Answers are as long as they are, however much of them is accepted."""
@@ -76,8 +83,8 @@ class Server:
             session.execute(
                 update(StreamCost).values(measured_at=StreamCost.measured_at - timedelta(hours=1))
             )
-        self.now += timedelta(minutes=10)
-        cost_measurement.refresh(self.database, PAGER, self.now)
+        self._looked += timedelta(minutes=10)
+        cost_measurement.refresh(self.database, PAGER, max(self.now, self._looked))
 
     def falls(self) -> Sequence[Incident]:
         """All that were told, oldest first."""

@@ -117,6 +117,15 @@ class Repeats:
         return f"on {self.since:%A}s" if self.cycle == "week" else "at this hour"
 
 
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """An incident of the stream before, whose fall goes on. `change_point_seq`: of its change."""
+
+    incident_id: UUID
+    stream_id: int
+    change_point_seq: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentEvidence:
     """The evidence of an incident, so that a reader can check it. The fold writes the detector's numbers, the
@@ -135,6 +144,7 @@ class IncidentEvidence:
     gradual: Gradual | None = None  # None where it cannot have begun before the interval of the change point
     # Of a replaced target or draft: the stream before.
     predecessor_stream_id: int | None = None
+    goes_on: GoesOn | None = None  # where that stream had fallen already, instead
     goodput: GoodputChange | None = None  # of an incident of goodput, whose direction is "slower"
     # Of any: parts of the tokens per second, lost; negative where gained.
     slowdown_measured: float | None = None  # only if a slowdown is certain
