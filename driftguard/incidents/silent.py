@@ -1,6 +1,6 @@
 """A fallen segment that sends nothing any more: is its fall over, or does it go on under another name?
 
-Where the detector sees a segment fall silent while a newer one has no baseline yet, that one may be the same
+Where the detector sees a segment fall silent while another one has no baseline yet, that one may be the same
 under another name (`renamed_segment.py`), and the fall would go on in it. So the incident waits until that is
 known. The detector does not watch for the silence of segments that a comparison found: here it is seen.
 """
@@ -48,31 +48,20 @@ def end(session: Session, stream: Stream, incident: Incident, silent: Sequence[s
         come_back(session, incident, silent, reason, now, stream.last_seen_at, is_back=False)
 
 
-def wait(
-    session: Session,
-    incident: Incident,
-    young: Collection[str],
-    known: Collection[str],
-    seq: int,
-    now: datetime,
-) -> bool:
-    """Has an incident, locked by the caller, wait where segments have begun since the fall that have no
-    baseline yet (`young`), or a baseline (`known`) that awaits its comparison: the segments that the detector
-    has found silent at this seq are not over. Whether it waits."""
-    unknown = [*young, *known] if incidents.awaits_comparison(session, incident.stream_id) else young
-    begun = renamed_segments.begun_since(session, incident.stream_id, unknown, incident.change_point_seq)
+def wait(session: Session, incident: Incident, young: Collection[str], seq: int, now: datetime) -> bool:
+    """Has an incident, locked by the caller, wait where `young` segments have no baseline yet, or one has
+    that awaits its comparison: what the detector has found silent at this seq may go on in them. Whether it
+    waits. The fold calls it, so it reads no history: whether one of them has taken the place is asked by
+    `over`."""
     waiting = [
         each.segment for each in incident.segments if each.back_at is None and not is_asked(incident, each)
     ]
-    if not begun or not waiting:
+    if not waiting or not (young or incidents.awaits_comparison(session, incident.stream_id)):
         return False
     incident.segments = tuple(
         replace(each, silent_at=seq) if each.segment in waiting else each for each in incident.segments
     )
-    reason = (
-        f"{SILENT.format(', '.join(waiting))}; whether they go on under another name is not known yet: "
-        f"{', '.join(sorted(begun))} began since"
-    )
+    reason = f"{SILENT.format(', '.join(waiting))}; whether they go on under another name is not known yet"
     incidents.note(session, incident, reason, now)
     return True
 

@@ -266,11 +266,10 @@ def _decide(
 
 def _close(session: Session, stream: Stream, state: StreamState, finding: DriftClosed, now: datetime) -> None:
     """A fall of segments that are silent waits where it may go on in one that is not known yet."""
-    known = {name for code, name in enumerate(state.names) if state.newest_baseline(code) is not None}
-    young = set(state.names) - known
+    young = [name for code, name in enumerate(state.names) if state.newest_baseline(code) is None]
     for incident in incidents.unresolved_of(session, stream.id, finding.direction):
         is_silent = finding.reason == "no_traffic" and finding.direction == "down"
-        if not (is_silent and silent.wait(session, incident, young, known, finding.ordinal, now)):
+        if not (is_silent and silent.wait(session, incident, young, finding.ordinal, now)):
             opening.close(session, incident, finding, now)
 
 

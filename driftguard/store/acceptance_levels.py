@@ -181,17 +181,16 @@ class LevelAtK(NamedTuple):
 
 
 _AT_K = """
-    SELECT segment, count(*), sum(drafted)::bigint, sum(steps)::bigint, avg(accepted::float8 / drafted),
-           min(num_speculative_tokens), max(num_speculative_tokens)
-    FROM (
-        SELECT segment, drafted, accepted, steps, num_speculative_tokens,
-               row_number() OVER (PARTITION BY segment ORDER BY seq {order}) AS place
+    SELECT asked.segment, count(*), sum(drafted)::bigint, sum(steps)::bigint,
+           avg(accepted::float8 / drafted), min(k), max(k)
+    FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
+        SELECT drafted, accepted, steps, num_speculative_tokens AS k
         FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND seq > :after
-          AND segment = ANY(CAST(:segments AS text[])) {condition}
-    ) AS numbered
-    WHERE place <= :most
-    GROUP BY segment ORDER BY segment
+          AND records.segment = asked.segment {condition}
+        ORDER BY seq {order} LIMIT :most
+    ) AS of_segment
+    GROUP BY asked.segment ORDER BY asked.segment
     """
 _NEWEST_AT_K = text(_AT_K.format(order="DESC", condition=""))
 _FIRST_AT_K = text(_AT_K.format(order="ASC", condition="AND num_speculative_tokens = :k"))

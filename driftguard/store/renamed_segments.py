@@ -3,7 +3,7 @@ what."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -84,14 +84,6 @@ def newest_of_segments(session: Session, stream_id: int, most: int) -> NewestOfS
     query = select(own.c.segment, func.max(own.c.seq), func.count()).group_by(own.c.segment)
     rows = session.execute(query).all()
     return NewestOfSegments(sum(row[2] for row in rows), {row[0]: row[1] for row in rows})
-
-
-def begun_since(session: Session, stream_id: int, segments: Collection[str], seq: int) -> set[str]:
-    """Those of the segments of which no record is kept from before this seq."""
-    older = select(Record.segment).where(
-        Record.stream_id == stream_id, Record.seq < seq, Record.segment.in_(sorted(segments))
-    )
-    return set(segments) - set(session.scalars(older.distinct()))
 
 
 class Likeness(NamedTuple):
