@@ -95,7 +95,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
             rollback = rollback_of(session, stream, found.cost)
             back = found_back.found_back(session, incident, now) if incident else []
             moved = across_k.moved(session, incident) if incident else {}
-            gone = silent.over(session, incident) if incident else []
+            gone = silent.silent(session, incident) if incident else silent.Silent()
         with database.session(CHORE) as session:  # short: the fold waits for an incident that is locked
             stream_costs.store(session, stream_id, found.cost, now)
             present = incidents.lock(session, incident.id) if incident else None

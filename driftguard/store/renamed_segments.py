@@ -65,27 +65,6 @@ def newest(session: Session, stream_id: int, most: int) -> list[Arrived]:
     return [Arrived(*row) for row in reversed(session.execute(query).all())]
 
 
-class NewestOfSegments(NamedTuple):
-    """Of so many newest `requests` of a stream: the seq of the newest one of each segment among them."""
-
-    requests: int
-    seqs: Mapping[str, int]
-
-
-def newest_of_segments(session: Session, stream_id: int, most: int) -> NewestOfSegments:
-    """Of at most so many records of the traffic."""
-    own = (
-        select(Record.seq, Record.segment)
-        .where(Record.stream_id == stream_id, Record.kind != "probe")
-        .order_by(Record.seq.desc())
-        .limit(most)
-        .subquery()
-    )
-    query = select(own.c.segment, func.max(own.c.seq), func.count()).group_by(own.c.segment)
-    rows = session.execute(query).all()
-    return NewestOfSegments(sum(row[2] for row in rows), {row[0]: row[1] for row in rows})
-
-
 class Likeness(NamedTuple):
     """Of the newest requests of a segment with one K and acceptance rule. Means and variances between
     requests: of accepted / drafted, of the same of the first draft token where it is told, of the logarithms

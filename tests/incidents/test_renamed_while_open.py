@@ -110,3 +110,18 @@ def test_a_new_name_that_falls_silent_no_longer_holds_it_open(
     server.send(HISTORY + 500, replace(USUAL, shares={"code": 0.6, "german": 0.4}))
     assert server.fall().state == "resolved"
     assert server.fall().resolution == "the changed segments (chat-v2) send no traffic any more"
+
+
+@pytest.mark.parametrize("seed", [360, 361])
+def test_a_name_that_is_set_back_does_not_end_a_fall(
+    database: Database, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(silent, "REQUESTS", HISTORY)
+    server = with_open_fall(database, seed)
+    server.send(600, replace(FALLEN, names=V2))
+    assert names_of(server.fall().segments) == ("chat", "chat-v2")
+    for _ in range(3):
+        server.send(HISTORY, FALLEN)
+        assert server.fall().state == "open", server.fall().resolution
+    server.send(HISTORY, USUAL)
+    assert server.fall().state == "resolved"
