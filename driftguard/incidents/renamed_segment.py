@@ -9,7 +9,7 @@ fallen as its name changed is compared as it was before it fell. Whether it has 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -92,7 +92,7 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
         for old, new in pairs
         for both in [like_with_like.at_equal_settings(of_segment[old], of_segment[new])]
         for by_first in [like_with_like.by_first(of_segment[old], of_segment[new])]
-        if (of_lengths := both or by_first) and _lengths_alike(*of_lengths)
+        if (of_lengths := both or by_first) and lengths_alike(*of_lengths)
     ]
     summary = folding.summaries(session, [awaited.stream_id]).get(awaited.stream_id, {})
     inflation = float(summary.get("variance_inflation", 1.0))
@@ -129,6 +129,26 @@ def has_taken_a_place(
         for new in young
         if old in appeared and new in appeared
     )
+
+
+def of_next_stream(session: Session, past_id: int, stream_id: int) -> dict[str, str]:
+    """Of a stream that took the place of another one: new name -> old name, of segments with a like share of
+    the newest requests of either, of which the other stream has none by more than chance. Only where there is
+    one new name for an old one, and one old name for a new one."""
+    sides = [renamed_segments.newest(session, one, SHARE_REQUESTS) for one in (past_id, stream_id)]
+    counts = [Counter(one.segment for one in side) for side in sides]
+    totals = [len(side) for side in sides]
+    known = [renamed_segments.appeared(session, one) for one in (past_id, stream_id)]
+    pairs = [
+        (old, new)
+        for old in known[0].keys() & counts[0].keys() - known[1].keys()
+        for new in known[1].keys() & counts[1].keys() - known[0].keys()
+        if _chance_of_silence(counts[0][old] / totals[0], totals[1]) <= BY_CHANCE
+        and _chance_of_silence(counts[1][new] / totals[1], totals[0]) <= BY_CHANCE
+        and _shares_alike((counts[0][old], totals[0]), (counts[1][new], totals[1]))
+    ]
+    olds, news = (Counter(pair[side] for pair in pairs) for side in (0, 1))
+    return {new: old for old, new in pairs if olds[old] == news[new] == 1}
 
 
 def _orders(session: Session, stream_id: int) -> list[_Places]:
@@ -183,9 +203,9 @@ def _shares_alike(before: tuple[int, int], after: tuple[int, int]) -> bool:
     return comparisons.interval(new - old, error, math.inf).p_value > LEVEL
 
 
-def _lengths_alike(old: Likeness, new: Likeness) -> bool:
-    """Where both tell them. Answers may be shorter because less was accepted: not only a difference that
-    cannot be shown counts as none."""
+def lengths_alike(old: Likeness, new: Likeness) -> bool:
+    """Are answers and prompts as long, where both tell them? Answers may be shorter because less was
+    accepted: not only a difference that cannot be shown counts as none."""
     answers = ((each.answers, each.answer_mean, each.answer_variance) for each in (old, new))
     prompts = ((each.prompts, each.prompt_mean, each.prompt_variance) for each in (old, new))
     return _near(*answers) and _near(*prompts)

@@ -13,8 +13,8 @@ not change, is compared with that before. So is a segment that got another name 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID, uuid5
@@ -117,12 +117,17 @@ def _fall(
     past = _before(session, stream) if stream else None
     if stream is None or past is None:
         return None
-    before, after, positions = _alike(session, past, stream, awaited.reference_since - LOOK_BACK)
-    found = fallen_segments(before, after, minimum_drop)
+    alike = _alike(session, past, stream, awaited.reference_since - LOOK_BACK)
+    found = fallen_segments(alike.before, alike.after, minimum_drop)
     if not found:
         return None
     first = examination_evidence.first_record(session, stream.id)
+    positions = alike.positions
     incident = _incident(session, awaited, first, found, now, name=str(stream.id), positions=positions)
+    incident.segments = tuple(
+        replace(each, renamed_from=(alike.renamed[each.segment],)) if each.segment in alike.renamed else each
+        for each in incident.segments
+    )
     incident.interval_start_at = min(past.last_seen_at, first.at)
     high, low, k = (
         incident.acceptance_before,
@@ -130,7 +135,7 @@ def _fall(
         incident.evidence.num_speculative_tokens,
     )
     is_draft = past.target == stream.target
-    earlier = _open_fall(session, past, found)
+    earlier = _open_fall(session, past, incident.segments)
     incident.evidence = replace(
         incident.evidence,
         predecessor_stream_id=past.id if earlier is None else None,
@@ -147,12 +152,17 @@ def _fall(
         replaced = f"the draft version {past.draft_version} was replaced by {stream.draft_version}"
     else:
         replaced = f"the target {past.target} was replaced by {stream.target}, and the draft fits it less"
-    return incident, f"{replaced}: {ACCEPTANCE[positions]} fell from {high:.2f} to {low:.2f}"
+    names = [
+        f"segment {each.segment} is taken for {each.renamed_from[0]}; "
+        for each in incident.segments
+        if each.renamed_from
+    ]
+    return incident, f"{replaced}: {''.join(names)}{ACCEPTANCE[positions]} fell from {high:.2f} to {low:.2f}"
 
 
-def _open_fall(session: Session, past: Stream, found: Sequence[Fallen]) -> Incident | None:
+def _open_fall(session: Session, past: Stream, fallen: Sequence[ChangedSegment]) -> Incident | None:
     """That of the stream before, where one of these segments had fallen already."""
-    names = {segment for segment, _, _ in found}
+    names = {name for each in fallen for name in each.renamed_from or (each.segment,)}
     for incident in incidents.of_stream(session, past.id):
         open_names = {each.segment for each in incident.segments if each.back_at is None}
         if incident.direction == "down" and names & open_names:
@@ -241,20 +251,39 @@ def _means(found: Sequence[Fallen]) -> tuple[float, float]:
     )
 
 
-def _alike(
-    session: Session, past: Stream, stream: Stream, oldest: datetime
-) -> tuple[list[AcceptanceLevel], list[AcceptanceLevel], Positions]:
-    """What the segments of both streams accepted, before and after, at equal K and acceptance rule; by the
-    first draft token where one of them has no equal ones."""
-    names = renamed_segments.appeared(session, past.id).keys() & renamed_segments.appeared(session, stream.id)
-    sides = [like_with_like.levels(session, one.id, names, oldest) for one in (past, stream)]
-    equal = {name: like_with_like.at_equal_settings(sides[0][name], sides[1][name]) for name in names}
-    by_first = {name: like_with_like.by_first(sides[0][name], sides[1][name]) for name in names}
-    is_equal = all(equal[name] or not by_first[name] for name in names)
-    pairs = [pair for pair in (equal if is_equal else by_first).values() if pair]
-    before, after = ([_level(pair[side]) for pair in pairs] for side in (0, 1))
-    return before, after, "all" if is_equal else "first"
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What the segments of two streams accepted, by their names in the second one. `renamed`: new name -> old
+    name, of those that changed it."""
+
+    before: Sequence[AcceptanceLevel]
+    after: Sequence[AcceptanceLevel]
+    positions: Positions
+    renamed: Mapping[str, str]
 
 
-def _level(known: Likeness) -> AcceptanceLevel:
-    return AcceptanceLevel(known.segment, known.requests, known.mean, known.variance)
+def _alike(session: Session, past: Stream, stream: Stream, oldest: datetime) -> _Alike:
+    """At equal K and acceptance rule; by the first draft token where a segment has no equal ones."""
+    known = [renamed_segments.appeared(session, one.id) for one in (past, stream)]
+    renamed = renamed_segment.of_next_stream(session, past.id, stream.id)
+    older = {name: name for name in known[0].keys() & known[1]} | renamed
+    before = like_with_like.levels(session, past.id, set(older.values()), oldest)
+    after = like_with_like.levels(session, stream.id, older.keys(), oldest)
+    equal = {new: like_with_like.at_equal_settings(before[old], after[new]) for new, old in older.items()}
+    by_first = {new: like_with_like.by_first(before[old], after[new]) for new, old in older.items()}
+    is_equal = all(equal[new] or not by_first[new] for new in older)
+    pairs = {
+        new: pair
+        for new, pair in (equal if is_equal else by_first).items()
+        if pair and (new not in renamed or renamed_segment.lengths_alike(*pair))
+    }
+    return _Alike(
+        [_level(new, old) for new, (old, _) in pairs.items()],
+        [_level(new, own) for new, (_, own) in pairs.items()],
+        "all" if is_equal else "first",
+        renamed,
+    )
+
+
+def _level(name: str, known: Likeness) -> AcceptanceLevel:
+    return AcceptanceLevel(name, known.requests, known.mean, known.variance)

@@ -76,3 +76,38 @@ def test_another_draft_and_another_k_at_once_hide_no_fall_and_make_none(
     )
     server.send(2 * HISTORY, replace(USUAL, draft_version=V2, k=8))
     assert all(each.state == "resolved" for each in server.falls())
+
+
+OF_THREE = Setup({"chat": 0.75, "code": 0.8, "german": 0.7}, {"chat": 0.42, "code": 0.33, "german": 0.25})
+CHAT_FALLEN = {**OF_THREE.first, "chat": 0.6}
+
+
+@pytest.mark.parametrize("seed", [430, 431])
+@pytest.mark.parametrize("falls", [False, True])
+def test_another_draft_and_another_name_at_once_hide_no_fall_and_make_none(
+    database: Database, seed: int, falls: bool
+) -> None:
+    server = Server(database, seed)
+    server.send(2_500, OF_THREE)
+    usual = replace(OF_THREE, draft_version=V2, names={"chat": "chat-v2"})
+    server.send(2_000, replace(usual, first=CHAT_FALLEN) if falls else usual)
+    assert [(each.state, names_of(each.segments)) for each in server.falls()] == (
+        [("open", ("chat-v2",))] if falls else []
+    )
+    server.send(2 * HISTORY, usual)
+    assert all(each.state == "resolved" for each in server.falls())
+
+
+@pytest.mark.parametrize("seed", [440, 441])
+def test_a_fall_goes_on_with_another_draft_under_another_name(database: Database, seed: int) -> None:
+    server = Server(database, seed)
+    server.send(2_500, OF_THREE)
+    fallen = replace(OF_THREE, first=CHAT_FALLEN)
+    server.send(2 * HISTORY, fallen)
+    assert names_of(server.fall().segments) == ("chat",)
+    server.pause(20.0)
+    server.send(2 * HISTORY, replace(fallen, draft_version=V2, names={"chat": "chat-v2"}))
+    look_around(server)
+    older, newer = both(server)
+    assert (older.state, newer.state) == ("resolved", "open")
+    assert str(newer.id) in str(older.resolution)
