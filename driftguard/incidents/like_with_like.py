@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from driftguard.store import incidents, renamed_segments
 from driftguard.store.renamed_segments import Likeness
+from driftguard.store.tables import Incident
 
 LOOK_BACK: Final = timedelta(days=7)  # before a fall
 LEAST_REQUESTS: Final = 30  # of a segment, on either side
@@ -18,13 +19,17 @@ _LAST: Final = 2**62  # above every seq
 
 
 def levels(
-    session: Session, stream_id: int, segments: Collection[str], since: datetime
+    session: Session,
+    stream_id: int,
+    segments: Collection[str],
+    since: datetime,
+    go_on: Sequence[Incident] = (),
 ) -> dict[str, list[Likeness]]:
     """Of each of the segments since then, by settings; of one in a fall that is open, as it was before that,
-    under the name it had then."""
+    under the name it had then. `go_on`: falls of the stream that are resolved, as they go on elsewhere."""
     until = dict.fromkeys(segments, _LAST)
     was: dict[str, tuple[str, ...]] = {}
-    for incident in incidents.of_stream(session, stream_id):
+    for incident in (*incidents.of_stream(session, stream_id), *go_on):
         for each in incident.segments if incident.direction == "down" else ():
             if each.back_at is None and each.segment in segments:
                 was[each.segment] = each.renamed_from or (each.segment,)

@@ -267,7 +267,12 @@ def _alike(session: Session, past: Stream, stream: Stream, oldest: datetime) -> 
     known = [renamed_segments.appeared(session, one.id) for one in (past, stream)]
     renamed = renamed_segment.of_next_stream(session, past.id, stream.id)
     older = {name: name for name in known[0].keys() & known[1]} | renamed
-    before = like_with_like.levels(session, past.id, set(older.values()), oldest)
+    go_on = [
+        incidents.find(session, goes_on.incident_id)[0]
+        for incident in incidents.of_stream(session, stream.id)
+        if (goes_on := incident.evidence.goes_on) is not None and goes_on.stream_id == past.id
+    ]
+    before = like_with_like.levels(session, past.id, set(older.values()), oldest, go_on)
     after = like_with_like.levels(session, stream.id, older.keys(), oldest)
     equal = {new: like_with_like.at_equal_settings(before[old], after[new]) for new, old in older.items()}
     by_first = {new: like_with_like.by_first(before[old], after[new]) for new, old in older.items()}

@@ -9,6 +9,7 @@ import pytest
 from driftguard.metrics import Metrics
 from driftguard.pipeline.look_around import LookAround
 from driftguard.records.documents.incident import names_of
+from driftguard.store import renamed_segments
 from driftguard.store.database import Database
 from driftguard.store.tables import Incident
 from tests.incidents.server import HISTORY, Server, Setup
@@ -111,3 +112,23 @@ def test_a_fall_goes_on_with_another_draft_under_another_name(database: Database
     older, newer = both(server)
     assert (older.state, newer.state) == ("resolved", "open")
     assert str(newer.id) in str(older.resolution)
+
+
+def test_a_rare_segment_of_a_fall_that_goes_on_is_told_as_well(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long after the others are known with the other draft; the fall was as long as what is looked at."""
+    monkeypatch.setattr(renamed_segments, "_NEWEST_REQUESTS", 100)
+    shares = {"chat": 0.55, "code": 0.4, "rare": 0.05}
+    usual = Setup({"chat": 0.75, "code": 0.8, "rare": 0.75}, shares)
+    fallen = replace(usual, first={"chat": 0.6, "code": 0.8, "rare": 0.5})
+    server = Server(database, 450)
+    for _ in range(2):
+        server.send(2_500, usual)
+    for _ in range(2):
+        server.send(2 * HISTORY, fallen)
+    assert set(names_of(server.fall().segments)) == {"chat", "rare"}
+    server.pause(20.0)
+    for _ in range(9):
+        server.send(400, replace(fallen, draft_version=V2))
+    assert set(names_of(both(server)[1].segments)) == {"chat", "rare"}
