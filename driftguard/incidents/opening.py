@@ -258,7 +258,8 @@ def closing_reason(finding: DriftClosed) -> str:
         levels = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
         return f"the rise has lasted, and is the baseline from now on: {levels}"
     if finding.reason == "no_traffic":
-        return SILENT.format(names)
+        told = SILENT.format(names)
+        return told if finding.direction == "down" else f"{told} with the settings that they rose with"
     now = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
     acceptance = ACCEPTANCE[combined([change.after.positions for change in finding.segments])]
     return f"{acceptance} is back at its baseline: {now}"
