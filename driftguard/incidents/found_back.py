@@ -1,5 +1,6 @@
 """Has acceptance come back where a comparison found the fall: of a segment under another name, at another K,
-or of a stream in which another target or draft took over?
+or of a stream in which another target or draft took over? And where K has changed while any fall was open
+(`across_k.py`)?
 
 The detector has learned the lower level as the baseline of such a segment, so that its recovery test
 (driftguard.detection.steps.recovery) cannot say so. Here the newest requests of the segment are held against
@@ -31,9 +32,10 @@ from scipy.special import stdtr
 from sqlalchemy.orm import Session
 
 from driftguard import alpha_spending
+from driftguard.incidents.across_k import SAME_K
 from driftguard.incidents.opening import come_back
-from driftguard.records.documents.incident import ChangedSegment, names_of, positions_of
-from driftguard.records.positions import ACCEPTANCE
+from driftguard.records.documents.incident import ChangedSegment, names_of
+from driftguard.records.positions import ACCEPTANCE, Positions, combined
 from driftguard.store import acceptance_levels, folding, incidents
 from driftguard.store.acceptance_levels import NewestLevel
 from driftguard.store.tables import Incident
@@ -41,7 +43,6 @@ from driftguard.store.tables import Incident
 FALSE_END: Final = 0.01
 SIZES: Final = (100, 200, 400, 800, 1_600)  # newest requests of a segment
 LEAST_REQUESTS: Final = 30
-SAME_K: Final = 0.05  # part by which the draft tokens per step may differ
 _MINUTE: Final = timedelta(minutes=1)
 _RETURN: Final = "the return from a fall: the baseline of the fallen level is learned anew"
 
@@ -51,9 +52,7 @@ def found_back(session: Session, incident: Incident, now: datetime) -> list[Newe
     draft positions of a segment that drafts another number of tokens per step than it did, as that moves
     acceptance too; the first draft token does not depend on it."""
     waiting = {
-        each.segment: each
-        for each in incident.segments
-        if each.back_at is None and each.is_compared(of_alarm=incident.evidence.is_of_alarm)
+        each.segment: each for each in incident.segments if each.back_at is None and is_asked(incident, each)
     }
     if not waiting:
         return []
@@ -63,7 +62,7 @@ def found_back(session: Session, incident: Incident, now: datetime) -> list[Newe
     back: dict[str, NewestLevel] = {}
     for newest in _newest(session, incident, waiting):
         change = waiting[newest.segment]
-        midpoint = (change.before.rate + change.after.rate) / 2.0
+        midpoint = sum(_between(change)) / 2.0
         if _is_comparable(incident, change, newest) and p_value(newest, midpoint, inflation) <= level:
             back.setdefault(newest.segment, newest)  # of the smallest number of requests that says so
     return list(back.values())
@@ -91,7 +90,7 @@ def end_where_back(session: Session, incident: Incident, found: Sequence[NewestL
     names = [level.segment for level in found]
     own = [each for each in incident.segments if each.segment in names]
     levels = ", ".join(f"{level.segment} {level.mean:.2f}" for level in found)
-    reason = f"{ACCEPTANCE[positions_of(own)]} is back at what it was {_before(own)}: {levels}"
+    reason = f"{ACCEPTANCE[combined(map(_positions, own))]} {_is_back(own)}: {levels}"
     come_back(session, incident, names, reason, now, max(level.ended_at for level in found))
     _learn_anew(session, incident, now)
 
@@ -100,9 +99,7 @@ def _learn_anew(session: Session, incident: Incident, now: datetime) -> None:
     """The detector knows these segments by the fallen level: for it they have risen, and another fall would
     only be the end of that. So its rise ends, and their baselines are learned anew from its change point."""
     back = {
-        each.segment
-        for each in incident.segments
-        if each.back_at is not None and each.is_compared(of_alarm=incident.evidence.is_of_alarm)
+        each.segment for each in incident.segments if each.back_at is not None and is_asked(incident, each)
     }
     for rise in incidents.unresolved_of(session, incident.stream_id, "up"):
         if set(names_of(rise.segments)) <= back:
@@ -110,20 +107,38 @@ def _learn_anew(session: Session, incident: Incident, now: datetime) -> None:
             rise.evidence = replace(rise.evidence, is_return=True)
 
 
-def _before(changes: Sequence[ChangedSegment]) -> str:
+def is_asked(incident: Incident, change: ChangedSegment) -> bool:
+    """Whether it is asked here whether a segment is back: the detector alone cannot tell."""
+    detector_tells = change.across_k is None and change.silent_at is None
+    return not detector_tells or change.is_compared(of_alarm=incident.evidence.is_of_alarm)
+
+
+def _positions(change: ChangedSegment) -> Positions:
+    return change.across_k.positions if change.across_k else change.after.positions
+
+
+def _between(change: ChangedSegment) -> tuple[float, float]:
+    if change.across_k:
+        return change.across_k.before, change.across_k.after
+    return change.before.rate, change.after.rate
+
+
+def _is_back(changes: Sequence[ChangedSegment]) -> str:
+    if all(each.across_k is not None and each.across_k.positions == "all" for each in changes):
+        return "has risen by more than half of the fall since K changed"
     if all(each.renamed_from for each in changes):
-        return "under the older name"
-    if all(each.after.positions == "first" for each in changes):
-        return "before K changed"
-    return "before the change"
+        return "is back at what it was under the older name"
+    if all(_positions(each) == "first" for each in changes):
+        return "is back at what it was before K changed"
+    return "is back at what it was before the change"
 
 
 def _newest(session: Session, incident: Incident, waiting: dict[str, ChangedSegment]) -> list[NewestLevel]:
-    """Of all that wait, by the draft positions they were judged by; of each the fewest requests first."""
+    """Of all that wait, by the draft positions they are judged by; of each the fewest requests first."""
     return [
         level
         for positions in ("all", "first")
-        if (own := [name for name, each in waiting.items() if each.after.positions == positions])
+        if (own := [name for name, each in waiting.items() if _positions(each) == positions])
         for level in acceptance_levels.newest(
             session, incident.stream_id, own, incident.opened_seq, SIZES, by_first=positions == "first"
         )
@@ -131,7 +146,7 @@ def _newest(session: Session, incident: Incident, waiting: dict[str, ChangedSegm
 
 
 def _is_comparable(incident: Incident, change: ChangedSegment, newest: NewestLevel) -> bool:
-    k = incident.evidence.num_speculative_tokens
-    if change.after.positions == "first" or k is None:
+    k = change.across_k.k if change.across_k else incident.evidence.num_speculative_tokens
+    if _positions(change) == "first" or k is None:
         return True
     return abs(newest.drafted / newest.steps / k - 1.0) <= SAME_K

@@ -52,6 +52,7 @@ _NO_LARGER: Final = 1.25  # a duration or a cost that is up to so many times the
 _NO_DEEPER: Final = 1.5  # a move: at an alarm it is known roughly
 _LATEST_END: Final = timedelta(hours=1)  # beyond that
 _NOT_GRADUAL: Final = "by now a change at once is as likely as one that came gradually"
+SILENT: Final = "the changed segments ({}) send no traffic any more"
 _OLDEST: Final = timedelta(days=8)
 log = structlog.get_logger(__name__)
 
@@ -164,15 +165,15 @@ def join(
     return bool(joined)
 
 
-def close(session: Session, stream: Stream, finding: DriftClosed, now: datetime) -> None:
+def close(session: Session, incident: Incident, finding: DriftClosed, now: datetime) -> None:
     """The detector says that what it found is over: the incident is, but for segments that a comparison found
     and that are not back."""
     ended_at = datetime.fromtimestamp(finding.ended_at, UTC)
-    for incident in incidents.unresolved_of(session, stream.id, finding.direction):
-        of_alarm = incident.evidence.is_of_alarm
-        over = [each.segment for each in incident.segments if not each.is_compared(of_alarm=of_alarm)]
-        is_back = finding.reason == "recovered"
-        come_back(session, incident, over, closing_reason(finding), now, ended_at, is_back=is_back)
+    of_alarm = incident.evidence.is_of_alarm
+    over = [each.segment for each in incident.segments if not each.is_compared(of_alarm=of_alarm)]
+    is_back = finding.reason == "recovered"
+    reason = closing_reason(finding) if finding.segments else SILENT.format(", ".join(over))
+    come_back(session, incident, over, reason, now, ended_at, is_back=is_back)
 
 
 def come_back(
@@ -187,6 +188,8 @@ def come_back(
 ) -> None:
     """Resolves the incident where the other segments are over already; else its history tells it. `at`: end
     of the request that showed it; `is_back`: because acceptance is back."""
+    if not any(each.segment in segments and each.back_at is None for each in incident.segments):
+        return  # over already, as another name took the place
     incident.segments = tuple(
         replace(each, back_at=at) if each.segment in segments and each.back_at is None else each
         for each in incident.segments
@@ -255,7 +258,8 @@ def closing_reason(finding: DriftClosed) -> str:
         levels = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
         return f"the rise has lasted, and is the baseline from now on: {levels}"
     if finding.reason == "no_traffic":
-        return f"the changed segments ({names}) send no traffic any more"
+        told = SILENT.format(names)
+        return told if finding.direction == "down" else f"{told} with the settings that they rose with"
     now = ", ".join(f"{change.segment} {change.after.rate:.2f}" for change in finding.segments)
     acceptance = ACCEPTANCE[combined([change.after.positions for change in finding.segments])]
     return f"{acceptance} is back at its baseline: {now}"

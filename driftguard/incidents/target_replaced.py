@@ -3,7 +3,8 @@ detector begins anew and would see nothing.
 
 When a baseline of the new stream is ready, the fold notes it, and its acceptance is compared with the stream
 before: the same server and method, with another target or draft version. A fall opens an incident; where the
-target was replaced the draft is retrained against the new one.
+target was replaced the draft is retrained against the new one. Where the stream before had fallen already, it
+is compared as it was before that: its incident ends, and the new one, which refers to it, goes on.
 
 A segment whose K changed has a new baseline as well, in the same stream. Its first draft token, which K does
 not change, is compared with that before. So is a segment that got another name (`renamed_segment.py`).
@@ -12,8 +13,8 @@ not change, is compared with that before. So is a segment that got another name 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID, uuid5
@@ -24,14 +25,15 @@ from driftguard.detection import BaselineReady, BaselineReason
 from driftguard.diagnosis import comparisons
 from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
-from driftguard.incidents import renamed_segment
+from driftguard.incidents import like_with_like, renamed_segment
 from driftguard.incidents.opening import open_incident
-from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence, Rollback
+from driftguard.records.documents.incident import ChangedSegment, GoesOn, IncidentEvidence, Rollback
 from driftguard.records.positions import ACCEPTANCE, Positions
-from driftguard.store import acceptance_levels, examination_evidence, folding, incidents
+from driftguard.store import acceptance_levels, examination_evidence, folding, incidents, renamed_segments
 from driftguard.store.acceptance_levels import AcceptanceLevel, Span
 from driftguard.store.database import CHORE, Database
 from driftguard.store.examination_evidence import FirstRecord
+from driftguard.store.renamed_segments import Likeness
 from driftguard.store.streams import get_stream, has_older_segments
 from driftguard.store.tables import AwaitedComparison, Incident, Stream
 
@@ -68,13 +70,14 @@ def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float,
         found = _fall(session, awaited, minimum_drop, now) or _fall_across_k(
             session, awaited, minimum_drop, now
         )
-        renamed = [] if found else renamed_segment.fallen(session, awaited, minimum_drop)
+        renamed = renamed_segment.fallen(session, awaited, minimum_drop)
     with database.session(CHORE) as session:
         if found or renamed:
             folding.lock_fold(session)  # before any row: the fold itself notes comparisons
         if found is not None:
             open_incident(session, *found)
-        elif renamed:
+            _supersede(session, found[0], now)
+        if renamed:
             renamed_segment.report(session, awaited, renamed, now)
         incidents.forget_comparison(session, awaited)
 
@@ -114,30 +117,67 @@ def _fall(
     past = _before(session, stream) if stream else None
     if stream is None or past is None:
         return None
-    oldest = awaited.reference_since - LOOK_BACK
-    found = fallen_segments(_levels(session, past, oldest), _levels(session, stream, oldest), minimum_drop)
+    alike = _alike(session, past, stream, awaited.reference_since - LOOK_BACK)
+    found = fallen_segments(alike.before, alike.after, minimum_drop)
     if not found:
         return None
     first = examination_evidence.first_record(session, stream.id)
-    incident = _incident(session, awaited, first, found, now, name=str(stream.id))
+    positions = alike.positions
+    incident = _incident(session, awaited, first, found, now, name=str(stream.id), positions=positions)
+    incident.segments = tuple(
+        replace(each, renamed_from=(alike.renamed[each.segment],)) if each.segment in alike.renamed else each
+        for each in incident.segments
+    )
     incident.interval_start_at = min(past.last_seen_at, first.at)
-    before, after, k = (
+    high, low, k = (
         incident.acceptance_before,
         incident.acceptance_after,
         incident.evidence.num_speculative_tokens,
     )
     is_draft = past.target == stream.target
+    earlier = _open_fall(session, past, incident.segments)
     incident.evidence = replace(
         incident.evidence,
-        predecessor_stream_id=past.id,
-        slowdown_formula=formula_slowdown(before, after, k) if k else None,
-        rollback=Rollback(past.draft_version, None, by_hand=True) if is_draft else None,
+        predecessor_stream_id=past.id if earlier is None else None,
+        slowdown_formula=formula_slowdown(high, low, k) if k and positions == "all" else None,
+        rollback=Rollback(past.draft_version, None, by_hand=True) if is_draft and earlier is None else None,
+        goes_on=GoesOn(earlier.id, past.id, earlier.change_point_seq) if earlier else None,
     )
-    if is_draft:
+    if earlier is not None:
+        replaced = (
+            f"{past.target} with draft {past.draft_version} was replaced by {stream.target} with draft "
+            f"{stream.draft_version}, and the fall of incident {earlier.id} goes on"
+        )
+    elif is_draft:
         replaced = f"the draft version {past.draft_version} was replaced by {stream.draft_version}"
     else:
         replaced = f"the target {past.target} was replaced by {stream.target}, and the draft fits it less"
-    return incident, f"{replaced}: acceptance fell from {before:.2f} to {after:.2f}"
+    names = [
+        f"segment {each.segment} is taken for {each.renamed_from[0]}; "
+        for each in incident.segments
+        if each.renamed_from
+    ]
+    return incident, f"{replaced}: {''.join(names)}{ACCEPTANCE[positions]} fell from {high:.2f} to {low:.2f}"
+
+
+def _open_fall(session: Session, past: Stream, fallen: Sequence[ChangedSegment]) -> Incident | None:
+    """That of the stream before, where one of these segments had fallen already."""
+    names = {name for each in fallen for name in each.renamed_from or (each.segment,)}
+    for incident in incidents.of_stream(session, past.id):
+        open_names = {each.segment for each in incident.segments if each.back_at is None}
+        if incident.direction == "down" and names & open_names:
+            return incident
+    return None
+
+
+def _supersede(session: Session, incident: Incident, now: datetime) -> None:
+    """Ends the incident that this one goes on from, unless a retraining is at it."""
+    opened, goes_on = incidents.lock(session, incident.id), incident.evidence.goes_on
+    earlier = incidents.lock(session, goes_on.incident_id) if goes_on is not None else None
+    if opened is None or earlier is None or earlier.state in ("resolved", "mitigating"):
+        return
+    reason = f"the fall goes on with another target or draft: incident {opened.id}"
+    incidents.move(session, earlier.id, "resolved", reason, now)
 
 
 def _fall_across_k(
@@ -211,13 +251,44 @@ def _means(found: Sequence[Fallen]) -> tuple[float, float]:
     )
 
 
-def _levels(session: Session, stream: Stream, oldest: datetime) -> list[AcceptanceLevel]:
-    return acceptance_levels.levels(
-        session,
-        server=stream.server,
-        target=stream.target,
-        version=stream.draft_version,
-        changed=(),
-        since=oldest,
-        oldest=oldest,
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What the segments of two streams accepted, by their names in the second one. `renamed`: new name -> old
+    name, of those that changed it."""
+
+    before: Sequence[AcceptanceLevel]
+    after: Sequence[AcceptanceLevel]
+    positions: Positions
+    renamed: Mapping[str, str]
+
+
+def _alike(session: Session, past: Stream, stream: Stream, oldest: datetime) -> _Alike:
+    """At equal K and acceptance rule; by the first draft token where a segment has no equal ones."""
+    known = [renamed_segments.appeared(session, one.id) for one in (past, stream)]
+    renamed = renamed_segment.of_next_stream(session, past.id, stream.id)
+    older = {name: name for name in known[0].keys() & known[1]} | renamed
+    go_on = [
+        incidents.find(session, goes_on.incident_id)[0]
+        for incident in incidents.of_stream(session, stream.id)
+        if (goes_on := incident.evidence.goes_on) is not None and goes_on.stream_id == past.id
+    ]
+    before = like_with_like.levels(session, past.id, set(older.values()), oldest, go_on)
+    after = like_with_like.levels(session, stream.id, older.keys(), oldest)
+    equal = {new: like_with_like.at_equal_settings(before[old], after[new]) for new, old in older.items()}
+    by_first = {new: like_with_like.by_first(before[old], after[new]) for new, old in older.items()}
+    is_equal = all(equal[new] or not by_first[new] for new in older)
+    pairs = {
+        new: pair
+        for new, pair in (equal if is_equal else by_first).items()
+        if pair and (new not in renamed or renamed_segment.lengths_alike(*pair))
+    }
+    return _Alike(
+        [_level(new, old) for new, (old, _) in pairs.items()],
+        [_level(new, own) for new, (_, own) in pairs.items()],
+        "all" if is_equal else "first",
+        renamed,
     )
+
+
+def _level(name: str, known: Likeness) -> AcceptanceLevel:
+    return AcceptanceLevel(name, known.requests, known.mean, known.variance)

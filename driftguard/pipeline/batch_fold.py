@@ -37,7 +37,7 @@ from driftguard.detection import (
     fold_fleet,
     fold_many,
 )
-from driftguard.incidents import opening
+from driftguard.incidents import opening, silent
 from driftguard.incidents.target_replaced import note_baseline
 from driftguard.pipeline import operator_decisions
 from driftguard.pipeline.operator_decisions import Decided
@@ -45,7 +45,7 @@ from driftguard.pipeline.state_cache import StateCache
 from driftguard.records.positions import first_counts
 from driftguard.settings import FalseAlarmScope
 from driftguard.status import streams_in_service
-from driftguard.store import streams
+from driftguard.store import incidents, streams
 from driftguard.store.database import FOLD, is_database_failure, is_too_slow
 from driftguard.store.folding import StoredRecord, is_another_in_time
 from driftguard.store.tables import Stream
@@ -246,7 +246,7 @@ def _decide(
         elif isinstance(finding, DriftSeenGradual):
             opening.tell_gradual(session, stream, finding, now)
         elif isinstance(finding, DriftClosed):
-            opening.close(session, stream, finding, now)
+            _close(session, stream, folded.state, finding, now)
         elif isinstance(finding, AlarmWithheld):
             log.warning(
                 "alarm withheld: the mean of the requests did not move that way",
@@ -262,6 +262,15 @@ def _decide(
             note_baseline(session, stream, finding)
     for hook in rules.after_fold:
         hook(session, stream, records, folded.findings)
+
+
+def _close(session: Session, stream: Stream, state: StreamState, finding: DriftClosed, now: datetime) -> None:
+    """A fall of segments that are silent waits where it may go on in one that is not known yet."""
+    young = [name for code, name in enumerate(state.names) if state.newest_baseline(code) is None]
+    for incident in incidents.unresolved_of(session, stream.id, finding.direction):
+        is_silent = finding.reason == "no_traffic" and finding.direction == "down"
+        if not (is_silent and silent.wait(session, incident, young, finding.ordinal, now)):
+            opening.close(session, incident, finding, now)
 
 
 def _log_learned(stream: Stream, finding: ProfileLearned | BaselineSettled | BaselineReady) -> None:

@@ -26,6 +26,7 @@ LOOK_SECONDS: Final = 5.0  # from the end of a look to the next one, unless some
 SHARE: Final = 0.025  # of a core, that looks take where nothing happens
 LONGEST_PAUSE_SECONDS: Final = 30.0
 REPLACED_AFTER: Final = timedelta(minutes=15)  # of silence, while another draft serves in its place
+_LEARNING: Final = ("insufficient_data", "relearning")
 LOOP: Final = "look_around"
 log = structlog.get_logger(__name__)
 
@@ -114,10 +115,19 @@ class LookAround:
 def _close_replaced(session: Session, found: Sequence[Standing], now: datetime) -> None:
     """Resolves incidents of drafts that something other than a retraining replaced, say a restart of the
     server with another draft: no record of theirs will ever end them. An incident that is mitigating is
-    left to the watch over the promotion, which may still roll back."""
+    left to the watch over the promotion, which may still roll back. A fall may go on with what took over
+    (driftguard.incidents.target_replaced): until enough is known of that, its incident waits."""
     unresolved = status_queries.unresolved_incidents(session)
+    awaited = {one.stream_id for one in incidents.awaited_comparisons(session)}
+    learning = {
+        (item.stream.server, item.stream.target)
+        for item in found
+        if item.stream.method != "none" and (item.verdict in _LEARNING or item.stream.id in awaited)
+    }
     for item in found:
         if item.verdict != "replaced" or now - item.stream.last_seen_at < REPLACED_AFTER:
+            continue
+        if (item.stream.server, item.stream.target) in learning:
             continue
         for incident in unresolved.get(item.stream.id, {}).values():
             if incident.state != "mitigating":

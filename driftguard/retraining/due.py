@@ -71,7 +71,8 @@ def is_due(runs: Sequence[PastRun], now: datetime, wait: timedelta) -> bool:
 def captures_to_score(incident: Incident) -> int:
     """How many captured requests since the change its diagnosis knew, as the step of SeenEvidence; 0 where
     scores would tell nothing: of a rise or of goodput, and where another target or draft took over."""
-    if incident.direction != "down" or incident.evidence.predecessor_stream_id is not None:
+    took_over = incident.evidence.predecessor_stream_id is not None or incident.evidence.goes_on is not None
+    if incident.direction != "down" or took_over:
         return 0
     return incident.diagnosis.seen.captures if incident.diagnosis is not None else 0
 

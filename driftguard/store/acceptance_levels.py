@@ -75,6 +75,7 @@ _FIRST_POSITION = text(
         FROM records
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted_per_position[1] > 0
           AND seq >= :first AND seq < :end AND ended_at >= :oldest
+          AND (CAST(:ks AS int[]) IS NULL OR num_speculative_tokens = ANY(CAST(:ks AS int[])))
     ) AS newest
     WHERE age <= :newest
     GROUP BY segment ORDER BY segment
@@ -91,10 +92,18 @@ class Span(NamedTuple):
     oldest: datetime
 
 
-def of_first_position(session: Session, stream_id: int, span: Span) -> list[AcceptanceLevel]:
-    """Of the first draft token, which does not depend on how many follow; over the newest requests of each
-    segment in the span whose source gives counts per position."""
-    given = {"stream_id": stream_id, **span._asdict(), "newest": _NEWEST_REQUESTS}
+def of_first_position(
+    session: Session,
+    stream_id: int,
+    span: Span,
+    *,
+    ks: Collection[int] | None = None,
+    newest: int = _NEWEST_REQUESTS,
+) -> list[AcceptanceLevel]:
+    """Of the first draft token, which does not depend on how many follow; over the `newest` requests of each
+    segment in the span whose source gives counts per position. `ks`: only those that tell one of these K."""
+    given = {"stream_id": stream_id, **span._asdict(), "newest": newest}
+    given["ks"] = None if ks is None else sorted(ks)
     return [AcceptanceLevel._make(row) for row in session.execute(_FIRST_POSITION, given)]
 
 
@@ -156,6 +165,51 @@ def newest(
         "by_first": by_first,
     }
     return [NewestLevel._make(row) for row in session.execute(_NEWEST, given)]
+
+
+class LevelAtK(NamedTuple):
+    """Of requests of a segment, x = accepted / drafted of each; `lowest_k` and `highest_k` of those that tell
+    their K, None where none does."""
+
+    segment: str
+    requests: int
+    drafted: int
+    steps: int
+    mean: float
+    lowest_k: int | None
+    highest_k: int | None
+
+
+_AT_K = """
+    SELECT asked.segment, count(*), sum(drafted)::bigint, sum(steps)::bigint,
+           avg(accepted::float8 / drafted), min(k), max(k)
+    FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
+        SELECT drafted, accepted, steps, num_speculative_tokens AS k
+        FROM records
+        WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND seq > :after
+          AND records.segment = asked.segment {condition}
+        ORDER BY seq {order} LIMIT :most
+    ) AS of_segment
+    GROUP BY asked.segment ORDER BY asked.segment
+    """
+_NEWEST_AT_K = text(_AT_K.format(order="DESC", condition=""))
+_FIRST_AT_K = text(_AT_K.format(order="ASC", condition="AND num_speculative_tokens = :k"))
+
+
+def newest_k(
+    session: Session, stream_id: int, segments: Collection[str], after: int, most: int
+) -> list[LevelAtK]:
+    """Of the newest requests of each segment, at most so many, after the seq `after`."""
+    given = {"stream_id": stream_id, "segments": list(segments), "after": after, "most": most}
+    return [LevelAtK._make(row) for row in session.execute(_NEWEST_AT_K, given)]
+
+
+def first_at_k(
+    session: Session, stream_id: int, segments: Collection[str], after: int, k: int, most: int
+) -> list[LevelAtK]:
+    """Of the first requests of each segment at this K, at most so many, after the seq `after`."""
+    given = {"stream_id": stream_id, "segments": list(segments), "after": after, "k": k, "most": most}
+    return [LevelAtK._make(row) for row in session.execute(_FIRST_AT_K, given)]
 
 
 _TOLD_K = text(

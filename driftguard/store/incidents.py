@@ -441,6 +441,10 @@ def awaited_comparisons(session: Session) -> Sequence[AwaitedComparison]:
     return session.scalars(select(AwaitedComparison).order_by(AwaitedComparison.stream_id)).all()
 
 
+def awaits_comparison(session: Session, stream_id: int) -> bool:
+    return session.get(AwaitedComparison, stream_id) is not None
+
+
 def forget_comparison(session: Session, one: AwaitedComparison) -> None:
     """Unless a newer baseline has been noted meanwhile."""
     session.execute(

@@ -3,7 +3,7 @@ what."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 
@@ -67,7 +67,8 @@ def newest(session: Session, stream_id: int, most: int) -> list[Arrived]:
 
 class Likeness(NamedTuple):
     """Of the newest requests of a segment with one K and acceptance rule. Means and variances between
-    requests: of accepted / drafted, of the logarithms of the tokens of the answer and of the prompt."""
+    requests: of accepted / drafted, of the same of the first draft token where it is told, of the logarithms
+    of the tokens of the answer and of the prompt."""
 
     segment: str
     num_speculative_tokens: int | None
@@ -76,6 +77,9 @@ class Likeness(NamedTuple):
     drafted: int
     mean: float
     variance: float
+    firsts: int
+    first_mean: float
+    first_variance: float
     answers: int
     answer_mean: float
     answer_variance: float
@@ -87,15 +91,18 @@ class Likeness(NamedTuple):
 _LIKENESS = text(
     """
     SELECT segment, num_speculative_tokens, acceptance_rule, count(*), sum(drafted), avg(x),
-           coalesce(var_samp(x), 0), count(answer), coalesce(avg(answer), 0), coalesce(var_samp(answer), 0),
-           count(prompt), coalesce(avg(prompt), 0), coalesce(var_samp(prompt), 0)
+           coalesce(var_samp(x), 0), count(of_first), coalesce(avg(of_first), 0),
+           coalesce(var_samp(of_first), 0), count(answer), coalesce(avg(answer), 0),
+           coalesce(var_samp(answer), 0), count(prompt), coalesce(avg(prompt), 0),
+           coalesce(var_samp(prompt), 0)
     FROM (
         SELECT segment, num_speculative_tokens, acceptance_rule, drafted, accepted::float8 / drafted AS x,
+               accepted_per_position[1]::float8 / nullif(drafted_per_position[1], 0) AS of_first,
                ln(nullif(output_tokens, 0)::float8) AS answer, ln(nullif(prompt_tokens, 0)::float8) AS prompt,
                row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
-        FROM records
+        FROM records JOIN unnest(CAST(:segments AS text[]), CAST(:untils AS bigint[])) AS asked(name, until)
+          ON asked.name = records.segment AND records.seq < asked.until
         WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND ended_at >= :since
-          AND segment = ANY(CAST(:segments AS text[]))
     ) AS newest
     WHERE age <= :newest
     GROUP BY segment, num_speculative_tokens, acceptance_rule
@@ -104,12 +111,12 @@ _LIKENESS = text(
 )
 
 
-def likenesses(
-    session: Session, stream_id: int, segments: Collection[str], since: datetime
-) -> list[Likeness]:
+def likenesses(session: Session, stream_id: int, until: Mapping[str, int], since: datetime) -> list[Likeness]:
+    """`until`: of these segments, each of its requests before this seq."""
     given = {
         "stream_id": stream_id,
-        "segments": list(segments),
+        "segments": list(until),
+        "untils": list(until.values()),
         "since": since,
         "newest": _NEWEST_REQUESTS,
     }

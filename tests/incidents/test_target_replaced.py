@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -198,12 +199,16 @@ def test_a_draft_version_that_accepts_as_much_is_no_incident(database: Database)
     assert all_incidents(database) == []
 
 
-def with_k(records: list[AcceptanceRecord], k: int, first: float, seed: int) -> list[AcceptanceRecord]:
-    """Of a chain of k draft tokens: the first is accepted so often, and each next one as often again."""
+def with_k(
+    records: list[AcceptanceRecord], k: int, first: float | Mapping[str, float], seed: int
+) -> list[AcceptanceRecord]:
+    """Of a chain of k draft tokens: the first is accepted so often (in each segment), and each next one as
+    often again."""
     rng = np.random.default_rng(seed)
     changed = []
     for record in records:
-        kept = np.cumprod(rng.random((record.steps, k)) < first, axis=1)
+        accepts = first if isinstance(first, float) else first[record.segment]
+        kept = np.cumprod(rng.random((record.steps, k)) < accepts, axis=1)
         accepted = kept.sum(axis=0).tolist()
         drafted = [record.steps] * k
         changed.append(

@@ -15,7 +15,9 @@ grows with the logarithm of the incident's length.
 Paper: Ramdas, Grunwald, Vovk, Shafer 2023, "Game-theoretic statistics and safe anytime-valid inference".
 
 A rise is the mirror image. A segment that sends nothing while the stream sends a whole history of
-requests no longer holds the incident open.
+requests no longer holds the incident open. Requests with settings that have no baseline from before the
+alarm (another K, another temperature) cannot tell whether a fall is over, but they are no silence: the fall
+may go on in them. A rise, which nobody has to mend, ends where none of its settings is left.
 """
 
 from __future__ import annotations
@@ -48,10 +50,12 @@ RECOVERY_LEVEL = 0.01
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRun:
-    """One recovery test over the T requests of a step: its n requests and the wealth after each."""
+    """One recovery test over the T requests of a step: its n requests and the wealth after each. `heard`:
+    those that show that its segments are not silent."""
 
     places: NDArray[np.intp]  # [n] among the T
     path: Floats  # [n, BETS]
+    heard: NDArray[np.intp]  # [m] among the T, m >= n
 
     def first_decided(self) -> int | None:
         """Place among the T requests at which the test is decided, if it is."""
@@ -86,7 +90,8 @@ def run_tests(
     halfway_of[incident.segments] = incident.halfway
     alarm_of[incident.segments] = incident.alarm_ordinal
     comparable = state.ready & (state.ready_ordinal <= alarm_of[state.segment_of_stratum])
-    tests = np.where(comparable[rows.stratum], test_of[rows.segment], -1)
+    heard = test_of[rows.segment]
+    tests = np.where(comparable[rows.stratum], heard, -1)
     runs = {}
     for test in np.flatnonzero(incident.outcome == WAITING):
         places = np.flatnonzero(tests == test)
@@ -94,7 +99,8 @@ def run_tests(
         bets = recovery_bets(state, base, own, halfway_of[own.segment], fall=fall)
         one = np.zeros(len(own), dtype=np.intp)
         shares = np.array([alpha_spending.share(int(incident.seen[test]) + n) for n in range(len(own))])
-        runs[int(test)] = RecoveryRun(places, running_sums(incident.wealth[test][None], one, bets, shares))
+        path = running_sums(incident.wealth[test][None], one, bets, shares)
+        runs[int(test)] = RecoveryRun(places, path, np.flatnonzero(heard == test) if fall else places)
     return runs
 
 
@@ -109,7 +115,8 @@ def keep_tests(
         if done:
             wealth[test] = run.path[done - 1]
             seen[test] += done
-            last_seen[test] = before + run.places[done - 1] + 1
+        if known := int(np.searchsorted(run.heard, stop)):
+            last_seen[test] = before + run.heard[known - 1] + 1
         if run.first_decided() == stop - 1:
             outcome[test] = RECOVERED
         elif before + stop - last_seen[test] >= history:

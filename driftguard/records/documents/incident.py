@@ -16,12 +16,26 @@ from driftguard.records.positions import Positions, combined
 
 
 @dataclass(frozen=True, slots=True)
+class AcrossK:
+    """Between which levels the end of a fall is looked for since K changed while it was open: those of the
+    first draft token, which K does not change; or, where no counts per position are given, what the segment
+    accepted as K changed, and as much more than that as it had fallen. `k`: draft tokens per step since."""
+
+    before: float
+    after: float
+    positions: Positions
+    k: float
+
+
+@dataclass(frozen=True, slots=True)
 class ChangedSegment:
     """One segment's acceptance before and after the change. `evidence`: its own sum of bets, to be compared
     with A; None where a comparison found it (a replaced target, another name), which no bet detects. `before`
     and `after` are as counted; `adjusted` is as tested, None of a comparison and of incidents of older
     versions. `renamed_from`: older names whose place it took, `before` is theirs. `back_at`: when the request
-    ended at which its acceptance was found back, while other segments of the incident were not."""
+    ended at which its acceptance was found back, or another name took its place, while other segments of the
+    incident were not back. `across_k`: where K has changed since. `silent_at`: the seq at which the detector
+    found it silent, where it may go on under another name."""
 
     segment: str
     before: Acceptance
@@ -30,6 +44,8 @@ class ChangedSegment:
     adjusted: AdjustedChange | None = None
     renamed_from: tuple[str, ...] = ()
     back_at: datetime | None = None
+    across_k: AcrossK | None = None
+    silent_at: int | None = None
 
     def is_compared(self, *, of_alarm: bool) -> bool:
         """Whether a comparison found it, so that the detector knows nothing of its level before. `of_alarm`:
@@ -101,6 +117,15 @@ class Repeats:
         return f"on {self.since:%A}s" if self.cycle == "week" else "at this hour"
 
 
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """An incident of the stream before, whose fall goes on. `change_point_seq`: of its change."""
+
+    incident_id: UUID
+    stream_id: int
+    change_point_seq: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentEvidence:
     """The evidence of an incident, so that a reader can check it. The fold writes the detector's numbers, the
@@ -119,6 +144,7 @@ class IncidentEvidence:
     gradual: Gradual | None = None  # None where it cannot have begun before the interval of the change point
     # Of a replaced target or draft: the stream before.
     predecessor_stream_id: int | None = None
+    goes_on: GoesOn | None = None  # where that stream had fallen already, instead
     goodput: GoodputChange | None = None  # of an incident of goodput, whose direction is "slower"
     # Of any: parts of the tokens per second, lost; negative where gained.
     slowdown_measured: float | None = None  # only if a slowdown is certain

@@ -1,0 +1,156 @@
+"""K changes while a fall is open: between which levels its end is looked for from then on.
+
+What the detector and the comparisons know is the acceptance at the K of the fall. At another K all draft
+positions together accept another part, without any drift; the first draft token does not depend on how many
+follow it. So where counts per position are given, the end is looked for between what it accepted before the
+fall and during it.
+
+Where they are not given, nothing tells what the segment would accept at this K without the fall: how
+acceptance falls off from one draft token to the next depends on how requests differ. The end is then looked
+for halfway between what the segment accepts as K has changed and as much more as it had fallen.
+Assumptions of that: the fall goes on as K changes, and costs as much of the acceptance at either K. A fall
+that was mended in the same moment is not seen to be over: the history of the incident says so. K set back
+brings the level before the fall back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy.orm import Session
+
+from driftguard.records.documents.incident import AcrossK, ChangedSegment
+from driftguard.store import acceptance_levels, incidents
+from driftguard.store.acceptance_levels import LevelAtK, Span
+from driftguard.store.tables import Incident
+
+LOOK_BACK: Final = timedelta(days=7)  # before the fall
+SAME_K: Final = 0.05  # part by which the draft tokens per step may differ
+NEWEST_REQUESTS: Final = 100  # of a segment, to tell its K
+LEAST_REQUESTS: Final = 30
+FALLEN_REQUESTS: Final = 200  # of a segment, to tell what it accepts while it is fallen
+
+
+def moved(session: Session, incident: Incident) -> dict[str, AcrossK]:
+    """Of a fall that is not resolved: segment -> between which levels its end is to be looked for, of those
+    that have had LEAST_REQUESTS at another K than they were judged at."""
+    if incident.direction != "down":
+        return {}
+    waiting = {each.segment: each for each in incident.segments if each.back_at is None and _by_all(each)}
+    newest = [
+        level
+        for level in acceptance_levels.newest_k(
+            session, incident.stream_id, waiting, incident.opened_seq, NEWEST_REQUESTS
+        )
+        if level.requests >= LEAST_REQUESTS
+        and not _is_same_k(_known_k(incident, waiting[level.segment]), level)
+    ]
+    if not newest:
+        return {}
+    by_first = _by_first(session, incident, newest, waiting)
+    return by_first | _as_much_more(session, incident, newest, waiting, by_first)
+
+
+def _is_same_k(known: float | None, newest: LevelAtK) -> bool:
+    """Whether requests were drafted by as many tokens per step as is `known`; so it is where none tells."""
+    if known is None or newest.highest_k is None:
+        return True
+    return abs(newest.drafted / newest.steps / known - 1.0) <= SAME_K
+
+
+def tell(session: Session, incident: Incident, found: Mapping[str, AcrossK], now: datetime) -> None:
+    """Of an incident, locked by the caller, that is not resolved; `found` as `moved` says."""
+    for positions, why in _WHY.items():
+        own = {name: levels for name, levels in found.items() if levels.positions == positions}
+        if own:
+            incidents.note(session, incident, f"K has changed, in {', '.join(own)}: {why}", now)
+    incident.segments = tuple(
+        replace(each, across_k=found[each.segment]) if each.segment in found else each
+        for each in incident.segments
+    )
+
+
+_WHY: Final = {
+    "first": "whether acceptance is back is asked by the first draft token from now on",
+    "all": (
+        "no counts per position tell how much of the acceptance that is; the fall is over where as much as "
+        "half of it is won back from now on, or as K is set back; resolve it if it was mended as K changed"
+    ),
+}
+
+
+def _by_all(change: ChangedSegment) -> bool:
+    """Whether all draft positions say at present whether it is back."""
+    judged = change.across_k.positions if change.across_k else change.after.positions
+    return judged != "first"
+
+
+def _known_k(incident: Incident, change: ChangedSegment) -> float | None:
+    return change.across_k.k if change.across_k else incident.evidence.num_speculative_tokens
+
+
+def _by_first(
+    session: Session,
+    incident: Incident,
+    newest: list[LevelAtK],
+    waiting: Mapping[str, ChangedSegment],
+) -> dict[str, AcrossK]:
+    """Of the segments whose first draft token is known on both sides of the fall."""
+    oldest = incident.change_point_at - LOOK_BACK
+    begun, end = incident.change_point_seq, incident.opened_seq + 1
+    goes_on = incident.evidence.goes_on
+    earlier = goes_on.stream_id if goes_on else incident.evidence.predecessor_stream_id or incident.stream_id
+    usual_until = goes_on.change_point_seq if goes_on else begun
+    before = {
+        level.segment: level
+        for level in acceptance_levels.of_first_position(session, earlier, Span(0, usual_until, oldest))
+    }
+    ks = acceptance_levels.told_k(session, incident.stream_id, Span(begun, end, oldest))
+    fallen = {
+        level.segment: level
+        for level in acceptance_levels.of_first_position(
+            session,
+            incident.stream_id,
+            Span(begun, _LAST, oldest),
+            ks=ks - {k for level in newest for k in (level.lowest_k, level.highest_k)},
+            newest=FALLEN_REQUESTS,
+        )
+    }
+    found = {}
+    for level in newest:
+        names = waiting[level.segment].renamed_from or (level.segment,)
+        usual = [before[name].mean for name in names if name in before]
+        if len(usual) == len(names) and level.segment in fallen:
+            high, low = sum(usual) / len(usual), fallen[level.segment].mean
+            if high > low:
+                found[level.segment] = AcrossK(high, low, "first", level.drafted / level.steps)
+    return found
+
+
+_LAST: Final = 2**62  # above every seq
+
+
+def _as_much_more(
+    session: Session,
+    incident: Incident,
+    newest: list[LevelAtK],
+    waiting: Mapping[str, ChangedSegment],
+    known: Mapping[str, AcrossK],
+) -> dict[str, AcrossK]:
+    """Of the other segments, once NEWEST_REQUESTS of them have had one K."""
+    found = {}
+    for level in newest:
+        k = level.highest_k
+        if level.segment in known or k is None or k != level.lowest_k or level.requests < NEWEST_REQUESTS:
+            continue
+        change = waiting[level.segment]
+        before, after = change.levels
+        for first in acceptance_levels.first_at_k(
+            session, incident.stream_id, [level.segment], incident.opened_seq, k, FALLEN_REQUESTS
+        ):
+            risen = first.mean + before - after
+            found[level.segment] = AcrossK(risen, first.mean, "all", first.drafted / first.steps)
+    return found

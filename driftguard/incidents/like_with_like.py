@@ -1,0 +1,69 @@
+"""What segments accepted, so that like is compared with like: at one K and acceptance rule, or by the first
+draft token, which K does not change; and before a fall that is open, not since."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy.orm import Session
+
+from driftguard.store import incidents, renamed_segments
+from driftguard.store.renamed_segments import Likeness
+from driftguard.store.tables import Incident
+
+LOOK_BACK: Final = timedelta(days=7)  # before a fall
+LEAST_REQUESTS: Final = 30  # of a segment, on either side
+_LAST: Final = 2**62  # above every seq
+
+
+def levels(
+    session: Session,
+    stream_id: int,
+    segments: Collection[str],
+    since: datetime,
+    go_on: Sequence[Incident] = (),
+) -> dict[str, list[Likeness]]:
+    """Of each of the segments since then, by settings; of one in a fall that is open, as it was before that,
+    under the name it had then. `go_on`: falls of the stream that are resolved, as they go on elsewhere."""
+    until = dict.fromkeys(segments, _LAST)
+    was: dict[str, tuple[str, ...]] = {}
+    for incident in (*incidents.of_stream(session, stream_id), *go_on):
+        for each in incident.segments if incident.direction == "down" else ():
+            if each.back_at is None and each.segment in segments:
+                was[each.segment] = each.renamed_from or (each.segment,)
+                until |= dict.fromkeys(was[each.segment], incident.change_point_seq)
+                since = min(since, incident.change_point_at - LOOK_BACK)
+    known = renamed_segments.likenesses(session, stream_id, until, since)
+    return {name: [one for one in known if one.segment in was.get(name, (name,))] for name in segments}
+
+
+def at_equal_settings(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness, Likeness] | None:
+    """The two with the same K and acceptance rule that most is known of."""
+    both = [
+        (one, other)
+        for one in old
+        for other in new
+        if (one.num_speculative_tokens, one.acceptance_rule)
+        == (other.num_speculative_tokens, other.acceptance_rule)
+        and min(one.requests, other.requests) >= LEAST_REQUESTS
+    ]
+    return max(both, key=lambda pair: min(each.requests for each in pair), default=None)
+
+
+def by_first(old: Sequence[Likeness], new: Sequence[Likeness]) -> tuple[Likeness, Likeness] | None:
+    """The two by whose first draft tokens most is known, with one acceptance rule and any K."""
+    both = [
+        (_of_first(one), _of_first(other))
+        for one in old
+        for other in new
+        if one.acceptance_rule == other.acceptance_rule and min(one.firsts, other.firsts) >= LEAST_REQUESTS
+    ]
+    return max(both, key=lambda pair: min(each.requests for each in pair), default=None)
+
+
+def _of_first(level: Likeness) -> Likeness:
+    return level._replace(
+        requests=level.firsts, drafted=level.firsts, mean=level.first_mean, variance=level.first_variance
+    )

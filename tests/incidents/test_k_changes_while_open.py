@@ -1,0 +1,106 @@
+"""K changes while a fall is open: it goes on until acceptance is back, at whatever K."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from driftguard.records.documents.incident import names_of
+from driftguard.store.database import Database
+from tests.incidents.server import HISTORY, Server, Setup
+
+SHARES = {"chat": 0.6, "code": 0.4}
+USUAL = Setup({"chat": 0.75, "code": 0.8}, SHARES)
+FALLEN = replace(USUAL, first={"chat": 0.6, "code": 0.8})
+
+
+def with_open_fall(database: Database, seed: int, usual: Setup, fallen: Setup) -> Server:
+    server = Server(database, seed)
+    server.send(1_500, usual)
+    server.send(1_500, usual)
+    server.send(600, fallen)
+    assert (server.fall().state, names_of(server.fall().segments)) == ("open", ("chat",))
+    return server
+
+
+@pytest.mark.parametrize("k", [2, 5, 8])
+@pytest.mark.parametrize("tells_positions", [True, False])
+def test_a_fall_goes_on_at_another_k(database: Database, k: int, tells_positions: bool) -> None:
+    usual, fallen = (replace(setup, tells_positions=tells_positions) for setup in (USUAL, FALLEN))
+    server = with_open_fall(database, 200 + k, usual, fallen)
+    for _ in range(3):
+        server.send(HISTORY, replace(fallen, k=k))
+        assert server.fall().state == "open", server.fall().resolution
+    server.send(HISTORY, replace(usual, k=k))
+    assert server.fall().state == "resolved"
+    told = (
+        "acceptance of the first draft token is back at what it was before K changed: chat 0.7"
+        if tells_positions
+        else "acceptance has risen by more than half of the fall since K changed: chat 0."
+    )
+    assert str(server.fall().resolution).startswith(told)
+
+
+def test_a_repair_together_with_another_k_ends_it(database: Database) -> None:
+    server = with_open_fall(database, 220, USUAL, FALLEN)
+    server.send(HISTORY, replace(USUAL, k=6))
+    server.look()
+    assert server.fall().state == "resolved"
+
+
+@pytest.mark.parametrize("seed", [230, 231])
+def test_k_set_back_and_a_repair_end_it(database: Database, seed: int) -> None:
+    server = with_open_fall(database, seed, USUAL, FALLEN)
+    server.send(HISTORY, replace(FALLEN, k=5))
+    server.send(HISTORY, FALLEN)
+    assert server.fall().state == "open"
+    server.send(HISTORY, USUAL)
+    assert server.fall().state == "resolved"
+
+
+def test_another_temperature_is_no_silence(database: Database) -> None:
+    """Of that nothing is known but that the segment goes on: a person, or the old settings, end it."""
+    server = with_open_fall(database, 240, USUAL, FALLEN)
+    for _ in range(3):
+        server.send(HISTORY, replace(FALLEN, temperature=0.2))
+    assert server.fall().state == "open"
+
+
+@pytest.mark.parametrize("tells_positions", [True, False])
+def test_a_second_fall_at_the_new_k_is_told_as_well(database: Database, tells_positions: bool) -> None:
+    usual, fallen = (replace(setup, k=5, tells_positions=tells_positions) for setup in (USUAL, FALLEN))
+    server = with_open_fall(database, 250, replace(usual, k=4), replace(fallen, k=4))
+    server.send(HISTORY, fallen)
+    server.send(HISTORY, usual)
+    assert server.fall().state == "resolved"
+    server.send(2_000, usual)
+    server.send(2_000, fallen)
+    first, second = server.falls()
+    assert (first.state, second.state) == ("resolved", "open")
+
+
+RENAMED = {"chat": "chat-v2"}
+THREE = {"chat": 0.4, "code": 0.35, "german": 0.25}
+USUAL_OF_THREE = Setup({"chat": 0.75, "code": 0.8, "german": 0.7}, THREE)
+FALLEN_OF_THREE = replace(USUAL_OF_THREE, first={"chat": 0.6, "code": 0.8, "german": 0.7}, names=RENAMED)
+
+
+@pytest.mark.parametrize("tells_positions", [True, False])
+@pytest.mark.parametrize("k", [3, 6])
+def test_a_fall_under_another_name_ends_at_another_k(
+    database: Database, k: int, tells_positions: bool
+) -> None:
+    """The name changes as it falls, and K after that."""
+    usual, fallen = (
+        replace(setup, tells_positions=tells_positions) for setup in (USUAL_OF_THREE, FALLEN_OF_THREE)
+    )
+    server = Server(database, 260 + k)
+    server.send(2_500, usual)
+    server.send(2_500, fallen)
+    assert names_of(server.fall().segments) == ("chat-v2",)
+    for _ in range(3):
+        server.send(HISTORY, replace(fallen, k=k))
+        assert server.fall().state == "open", server.fall().resolution
+    server.send(HISTORY, replace(usual, k=k, names=RENAMED))
+    assert server.fall().state == "resolved"
