@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 from driftguard.cost import Cost, TimedRequest, assess
 from driftguard.diagnosis.comparisons import QUANTILE_95, Rate, acceptance_of, decompose, rate_of
 from driftguard.incident_lifecycle import formula_slowdown
-from driftguard.incidents import across_k, found_back, remedy, silent
+from driftguard.incidents import across_settings, found_back, remedy, silent
 from driftguard.incidents.opening import Paging, fall_further, raise_to, severity_of, why_no_repetition
 from driftguard.records.documents.incident import IncidentEvidence, Rollback, names_of
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
@@ -94,7 +94,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
             found = _now(session, stream, incident)
             rollback = rollback_of(session, stream, found.cost)
             back = found_back.found_back(session, incident, now) if incident else []
-            moved = across_k.moved(session, incident) if incident else {}
+            moved = across_settings.moved(session, incident) if incident else {}
             gone = silent.silent(session, incident) if incident else silent.Silent()
         with database.session(CHORE) as session:  # short: the fold waits for an incident that is locked
             stream_costs.store(session, stream_id, found.cost, now)
@@ -104,7 +104,7 @@ def refresh(database: Database, paging: Paging, now: datetime) -> None:
                 update_incident(session, present, found, paging, now)
                 _end_repetition(session, present, found, paging, now)
                 _keep_present(present, found.cost, rollback)
-                across_k.tell(session, present, moved, now)
+                across_settings.tell(session, present, moved, now)
                 found_back.end_where_back(session, present, back, now)
                 if present.state != "resolved":
                     silent.end(session, stream, present, gone, now)
@@ -243,7 +243,7 @@ def _tell_further_fall(
         newest = _newest(since, each.segment)
         rate, k = rate_of((item.drafted, item.accepted) for item in newest), drafted_per_step(newest)
         told = incident.evidence.num_speculative_tokens
-        alike = k is not None and told is not None and abs(k / told - 1.0) <= across_k.SAME_K
+        alike = k is not None and told is not None and abs(k / told - 1.0) <= across_settings.SAME_K
         if rate is None or len(newest) < LEAST_REQUESTS or each.after.positions != "all" or not alike:
             continue
         level = acceptance_of(rate)

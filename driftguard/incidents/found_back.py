@@ -1,6 +1,6 @@
 """Has acceptance come back where a comparison found the fall: of a segment under another name, at another K,
 or of a stream in which another target or draft took over? And where K has changed while any fall was open
-(`across_k.py`)?
+(`across_settings.py`)?
 
 The detector has learned the lower level as the baseline of such a segment, so that its recovery test
 (driftguard.detection.steps.recovery) cannot say so. Here the newest requests of the segment are held against
@@ -32,7 +32,7 @@ from scipy.special import stdtr
 from sqlalchemy.orm import Session
 
 from driftguard import alpha_spending
-from driftguard.incidents.across_k import SAME_K
+from driftguard.incidents.across_settings import SAME_K
 from driftguard.incidents.opening import come_back
 from driftguard.records.documents.incident import ChangedSegment, names_of
 from driftguard.records.positions import ACCEPTANCE, Positions, combined
@@ -109,22 +109,25 @@ def _learn_anew(session: Session, incident: Incident, now: datetime) -> None:
 
 def is_asked(incident: Incident, change: ChangedSegment) -> bool:
     """Whether it is asked here whether a segment is back: the detector alone cannot tell."""
-    detector_tells = change.across_k is None and change.silent_at is None
+    detector_tells = change.across_settings is None and change.silent_at is None
     return not detector_tells or change.is_compared(of_alarm=incident.evidence.is_of_alarm)
 
 
 def _positions(change: ChangedSegment) -> Positions:
-    return change.across_k.positions if change.across_k else change.after.positions
+    return change.across_settings.positions if change.across_settings else change.after.positions
 
 
 def _between(change: ChangedSegment) -> tuple[float, float]:
-    if change.across_k:
-        return change.across_k.before, change.across_k.after
+    if change.across_settings:
+        return change.across_settings.before, change.across_settings.after
     return change.before.rate, change.after.rate
 
 
 def _is_back(changes: Sequence[ChangedSegment]) -> str:
-    if all(each.across_k is not None and each.across_k.positions == "all" for each in changes):
+    across = [each.across_settings for each in changes if each.across_settings is not None]
+    if len(across) == len(changes) and all(one.of_rise for one in across):
+        return "has risen by more than half of the fall, with settings that came since"
+    if len(across) == len(changes) and all(one.positions == "all" and not one.of_rise for one in across):
         return "has risen by more than half of the fall since K changed"
     if all(each.renamed_from for each in changes):
         return "is back at what it was under the older name"
@@ -146,7 +149,7 @@ def _newest(session: Session, incident: Incident, waiting: dict[str, ChangedSegm
 
 
 def _is_comparable(incident: Incident, change: ChangedSegment, newest: NewestLevel) -> bool:
-    k = change.across_k.k if change.across_k else incident.evidence.num_speculative_tokens
+    k = change.across_settings.k if change.across_settings else incident.evidence.num_speculative_tokens
     if _positions(change) == "first" or k is None:
         return True
     return abs(newest.drafted / newest.steps / k - 1.0) <= SAME_K

@@ -67,7 +67,7 @@ def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float,
     """Opens an incident, which awaits its examination, where the stream accepts less than the one before. The
     fold waits only while that is stored. Raises DatabaseUnavailable."""
     with database.session(CHORE) as session:
-        found = _fall(session, awaited, minimum_drop, now) or _fall_across_k(
+        found = _fall(session, awaited, minimum_drop, now) or _fall_across_settings(
             session, awaited, minimum_drop, now
         )
         renamed = renamed_segment.fallen(session, awaited, minimum_drop)
@@ -180,7 +180,7 @@ def _supersede(session: Session, incident: Incident, now: datetime) -> None:
     incidents.move(session, earlier.id, "resolved", reason, now)
 
 
-def _fall_across_k(
+def _fall_across_settings(
     session: Session, awaited: AwaitedComparison, minimum_drop: float, now: datetime
 ) -> tuple[Incident, str] | None:
     """The incident to store and why, if the first draft token is accepted less since K changed. Before and

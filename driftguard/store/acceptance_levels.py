@@ -212,6 +212,32 @@ def first_at_k(
     return [LevelAtK._make(row) for row in session.execute(_FIRST_AT_K, given)]
 
 
+_OTHER_SETTINGS = text(
+    """
+    WITH fallen AS (
+        SELECT DISTINCT temperature, acceptance_rule FROM records
+        WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND segment = :segment
+          AND seq >= :first AND seq < :end AND ended_at >= :oldest
+    ), newest AS (
+        SELECT temperature, acceptance_rule FROM records
+        WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND segment = :segment
+          AND seq >= :end
+        ORDER BY seq DESC LIMIT :newest
+    )
+    SELECT EXISTS (SELECT FROM fallen) AND NOT EXISTS (
+        SELECT FROM newest JOIN fallen USING (acceptance_rule)
+        WHERE newest.temperature IS NOT DISTINCT FROM fallen.temperature)
+    """
+)
+
+
+def has_other_settings(session: Session, stream_id: int, segment: str, span: Span, newest: int) -> bool:
+    """Whether none of so many newest requests of the segment has the temperature and acceptance rule of one
+    in the span. Not where no request of that is kept."""
+    given = {"stream_id": stream_id, "segment": segment, **span._asdict(), "newest": newest}
+    return bool(session.scalar(_OTHER_SETTINGS, given))
+
+
 _TOLD_K = text(
     """
     SELECT DISTINCT num_speculative_tokens FROM (

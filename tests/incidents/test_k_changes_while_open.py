@@ -59,11 +59,36 @@ def test_k_set_back_and_a_repair_end_it(database: Database, seed: int) -> None:
     assert server.fall().state == "resolved"
 
 
-def test_another_temperature_is_no_silence(database: Database) -> None:
-    """Of that nothing is known but that the segment goes on: a person, or the old settings, end it."""
-    server = with_open_fall(database, 240, USUAL, FALLEN)
+@pytest.mark.parametrize("seed", [240, 241, 242])
+def test_a_fall_goes_on_at_another_temperature_until_the_segment_rises(database: Database, seed: int) -> None:
+    """Nothing tells what the segment would accept at that temperature without the fall."""
+    server = with_open_fall(database, seed, USUAL, FALLEN)
     for _ in range(3):
         server.send(HISTORY, replace(FALLEN, temperature=0.2))
+    assert server.fall().state == "open"
+    server.send(HISTORY, replace(FALLEN, first={"chat": 0.65, "code": 0.8}, temperature=0.2))
+    assert server.fall().state == "open"
+    usual = replace(USUAL, temperature=0.2)
+    server.send(HISTORY, usual)
+    server.look()
+    assert server.fall().state == "resolved"
+    assert "has risen by more than half of the fall, with settings that came since" in str(
+        server.fall().resolution
+    )
+    server.send(2_000, usual)
+    server.send(1_000, replace(FALLEN, temperature=0.2))
+    assert [fall.state for fall in server.falls()] == ["resolved", "open"]
+
+
+def test_a_rise_at_another_temperature_ends_no_fall_that_goes_on_beside_it(database: Database) -> None:
+    """Every other request is at the old temperature, and stays fallen."""
+    server = with_open_fall(database, 245, USUAL, FALLEN)
+    for _ in range(8):
+        server.send(150, FALLEN)
+        server.send(150, replace(FALLEN, temperature=0.2))
+    for _ in range(8):
+        server.send(150, FALLEN)
+        server.send(150, replace(USUAL, temperature=0.2))
     assert server.fall().state == "open"
 
 

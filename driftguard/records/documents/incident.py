@@ -16,15 +16,17 @@ from driftguard.records.positions import Positions, combined
 
 
 @dataclass(frozen=True, slots=True)
-class AcrossK:
-    """Between which levels the end of a fall is looked for since K changed while it was open: those of the
-    first draft token, which K does not change; or, where no counts per position are given, what the segment
-    accepted as K changed, and as much more than that as it had fallen. `k`: draft tokens per step since."""
+class AcrossSettings:
+    """Between which levels the end of a fall is looked for since K or other settings changed while it was
+    open: those of the first draft token, which K does not change; or, where no counts per position are given
+    or a temperature changed (`of_rise`), what the segment accepted then, and as much more than that as it had
+    fallen. `k`: draft tokens per step since; None where it did not change, and is not told."""
 
     before: float
     after: float
     positions: Positions
-    k: float
+    k: float | None
+    of_rise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class ChangedSegment:
     and `after` are as counted; `adjusted` is as tested, None of a comparison and of incidents of older
     versions. `renamed_from`: older names whose place it took, `before` is theirs. `back_at`: when the request
     ended at which its acceptance was found back, or another name took its place, while other segments of the
-    incident were not back. `across_k`: where K has changed since. `silent_at`: the seq at which the detector
-    found it silent, where it may go on under another name."""
+    incident were not back. `across_settings`: where K or other settings have changed since. `silent_at`: the
+    seq at which the detector found it silent, where it may go on under another name."""
 
     segment: str
     before: Acceptance
@@ -44,7 +46,7 @@ class ChangedSegment:
     adjusted: AdjustedChange | None = None
     renamed_from: tuple[str, ...] = ()
     back_at: datetime | None = None
-    across_k: AcrossK | None = None
+    across_settings: AcrossSettings | None = None
     silent_at: int | None = None
 
     def is_compared(self, *, of_alarm: bool) -> bool:

@@ -1,9 +1,10 @@
-"""K changes while a fall is open: between which levels its end is looked for from then on.
+"""K or other settings of the requests change while a fall is open: between which levels its end is looked for
+from then on.
 
-What the detector and the comparisons know is the acceptance at the K of the fall. At another K all draft
-positions together accept another part, without any drift; the first draft token does not depend on how many
-follow it. So where counts per position are given, the end is looked for between what it accepted before the
-fall and during it.
+What the detector and the comparisons know is the acceptance at the settings of the fall. At another K all
+draft positions together accept another part, without any drift; the first draft token does not depend on how
+many follow it. So where counts per position are given, the end is looked for between what it accepted before
+the fall and during it.
 
 Where they are not given, nothing tells what the segment would accept at this K without the fall: how
 acceptance falls off from one draft token to the next depends on how requests differ. The end is then looked
@@ -11,6 +12,10 @@ for halfway between what the segment accepts as K has changed and as much more a
 Assumptions of that: the fall goes on as K changes, and costs as much of the acceptance at either K. A fall
 that was mended in the same moment is not seen to be over: the history of the incident says so. K set back
 brings the level before the fall back.
+
+Another temperature or acceptance rule moves the first draft token too. Where none of the newest requests has
+the settings of the fall, and the detector has found a rise above what it learned meanwhile, the end is looked
+for halfway between that and as much more as the segment had fallen, on the same assumptions.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from typing import Final
 
 from sqlalchemy.orm import Session
 
-from driftguard.records.documents.incident import AcrossK, ChangedSegment
+from driftguard.records.documents.incident import AcrossSettings, ChangedSegment
 from driftguard.store import acceptance_levels, incidents
 from driftguard.store.acceptance_levels import LevelAtK, Span
 from driftguard.store.tables import Incident
@@ -34,11 +39,16 @@ LEAST_REQUESTS: Final = 30
 FALLEN_REQUESTS: Final = 200  # of a segment, to tell what it accepts while it is fallen
 
 
-def moved(session: Session, incident: Incident) -> dict[str, AcrossK]:
+def moved(session: Session, incident: Incident) -> dict[str, AcrossSettings]:
     """Of a fall that is not resolved: segment -> between which levels its end is to be looked for, of those
-    that have had LEAST_REQUESTS at another K than they were judged at."""
+    that have had LEAST_REQUESTS at another K than they were judged at, or that have risen with other
+    settings."""
     if incident.direction != "down":
         return {}
+    return _risen(session, incident) | _at_another_k(session, incident)
+
+
+def _at_another_k(session: Session, incident: Incident) -> dict[str, AcrossSettings]:
     waiting = {each.segment: each for each in incident.segments if each.back_at is None and _by_all(each)}
     newest = [
         level
@@ -61,35 +71,72 @@ def _is_same_k(known: float | None, newest: LevelAtK) -> bool:
     return abs(newest.drafted / newest.steps / known - 1.0) <= SAME_K
 
 
-def tell(session: Session, incident: Incident, found: Mapping[str, AcrossK], now: datetime) -> None:
+def tell(session: Session, incident: Incident, found: Mapping[str, AcrossSettings], now: datetime) -> None:
     """Of an incident, locked by the caller, that is not resolved; `found` as `moved` says."""
-    for positions, why in _WHY.items():
-        own = {name: levels for name, levels in found.items() if levels.positions == positions}
-        if own:
-            incidents.note(session, incident, f"K has changed, in {', '.join(own)}: {why}", now)
+    for why in dict.fromkeys(map(_why, found.values())):
+        own = [name for name, levels in found.items() if _why(levels) == why]
+        incidents.note(session, incident, why.format(", ".join(own)), now)
     incident.segments = tuple(
-        replace(each, across_k=found[each.segment]) if each.segment in found else each
+        replace(each, across_settings=found[each.segment]) if each.segment in found else each
         for each in incident.segments
     )
 
 
-_WHY: Final = {
-    "first": "whether acceptance is back is asked by the first draft token from now on",
-    "all": (
-        "no counts per position tell how much of the acceptance that is; the fall is over where as much as "
-        "half of it is won back from now on, or as K is set back; resolve it if it was mended as K changed"
-    ),
-}
+def _why(levels: AcrossSettings) -> str:
+    if levels.of_rise:
+        return (
+            "{} has risen, with settings that came since: the fall is over where that wins back as much as "
+            "half of it"
+        )
+    if levels.positions == "first":
+        return (
+            "K has changed, in {}: whether acceptance is back is asked by the first draft token from now on"
+        )
+    return (
+        "K has changed, in {}: no counts per position tell how much of the acceptance that is; the fall is "
+        "over where as much as half of it is won back from now on, or as K is set back; resolve it if it was "
+        "mended as K changed"
+    )
+
+
+def _risen(session: Session, incident: Incident) -> dict[str, AcrossSettings]:
+    """Of segments in a rise that began later than the fall, and have none of its settings any more."""
+    rises = [
+        each
+        for rise in incidents.of_stream(session, incident.stream_id)
+        if rise.direction == "up" and rise.change_point_seq > incident.opened_seq
+        for each in rise.segments
+    ]
+    waiting = {
+        each.segment: each
+        for each in incident.segments
+        if each.back_at is None and each.across_settings is None
+    }
+    fallen = Span(incident.change_point_seq, incident.opened_seq + 1, incident.change_point_at - LOOK_BACK)
+    found = {}
+    for risen in rises:
+        change = waiting.get(risen.segment)
+        if change is None or change.after.positions != risen.after.positions:
+            continue
+        if acceptance_levels.has_other_settings(
+            session, incident.stream_id, change.segment, fallen, NEWEST_REQUESTS
+        ):
+            (before, after), (low, _) = change.levels, risen.levels
+            k = incident.evidence.num_speculative_tokens
+            found[change.segment] = AcrossSettings(
+                low + before - after, low, risen.after.positions, k, of_rise=True
+            )
+    return found
 
 
 def _by_all(change: ChangedSegment) -> bool:
     """Whether all draft positions say at present whether it is back."""
-    judged = change.across_k.positions if change.across_k else change.after.positions
+    judged = change.across_settings.positions if change.across_settings else change.after.positions
     return judged != "first"
 
 
 def _known_k(incident: Incident, change: ChangedSegment) -> float | None:
-    return change.across_k.k if change.across_k else incident.evidence.num_speculative_tokens
+    return change.across_settings.k if change.across_settings else incident.evidence.num_speculative_tokens
 
 
 def _by_first(
@@ -97,7 +144,7 @@ def _by_first(
     incident: Incident,
     newest: list[LevelAtK],
     waiting: Mapping[str, ChangedSegment],
-) -> dict[str, AcrossK]:
+) -> dict[str, AcrossSettings]:
     """Of the segments whose first draft token is known on both sides of the fall."""
     oldest = incident.change_point_at - LOOK_BACK
     begun, end = incident.change_point_seq, incident.opened_seq + 1
@@ -126,7 +173,7 @@ def _by_first(
         if len(usual) == len(names) and level.segment in fallen:
             high, low = sum(usual) / len(usual), fallen[level.segment].mean
             if high > low:
-                found[level.segment] = AcrossK(high, low, "first", level.drafted / level.steps)
+                found[level.segment] = AcrossSettings(high, low, "first", level.drafted / level.steps)
     return found
 
 
@@ -138,8 +185,8 @@ def _as_much_more(
     incident: Incident,
     newest: list[LevelAtK],
     waiting: Mapping[str, ChangedSegment],
-    known: Mapping[str, AcrossK],
-) -> dict[str, AcrossK]:
+    known: Mapping[str, AcrossSettings],
+) -> dict[str, AcrossSettings]:
     """Of the other segments, once NEWEST_REQUESTS of them have had one K."""
     found = {}
     for level in newest:
@@ -152,5 +199,5 @@ def _as_much_more(
             session, incident.stream_id, [level.segment], incident.opened_seq, k, FALLEN_REQUESTS
         ):
             risen = first.mean + before - after
-            found[level.segment] = AcrossK(risen, first.mean, "all", first.drafted / first.steps)
+            found[level.segment] = AcrossSettings(risen, first.mean, "all", first.drafted / first.steps)
     return found
