@@ -134,6 +134,10 @@ class SegmentStatus(FrozenModel):
     length_of_acceptance: bool = Field(
         description="Answer length is not used: it follows from acceptance (equally many steps each)."
     )
+    alarm_waits: int | None = Field(
+        description="There is evidence for an alarm, but the stream is young: after about so many more of "
+        "its requests it is raised, if the evidence is still there. Null where none waits."
+    )
 
     @classmethod
     def of(cls, item: SegmentSummary, slower: float) -> SegmentStatus:
@@ -155,6 +159,7 @@ class SegmentStatus(FrozenModel):
             variance_inflation=item.variance_inflation,
             follows=[FollowsModel.model_validate(one) for one in item.follows],
             length_of_acceptance=item.length_of_acceptance,
+            alarm_waits=item.alarm_waits,
             expected_delays=[ExpectedDelayModel.model_validate(delay) for delay in delays],
         )
 

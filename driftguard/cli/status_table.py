@@ -128,6 +128,8 @@ def _segment(segment: dict[str, Any]) -> str:
         return f"{segment['segment']}: not watched yet, {needed} ({segment['learning']})"
     delays = "; ".join(delay["text"] for delay in segment["expected_delays"])
     reason = f"{segment['verdict'].replace('_', ' ')} ({segment['baseline_reason'] or 'no baseline'})"
+    if segment["alarm_waits"]:
+        reason += f", an alarm waits for about {segment['alarm_waits']:,} more requests of the young stream"
     if segment["variance_inflation"] > 1.0:
         reason += f", not independent ({segment['variance_inflation']:.1f} times the variance)"
     for follows in segment["follows"]:

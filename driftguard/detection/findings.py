@@ -292,6 +292,9 @@ class SegmentSummary:
     variance_inflation: float = 1.0  # the largest of the strata of its recent requests
     follows: tuple[Follows, ...] = ()  # what its acceptance is expected to depend on
     length_of_acceptance: bool = False  # answer length is not used: it follows from acceptance (baseline.py)
+    # Its stream is young, and has evidence for an alarm that waits: for about so many more requests of the
+    # stream, after which it is raised if the evidence is still there (confirmation.py).
+    alarm_waits: int | None = None
 
 
 def in_words(told: NotWatched | WhyBegun | str | None) -> str | None:

@@ -43,7 +43,7 @@ from driftguard.detection.statistics.baseline import FIRST_CHECK, Baselines, bas
 from driftguard.detection.statistics.bets import BETS, DOWN, SMALLEST_VARIANCE, Floats, factors
 from driftguard.detection.statistics.factors import FACTORS
 from driftguard.detection.steps.confirmation import wider_margin
-from driftguard.detection.steps.dependence import is_young, young_for
+from driftguard.detection.steps.dependence import is_young, of_stream_young_for, young_for
 from driftguard.detection.steps.evidence import SHARES, watched_segments
 from driftguard.detection.steps.expectation import (
     acceptance_over,
@@ -151,6 +151,16 @@ def _segment(
         variance_inflation=float(state.inflation[strata].max()) if known else 1.0,
         follows=_follows(state, strata) if known else (),
         length_of_acceptance=known and bool(length_of_acceptance(state.reference[strata]).any()),
+        alarm_waits=_alarm_waits(state, np.unique(strata)) if verdict == "off_baseline" else None,
+    )
+
+
+def _alarm_waits(state: StreamState, strata: NDArray[np.integer]) -> int | None:
+    """The stream looks again soon at an alarm that it has not confirmed."""
+    if max(state.next_alarm) <= int(state.drafted_requests.sum()):
+        return None
+    return max(
+        (of_stream_young_for(state, code) for code in strata.tolist() if is_young(state, code)), default=None
     )
 
 

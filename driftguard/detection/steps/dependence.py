@@ -85,15 +85,17 @@ def is_young(state: StreamState, code: int) -> bool:
 
     Requests that depend on each other show it later.
     """
-    return bool(state.ready[code]) and may_wander(state, code) and _young_for(state, code) > 0
+    return bool(state.ready[code]) and may_wander(state, code) and of_stream_young_for(state, code) > 0
 
 
 def young_for(state: StreamState, code: int) -> float:
     """How many requests more of a young stratum, at its present share of the stream."""
-    return _young_for(state, code) * float(state.drafted_requests[code] / state.drafted_requests.sum())
+    return of_stream_young_for(state, code) * float(
+        state.drafted_requests[code] / state.drafted_requests.sum()
+    )
 
 
-def _young_for(state: StreamState, code: int) -> int:
+def of_stream_young_for(state: StreamState, code: int) -> int:
     """Requests of the stream; below 0 where it was."""
     return (YOUNG_DEPENDENT if state.inflation[code] > 1.0 else YOUNG) - _age(state, code)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
-from driftguard.detection import DetectorConfig, DriftOpened, Finding, StreamState, fold
+from driftguard.detection import DetectorConfig, DriftOpened, Finding, StreamState, describe, fold
 from driftguard.detection.state.codec import decode_state, encode_state
 from driftguard.detection.statistics.baseline import baselines
+from driftguard.detection.steps.confirmation import LOOKS
 from driftguard.detection.steps.dependence import YOUNG, YOUNG_DEPENDENT
 from driftguard.detection.summary import expected_requests
 from tests.benchmarks.detection.dependent import DEPENDENT, INDEPENDENT
@@ -54,6 +56,20 @@ def test_a_small_fall_of_a_young_stream_waits_until_it_is_no_longer_young_and_is
     assert len(found) == RUNS
     assert max(found) <= YOUNG_DEPENDENT + READY + 100 - 1_000
     assert len(delays(700, 0.1)) == RUNS
+
+
+def test_a_segment_says_that_its_alarm_waits_and_for_how_long() -> None:
+    batch = INDEPENDENT.batch([612, 3], 4_000, Change(1_000, 0.05))
+    alarm = opened(fold_all(batch)[1])[0].ordinal
+    state, _ = fold_all(batch[:1_000])
+    assert describe(CONFIG, state).segments[0].alarm_waits is None
+    state, _ = fold_all(batch[: alarm - 100])
+    (segment,) = describe(CONFIG, state).segments
+    assert segment.verdict == "off_baseline"
+    assert segment.alarm_waits is not None
+    assert segment.alarm_waits == pytest.approx(100, abs=alarm / LOOKS + 1)
+    state, _ = fold_all(batch[:alarm])
+    assert describe(CONFIG, state).segments[0].alarm_waits is None
 
 
 def expected(state: StreamState, drop: float) -> float:
