@@ -35,10 +35,14 @@ from driftguard.detection.observations import ObservationBatch
 from driftguard.detection.operator import accept_new_normal, treat_as_usual
 from driftguard.detection.state.codec import OtherVersion, UnreadableState
 from driftguard.detection.state.stream_state import StreamState
+from driftguard.detection.statistics.long_run_variance import OF_WINDOWS
+from driftguard.detection.statistics.windows import WINDOW_REFERENCE
 from driftguard.detection.summary import describe
 from driftguard.records.documents.acceptance import Acceptance
 
 __all__ = [
+    "OF_WINDOWS",
+    "WINDOW_REFERENCE",
     "Acceptance",
     "AlarmWithheld",
     "BaselineReady",

@@ -56,8 +56,7 @@ def found_back(session: Session, incident: Incident, now: datetime) -> list[Newe
     }
     if not waiting:
         return []
-    summary = folding.summaries(session, [incident.stream_id]).get(incident.stream_id, {})
-    inflation = float(summary.get("variance_inflation", 1.0))
+    inflation = folding.variance_inflation(session, incident.stream_id)
     level = level_at((now - incident.opened_at) // _MINUTE)
     back: dict[str, NewestLevel] = {}
     for newest in _newest(session, incident, waiting):

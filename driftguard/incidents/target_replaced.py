@@ -21,7 +21,7 @@ from uuid import UUID, uuid5
 
 from sqlalchemy.orm import Session
 
-from driftguard.detection import BaselineReady, BaselineReason
+from driftguard.detection import OF_WINDOWS, WINDOW_REFERENCE, BaselineReady, BaselineReason
 from driftguard.diagnosis import comparisons
 from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
 from driftguard.incident_lifecycle import formula_slowdown
@@ -83,30 +83,46 @@ def compare(database: Database, awaited: AwaitedComparison, minimum_drop: float,
 
 
 def fallen_segments(
-    before: Sequence[AcceptanceLevel], after: Sequence[AcceptanceLevel], minimum_drop: float
+    before: Sequence[AcceptanceLevel],
+    after: Sequence[AcceptanceLevel],
+    minimum_drop: float,
+    window_inflation: float | None = None,
 ) -> list[Fallen]:
     """Segments that accept less under the new target, by at least `minimum_drop` and shown at 1%.
 
     Welch's test per segment with Bonferroni's correction. Assumption: independent requests; where sessions
-    dominate, the level does not hold.
+    dominate, the level does not hold. Windows of a counter vary `window_inflation` times as much, and how far
+    their tasks wander shows only in time: of n of them a change counts from OF_WINDOWS.deviations / n
+    standard deviations on, as in the detector.
     """
-    known = {level.segment: level for level in before if level.requests >= LEAST_REQUESTS}
+    least = LEAST_REQUESTS if window_inflation is None else WINDOW_REFERENCE
+    inflation = 1.0 if window_inflation is None else window_inflation
+    known = {level.segment: level for level in before if level.requests >= least}
     pairs = [
-        (level.segment, _rate(known[level.segment]), _rate(level))
-        for level in after
-        if level.segment in known and level.requests >= LEAST_REQUESTS
+        (known[level.segment], level) for level in after if level.segment in known and level.requests >= least
     ]
-    return [
-        (segment, old, new)
-        for segment, old, new in pairs
-        if new.rate <= old.rate - minimum_drop
-        and comparisons.difference(old, new).p_value <= LEVEL / len(pairs)
-    ]
+    found = []
+    for old, new in pairs:
+        rates = _rate(old, inflation), _rate(new, inflation)
+        drop = minimum_drop
+        if window_inflation is not None:
+            drop = max(drop, OF_WINDOWS.deviations / new.requests * math.sqrt(old.variance))
+        is_shown = comparisons.difference(*rates).p_value <= LEVEL / len(pairs)
+        if new.mean <= old.mean - drop and is_shown:
+            found.append((new.segment, *rates))
+    return found
 
 
-def _rate(level: AcceptanceLevel) -> Rate:
+def _rate(level: AcceptanceLevel, inflation: float = 1.0) -> Rate:
     """Of requests that weigh the same: the mean of accepted / drafted."""
-    return Rate(level.requests, level.requests, level.mean, math.sqrt(level.variance / level.requests))
+    error = math.sqrt(inflation * level.variance / level.requests)
+    return Rate(level.requests, level.requests, level.mean, error)
+
+
+def _window_inflation(session: Session, stream_id: int) -> float | None:
+    """None of requests."""
+    is_of_windows = acceptance_levels.kind_of(session, stream_id) == "window"
+    return folding.variance_inflation(session, stream_id) if is_of_windows else None
 
 
 def _fall(
@@ -197,7 +213,7 @@ def _fall_across_settings(
     if told[0] == told[1]:
         return None
     sides = [acceptance_levels.of_first_position(session, awaited.stream_id, span) for span in spans]
-    found = fallen_segments(sides[0], sides[1], minimum_drop)
+    found = fallen_segments(sides[0], sides[1], minimum_drop, _window_inflation(session, awaited.stream_id))
     if not found:
         return None
     name = f"{awaited.stream_id}/{awaited.ready_seq}"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from driftguard.records import Kind
 from driftguard.store.tables import Stream
 
 _NEWEST_REQUESTS = 1_000  # per segment: what the draft does now, not what it did months ago
@@ -66,21 +67,35 @@ def levels(
     return [AcceptanceLevel._make(row) for row in rows]
 
 
+# Counters per position without drafted tokens are of servers whose steps all draft the first.
+_FIRST_DRAFTED = "coalesce(drafted_per_position[1], CASE WHEN kind = 'window' THEN steps END)"
 _FIRST_POSITION = text(
-    """
+    f"""
     SELECT segment, count(*) AS requests, avg(x) AS mean, coalesce(var_samp(x), 0) AS variance
     FROM (
-        SELECT segment, accepted_per_position[1]::float8 / drafted_per_position[1] AS x,
+        SELECT segment, accepted_per_position[1]::float8 / {_FIRST_DRAFTED} AS x,
                row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
         FROM records
-        WHERE stream_id = :stream_id AND kind = 'request' AND drafted_per_position[1] > 0
+        WHERE stream_id = :stream_id AND kind = :kind AND {_FIRST_DRAFTED} > 0
+          AND accepted_per_position IS NOT NULL
           AND seq >= :first AND seq < :end AND ended_at >= :oldest
           AND (CAST(:ks AS int[]) IS NULL OR num_speculative_tokens = ANY(CAST(:ks AS int[])))
     ) AS newest
     WHERE age <= :newest
     GROUP BY segment ORDER BY segment
+    """  # noqa: S608 (constants only)
+)
+_KIND = text(
+    """
+    SELECT kind FROM records WHERE stream_id = :stream_id AND kind <> 'probe' ORDER BY seq DESC LIMIT 1
     """
 )
+
+
+def kind_of(session: Session, stream_id: int) -> Kind:
+    """Of the stream's newest record of traffic, and so of those that are compared; request where none is
+    kept."""
+    return session.scalar(_KIND, {"stream_id": stream_id}) or "request"
 
 
 class Span(NamedTuple):
@@ -103,6 +118,7 @@ def of_first_position(
     """Of the first draft token, which does not depend on how many follow; over the `newest` requests of each
     segment in the span whose source gives counts per position. `ks`: only those that tell one of these K."""
     given = {"stream_id": stream_id, **span._asdict(), "newest": newest}
+    given["kind"] = kind_of(session, stream_id)
     given["ks"] = None if ks is None else sorted(ks)
     return [AcceptanceLevel._make(row) for row in session.execute(_FIRST_POSITION, given)]
 
@@ -122,18 +138,19 @@ class NewestLevel(NamedTuple):
 
 
 _NEWEST = text(
-    """
+    f"""
     WITH newest AS (
         SELECT asked.segment, of_segment.*
         FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
             SELECT drafted, steps, ended_at,
-                   CASE WHEN :by_first THEN accepted_per_position[1]::float8 / drafted_per_position[1]
+                   CASE WHEN :by_first THEN accepted_per_position[1]::float8 / {_FIRST_DRAFTED}
                         ELSE accepted::float8 / drafted END AS x,
                    row_number() OVER (ORDER BY seq DESC) AS age
             FROM records
-            WHERE stream_id = :stream_id AND kind = 'request' AND seq > :after
+            WHERE stream_id = :stream_id AND kind = :kind AND seq > :after
               AND records.segment = asked.segment
-              AND CASE WHEN :by_first THEN drafted_per_position[1] > 0 ELSE drafted > 0 END
+              AND CASE WHEN :by_first THEN {_FIRST_DRAFTED} > 0 AND accepted_per_position IS NOT NULL
+                       ELSE drafted > 0 END
             ORDER BY seq DESC LIMIT :most
         ) AS of_segment
     )
@@ -141,7 +158,7 @@ _NEWEST = text(
            coalesce(var_samp(x), 0), max(ended_at)
     FROM newest JOIN unnest(CAST(:sizes AS bigint[])) AS size ON age <= size
     GROUP BY segment, size ORDER BY size, segment
-    """
+    """  # noqa: S608 (constants only)
 )
 
 
@@ -163,6 +180,7 @@ def newest(
         "sizes": list(sizes),
         "most": max(sizes),
         "by_first": by_first,
+        "kind": kind_of(session, stream_id),
     }
     return [NewestLevel._make(row) for row in session.execute(_NEWEST, given)]
 
@@ -186,7 +204,7 @@ _AT_K = """
     FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
         SELECT drafted, accepted, steps, num_speculative_tokens AS k
         FROM records
-        WHERE stream_id = :stream_id AND kind = 'request' AND drafted > 0 AND seq > :after
+        WHERE stream_id = :stream_id AND kind = :kind AND drafted > 0 AND seq > :after
           AND records.segment = asked.segment {condition}
         ORDER BY seq {order} LIMIT :most
     ) AS of_segment
@@ -201,6 +219,7 @@ def newest_k(
 ) -> list[LevelAtK]:
     """Of the newest requests of each segment, at most so many, after the seq `after`."""
     given = {"stream_id": stream_id, "segments": list(segments), "after": after, "most": most}
+    given["kind"] = kind_of(session, stream_id)
     return [LevelAtK._make(row) for row in session.execute(_NEWEST_AT_K, given)]
 
 
@@ -209,6 +228,7 @@ def first_at_k(
 ) -> list[LevelAtK]:
     """Of the first requests of each segment at this K, at most so many, after the seq `after`."""
     given = {"stream_id": stream_id, "segments": list(segments), "after": after, "k": k, "most": most}
+    given["kind"] = kind_of(session, stream_id)
     return [LevelAtK._make(row) for row in session.execute(_FIRST_AT_K, given)]
 
 
@@ -242,7 +262,7 @@ _TOLD_K = text(
     """
     SELECT DISTINCT num_speculative_tokens FROM (
         SELECT num_speculative_tokens FROM records
-        WHERE stream_id = :stream_id AND kind = 'request' AND num_speculative_tokens IS NOT NULL
+        WHERE stream_id = :stream_id AND kind = :kind AND num_speculative_tokens IS NOT NULL
           AND seq >= :first AND seq < :end AND ended_at >= :oldest
         ORDER BY seq DESC LIMIT :newest
     ) AS newest
@@ -253,7 +273,7 @@ _TOLD_K = text(
 def told_k(session: Session, stream_id: int, span: Span) -> set[int]:
     """The numbers of draft tokens of the newest requests in the span."""
     given = {"stream_id": stream_id, **span._asdict(), "newest": _NEWEST_REQUESTS}
-    return set(session.scalars(_TOLD_K, given))
+    return set(session.scalars(_TOLD_K, given | {"kind": kind_of(session, stream_id)}))
 
 
 _USUAL_TEMPERATURE = text(

@@ -235,6 +235,11 @@ def summaries(session: Session, stream_ids: Sequence[int]) -> dict[int, dict[str
     return {row.stream_id: row.summary for row in session.execute(chosen)}
 
 
+def variance_inflation(session: Session, stream_id: int) -> float:
+    """How many times as much as independent ones the stream's observations vary in the long run."""
+    return float(summaries(session, [stream_id]).get(stream_id, {}).get("variance_inflation", 1.0))
+
+
 def verdicts(session: Session) -> dict[int, str]:
     """stream id -> the detector's own verdict, of all that were folded."""
     query = select(DetectorState.stream_id, DetectorState.summary["verdict"].as_string().label("verdict"))
