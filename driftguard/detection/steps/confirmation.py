@@ -2,12 +2,12 @@
 
 How far the mean of requests wanders, because users differ that nobody names, shows only in time: a fall of
 .05 and users that differ by .05 look alike in the first thousand requests of a stream. Young is a stratum
-until the stream has had `dependence.YOUNG` requests since its baseline is known, and longer where they are
-seen to depend on each other. Its alarm is raised at once only where it would be one with wider margins: by
-WIDER tau, with tau the largest standard deviation of such a wander that its requests so far leave possible
-(`long_run_variance.largest_wander`), and by WIDEST at most: a draft that breaks is told at once. The evidence
-is collected anew against them, from the history. The steadier a young stratum is, the smaller are the changes
-that it tells of at once.
+until the stream has had `dependence.YOUNG` requests since its baseline is known, or that of another stratum
+which shows no dependence; and longer where its requests are seen to depend on each other. Its alarm is raised
+at once only where it would be one with wider margins: by WIDER tau, with tau the largest standard deviation
+of such a wander that its requests so far leave possible (`long_run_variance.largest_wander`), and by WIDEST
+at most: a draft that breaks is told at once. The evidence is collected anew against them, from the history.
+The steadier a young stratum is, the smaller are the changes that it tells of at once.
 
 Else the alarm waits until the stratum is no longer young. Users that differ have shown it by then in what
 came since: the inflation grows, and takes the evidence away. A change that lasts keeps it. What waits is not

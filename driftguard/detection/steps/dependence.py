@@ -83,7 +83,8 @@ def may_wander(state: StreamState, code: int) -> bool:
 def is_young(state: StreamState, code: int) -> bool:
     """Has the stream had too few requests since the stratum has a baseline to show how far its mean wanders?
 
-    Requests that depend on each other show it later.
+    Requests that depend on each other show it later. Where they do not, what strata before it have shown
+    counts: a segment that comes late, or is rare, is taken to be as independent inside as they are.
     """
     return bool(state.ready[code]) and may_wander(state, code) and of_stream_young_for(state, code) > 0
 
@@ -97,7 +98,10 @@ def young_for(state: StreamState, code: int) -> float:
 
 def of_stream_young_for(state: StreamState, code: int) -> int:
     """Requests of the stream; below 0 where it was."""
-    return (YOUNG_DEPENDENT if state.inflation[code] > 1.0 else YOUNG) - _age(state, code)
+    if state.inflation[code] > 1.0:
+        return YOUNG_DEPENDENT - _age(state, code)
+    alike = state.ready & ~state.of_windows & (state.inflation == 1.0)
+    return YOUNG - max(_age(state, other) for other in np.flatnonzero(alike).tolist())
 
 
 def _age(state: StreamState, code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -56,6 +57,27 @@ def test_a_small_fall_of_a_young_stream_waits_until_it_is_no_longer_young_and_is
     assert len(found) == RUNS
     assert max(found) <= YOUNG_DEPENDENT + READY + 100 - 1_000
     assert len(delays(700, 0.1)) == RUNS
+
+
+def test_a_segment_that_comes_late_does_not_wait_where_the_others_are_independent() -> None:
+    """One request in ten, from the 3,000th on, that accepts .2 less after 550 of its own. With an age of its
+    own it was young for 150 of them more."""
+    waited = []
+    for seed in range(RUNS):
+        batch = INDEPENDENT.batch([615, seed], 11_000)
+        late = (np.arange(len(batch)) >= 3_000) & (
+            np.random.default_rng([616, seed]).random(len(batch)) < 0.1
+        )
+        fall_at = int(np.flatnonzero(late)[550])
+        fallen = late & (np.arange(len(batch)) >= fall_at)
+        accepted = batch.accepted - np.where(fallen, np.minimum(batch.drafted // 5, batch.accepted), 0)
+        segments = np.where(late, "late", "usual").tolist()
+        findings = opened(fold_all(replace(batch, segment=segments, accepted=accepted))[1])
+        found = next(each for each in findings if each.ordinal > fall_at)
+        assert found.direction == "down"
+        waited.append(int(late[fall_at : found.ordinal].sum()))
+    print(f"seeds [615, 0..{RUNS - 1}]: {sorted(waited)} requests of the segment")
+    assert np.median(waited) <= 25
 
 
 def test_a_segment_says_that_its_alarm_waits_and_for_how_long() -> None:
