@@ -31,7 +31,13 @@ from driftguard.detection import (
 from driftguard.incidents.opening import from_finding, repeated
 from driftguard.store.tables import Incident, Stream
 from tests.benchmarks.detection.covariates import COVARIATES, Covariate
-from tests.benchmarks.detection.dependent import DEPENDENT, FEW_REQUESTS, INDEPENDENT, Dependent
+from tests.benchmarks.detection.dependent import (
+    DEPENDENT,
+    FEW_REQUESTS,
+    INDEPENDENT,
+    LIFETIME_TOLD,
+    Dependent,
+)
 from tests.benchmarks.detection.traffic import Change
 
 SEED = 20_261_124
@@ -123,7 +129,7 @@ def main() -> None:
 def _of_dependence(streams: int, runs: int) -> tuple[str, list[str]]:
     return DEPENDENCE, [
         *_head(streams),
-        *(false_alarms(family, row, streams) for row, family in enumerate(DEPENDENT)),
+        *(false_alarms(family, row, streams) for row, family in enumerate((*DEPENDENT, *LIFETIME_TOLD))),
         "",
         f"A drop after {RUN_IN:,} windows, {runs} streams, watched for {HORIZON:,} more (16 hours).",
         "",

@@ -173,6 +173,8 @@ DEPENDENT = (
     Dependent("conversations, unnamed, 20 at a time", "request", _conversations(20, 0.085)),
     Dependent("conversations, unnamed, 20 at a time, that differ more", "request", _conversations(20, 0.12)),
     Dependent("users, unnamed, wander slowly", "request", _users(300.0, 0.05)),
+)
+LIFETIME_TOLD = (
     Dependent(
         "windows: requests of 150 s, told by running and started ones", "window", _long_requests(150.0), 150.0
     ),
