@@ -28,6 +28,7 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from driftguard.records.documents.incident import AcrossSettings, ChangedSegment
+from driftguard.records.positions import Positions
 from driftguard.store import acceptance_levels, incidents
 from driftguard.store.acceptance_levels import LevelAtK, Span
 from driftguard.store.tables import Incident
@@ -49,14 +50,18 @@ def moved(session: Session, incident: Incident) -> dict[str, AcrossSettings]:
 
 
 def _at_another_k(session: Session, incident: Incident) -> dict[str, AcrossSettings]:
-    waiting = {each.segment: each for each in incident.segments if each.back_at is None and _by_all(each)}
+    waiting = {
+        each.segment: each
+        for each in incident.segments
+        if each.back_at is None and judged_by(each) != "first"
+    }
     newest = [
         level
         for level in acceptance_levels.newest_k(
             session, incident.stream_id, waiting, incident.opened_seq, NEWEST_REQUESTS
         )
         if level.requests >= LEAST_REQUESTS
-        and not _is_same_k(_known_k(incident, waiting[level.segment]), level)
+        and not _drafts_as_many(known_k(incident, waiting[level.segment]), level)
     ]
     if not newest:
         return {}
@@ -64,11 +69,16 @@ def _at_another_k(session: Session, incident: Incident) -> dict[str, AcrossSetti
     return by_first | _as_much_more(session, incident, newest, waiting, by_first)
 
 
-def _is_same_k(known: float | None, newest: LevelAtK) -> bool:
+def is_same_k(one: float, other: float) -> bool:
+    """Of draft tokens per step."""
+    return abs(one / other - 1.0) <= SAME_K
+
+
+def _drafts_as_many(known: float | None, newest: LevelAtK) -> bool:
     """Whether requests were drafted by as many tokens per step as is `known`; so it is where none tells."""
     if known is None or newest.highest_k is None:
         return True
-    return abs(newest.drafted / newest.steps / known - 1.0) <= SAME_K
+    return is_same_k(newest.drafted / newest.steps, known)
 
 
 def tell(session: Session, incident: Incident, found: Mapping[str, AcrossSettings], now: datetime) -> None:
@@ -129,13 +139,13 @@ def _risen(session: Session, incident: Incident) -> dict[str, AcrossSettings]:
     return found
 
 
-def _by_all(change: ChangedSegment) -> bool:
-    """Whether all draft positions say at present whether it is back."""
-    judged = change.across_settings.positions if change.across_settings else change.after.positions
-    return judged != "first"
+def judged_by(change: ChangedSegment) -> Positions:
+    """Which draft positions say at present whether the segment is back."""
+    return change.across_settings.positions if change.across_settings else change.after.positions
 
 
-def _known_k(incident: Incident, change: ChangedSegment) -> float | None:
+def known_k(incident: Incident, change: ChangedSegment) -> float | None:
+    """Draft tokens per step, of which the end of the fall is asked at present."""
     return change.across_settings.k if change.across_settings else incident.evidence.num_speculative_tokens
 
 

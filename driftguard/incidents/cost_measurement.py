@@ -243,7 +243,7 @@ def _tell_further_fall(
         newest = _newest(since, each.segment)
         rate, k = rate_of((item.drafted, item.accepted) for item in newest), drafted_per_step(newest)
         told = incident.evidence.num_speculative_tokens
-        alike = k is not None and told is not None and abs(k / told - 1.0) <= across_settings.SAME_K
+        alike = k is not None and told is not None and across_settings.is_same_k(k, told)
         if rate is None or len(newest) < LEAST_REQUESTS or each.after.positions != "all" or not alike:
             continue
         level = acceptance_of(rate)

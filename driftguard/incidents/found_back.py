@@ -32,10 +32,10 @@ from scipy.special import stdtr
 from sqlalchemy.orm import Session
 
 from driftguard import alpha_spending
-from driftguard.incidents.across_settings import SAME_K
+from driftguard.incidents.across_settings import is_same_k, judged_by, known_k
 from driftguard.incidents.opening import come_back
 from driftguard.records.documents.incident import ChangedSegment, names_of
-from driftguard.records.positions import ACCEPTANCE, Positions, combined
+from driftguard.records.positions import ACCEPTANCE, combined
 from driftguard.store import acceptance_levels, folding, incidents
 from driftguard.store.acceptance_levels import NewestLevel
 from driftguard.store.tables import Incident
@@ -89,7 +89,7 @@ def end_where_back(session: Session, incident: Incident, found: Sequence[NewestL
     names = [level.segment for level in found]
     own = [each for each in incident.segments if each.segment in names]
     levels = ", ".join(f"{level.segment} {level.mean:.2f}" for level in found)
-    reason = f"{ACCEPTANCE[combined(map(_positions, own))]} {_is_back(own)}: {levels}"
+    reason = f"{ACCEPTANCE[combined(map(judged_by, own))]} {_is_back(own)}: {levels}"
     come_back(session, incident, names, reason, now, max(level.ended_at for level in found))
     _learn_anew(session, incident, now)
 
@@ -112,10 +112,6 @@ def is_asked(incident: Incident, change: ChangedSegment) -> bool:
     return not detector_tells or change.is_compared(of_alarm=incident.evidence.is_of_alarm)
 
 
-def _positions(change: ChangedSegment) -> Positions:
-    return change.across_settings.positions if change.across_settings else change.after.positions
-
-
 def _between(change: ChangedSegment) -> tuple[float, float]:
     if change.across_settings:
         return change.across_settings.before, change.across_settings.after
@@ -130,7 +126,7 @@ def _is_back(changes: Sequence[ChangedSegment]) -> str:
         return "has risen by more than half of the fall since K changed"
     if all(each.renamed_from for each in changes):
         return "is back at what it was under the older name"
-    if all(_positions(each) == "first" for each in changes):
+    if all(judged_by(each) == "first" for each in changes):
         return "is back at what it was before K changed"
     return "is back at what it was before the change"
 
@@ -140,7 +136,7 @@ def _newest(session: Session, incident: Incident, waiting: dict[str, ChangedSegm
     return [
         level
         for positions in ("all", "first")
-        if (own := [name for name, each in waiting.items() if _positions(each) == positions])
+        if (own := [name for name, each in waiting.items() if judged_by(each) == positions])
         for level in acceptance_levels.newest(
             session, incident.stream_id, own, incident.opened_seq, SIZES, by_first=positions == "first"
         )
@@ -148,7 +144,5 @@ def _newest(session: Session, incident: Incident, waiting: dict[str, ChangedSegm
 
 
 def _is_comparable(incident: Incident, change: ChangedSegment, newest: NewestLevel) -> bool:
-    k = change.across_settings.k if change.across_settings else incident.evidence.num_speculative_tokens
-    if _positions(change) == "first" or k is None:
-        return True
-    return abs(newest.drafted / newest.steps / k - 1.0) <= SAME_K
+    k = known_k(incident, change)
+    return judged_by(change) == "first" or k is None or is_same_k(newest.drafted / newest.steps, k)

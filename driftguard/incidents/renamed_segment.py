@@ -94,8 +94,7 @@ def fallen(session: Session, awaited: AwaitedComparison, minimum_drop: float) ->
         for by_first in [like_with_like.by_first(of_segment[old], of_segment[new])]
         if (of_lengths := both or by_first) and lengths_alike(*of_lengths)
     ]
-    summary = folding.summaries(session, [awaited.stream_id]).get(awaited.stream_id, {})
-    inflation = float(summary.get("variance_inflation", 1.0))
+    inflation = folding.variance_inflation(session, awaited.stream_id)
     groups = [_together(group, inflation) for group in _groups(alike)]
     return [
         group

@@ -38,6 +38,14 @@ class Told:
         return cls(len(falls), sum(each.state != "resolved" for each in falls))
 
 
+def restart(server: Server, setup: Setup) -> None:
+    """After it the server is silent for half an hour once, and its clock is set twice."""
+    server.pause(4.0, clock_set=-45.0)
+    for minutes, clock_set in ((0.0, 0.0), (30.0, 0.0), (2.0, -20.0), (1.0, 90.0)):
+        server.pause(minutes, clock_set=clock_set)
+        server.send(800, setup)
+
+
 def restarted(server: Server, setup: Setup) -> None:
     """Usual traffic, then a restart after which it is served as `setup` says."""
     server.send(300, USUAL)
@@ -45,10 +53,7 @@ def restarted(server: Server, setup: Setup) -> None:
     server.send(1_200, USUAL)
     server.pause(180.0)
     server.send(1_500, USUAL)
-    server.pause(4.0, clock_set=-45.0)
-    for minutes, clock_set in ((0.0, 0.0), (30.0, 0.0), (2.0, -20.0), (1.0, 90.0)):
-        server.pause(minutes, clock_set=clock_set)
-        server.send(800, setup)
+    restart(server, setup)
 
 
 def lived(server: Server, change: str, *, falls: bool) -> tuple[Told, Told, Told]:
@@ -88,10 +93,7 @@ def changed_while_open(server: Server, change: str) -> tuple[Told, Told, Told]:
     fallen = replace(usual, first=FIRST_FALLEN)
     restarted(server, replace(USUAL, first=FIRST_FALLEN))
     told = [Told.of(server)]
-    server.pause(4.0, clock_set=-45.0)
-    for minutes, clock_set in ((0.0, 0.0), (30.0, 0.0), (2.0, -20.0), (1.0, 90.0)):
-        server.pause(minutes, clock_set=clock_set)
-        server.send(800, fallen)
+    restart(server, fallen)
     told.append(Told.of(server))
     server.send(1_500, usual)
     server.send(1_500, usual)
