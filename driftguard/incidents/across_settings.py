@@ -31,7 +31,7 @@ from driftguard.records.documents.incident import AcrossSettings, ChangedSegment
 from driftguard.records.positions import Positions
 from driftguard.store import acceptance_levels, incidents
 from driftguard.store.acceptance_levels import LevelAtK, Span
-from driftguard.store.tables import Incident
+from driftguard.store.tables import ABOVE_EVERY_SEQ, Incident
 
 LOOK_BACK: Final = timedelta(days=7)  # before the fall
 SAME_K: Final = 0.05  # part by which the draft tokens per step may differ
@@ -171,7 +171,7 @@ def _by_first(
         for level in acceptance_levels.of_first_position(
             session,
             incident.stream_id,
-            Span(begun, _LAST, oldest),
+            Span(begun, ABOVE_EVERY_SEQ, oldest),
             ks=ks - {k for level in newest for k in (level.lowest_k, level.highest_k)},
             newest=FALLEN_REQUESTS,
         )
@@ -185,9 +185,6 @@ def _by_first(
             if high > low:
                 found[level.segment] = AcrossSettings(high, low, "first", level.drafted / level.steps)
     return found
-
-
-_LAST: Final = 2**62  # above every seq
 
 
 def _as_much_more(

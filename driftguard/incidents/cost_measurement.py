@@ -33,14 +33,13 @@ from driftguard.records.documents.incident import IncidentEvidence, Rollback, na
 from driftguard.store import drafts, examination_evidence, incidents, retrain_runs, stream_costs, streams
 from driftguard.store.column_types import refuse_not_finite
 from driftguard.store.database import CHORE, Database
-from driftguard.store.tables import Incident, Stream
+from driftguard.store.tables import ABOVE_EVERY_SEQ, Incident, Stream
 
 MEASURE_EVERY: Final = timedelta(minutes=10)
 MEASURE_NEW_EVERY: Final = timedelta(minutes=1)  # of streams that lack their cost, or whose incident does,
 NEW_FOR: Final = timedelta(minutes=30)  # for so long after they began, or it opened
 OUTDATED_AFTER: Final = 6 * MEASURE_EVERY  # with traffic that was not measured
 _AT_A_TIME: Final = 10  # streams: about a twentieth of a second each
-_NEWEST: Final = 2**62  # above every seq
 SURELY: Final = 3.0
 FURTHER: Final = 0.05  # of acceptance: what a segment must lose beyond what its incident says, to be told
 _NEWEST_REQUESTS: Final = 200
@@ -148,10 +147,12 @@ def _now(session: Session, stream: Stream, incident: Incident | None) -> Measure
         segments = names_of(incident.segments)
         goodput = incident.evidence.goodput
         further = goodput.further.seq if goodput is not None and goodput.further is not None else 0
-        change = Change(incident.change_point_seq, incident.change_point_at, _NEWEST, segments, further)
+        change = Change(
+            incident.change_point_seq, incident.change_point_at, ABOVE_EVERY_SEQ, segments, further
+        )
         return measure(session, stream, change, stream.last_seen_at)
-    newest = examination_evidence.timed_between(session, stream.id, 0, _NEWEST, stream.last_seen_at)
-    without = examination_evidence.without_speculation(session, stream, _NEWEST, stream.last_seen_at)
+    newest = examination_evidence.timed_between(session, stream.id, 0, ABOVE_EVERY_SEQ, stream.last_seen_at)
+    without = examination_evidence.without_speculation(session, stream, ABOVE_EVERY_SEQ, stream.last_seen_at)
     return Measurement(_assessed(stream, [], newest, without, None), [], newest)
 
 

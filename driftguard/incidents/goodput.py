@@ -35,11 +35,10 @@ from driftguard.records.documents.goodput import AcceptanceMove, GoodputChange, 
 from driftguard.records.documents.incident import ChangedSegment, IncidentEvidence
 from driftguard.store import goodput_watches, incidents, streams
 from driftguard.store.database import CHORE, Database
-from driftguard.store.tables import Incident, Stream
+from driftguard.store.tables import ABOVE_EVERY_SEQ, Incident, Stream
 
 LOOK_EVERY: Final = timedelta(minutes=5)
 _AT_A_TIME: Final = 10  # streams
-_NEWEST: Final = 2**62  # above every seq
 _MATTERS: Final = 0.03  # of acceptance: "did not move" is said where the interval excludes such a move
 _EXPLAINS: Final = 0.5  # of a fall of goodput, by fewer tokens per step: then it is one of acceptance
 _NAMESPACE: Final = UUID("0b1d9f43-6a0e-4e7e-9b57-2f2d8f6b4c11")
@@ -193,7 +192,7 @@ def _change(seq: int, at: float, fall: Fall) -> Change:
         for cell in block.cells:
             counts[cell.segment] += cell.weight
     names = tuple(sorted(counts, key=lambda name: (-counts[name], name)))
-    return Change(seq, datetime.fromtimestamp(at, UTC), _NEWEST, names)
+    return Change(seq, datetime.fromtimestamp(at, UTC), ABOVE_EVERY_SEQ, names)
 
 
 def _is_of_acceptance(cost: Cost | None, slower: float) -> bool:
@@ -237,7 +236,7 @@ def _loses(
     days: float,
 ) -> Incident:
     seq, at = rivalry.since_seq or 0, rivalry.since_at or 0.0
-    change = Change(seq, datetime.fromtimestamp(at, UTC), _NEWEST, ())
+    change = Change(seq, datetime.fromtimestamp(at, UTC), ABOVE_EVERY_SEQ, ())
     measured = cost_measurement.measure(session, stream, change, stream.last_seen_at)
     goodput = GoodputChange(
         kind="speculation_loses",

@@ -11,11 +11,10 @@ from sqlalchemy.orm import Session
 
 from driftguard.store import incidents, renamed_segments
 from driftguard.store.renamed_segments import Likeness
-from driftguard.store.tables import Incident
+from driftguard.store.tables import ABOVE_EVERY_SEQ, Incident
 
 LOOK_BACK: Final = timedelta(days=7)  # before a fall
 LEAST_REQUESTS: Final = 30  # of a segment, on either side
-_LAST: Final = 2**62  # above every seq
 
 
 def levels(
@@ -27,7 +26,7 @@ def levels(
 ) -> dict[str, list[Likeness]]:
     """Of each of the segments since then, by settings; of one in a fall that is open, as it was before that,
     under the name it had then. `go_on`: falls of the stream that are resolved, as they go on elsewhere."""
-    until = dict.fromkeys(segments, _LAST)
+    until = dict.fromkeys(segments, ABOVE_EVERY_SEQ)
     was: dict[str, tuple[str, ...]] = {}
     for incident in (*incidents.of_stream(session, stream_id), *go_on):
         for each in incident.segments if incident.direction == "down" else ():

@@ -35,11 +35,10 @@ from driftguard.store.database import CHORE, Database
 from driftguard.store.examination_evidence import FirstRecord
 from driftguard.store.renamed_segments import Likeness
 from driftguard.store.streams import get_stream, has_older_segments
-from driftguard.store.tables import AwaitedComparison, Incident, Stream
+from driftguard.store.tables import ABOVE_EVERY_SEQ, AwaitedComparison, Incident, Stream
 
 LOOK_BACK: Final = timedelta(days=7)
 K: Final = "num_speculative_tokens"
-_NEWEST: Final = 2**62  # above every seq
 LEAST_REQUESTS: Final = 30  # of a segment, under either target
 _NAMESPACE: Final = UUID(
     "a4f1c9a2-34c5-4a55-9d0e-6a2f6f0f6f9d"
@@ -208,7 +207,7 @@ def _fall_across_settings(
     if first is None:
         return None
     oldest = awaited.reference_since - LOOK_BACK
-    spans = [Span(0, first.seq, oldest), Span(first.seq, _NEWEST, oldest)]
+    spans = [Span(0, first.seq, oldest), Span(first.seq, ABOVE_EVERY_SEQ, oldest)]
     told = [acceptance_levels.told_k(session, awaited.stream_id, span) for span in spans]
     if told[0] == told[1]:
         return None

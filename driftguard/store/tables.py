@@ -48,6 +48,7 @@ class Base(DeclarativeBase):
 
 
 RECORDS_SEQ = Sequence("records_seq", metadata=Base.metadata)  # drawn under the ingest lock only
+ABOVE_EVERY_SEQ = 2**62
 
 
 class Stream(Base):
