@@ -10,16 +10,25 @@ of blocks of B = 2^k observations that follow each other
 W_B is v where observations are independent, and else grows with B up to f v; what moves more slowly than the
 longest blocks shows in part. As a stream lives on, the blocks become longer.
 
-Shown: a W_B above v is shown where an F test against v rejects at SHOWN_LEVEL, with as many degrees of
-freedom as blocks and as observations in the reference period, less one each, and Bonferroni's correction for
-the scales. f is the largest W_B / v that is shown. The mean of the reference period is an estimate, whose
+Shown: a W_B above v is shown where an F test against v rejects at SHOWN_LEVEL, with Bonferroni's correction
+for the scales. f is the largest W_B / v that is shown. The mean of the reference period is an estimate, whose
 error is in all blocks that came later: n blocks of N observations are expected to add up to
 (n - 1 + N / n_reference - 1) v. Of requests that error is taken out from N = LONG_AFTER n_reference on: what
 counts then is how the later blocks vary around their own mean; windows may wander for longer than any block.
+The error is one draw, and so is g, what it adds while the reference period grows (`_while_growing`). Of
+requests the sum is therefore held against a chi-square with the same mean, n - 2 + N / n_reference + g, and
+the same variance: with n - 1 degrees of freedom and without g, f was found above 1 in one in ten independent
+streams. The size of f leaves g out: with it f would be too small where tasks wander, and false alarms of
+windows came every 37,500 instead of every 150,000 in tests/benchmarks/bench_dependent.py.
 Where the longest blocks show more at GROWING_LEVEL, f is taken to grow over GROWTH_AHEAD more scales. That is
-far-reaching, and the test for it counts the error that the mean had while the reference period was still
-growing (`_of_mean_error`). With it in all tests f would be too small where tasks wander: false alarms every
-37,500 windows instead of 150,000 in tests/benchmarks/bench_dependent.py.
+far-reaching, and the test for it counts g (`_of_mean_error`).
+
+**Together.** What makes requests depend on each other is rarely in one segment alone. So blocks of all strata
+of a stream that are equally long are tested as if they were of one (`BlockMeans.together`): they show sooner
+that there is dependence, and one stream is one test, not one for each of its strata. Where they show it, a
+stratum takes its f from them, as far as its own blocks leave it possible at UNLIKELY while it is young, and
+as far as they make it likely later; its own test may show more. Where they do not show it, a stratum must
+show its own at OWN_LEVEL.
 
 Blocks are held against the mean of the reference period, so a change would pass for dependence, and what may
 be one waits (`dependence.py`). What blocks that follow each other show counts beside them
@@ -34,17 +43,18 @@ a change of workload (12 standard deviations in logs of vLLM), and not of what i
 Of requests no block is longer than LIKE_SECONDS: what moves more slowly is a decline or an hour of the day
 (`factors.py`), and not that requests depend on each other.
 
-Paper: Flegal, Jones 2010 (batch means and the long-run variance).
+Papers: Flegal, Jones 2010 (batch means and the long-run variance); Satterthwaite 1946 (the chi-square).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import chdtri, fdtrc
+from scipy.special import chdtri, fdtrc, fdtri
 
 from driftguard.detection.statistics.bets import SMALLEST_VARIANCE
 
@@ -57,6 +67,8 @@ OF_BLOCKS = 7
 SHOWN_LEVEL = 0.05
 YOUNG_LEVEL = 0.2
 GROWING_LEVEL = 0.01
+OWN_LEVEL = 0.01
+UNLIKELY = 0.1
 GROWTH_AHEAD = 3
 LONG_AFTER = 8  # times the reference period: its mean's error, one draw, would then outweigh most blocks
 TYPICAL_PART = 2.0 / 3.0  # of the observations so far that a growing reference period holds
@@ -115,45 +127,118 @@ def of_residuals(blocks: Floats, before: int, mean: float, slope: float, middle:
     return after
 
 
-def inflation(
-    blocks: Floats,
-    observations: int,
-    variance: float,
-    reference: int,
-    caution: Caution,
-    *,
-    longest: float = math.inf,
-) -> float:
-    """f of a stratum, from the sums of its residuals [SCALES, OF_BLOCKS] and the variance of one of them.
+@dataclass(frozen=True, slots=True)
+class BlockMeans:
+    """What W_B is of, for the blocks of B = 1, 2, 4, .. observations that are enough and short enough."""
 
-    `reference` is how many observations that variance and their mean are from, `longest` the largest block in
-    observations.
+    squares: Floats  # [scales] sum over blocks of (sum of their residuals)^2 / B, in variances of one
+    expected: Floats  # [scales] the same of independent observations
+    with_growth: Floats  # [scales] and with the error that their mean had while its reference period grew
+    freedom: Floats  # [scales] degrees of freedom of a chi-square that varies as much
+    ahead: int  # longer blocks that are short enough, but too few
+    observations: int
+    reference: int  # observations that the variance and the mean are from
+    caution: Caution
+
+    @classmethod
+    def of(
+        cls,
+        blocks: Floats,
+        observations: int,
+        variance: float,
+        reference: int,
+        caution: Caution,
+        *,
+        longest: float = math.inf,
+    ) -> BlockMeans:
+        """From the sums of a stratum's residuals [SCALES, OF_BLOCKS], and the variance of one of them.
+
+        `reference` is how many observations that variance and their mean are from, `longest` the largest
+        block in observations.
+        """
+        sizes = np.exp2(np.arange(SCALES, dtype=np.float64))
+        number = np.floor(observations / sizes)
+        within = sizes <= max(longest, 1.0)
+        told = int(((number >= caution.least_blocks) & within).sum())
+        sizes, number, squares = sizes[:told], number[:told], blocks[:told, 0]
+        of_error = observations / reference
+        if caution.around_own_mean and observations > LONG_AFTER * reference:
+            later = (observations - reference) / sizes
+            squares, of_error = np.maximum(squares - blocks[:told, 3] ** 2 / later, 0.0), 0.0
+        squares = squares / sizes / max(variance, SMALLEST_VARIANCE)
+        expected = number - 2.0 + of_error
+        ahead = int(within.sum()) - told
+        if not caution.around_own_mean or observations <= reference:
+            return cls(squares, expected, expected, number - 1.0, ahead, observations, reference, caution)
+        growing = _while_growing(reference, caution)
+        with_growth = expected + growing
+        freedom = with_growth**2 / (number - 2.0 + of_error**2 + growing**2)
+        return cls(squares, expected, with_growth, freedom, ahead, observations, reference, caution)
+
+    @classmethod
+    def together(cls, strata: Sequence[BlockMeans]) -> BlockMeans:
+        """Of one stratum or more: their blocks of as many observations, as if they were of one."""
+        squares, expected, with_growth, spread = sums = np.zeros((4, max(len(one.squares) for one in strata)))
+        for one in strata:
+            parts = one.squares, one.expected, one.with_growth, one.with_growth**2 / one.freedom
+            sums[:, : len(one.squares)] += np.stack(parts)
+        return cls(
+            squares,
+            expected,
+            with_growth,
+            with_growth**2 / spread,
+            0,
+            sum(one.observations for one in strata),
+            sum(one.reference - 1 for one in strata) + 1,
+            strata[0].caution,
+        )
+
+    @property
+    def ratio(self) -> Floats:
+        """[scales] W_B / v."""
+        return self.squares / self.expected
+
+    @property
+    def level(self) -> float:
+        return YOUNG_LEVEL if self.observations < self.caution.young else SHOWN_LEVEL
+
+    def shown(self, level: float | None = None) -> Floats:
+        """[SCALES] W_B / v where the level (by default that of its age) shows it, else 1."""
+        level = self.level if level is None else level
+        found = np.ones(SCALES)
+        told = len(self.squares)
+        by_chance = fdtrc(self.freedom, self.reference - 1.0, self.squares / self.with_growth) * told
+        found[:told] = np.where(by_chance < level, self.ratio, 1.0)
+        return found
+
+    def as_high_as(self) -> Floats:
+        """[scales] f that the blocks leave possible: at UNLIKELY while young, later at even odds."""
+        unlikely = UNLIKELY if self.observations < self.caution.young else 0.5
+        return self.ratio / fdtri(self.freedom, self.reference - 1.0, unlikely)
+
+
+def inflation(means: BlockMeans, together: Floats | None = None) -> float:
+    """f of a stratum.
+
+    `together` [SCALES] is what the strata of its stream show together; by default it is judged alone.
     """
-    sizes = np.exp2(np.arange(SCALES, dtype=np.float64))
-    number = np.floor(observations / sizes)
-    within = sizes <= max(longest, 1.0)
-    told = int(((number >= caution.least_blocks) & within).sum())
+    told = len(means.squares)
     if told == 0:
         return 1.0
-    number = number[:told]
-    squares, expected = blocks[:told, 0], number - 1.0 + observations / reference - 1.0
-    if caution.around_own_mean and observations > LONG_AFTER * reference:
-        later = (observations - reference) / sizes[:told]
-        squares = np.maximum(squares - blocks[:told, 3] ** 2 / later, 0.0)
-        expected = np.maximum(number - 2.0, 1.0)
-    ratio = squares / sizes[:told] / expected / max(variance, SMALLEST_VARIANCE)
-    young = observations < caution.young
-    by_chance = fdtrc(number - 1.0, reference - 1.0, ratio) * told
-    shown = by_chance < (YOUNG_LEVEL if young else SHOWN_LEVEL)
-    if not shown.any():
-        return 1.0
-    found = float(ratio[shown].max())
-    of_error = _of_mean_error(observations, reference, caution)
-    least = float(ratio[-1] * expected[-1] / (number[-1] - 1.0 + of_error))
-    if told > 2 and fdtrc(number[-1] - 1.0, reference - 1.0, least) * told < GROWING_LEVEL:
-        ahead = min(GROWTH_AHEAD, int(within.sum()) - told)
-        found = max(found, float(ratio[-1] * _growth(ratio) ** ahead))
-    return float(min(max(found, 1.0), LARGEST_INFLATION))
+    found, level = 1.0, means.level
+    if together is not None:
+        found = max(1.0, float(np.minimum(together[:told], means.as_high_as()).max()))
+        level = means.level if (together > 1.0).any() else OWN_LEVEL
+    shown = float(means.shown(level).max())
+    if shown == 1.0:
+        return min(found, LARGEST_INFLATION)
+    ratio, last = means.ratio, means.observations >> (told - 1)
+    of_error = _of_mean_error(means.observations, means.reference, means.caution)
+    least = float(means.squares[-1] / (last - 1.0 + of_error))
+    found = max(found, shown)
+    if told > 2 and fdtrc(last - 1.0, means.reference - 1.0, least) * told < GROWING_LEVEL:
+        found = max(found, float(ratio[-1] * _growth(ratio) ** min(GROWTH_AHEAD, means.ahead)))
+    return min(found, LARGEST_INFLATION)
 
 
 def largest_wander(
@@ -180,8 +265,11 @@ def _of_mean_error(observations: int, reference: int, caution: Caution) -> float
     """What the error of the reference period's mean adds to the sum of n blocks, in v: the sum over all
     observations of 1 / (the size that the period had then). While it grows that is half to all of those so
     far."""
-    while_growing = math.log(max(reference / caution.first, 1.0)) / TYPICAL_PART
-    return while_growing + (observations - reference) / reference
+    return _while_growing(reference, caution) + (observations - reference) / reference
+
+
+def _while_growing(reference: int, caution: Caution) -> float:
+    return math.log(max(reference / caution.first, 1.0)) / TYPICAL_PART
 
 
 def _growth(ratio: Floats) -> float:

@@ -41,6 +41,8 @@ from driftguard.detection.statistics.long_run_variance import (
     LIKE_SECONDS,
     OF_REQUESTS,
     OF_WINDOWS,
+    SCALES,
+    BlockMeans,
     Caution,
     add_to_blocks,
     inflation,
@@ -117,8 +119,13 @@ def wander_possible(state: StreamState, base: Baselines, rows: Columns, code: in
     blocks = _added(state.blocks[code], int(state.counted[code]), newest.counts)
     counted = int(state.counted[code]) + len(newest.counts)
     blocks = _added(blocks, counted, newest.waits)
-    known = _known(state, base, code, rows.ended_at(-1))
-    return largest_wander(blocks, counted + len(newest.waits), known.variance, known.caution, known.longest)
+    return largest_wander(
+        blocks,
+        counted + len(newest.waits),
+        float(base.variance[code]),
+        caution_of(state, code),
+        longest_block(state, code, rows.ended_at(-1)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +148,24 @@ def _newest(state: StreamState, base: Baselines, rows: Columns, code: int) -> _N
     return _Newest(residual, residual[counts], around, own.ordinal[counts])
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Of a stratum: what its inflation is measured with."""
-
-    variance: float
-    reference: int
-    caution: Caution
-    longest: float
-
-    def inflation(self, blocks: Floats, observations: int) -> float:
-        return inflation(
-            blocks, observations, self.variance, self.reference, self.caution, longest=self.longest
-        )
-
-
-def _known(state: StreamState, base: Baselines, code: int, now: float) -> _Known:
-    return _Known(
+def _means(
+    state: StreamState, base: Baselines, code: int, now: float, blocks: Floats, counted: int
+) -> BlockMeans:
+    return BlockMeans.of(
+        blocks,
+        counted,
         float(base.variance[code]),
         int(state.reference[code, 0]),
         caution_of(state, code),
-        longest_block(state, code, now),
+        longest=longest_block(state, code, now),
     )
+
+
+def _means_with(state: StreamState, base: Baselines, code: int, now: float, residuals: Floats) -> BlockMeans:
+    """The same with these residuals after those that have been counted."""
+    counted = int(state.counted[code])
+    blocks = _added(state.blocks[code], counted, residuals)
+    return _means(state, base, code, now, blocks, counted + len(residuals))
 
 
 def begun(state: StreamState, code: int, ordinal: int) -> StreamState:
@@ -189,46 +192,69 @@ def measured(config: DetectorConfig, state: StreamState) -> StreamState:
     state = replace(state, next_measured=total + min(max(total // 8, SHORTEST_INTERVAL), rarest))
     rows = history_rows(state)
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
-    blocks, counted, until = state.blocks.copy(), state.counted.copy(), state.counted_until.copy()
+    present = np.unique(rows.stratum[state.ready[rows.stratum]]).tolist()
+    newest = {code: _newest(state, base, rows, code) for code in present}
+    state = _counted(state, newest)
     found, at = state.inflation.copy(), state.measured_at.copy()
-    for code in np.unique(rows.stratum[state.ready[rows.stratum]]).tolist():
-        newest = _newest(state, base, rows, code)
-        lag = LAG_OF_WINDOWS if state.of_windows[code] else LAG_OF_REQUESTS
-        ready = max(len(newest.counts) + min(len(newest.waits) - lag, 0), 0)
-        if ready:
-            until[code] = newest.ordinal[ready - 1]
-        at[code] = state.drafted_requests[code]
-        blocks[code] = _added(blocks[code], int(counted[code]), newest.counts[:ready])
-        counted[code] += ready
-        known = _known(state, base, code, rows.ended_at(-1))
-        found[code] = _shown(state, code, known, blocks[code], int(counted[code]), newest)
+    at[present] = state.drafted_requests[present]
+    for code, inflation_found in _found(state, base, rows.ended_at(-1), newest).items():
+        found[code] = inflation_found
     grown = found > RECOLLECTED * state.inflation
-    state = replace(
-        state, blocks=blocks, counted=counted, counted_until=until, inflation=found, measured_at=at
-    )
+    state = replace(state, inflation=found, measured_at=at)
     if not grown.any():
         return state
     base = baselines(state.reference, state.inflation, state.measured_at, state.of_windows)
     return evidence_anew(state, base, config.ignore, rows)
 
 
-def _shown(
-    state: StreamState, code: int, known: _Known, blocks: Floats, counted: int, newest: _Newest
-) -> float:
-    """The inflation of a stratum, by its sums over so many observations and the newest of them."""
-    found = known.inflation(blocks, counted)
-    if not may_wander(state, code):
-        return found
-    is_changed = _is_changed(state, code)
-    if not is_changed:
-        with_waiting = _added(blocks, counted, newest.waits)
-        found = max(found, known.inflation(with_waiting, counted + len(newest.waits)))
+def _counted(state: StreamState, newest: dict[int, _Newest]) -> StreamState:
+    """The state that has counted what its strata have had since, but for what may be of a change."""
+    blocks, counted, until = state.blocks.copy(), state.counted.copy(), state.counted_until.copy()
+    for code, own in newest.items():
+        lag = LAG_OF_WINDOWS if state.of_windows[code] else LAG_OF_REQUESTS
+        ready = max(len(own.counts) + min(len(own.waits) - lag, 0), 0)
+        if ready:
+            until[code] = own.ordinal[ready - 1]
+        blocks[code] = _added(blocks[code], int(counted[code]), own.counts[:ready])
+        counted[code] += ready
+    return replace(state, blocks=blocks, counted=counted, counted_until=until)
+
+
+def _found(state: StreamState, base: Baselines, now: float, newest: dict[int, _Newest]) -> dict[int, float]:
+    """The inflation of each of these strata.
+
+    Of requests they are looked at together as well: without what may be of a change, and with it.
+    """
+    means = {
+        code: _means(state, base, code, now, state.blocks[code], int(state.counted[code]))
+        for code in np.flatnonzero(state.ready).tolist()
+    }
+    of_requests = {code: one for code, one in means.items() if not state.of_windows[code]}
+    with_waiting = of_requests | {
+        code: _means_with(state, base, code, now, own.waits)
+        for code, own in newest.items()
+        if len(own.waits) and may_wander(state, code) and not _is_changed(state, code)
+    }
+    together = np.maximum(_together(of_requests), _together(with_waiting))
+    found = {code: inflation(means[code]) for code in newest if code not in of_requests}
+    for code in newest.keys() & of_requests.keys():
+        found[code] = max(inflation(one[code], together) for one in (of_requests, with_waiting))
+        if may_wander(state, code):
+            found[code] = max(found[code], _of_neighbours(state, base, code, now, newest[code].all))
+    return found
+
+
+def _together(strata: dict[int, BlockMeans]) -> Floats:
+    """[SCALES] what they show together."""
+    return BlockMeans.together(list(strata.values())).shown() if strata else np.ones(SCALES)
+
+
+def _of_neighbours(state: StreamState, base: Baselines, code: int, now: float, residuals: Floats) -> float:
+    """The inflation of a stratum that its blocks show which follow each other."""
     # One that is not known yet, or one that was repaired. Again and again is a mean that wanders.
-    changes = 2 if is_changed or state.recoveries[code] > 0 else 1
-    of_neighbours = inflation_shown(
-        newest.all, known.variance, known.reference, changes, longest=known.longest
-    )
-    return max(found, of_neighbours)
+    changes = 2 if _is_changed(state, code) or state.recoveries[code] > 0 else 1
+    variance, reference = float(base.variance[code]), int(state.reference[code, 0])
+    return inflation_shown(residuals, variance, reference, changes, longest=longest_block(state, code, now))
 
 
 def _added(blocks: Floats, counted: int, residual: Floats) -> Floats:

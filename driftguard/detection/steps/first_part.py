@@ -35,6 +35,7 @@ from driftguard.detection.statistics.long_run_variance import (
     OF_BLOCKS,
     OF_REQUESTS,
     SCALES,
+    BlockMeans,
     add_to_blocks,
     inflation,
 )
@@ -95,7 +96,7 @@ def first_part(state: StreamState, code: int, shift: LevelShift) -> StreamState 
     counted = len(shift.residuals) * size
     of_code = np.arange(len(state.ready)) == code
     share = np.where(of_code, sums[0] / requests, 1.0)[:, None]
-    found = inflation(
+    means = BlockMeans.of(
         blocks,
         counted,
         float(variance_of(sums)),
@@ -103,6 +104,7 @@ def first_part(state: StreamState, code: int, shift: LevelShift) -> StreamState 
         OF_REQUESTS,
         longest=longest_block(state, code, state.last_ended_at),
     )
+    found = inflation(means)
     return replace(
         state,
         reference=np.where(of_code[:, None], sums, state.reference),

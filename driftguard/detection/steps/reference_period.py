@@ -42,7 +42,12 @@ from driftguard.detection.statistics.bets import NORMAL_CUT_OFF, NOT_CUT, cut_of
 from driftguard.detection.statistics.factors import (
     CELLS,
 )
-from driftguard.detection.statistics.long_run_variance import add_to_blocks, inflation, of_residuals
+from driftguard.detection.statistics.long_run_variance import (
+    BlockMeans,
+    add_to_blocks,
+    inflation,
+    of_residuals,
+)
 from driftguard.detection.statistics.sessions import NO_SESSION
 from driftguard.detection.statistics.windows import WINDOW_REFERENCE, learn, lifetime, needed_windows
 from driftguard.detection.steps.cycles import cells_of, with_reference_cells
@@ -250,7 +255,8 @@ def _inflation(state: StreamState, code: int, now: float) -> float:
     residuals = of_residuals(state.blocks[code], requests, *line_of(sums))
     caution = caution_of(state, code)
     longest = longest_block(state, code, now)
-    return inflation(residuals, requests, variance, requests, caution, longest=longest)
+    means = BlockMeans.of(residuals, requests, variance, requests, caution, longest=longest)
+    return inflation(means)
 
 
 def _requests_learned(config: DetectorConfig, state: StreamState, code: int) -> tuple[StreamState, int]:

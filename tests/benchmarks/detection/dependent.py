@@ -41,17 +41,21 @@ class Dependent:
     kind: Literal["request", "window"]
     draw: Draw
     lifetime: float | None = None  # seconds, of RUNNING requests: windows tell how many ran and started
+    segments: int = 1  # named ones, each of which has such traffic of its own
 
     def batch(self, seed: list[int], n: int, change: Change | None = None) -> ObservationBatch:
         rng = np.random.default_rng(seed)
         fallen = change.size(n) if change else np.zeros(n)
-        mean, drafted = self.draw(rng, n, fallen)
+        code = rng.integers(0, self.segments, n) if self.segments > 1 else np.zeros(n, dtype=np.int64)
+        mean, drafted = np.empty(n), np.empty(n, dtype=np.int64)
+        for own in (code == number for number in range(self.segments)):
+            mean[own], drafted[own] = self.draw(rng, int(own.sum()), fallen[own])
         ordinals = np.arange(1, n + 1)
         seconds = SCRAPE_SECONDS if self.kind == "window" else 1.0
         ended = START + seconds * ordinals.astype(np.float64)
         batch = ObservationBatch.of(
             ordinals,
-            ["default"] * n,
+            ["default"] * n if self.segments == 1 else [f"segment {number}" for number in code],
             drafted,
             rng.binomial(drafted, np.clip(mean, 0.0, 1.0)),
             ended,
@@ -173,6 +177,13 @@ DEPENDENT = (
     Dependent("conversations, unnamed, 20 at a time", "request", _conversations(20, 0.085)),
     Dependent("conversations, unnamed, 20 at a time, that differ more", "request", _conversations(20, 0.12)),
     Dependent("users, unnamed, wander slowly", "request", _users(300.0, 0.05)),
+    Dependent("the same users in each of three segments", "request", _users(300.0, 0.05), segments=3),
+    Dependent(
+        "conversations, unnamed, 20 at a time in each of three segments",
+        "request",
+        _conversations(20, 0.085),
+        segments=3,
+    ),
 )
 LIFETIME_TOLD = (
     Dependent(

@@ -13,6 +13,7 @@ from driftguard.detection.statistics.long_run_variance import (
     OF_REQUESTS,
     SCALES,
     SHOWN_LEVEL,
+    BlockMeans,
     add_to_blocks,
     inflation,
     of_residuals,
@@ -32,15 +33,56 @@ def autoregression(rng: np.random.Generator, n: int, keep: float) -> NDArray[np.
     return path
 
 
-def measured(x: NDArray[np.float64]) -> float:
+def means(x: NDArray[np.float64], reference: int | None = None) -> BlockMeans:
     blocks = add_to_blocks(EMPTY, 0, x, np.zeros(len(x)))
-    return inflation(blocks, len(x), VARIANCE, len(x), OF_REQUESTS)
+    return BlockMeans.of(blocks, len(x), VARIANCE, reference or len(x), OF_REQUESTS)
+
+
+def measured(x: NDArray[np.float64]) -> float:
+    return inflation(means(x))
+
+
+def above_growing_reference(x: NDArray[np.float64], reference: int) -> NDArray[np.float64]:
+    """What observations lie above the mean of those before them, of 400 at first and `reference` at last."""
+    size = np.clip(np.arange(len(x)) * 2 // 3, 400, reference)
+    total = np.cumsum(x)
+    return np.where(np.arange(len(x)) < 400, x - x[:400].mean(), x - total[size - 1] / size)
 
 
 def test_of_independent_observations_it_is_one_in_nearly_all_streams() -> None:
     found = [measured(np.random.default_rng([81, seed]).normal(0.0, 0.12, 8_000)) for seed in range(100)]
     print(f"seeds [81, 0..99]: {sum(value > 1.0 for value in found)} of 100 above 1")
     assert sum(value > 1.0 for value in found) <= 2 * 100 * SHOWN_LEVEL
+
+
+@pytest.mark.parametrize("observations", [6_000, 12_000, 20_000, 30_000])
+def test_the_error_of_the_mean_is_no_dependence(observations: int) -> None:
+    """One draw of it is in all blocks that came after the reference period, and while that grew."""
+    found = [
+        inflation(means(above_growing_reference(rng.normal(0.0, 0.12, observations), 3_000), 3_000))
+        for rng in (np.random.default_rng([86, seed]) for seed in range(200))
+    ]
+    print(f"seeds [86, 0..199]: {sum(value > 1.0 for value in found)} of 200 above 1")
+    assert sum(value > 1.0 for value in found) <= 200 * SHOWN_LEVEL
+
+
+def test_segments_that_depend_too_little_to_show_it_alone_show_it_together() -> None:
+    strata = [means(autoregression(np.random.default_rng([87, seed]), 1_500, 0.06)) for seed in range(8)]
+    alone = [inflation(one) for one in strata]
+    together = BlockMeans.together(strata).shown()
+    found = [inflation(one, together) for one in strata]
+    print(f"seeds [87, 0..7]: alone {np.round(alone, 2)}, together {np.round(found, 2)}")
+    assert sum(value > 1.0 for value in alone) <= 4
+    assert min(found) > 1.0
+
+
+def test_an_independent_segment_among_dependent_ones_is_told_so_by_its_own_requests() -> None:
+    strata = [means(autoregression(np.random.default_rng([88, seed]), 20_000, 0.5)) for seed in range(2)]
+    own = means(np.random.default_rng([88, 2]).normal(0.0, 0.12, 20_000))
+    together = BlockMeans.together([*strata, own]).shown()
+    found = inflation(own, together)
+    print(f"seeds [88, 0..2]: {found:.2f} of up to {together.max():.2f}")
+    assert 1.0 <= found < 1.5 < together.max()
 
 
 @pytest.mark.parametrize(("keep", "least", "most"), [(0.22, 1.2, 3.0), (0.5, 2.4, 6.0), (0.9, 15.0, 40.0)])

@@ -21,7 +21,7 @@ from driftguard.detection import (
     fold,
 )
 from driftguard.detection.state.codec import decode_state, encode_state
-from tests.benchmarks.detection.dependent import DEPENDENT
+from tests.benchmarks.detection.dependent import DEPENDENT, INDEPENDENT
 from tests.detection.traffic import fold_all, normal, requests
 
 pytestmark = pytest.mark.slow
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 DEVIATION = np.sqrt(0.0144 / 2.0)  # between conversations, and between the requests of one
 CONFIG = DetectorConfig()
 STREAMS, LENGTH = 3, 20_000
+FAMILIES = {family.name: family for family in (*DEPENDENT, INDEPENDENT)}
 
 
 def conversations(rng: np.random.Generator, mean: NDArray[np.float64]) -> ObservationBatch:
@@ -65,6 +66,26 @@ def test_dependence_that_begins_late_is_still_measured() -> None:
     )
     state, _ = fold_all(later, CONFIG, state)
     assert 2.0 < state.inflation[0] < 20.0
+
+
+def in_three_segments(name: str, seed: int, n: int) -> ObservationBatch:
+    return replace(FAMILIES[name], segments=3).batch([89, seed], n)
+
+
+def test_independent_segments_pass_for_dependent_in_few_streams() -> None:
+    """Where every segment was tested by itself, and for more than the error of its mean, it was 12 of 40 streams."""
+    alike = [in_three_segments(INDEPENDENT.name, seed, 9_000) for seed in range(40)]
+    dependent = sum((fold_all(batch)[0].inflation > 1.0).any() for batch in alike)
+    print(f"seeds [89, 0..39]: {dependent} of 40")
+    assert dependent <= 6
+
+
+def test_segments_show_together_that_their_requests_depend_on_each_other() -> None:
+    """Alone 5 of 24 segments were still taken to be independent here."""
+    unnamed = "conversations, unnamed, 20 at a time"
+    inflation = [fold_all(in_three_segments(unnamed, seed, 6_000))[0].inflation for seed in range(8)]
+    print(f"seeds [89, 0..7]: {np.round(inflation, 2).tolist()}")
+    assert sum((found == 1.0).sum() for found in inflation) <= 2
 
 
 @pytest.mark.parametrize(("drop", "most"), [(0.1, 600), (0.2, 320)])
