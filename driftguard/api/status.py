@@ -38,11 +38,9 @@ from driftguard.incidents import aftermath
 from driftguard.status import streams_in_service
 from driftguard.status.gather import describe
 from driftguard.status.stream_status import StreamStatus
-from driftguard.status.usual_silence import UsualSilences
 from driftguard.status.verdict import Standing, standings
 from driftguard.store import folding, incidents, scrape_leases, series, sources, status_queries, streams
 from driftguard.store.series import Bin
-from driftguard.store.streams import StreamRow
 from driftguard.store.tables import Incident, Source, Stream
 from driftguard_http.origins import url_of
 
@@ -141,7 +139,7 @@ def get_acceptance(
 def _series(session: Session, stream: Stream, now: datetime, minutes: int) -> AcceptanceSeries:
     since = now - timedelta(minutes=minutes)
     related = [
-        item for item in streams.siblings(session, stream.server, stream.target) if item.method != "none"
+        item for item in streams.of_server(session, stream.server, stream.target) if item.method != "none"
     ]
     ids = [item.id for item in related]
     width = bin_seconds(minutes)
@@ -204,18 +202,6 @@ def _lines(bins: list[Bin], versions: dict[int, str]) -> tuple[list[Line], int]:
 def _point(at: datetime, requests: int, drafted: int, accepted: int) -> Point:
     rate = accepted / drafted if drafted else None
     return Point(at=at, requests=requests, drafted=drafted, accepted=accepted, acceptance=rate)
-
-
-def stream_models(
-    session: Session,
-    now: datetime,
-    known: Sequence[StreamRow] | None = None,
-    scraped: Sequence[Source] | None = None,
-    usual: UsualSilences | None = None,
-    places: Places | None = None,
-) -> list[StreamStatusModel]:
-    """Every stream, the worst of those in service first; the arguments are those of standings."""
-    return models_of(session, now, standings(session, now, known, scraped, usual), places)
 
 
 def models_of(

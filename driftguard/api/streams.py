@@ -85,7 +85,7 @@ def get_stream(stream_id: Annotated[StreamId, Path()], context: AnyContext) -> S
         related = standings(
             session,
             now,
-            streams.siblings(session, stream.server, stream.target),
+            streams.of_server(session, stream.server),
             usual=context.usual_silences,
         )
         own = [item for item in related if item.stream.id == stream_id]

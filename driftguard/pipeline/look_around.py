@@ -114,9 +114,9 @@ class LookAround:
 
 def _close_replaced(session: Session, found: Sequence[Standing], now: datetime) -> None:
     """Resolves incidents of drafts that something other than a retraining replaced, say a restart of the
-    server with another draft: no record of theirs will ever end them. An incident that is mitigating is
-    left to the watch over the promotion, which may still roll back. A fall may go on with what took over
-    (driftguard.incidents.target_replaced): until enough is known of that, its incident waits."""
+    server with another draft or target: no record of theirs will ever end them. An incident that is
+    mitigating is left to the watch over the promotion, which may still roll back. A fall may go on with what
+    took over (driftguard.incidents.target_replaced): until enough is known of that, its incident waits."""
     unresolved = status_queries.unresolved_incidents(session)
     awaited = {one.stream_id for one in incidents.awaited_comparisons(session)}
     learning = {
@@ -127,10 +127,16 @@ def _close_replaced(session: Session, found: Sequence[Standing], now: datetime) 
     for item in found:
         if item.verdict != "replaced" or now - item.stream.last_seen_at < REPLACED_AFTER:
             continue
-        if (item.stream.server, item.stream.target) in learning:
+        if (item.stream.server, item.target_in_service) in learning:
             continue
         for incident in unresolved.get(item.stream.id, {}).values():
             if incident.state != "mitigating":
-                reason = f"draft {item.stream.draft_version} is no longer in service"
+                reason = f"{_replaced(item)} is no longer in service"
                 incidents.move(session, incident.id, "resolved", reason, now)
                 log.info("incident resolved", incident=str(incident.id), reason=reason)
+
+
+def _replaced(item: Standing) -> str:
+    if item.target_in_service != item.stream.target:
+        return f"target {item.stream.target}"
+    return f"draft {item.stream.draft_version}"

@@ -85,6 +85,7 @@ def _status(item: Standing, facts: _Facts) -> StreamStatus:
         text="",
         since=held.since if held else _since(None if verdict == "speculation_loses" else summary, incident),
         in_service=item.in_service,
+        target_in_service=item.target_in_service,
         draft_in_service=item.draft_in_service,
         now=now,
         baseline=baseline,

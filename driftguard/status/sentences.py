@@ -78,6 +78,8 @@ def _best(found: Sequence[Action]) -> str | None:
 
 
 def _sentence(found: StreamStatus, incident: Incident | None) -> str:
+    if found.verdict == "replaced" and found.target_in_service != found.stream.target:
+        return f"No longer in service: {found.stream.server} serves {found.target_in_service}."
     if found.verdict == "replaced":
         return f"No longer in service: {found.stream.server} runs draft {found.draft_in_service}."
     if found.verdict == "drafting_stopped":

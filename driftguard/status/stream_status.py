@@ -25,6 +25,7 @@ class StreamStatus:
     text: str
     since: datetime | None
     in_service: bool
+    target_in_service: str
     draft_in_service: str
     now: Acceptance | None
     baseline: Acceptance | None

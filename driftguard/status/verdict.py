@@ -3,10 +3,12 @@ for each stream; the numbers behind the verdict are read only for streams that a
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import accumulate
 from typing import Final
 
 from sqlalchemy.orm import Session
@@ -48,6 +50,7 @@ class Standing:
     incident: Incident | None  # the reason of the verdict
     set_aside: HeldStream | None
     in_service: bool
+    target_in_service: str  # another one than the stream's where it took its place on the server
     draft_in_service: str
     heard: Newest | None  # of its source, where that has sent any but canary probes
 
@@ -64,8 +67,8 @@ def standings(
     scraped: Sequence[Source] | None = None,
     usual: UsualSilences | None = None,
 ) -> list[Standing]:
-    """Of every stream, the worst of those in service first, then by name. `known`: all, or all of some places
-    (server, target); `scraped`: all; each if the caller has already read them. `usual`: the cache of
+    """Of every stream, the worst of those in service first, then by name. `known`: all, or all of some
+    servers; `scraped`: all; each if the caller has already read them. `usual`: the cache of
     earlier calls."""
     known = streams.all_streams(session) if known is None else known
     scraped = sources.all_sources(session) if scraped is None else scraped
@@ -74,6 +77,7 @@ def standings(
     drafts = status_queries.drafts_in_service(session)
     facts = _Facts(
         newest=_newest(known),
+        taken=_taken(known),
         serving=in_service(known, drafts),
         told=folding.verdicts(session),
         incidents=status_queries.unresolved_incidents(session),
@@ -88,17 +92,45 @@ def standings(
     return sorted(found, key=lambda item: (item.rank, item.stream.server, item.stream.target, item.stream.id))
 
 
-def in_service(known: Sequence[StreamRow], drafts: Mapping[tuple[str, str], str]) -> set[int]:
+def in_service(known: Sequence[StreamRow], drafts: Mapping[Place, str]) -> set[int]:
     """Ids of the streams with a recent record, compared with the newest of their server and target, and with
-    the draft that was put into service there, if any (`drafts`: (server, target) -> its version)."""
-    newest = _newest(known)
+    the draft that was put into service there, if any (`drafts`: (server, target) -> its version). None of a
+    target whose place another one took."""
+    newest, taken = _newest(known), _taken(known)
     serving = set()
     for stream in known:
         place = (stream.server, stream.target)
         replaced = stream.method != "none" and drafts.get(place, stream.draft_version) != stream.draft_version
-        if not replaced and newest[place].last_seen_at - stream.last_seen_at <= IN_SERVICE_WITHIN:
+        is_recent = newest[place].last_seen_at - stream.last_seen_at <= IN_SERVICE_WITHIN
+        if is_recent and not replaced and place not in taken:
             serving.add(stream.id)
     return serving
+
+
+def _taken(known: Sequence[StreamRow]) -> dict[Place, StreamRow]:
+    """Of each place that sends nothing any more since a stream of the same server, draft and method, but with
+    another target, began: the newest such stream. Of two targets side by side neither takes a place."""
+    alike: dict[tuple[str, str, str], list[StreamRow]] = defaultdict(list)
+    for stream in sorted(known, key=lambda stream: stream.first_seen_at):
+        alike[stream.server, stream.method, stream.draft_version].append(stream)
+    newest_since = {
+        key: list(accumulate(reversed(streams), _heard_later))[::-1] for key, streams in alike.items()
+    }
+    taken: dict[Place, StreamRow] = {}
+    for place, last in _newest(known).items():
+        key = last.server, last.method, last.draft_version
+        begun = bisect_left(
+            alike[key], last.last_seen_at - IN_SERVICE_WITHIN, key=lambda one: one.first_seen_at
+        )
+        # The place's own streams are no newer than its newest one.
+        for newest in newest_since[key][begun : begun + 1]:
+            if newest.last_seen_at > last.last_seen_at + IN_SERVICE_WITHIN:
+                taken[place] = newest
+    return taken
+
+
+def _heard_later(one: StreamRow, other: StreamRow) -> StreamRow:
+    return other if other.last_seen_at > one.last_seen_at else one
 
 
 def _newest(known: Sequence[StreamRow]) -> dict[Place, StreamRow]:
@@ -114,6 +146,7 @@ def _newest(known: Sequence[StreamRow]) -> dict[Place, StreamRow]:
 @dataclass(frozen=True, slots=True)
 class _Facts:
     newest: dict[Place, StreamRow]
+    taken: dict[Place, StreamRow]
     serving: set[int]
     told: dict[int, str]
     incidents: dict[int, dict[str, Incident]]
@@ -186,6 +219,7 @@ def _standing(stream: StreamRow, facts: _Facts) -> Standing:
         incident=incident,
         set_aside=held,
         in_service=serving,
+        target_in_service=facts.taken[place].target if place in facts.taken else stream.target,
         draft_in_service=facts.drafts.get(place, facts.newest[place].draft_version),
         heard=facts.heard.get(place),
     )

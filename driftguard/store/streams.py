@@ -176,9 +176,11 @@ def all_streams(session: Session) -> list[StreamRow]:
     return [StreamRow(*row) for row in session.execute(select(*_ROW).order_by(Stream.id))]
 
 
-def siblings(session: Session, server: str, target: str) -> list[StreamRow]:
-    """Streams of the same server and target: earlier and later drafts."""
-    query = select(*_ROW).where(Stream.server == server, Stream.target == target)
+def of_server(session: Session, server: str, target: str | None = None) -> list[StreamRow]:
+    """Streams of a server, by default of all of its targets: earlier and later drafts."""
+    query = select(*_ROW).where(Stream.server == server)
+    if target is not None:
+        query = query.where(Stream.target == target)
     return [StreamRow(*row) for row in session.execute(query.order_by(Stream.id))]
 
 

@@ -36,6 +36,7 @@ class Setup:
     k: int = 4
     names: Mapping[str, str] = field(default_factory=dict)
     draft_version: str = "v1"
+    target: str = "target"
     tells_positions: bool = True
     temperature: float | None = None
 
@@ -70,6 +71,7 @@ class Server:
         served = msgspec.structs.replace(
             record,
             draft_version=setup.draft_version,
+            target=setup.target,
             temperature=setup.temperature,
             output_tokens=int(self._lengths.lognormal(4.5, 0.6)) + 1,
         )

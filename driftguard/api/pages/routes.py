@@ -29,7 +29,7 @@ from driftguard.api.incidents import detail
 from driftguard.api.pages.errors import PageRoute
 from driftguard.api.pages.rendering import render
 from driftguard.api.retraining import RunModel, get_retrain_run
-from driftguard.api.status import Places, models_of, source_models, stream_models
+from driftguard.api.status import Places, models_of, source_models
 from driftguard.api.status_models import Rate
 from driftguard.api.streams import decode, matching
 from driftguard.errors import NotFound
@@ -135,14 +135,10 @@ def stream_page(stream_id: StreamId, context: AnyContext) -> HTMLResponse:
         if stream is None:
             raise NotFound(f"there is no stream {stream_id}")
         scraped = sources.all_sources(session)
-        related = stream_models(
-            session,
-            datetime.now(UTC),
-            streams.siblings(session, stream.server, stream.target),
-            scraped,
-            context.usual_silences,
-            Places.of(context, scraped),
-        )
+        now, known = datetime.now(UTC), streams.of_server(session, stream.server)
+        found = standings(session, now, known, scraped, context.usual_silences)
+        of_target = [item for item in found if item.stream.target == stream.target]
+        related = models_of(session, now, of_target, Places.of(context, scraped))
         shown = next(item for item in related if item.id == stream_id)
         servers = source_models(session, scraped)
         history = _drafts(session, stream.server, stream.target)

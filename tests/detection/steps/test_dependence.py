@@ -73,7 +73,7 @@ def in_three_segments(name: str, seed: int, n: int) -> ObservationBatch:
 
 
 def test_independent_segments_pass_for_dependent_in_few_streams() -> None:
-    """Where every segment was tested by itself, and for more than the error of its mean, it was 12 of 40 streams."""
+    """Where each was tested by itself, and part of its mean's error passed for dependence, 12 of 40 did."""
     alike = [in_three_segments(INDEPENDENT.name, seed, 9_000) for seed in range(40)]
     dependent = sum((fold_all(batch)[0].inflation > 1.0).any() for batch in alike)
     print(f"seeds [89, 0..39]: {dependent} of 40")
