@@ -163,15 +163,16 @@ def _by_first(
     usual_until = goes_on.change_point_seq if goes_on else begun
     before = {
         level.segment: level
-        for level in acceptance_levels.of_first_position(session, earlier, Span(0, usual_until, oldest))
+        for level in acceptance_levels.of_span(session, earlier, Span(0, usual_until, oldest), by_first=True)
     }
     ks = acceptance_levels.told_k(session, incident.stream_id, Span(begun, end, oldest))
     fallen = {
         level.segment: level
-        for level in acceptance_levels.of_first_position(
+        for level in acceptance_levels.of_span(
             session,
             incident.stream_id,
             Span(begun, ABOVE_EVERY_SEQ, oldest),
+            by_first=True,
             ks=ks - {k for level in newest for k in (level.lowest_k, level.highest_k)},
             newest=FALLEN_REQUESTS,
         )

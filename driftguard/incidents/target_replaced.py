@@ -132,8 +132,13 @@ def _fall(
     past = _before(session, stream) if stream else None
     if stream is None or past is None:
         return None
-    alike = _alike(session, past, stream, awaited.reference_since - LOOK_BACK)
-    found = fallen_segments(alike.before, alike.after, minimum_drop)
+    kinds = {acceptance_levels.kind_of(session, one.id) for one in (past, stream)}
+    if len(kinds) > 1:
+        return None
+    of_kind = _alike_windows if kinds == {"window"} else _alike
+    alike = of_kind(session, past, stream, awaited.reference_since - LOOK_BACK)
+    inflation = _window_inflation(session, past.id)
+    found = fallen_segments(alike.before, alike.after, minimum_drop, inflation)
     if not found:
         return None
     first = examination_evidence.first_record(session, stream.id)
@@ -211,7 +216,7 @@ def _fall_across_settings(
     told = [acceptance_levels.told_k(session, awaited.stream_id, span) for span in spans]
     if told[0] == told[1]:
         return None
-    sides = [acceptance_levels.of_first_position(session, awaited.stream_id, span) for span in spans]
+    sides = [acceptance_levels.of_span(session, awaited.stream_id, span, by_first=True) for span in spans]
     found = fallen_segments(sides[0], sides[1], minimum_drop, _window_inflation(session, awaited.stream_id))
     if not found:
         return None
@@ -282,11 +287,7 @@ def _alike(session: Session, past: Stream, stream: Stream, oldest: datetime) -> 
     known = [renamed_segments.appeared(session, one.id) for one in (past, stream)]
     renamed = renamed_segment.of_next_stream(session, past.id, stream.id)
     older = {name: name for name in known[0].keys() & known[1]} | renamed
-    go_on = [
-        incidents.find(session, goes_on.incident_id)[0]
-        for incident in incidents.of_stream(session, stream.id)
-        if (goes_on := incident.evidence.goes_on) is not None and goes_on.stream_id == past.id
-    ]
+    go_on = _that_go_on(session, past, stream)
     before = like_with_like.levels(session, past.id, set(older.values()), oldest, go_on)
     after = like_with_like.levels(session, stream.id, older.keys(), oldest)
     equal = {new: like_with_like.at_equal_settings(before[old], after[new]) for new, old in older.items()}
@@ -303,6 +304,31 @@ def _alike(session: Session, past: Stream, stream: Stream, oldest: datetime) -> 
         "all" if is_equal else "first",
         renamed,
     )
+
+
+def _alike_windows(session: Session, past: Stream, stream: Stream, oldest: datetime) -> _Alike:
+    """Before a fall that is open, or goes on; by the first draft token where K is another or not told."""
+    falls = [
+        each
+        for each in (*incidents.of_stream(session, past.id), *_that_go_on(session, past, stream))
+        if each.direction == "down"
+    ]
+    until = min((each.change_point_seq for each in falls), default=ABOVE_EVERY_SEQ)
+    since = min((each.change_point_at - LOOK_BACK for each in falls), default=oldest)
+    sides = (past.id, Span(0, until, min(since, oldest))), (stream.id, Span(0, ABOVE_EVERY_SEQ, oldest))
+    ks = [acceptance_levels.told_k(session, *side) for side in sides]
+    by_first = ks[0] != ks[1] or len(ks[0]) != 1
+    before, after = (acceptance_levels.of_span(session, *side, by_first=by_first) for side in sides)
+    return _Alike(before, after, "first" if by_first else "all", {})
+
+
+def _that_go_on(session: Session, past: Stream, stream: Stream) -> list[Incident]:
+    """Falls of the stream before that are resolved, as they go on in this one."""
+    return [
+        incidents.find(session, goes_on.incident_id)[0]
+        for incident in incidents.of_stream(session, stream.id)
+        if (goes_on := incident.evidence.goes_on) is not None and goes_on.stream_id == past.id
+    ]
 
 
 def _level(name: str, known: Likeness) -> AcceptanceLevel:

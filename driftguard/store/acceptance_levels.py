@@ -69,15 +69,18 @@ def levels(
 
 # Counters per position without drafted tokens are of servers whose steps all draft the first.
 _FIRST_DRAFTED = "coalesce(drafted_per_position[1], CASE WHEN kind = 'window' THEN steps END)"
-_FIRST_POSITION = text(
+_FIRST_ACCEPTED = f"accepted_per_position[1]::float8 / {_FIRST_DRAFTED}"
+_TELLS_FIRST = f"{_FIRST_DRAFTED} > 0 AND accepted_per_position IS NOT NULL"
+_OF_SPAN = text(
     f"""
     SELECT segment, count(*) AS requests, avg(x) AS mean, coalesce(var_samp(x), 0) AS variance
     FROM (
-        SELECT segment, accepted_per_position[1]::float8 / {_FIRST_DRAFTED} AS x,
+        SELECT segment,
+               CASE WHEN :by_first THEN {_FIRST_ACCEPTED} ELSE accepted::float8 / drafted END AS x,
                row_number() OVER (PARTITION BY segment ORDER BY seq DESC) AS age
         FROM records
-        WHERE stream_id = :stream_id AND kind = :kind AND {_FIRST_DRAFTED} > 0
-          AND accepted_per_position IS NOT NULL
+        WHERE stream_id = :stream_id AND kind = :kind
+          AND CASE WHEN :by_first THEN {_TELLS_FIRST} ELSE drafted > 0 END
           AND seq >= :first AND seq < :end AND ended_at >= :oldest
           AND (CAST(:ks AS int[]) IS NULL OR num_speculative_tokens = ANY(CAST(:ks AS int[])))
     ) AS newest
@@ -107,20 +110,22 @@ class Span(NamedTuple):
     oldest: datetime
 
 
-def of_first_position(
+def of_span(
     session: Session,
     stream_id: int,
     span: Span,
     *,
+    by_first: bool,
     ks: Collection[int] | None = None,
     newest: int = _NEWEST_REQUESTS,
 ) -> list[AcceptanceLevel]:
-    """Of the first draft token, which does not depend on how many follow; over the `newest` requests of each
-    segment in the span whose source gives counts per position. `ks`: only those that tell one of these K."""
-    given = {"stream_id": stream_id, **span._asdict(), "newest": newest}
+    """Over the `newest` requests of each segment in the span: of all draft tokens, or of the first one, which
+    does not depend on how many follow, where the source gives counts per position. `ks`: only those that tell
+    one of these K."""
+    given = {"stream_id": stream_id, **span._asdict(), "newest": newest, "by_first": by_first}
     given["kind"] = kind_of(session, stream_id)
     given["ks"] = None if ks is None else sorted(ks)
-    return [AcceptanceLevel._make(row) for row in session.execute(_FIRST_POSITION, given)]
+    return [AcceptanceLevel._make(row) for row in session.execute(_OF_SPAN, given)]
 
 
 class NewestLevel(NamedTuple):
@@ -143,14 +148,12 @@ _NEWEST = text(
         SELECT asked.segment, of_segment.*
         FROM unnest(CAST(:segments AS text[])) AS asked(segment) CROSS JOIN LATERAL (
             SELECT drafted, steps, ended_at,
-                   CASE WHEN :by_first THEN accepted_per_position[1]::float8 / {_FIRST_DRAFTED}
-                        ELSE accepted::float8 / drafted END AS x,
+                   CASE WHEN :by_first THEN {_FIRST_ACCEPTED} ELSE accepted::float8 / drafted END AS x,
                    row_number() OVER (ORDER BY seq DESC) AS age
             FROM records
             WHERE stream_id = :stream_id AND kind = :kind AND seq > :after
               AND records.segment = asked.segment
-              AND CASE WHEN :by_first THEN {_FIRST_DRAFTED} > 0 AND accepted_per_position IS NOT NULL
-                       ELSE drafted > 0 END
+              AND CASE WHEN :by_first THEN {_TELLS_FIRST} ELSE drafted > 0 END
             ORDER BY seq DESC LIMIT :most
         ) AS of_segment
     )

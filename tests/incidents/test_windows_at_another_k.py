@@ -20,7 +20,8 @@ RESTART = timedelta(minutes=1)
 class ScrapedServer:
     """vLLM: it counts accepted tokens per position, and the steps, each of which drafts the first."""
 
-    def __init__(self, database: Database, seed: int) -> None:
+    def __init__(self, database: Database, seed: int, *, tells_positions: bool = True) -> None:
+        self.draft_version, self.target, self._tells_positions = "v1", "target", tells_positions
         self.sidecar = Server(database, seed)
         self._database, self._random = database, np.random.default_rng(seed)
         self.clock = datetime.now(UTC)
@@ -46,15 +47,15 @@ class ScrapedServer:
             started_at=begun,
             ended_at=self.clock,
             server="chat",
-            target="target",
+            target=self.target,
             draft="draft",
-            draft_version="v1",
+            draft_version=self.draft_version,
             method="draft_model",
             steps=STEPS,
             drafted=k * STEPS,
             accepted=sum(kept),
             emitted=sum(kept) + STEPS,
-            accepted_per_position=kept,
+            accepted_per_position=kept if self._tells_positions else None,
             num_speculative_tokens=k,
             fidelity="counter",
         )
