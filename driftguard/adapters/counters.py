@@ -6,12 +6,16 @@ The bonus token is in none of these counters; a step without a draft adds to non
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from driftguard.adapters.adapter import Kind
 from driftguard.adapters.reading import Increase, Reading, sums_and_counts
 from driftguard.adapters.window import Identity, Window
 from driftguard.records import Fidelity
+
+# Draft tokens of a window in steps of what is printed: rounding then moves its acceptance by .005 at most.
+LEAST_STEPS: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class CounterAdapter:
     tpot: str | None = None  # sum over count: seconds per token, if there are no decode_seconds
     positions_are_k: bool = False  # a series for each of the K positions from the start
     names_target: bool = True
+    significant_digits: int = 17  # of all counters but those of positions; 17: exact
     path: str = "/metrics"
     fidelity: Fidelity = "counter"
 
@@ -69,7 +74,7 @@ class CounterAdapter:
         self, target: str | None, increase: Increase, after: Reading, known: Identity, labels: dict[str, str]
     ) -> Window:
         per_position = increase.per_position(self.accepted_per_position, "position", **labels)
-        return Window(
+        window = Window(
             target=target,
             begun_at=increase.begun_at,
             ended_at=after.at,
@@ -89,6 +94,31 @@ class CounterAdapter:
             waiting_requests=after.whole(self.waiting, **labels) if self.waiting else None,
             started_requests=increase.whole(f"{self.ttft}_count", **labels) if self.ttft else None,
         )
+        step = self._printed_step(after, self.drafted, labels)
+        return window if step == 1 else self._rounded(window, step, after, labels)
+
+    def _rounded(self, window: Window, step: int, after: Reading, labels: dict[str, str]) -> Window:
+        """Its counts are printed in such steps; those of positions are exact, and give what was accepted."""
+        kept = window.accepted_per_position or [0]
+        steps = max(window.steps, kept[0])
+        least = LEAST_STEPS * step
+        # That nothing was drafted shows where as much was generated as a window must have drafted.
+        stopped = LEAST_STEPS * max(step, self._printed_step(after, self.generated, labels))
+        has_stopped = not window.drafted and not sum(kept) and (window.generated or 0) >= stopped
+        return replace(
+            window,
+            steps=steps,
+            drafted=max(window.drafted, sum(kept), steps if window.drafted else 0),
+            accepted=sum(kept),
+            precision=f"{self.name} prints its counters with {self.significant_digits} digits, now in steps "
+            f"of {step:,} draft tokens: a window has at least {least:,}",
+            goes_on=window.drafted < least and not has_stopped,
+        )
+
+    def _printed_step(self, after: Reading, name: str, labels: dict[str, str]) -> int:
+        """What the last digit of a counter stands for; 1 where it is exact."""
+        digits = len(str(after.whole(name, **labels) or 0))
+        return int(10 ** max(digits - self.significant_digits, 0))
 
     def _seconds_per_token(self, increase: Increase, labels: dict[str, str]) -> float | None:
         """A ratio of sums if there are decode_seconds, which do not include the first token of a request."""

@@ -1,4 +1,8 @@
-"""llama.cpp's server. The series of positions appear with the first draft; no metric names the model."""
+"""llama.cpp's server. The series of positions appear with the first draft; no metric names the model.
+
+It prints its counters through a C++ stream of the default precision (tools/server/server-task.cpp), but not
+those of positions.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ LLAMACPP = CounterAdapter(
     waiting="llamacpp:requests_deferred",
     decode_seconds=("llamacpp:tokens_predicted_seconds_total",),
     names_target=False,
+    significant_digits=6,
     show_metrics="start llama-server with --metrics (and a build of August 2026 or later)",
     speculate="start llama-server with --spec-draft-model",
 )

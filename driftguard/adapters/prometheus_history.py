@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Annotated, Final
 
 import msgspec
@@ -68,11 +67,15 @@ def windows(text: bytes, known: Identity) -> Iterator[tuple[str, Window]]:
 
 
 def _windows(adapter: Adapter, found: list[_Series], known: Identity) -> Iterator[Window]:
-    for before, after in pairwise(_readings(found)):
+    before, *later = _readings(found)
+    for after in later:
         try:
-            yield from adapter.windows(before, after, known)
+            windows = adapter.windows(before, after, known)
         except LeftOut:
-            continue
+            windows = ()
+        if not any(window.goes_on for window in windows):
+            yield from windows
+            before = after
 
 
 def _readings(found: list[_Series]) -> list[Reading]:

@@ -58,13 +58,17 @@ class Window:
     draft_version: str | None = None
     method: str | None = None
     segment: str | None = None
+    precision: str = ""  # of its counts, in words, where they are printed rounded
+    goes_on: bool = False  # its counts are too few to be exact enough: the next reading belongs to it as well
 
     @property
     def condition(self) -> Condition:
-        if self.drafted:
+        if self.drafted or self.accepted:
             return "reporting"
         if not self.generated:
             return "idle"
+        if self.goes_on:
+            return "reporting"
         return "drafting_stopped" if self.speculated_before else "not_speculating"
 
     def record(self, known: Identity) -> AcceptanceRecord:

@@ -22,11 +22,12 @@ def never_probed(_server: str, _url: str, _begun_at: datetime, _ended_at: dateti
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """`windows`: those to store; the next one begins at this reading once they are."""
+    """`windows`: those to store; the next one begins at this reading once they are, unless it `goes_on`."""
 
     condition: Condition
     detail: str
     windows: Sequence[Window] = ()
+    goes_on: bool = False
 
 
 def judge(
@@ -50,6 +51,8 @@ def judge(
         return Judged("waiting", "the next scrape or export gives its first window")
     if windows and was_probed(known.server, url, before.at, reading.at):
         return Judged("reporting", "a window was left out: canary probes were asked in it")
+    if any(window.goes_on for window in windows):
+        return Judged(condition, _advice(condition, adapter, windows), goes_on=True)
     stored = [window for window in windows if window.condition in RECORDED]
     return Judged(condition, _advice(condition, adapter, windows), stored)
 
@@ -58,4 +61,4 @@ def _advice(condition: Condition, adapter: Adapter, windows: Sequence[Window]) -
     if condition == "drafting_stopped":
         tokens = sum(window.generated or 0 for window in windows)
         return f"{adapter.name} generated {tokens:,} tokens without a draft since the last window"
-    return ""
+    return next((window.precision for window in windows if window.precision), "")

@@ -136,7 +136,9 @@ class PushedSource:
             self.newest = replace(waiting[-1], left_out=left_out)
 
     def _move(self, taken: Taken) -> None:
-        """Makes the next window begin at this reading."""
+        """Makes the next window begin at this reading, unless the one before it goes on."""
+        if self.judged.goes_on:
+            return
         if self.before and taken.place != self.before.place:
             self.interval_seconds = (taken.reading.at - self.before.reading.at).total_seconds()
         self.before = taken

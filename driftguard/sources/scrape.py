@@ -102,7 +102,8 @@ async def _scrape(
         )
     except DriftGuardError as error:
         return judged.condition, f"not stored yet: {error.detail}"
-    source.before = reading
+    if not judged.goes_on:
+        source.before = reading
     if refusals:
         return "incomplete", f"not stored: {refusals[0][1]}"
     return judged.condition, judged.detail

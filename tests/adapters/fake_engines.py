@@ -115,9 +115,15 @@ class FakeLmDeploy(FakeEngine):
 
 
 class FakeLlamaCpp(FakeEngine):
+    """Its server prints all counters but those of positions through a stream of six significant digits."""
+
     kind: ClassVar[Kind] = "llamacpp"
 
     def text(self) -> str:
+        lines = self._text().splitlines()
+        return "".join(f"{line}\n" if "{" in line else _of_six_digits(line) for line in lines)
+
+    def _text(self) -> str:
         text = self.counters("llamacpp:", "", '{position="%d"}')
         if not self.steps:  # the positions appear with the first draft
             text = "".join(line + "\n" for line in text.splitlines() if "per_pos" not in line)
@@ -129,6 +135,11 @@ class FakeLlamaCpp(FakeEngine):
             + "llamacpp:requests_processing 2\n"
             + f"llamacpp:requests_deferred {self.waiting}\n"
         )
+
+
+def _of_six_digits(line: str) -> str:
+    name, value = line.split()
+    return f"{name} {float(value):.6g}\n"
 
 
 class FakeTensorRtLlm(FakeEngine):
