@@ -22,7 +22,7 @@ from driftguard.errors import BadSettings
 from driftguard.masking import Secrets, secrets_of_url
 from driftguard.proxy.connections import LONGEST_HEADER, BoundedServer, limits_of
 from driftguard.proxy.counts import SharedCounts
-from driftguard.proxy.forwarding import Forwarder
+from driftguard.proxy.forwarding import Forwarder, noting_reuse
 from driftguard.proxy.listening import ADMIN_HOST, BACKLOG, listeners_of
 from driftguard.proxy.metrics import CONTENT_TYPE, ProxyMetrics
 from driftguard.proxy.upstream import Upstream
@@ -125,6 +125,7 @@ def _upstream_session(settings: ProxySettings) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=UPSTREAM_KEEPALIVE_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
+        trace_configs=[noting_reuse()],
         timeout=aiohttp.ClientTimeout(
             total=None,
             sock_connect=settings.connect_timeout_seconds,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Final
 
 import aiohttp
@@ -37,6 +38,8 @@ _ADDED_BY_LIBRARY: Final = (
     *map(istr, ("Accept", "Content-Type", "User-Agent")),
     _ACCEPT_ENCODING,
 )
+SENT_AT_MOST: Final = 5  # times, on as many connections
+CLOSED: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)  # by the upstream
 _KEPT_UP_TO_BYTES: Final = 65_536  # the record of a larger answer is made at once, so that few wait in memory
 
 
@@ -49,6 +52,25 @@ class _Course:
     intake: Intake | None = None
     asked_at: float = 0.0  # perf_counter()
     delivery: Delivery | None = None
+
+
+@dataclass(slots=True)
+class ConnectionUsed:
+    """By one request to the upstream."""
+
+    again: bool = False  # it had served another one before
+
+
+def noting_reuse() -> aiohttp.TraceConfig:
+    """For the session of a Forwarder: tells its requests that their connection is not a new one."""
+
+    async def note(_: object, trace: SimpleNamespace, __: object) -> None:
+        if isinstance(trace.trace_request_ctx, ConnectionUsed):
+            trace.trace_request_ctx.again = True
+
+    traces = aiohttp.TraceConfig()
+    traces.on_connection_reuseconn.append(note)
+    return traces
 
 
 class _Finished(msgspec.Struct, frozen=True):
@@ -109,7 +131,7 @@ class Forwarder:
                 request, target, self._settings, self._upstream.engine, in_flight, course.share
             )
             course.asked_at = perf_counter()
-            async with self._ask(request, target, course.intake) as answer:
+            async with await self._asked(request, target, course.intake) as answer:
                 course.delivery = Delivery(request, answer, self._settings.max_inspected_bytes, course.share)
                 response = await course.delivery.run(course.intake.passage)
         except ClientGone:
@@ -162,21 +184,35 @@ class Forwarder:
         self._metrics.count(outcome, refusal.reason)
         self._recorder.note(refusal)
 
-    def _ask(
-        self, request: web.BaseRequest, target: str, intake: Intake
-    ) -> aiohttp.client._RequestContextManager:
+    async def _asked(self, request: web.BaseRequest, target: str, intake: Intake) -> aiohttp.ClientResponse:
+        """The answer's head. A server may close an idle connection while it is used again: what asks for
+        tokens only is then sent once more, unless the connection was a new one, which it may have broken."""
+        for _ in range(SENT_AT_MOST - 1):
+            connection = ConnectionUsed()
+            try:
+                return await self._ask(request, target, intake, connection)
+            except CLOSED as error:
+                is_safe = intake.passage is not None and isinstance(intake.body, bytes)
+                if not (is_safe and connection.again and not _has_begun(error)):
+                    raise
+        return await self._ask(request, target, intake, ConnectionUsed())
+
+    async def _ask(
+        self, request: web.BaseRequest, target: str, intake: Intake, connection: ConnectionUsed
+    ) -> aiohttp.ClientResponse:
         passing = headers.to_upstream(request.headers, request.remote)
         if isinstance(intake.body, bytes) and _CONTENT_LENGTH in passing:
             del passing[_CONTENT_LENGTH]
         if intake.passage is not None:
             passing[_ACCEPT_ENCODING] = "identity"
-        return self._session.request(
+        return await self._session.request(
             request.method,
             URL(self._upstream.url + target, encoded=True),
             headers=passing,
             skip_auto_headers=[name for name in _ADDED_BY_LIBRARY if name not in passing] or None,
             data=intake.body,
             allow_redirects=False,
+            trace_request_ctx=connection,
         )
 
     def _problem(self, status: int, what: str) -> web.Response:
@@ -190,6 +226,11 @@ class Forwarder:
         return web.Response(
             status=status, body=msgspec.json.encode(body), content_type="application/problem+json"
         )
+
+
+def _has_begun(error: aiohttp.ClientError) -> bool:
+    """Did part of an answer come? The library gives it in place of a message."""
+    return isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
 
 
 def _cut(
