@@ -120,9 +120,14 @@ def test_a_worse_draft_is_found_while_k_is_told_and_moves() -> None:
     assert (alarm.direction, {change.after.positions for change in alarm.segments}) == ("down", {"first"})
     assert LEARNED <= alarm.ordinal <= LEARNED + 200
     assert alarm.interval[0] <= LEARNED + 1 <= alarm.interval[1]
-    (later, *_) = opened(without_positions(selected(24, np.repeat([0.7, 0.4], [LEARNED, 600]))))
-    assert later.direction == "down"
-    assert LEARNED <= later.ordinal <= LEARNED + 400
+    delays = []
+    for seed in range(24, 34):
+        (later, *_) = opened(without_positions(selected(seed, np.repeat([0.7, 0.4], [LEARNED, 600]))))
+        assert later.direction == "down"
+        delays.append(later.ordinal - LEARNED)
+    print(f"seeds 24..33: {delays}")
+    assert min(delays) > 0
+    assert np.median(delays) <= 400
 
 
 def test_a_k_that_is_set_anew_now_and_then_is_judged_by_all_positions() -> None:

@@ -11,10 +11,11 @@ W_B is v where observations are independent, and else grows with B up to f v; wh
 longest blocks shows in part. As a stream lives on, the blocks become longer.
 
 Shown: a W_B above v is shown where an F test against v rejects at SHOWN_LEVEL, with Bonferroni's correction
-for the scales. f is the largest W_B / v that is shown. The mean of the reference period is an estimate, whose
-error is in all blocks that came later: n blocks of N observations are expected to add up to
-(n - 1 + N / n_reference - 1) v. Of requests that error is taken out from N = LONG_AFTER n_reference on: what
-counts then is how the later blocks vary around their own mean; windows may wander for longer than any block.
+for the scales. f is the largest W_B / v of the shortest blocks that show it, and of longer ones, whose own
+test has less to go by. The mean of the reference period is an estimate, whose error is in all blocks that
+came later: n blocks of N observations are expected to add up to (n - 1 + N / n_reference - 1) v. Of requests
+that error is taken out from N = LONG_AFTER n_reference on: what counts then is how the later blocks vary
+around their own mean; windows may wander for longer than any block.
 The error is one draw, and so is g, what it adds while the reference period grows (`_while_growing`). Of
 requests the sum is therefore held against a chi-square with the same mean, n - 2 + N / n_reference + g, and
 the same variance: with n - 1 degrees of freedom and without g, f was found above 1 in one in ten independent
@@ -25,20 +26,21 @@ far-reaching, and the test for it counts g (`_of_mean_error`).
 
 **Together.** What makes requests depend on each other is rarely in one segment alone. So blocks of all strata
 of a stream that are equally long are tested as if they were of one (`BlockMeans.together`): they show sooner
-that there is dependence, and one stream is one test, not one for each of its strata. Where they show it, a
-stratum takes its f from them, as far as its own blocks leave it possible at UNLIKELY while it is young, and
-as far as they make it likely later; its own test may show more. Where they do not show it, a stratum must
-show its own at OWN_LEVEL.
+that there is dependence, and one stream is one test, not one for each of its strata. Where they do not show
+it, a stratum must show its own at SURE_LEVEL. Where they show it at SURE_LEVEL, a stratum that does not show
+its own takes f from them, as far as its blocks leave it possible at UNLIKELY while it is young, and as far as
+they make it likely later.
 
 Blocks are held against the mean of the reference period, so a change would pass for dependence, and what may
 be one waits (`dependence.py`). What blocks that follow each other show counts beside them
 (`block_differences.py`).
 
-A young stream cannot show much: until it has `young` observations the level is YOUNG_LEVEL, so that a
-conversation counts before it is proven, and in bets f is multiplied by 1 + (early / n)^3 after n of them.
-Alarms of young requests are confirmed (`confirmation.py`). Windows are given a wider margin instead: by
-60 / n standard deviations of one of them. How far tasks wander shows only in time; a young stream is told of
-a change of workload (12 standard deviations in logs of vLLM), and not of what its tasks may cause.
+A young stream cannot show much. Until it has `young` observations the level is YOUNG_LEVEL, so that a
+conversation counts before it is proven; then it comes down to SHOWN_LEVEL with the square of the age. In
+bets f is multiplied by 1 + (early / n)^3 after n observations. Alarms of young requests are confirmed
+(`confirmation.py`). Windows are given a wider margin instead: by 60 / n standard deviations of one of them.
+How far tasks wander shows only in time; a young stream is told of a change of workload (12 standard
+deviations in logs of vLLM), and not of what its tasks may cause.
 
 Of requests no block is longer than LIKE_SECONDS: what moves more slowly is a decline or an hour of the day
 (`factors.py`), and not that requests depend on each other.
@@ -67,8 +69,8 @@ OF_BLOCKS = 7
 SHOWN_LEVEL = 0.05
 YOUNG_LEVEL = 0.2
 GROWING_LEVEL = 0.01
-OWN_LEVEL = 0.01
-UNLIKELY = 0.1
+SURE_LEVEL = 0.01
+UNLIKELY = 0.01
 GROWTH_AHEAD = 3
 LONG_AFTER = 8  # times the reference period: its mean's error, one draw, would then outweigh most blocks
 TYPICAL_PART = 2.0 / 3.0  # of the observations so far that a growing reference period holds
@@ -200,15 +202,20 @@ class BlockMeans:
 
     @property
     def level(self) -> float:
-        return YOUNG_LEVEL if self.observations < self.caution.young else SHOWN_LEVEL
+        """At which dependence is shown."""
+        age = max(self.observations / self.caution.young, 1.0) if self.caution.young else math.inf
+        return SHOWN_LEVEL + (YOUNG_LEVEL - SHOWN_LEVEL) / age**2
 
     def shown(self, level: float | None = None) -> Floats:
-        """[SCALES] W_B / v where the level (by default that of its age) shows it, else 1."""
+        """[SCALES] W_B / v from the shortest blocks on that show it at this level, 1 below.
+
+        The level is by default that of its age.
+        """
         level = self.level if level is None else level
         found = np.ones(SCALES)
         told = len(self.squares)
         by_chance = fdtrc(self.freedom, self.reference - 1.0, self.squares / self.with_growth) * told
-        found[:told] = np.where(by_chance < level, self.ratio, 1.0)
+        found[:told] = np.where(np.logical_or.accumulate(by_chance < level), self.ratio, 1.0)
         return found
 
     def as_high_as(self) -> Floats:
@@ -217,18 +224,30 @@ class BlockMeans:
         return self.ratio / fdtri(self.freedom, self.reference - 1.0, unlikely)
 
 
-def inflation(means: BlockMeans, together: Floats | None = None) -> float:
-    """f of a stratum.
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What the strata of a stream show together."""
 
-    `together` [SCALES] is what the strata of its stream show together; by default it is judged alone.
-    """
+    dependent: bool
+    surely: Floats  # [SCALES] W_B / v where SURE_LEVEL shows it, else 1
+
+    @classmethod
+    def of(cls, *looks: Sequence[BlockMeans]) -> Together:
+        """Of the same strata, looked at once or more."""
+        blocks = [BlockMeans.together(strata) for strata in looks if strata]
+        surely = [np.ones(SCALES), *(one.shown(SURE_LEVEL) for one in blocks)]
+        return cls(any((one.shown() > 1.0).any() for one in blocks), np.max(surely, axis=0))
+
+
+def inflation(means: BlockMeans, together: Together | None = None) -> float:
+    """f of a stratum, judged alone by default."""
     told = len(means.squares)
     if told == 0:
         return 1.0
     found, level = 1.0, means.level
     if together is not None:
-        found = max(1.0, float(np.minimum(together[:told], means.as_high_as()).max()))
-        level = means.level if (together > 1.0).any() else OWN_LEVEL
+        found = max(1.0, float(np.minimum(together.surely[:told], means.as_high_as()).max()))
+        level = means.level if together.dependent else SURE_LEVEL
     shown = float(means.shown(level).max())
     if shown == 1.0:
         return min(found, LARGEST_INFLATION)

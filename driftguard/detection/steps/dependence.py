@@ -41,9 +41,9 @@ from driftguard.detection.statistics.long_run_variance import (
     LIKE_SECONDS,
     OF_REQUESTS,
     OF_WINDOWS,
-    SCALES,
     BlockMeans,
     Caution,
+    Together,
     add_to_blocks,
     inflation,
     largest_wander,
@@ -235,18 +235,13 @@ def _found(state: StreamState, base: Baselines, now: float, newest: dict[int, _N
         for code, own in newest.items()
         if len(own.waits) and may_wander(state, code) and not _is_changed(state, code)
     }
-    together = np.maximum(_together(of_requests), _together(with_waiting))
+    together = Together.of(list(of_requests.values()), list(with_waiting.values()))
     found = {code: inflation(means[code]) for code in newest if code not in of_requests}
     for code in newest.keys() & of_requests.keys():
         found[code] = max(inflation(one[code], together) for one in (of_requests, with_waiting))
         if may_wander(state, code):
             found[code] = max(found[code], _of_neighbours(state, base, code, now, newest[code].all))
     return found
-
-
-def _together(strata: dict[int, BlockMeans]) -> Floats:
-    """[SCALES] what they show together."""
-    return BlockMeans.together(list(strata.values())).shown() if strata else np.ones(SCALES)
 
 
 def _of_neighbours(state: StreamState, base: Baselines, code: int, now: float, residuals: Floats) -> float:

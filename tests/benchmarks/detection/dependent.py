@@ -177,7 +177,7 @@ DEPENDENT = (
     Dependent("conversations, unnamed, 20 at a time", "request", _conversations(20, 0.085)),
     Dependent("conversations, unnamed, 20 at a time, that differ more", "request", _conversations(20, 0.12)),
     Dependent("users, unnamed, wander slowly", "request", _users(300.0, 0.05)),
-    Dependent("the same users in each of three segments", "request", _users(300.0, 0.05), segments=3),
+    Dependent("the same, in three segments", "request", _users(100.0, 0.05), segments=3),
     Dependent(
         "conversations, unnamed, 20 at a time in each of three segments",
         "request",
