@@ -80,8 +80,8 @@ def configured(rng: np.random.Generator, n: int) -> ObservationBatch:
 
 
 def falling(rng: np.random.Generator, n: int) -> ObservationBatch:
-    """A fall that ends, and another."""
-    when = np.arange(n)
+    """A fall that ends, and another; one segment falls after the other."""
+    when = np.arange(n) - 150 * (np.arange(n) % 2)
     changed = ((when > 900) & (when < 1_500)) | (when > 2_100)
     return requests(rng, np.where(changed, 0.45, 0.7), ["a", "b"] * (n // 2))
 
