@@ -81,11 +81,11 @@ def test_independent_segments_pass_for_dependent_in_few_streams() -> None:
 
 
 def test_segments_show_together_that_their_requests_depend_on_each_other() -> None:
-    """Alone 5 of 24 segments were still taken to be independent here."""
+    """Alone 7 of 48 segments were still taken to be independent here."""
     unnamed = "conversations, unnamed, 20 at a time"
-    inflation = [fold_all(in_three_segments(unnamed, seed, 6_000))[0].inflation for seed in range(8)]
-    print(f"seeds [89, 0..7]: {np.round(inflation, 2).tolist()}")
-    assert sum((found == 1.0).sum() for found in inflation) <= 2
+    inflation = [fold_all(in_three_segments(unnamed, seed, 8_000))[0].inflation for seed in range(16)]
+    print(f"seeds [89, 0..15]: {np.round(inflation, 2).tolist()}")
+    assert sum((found == 1.0).sum() for found in inflation) <= 3
 
 
 @pytest.mark.parametrize(("drop", "most"), [(0.1, 600), (0.2, 320)])
