@@ -63,7 +63,7 @@ class Window:
 
     @property
     def condition(self) -> Condition:
-        if self.drafted or self.accepted:
+        if self.drafted:
             return "reporting"
         if not self.generated:
             return "idle"

@@ -186,7 +186,7 @@ class Forwarder:
 
     async def _asked(self, request: web.BaseRequest, target: str, intake: Intake) -> aiohttp.ClientResponse:
         """The answer's head. A server may close an idle connection while it is used again: what asks for
-        tokens only is then sent once more, unless the connection was a new one, which it may have broken."""
+        tokens only is then sent again, unless the connection was a new one, which it may have broken."""
         for _ in range(SENT_AT_MOST - 1):
             connection = ConnectionUsed()
             try:

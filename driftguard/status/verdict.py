@@ -75,10 +75,12 @@ def standings(
     heard = _newest_by_source(known)
     audible = _audible(known, heard, sources.quiet_servers(scraped, now))
     drafts = status_queries.drafts_in_service(session)
+    newest = _newest(known)
+    taken = _taken(known, newest)
     facts = _Facts(
-        newest=_newest(known),
-        taken=_taken(known),
-        serving=in_service(known, drafts),
+        newest=newest,
+        taken=taken,
+        serving=_serving(known, drafts, newest, taken),
         told=folding.verdicts(session),
         incidents=status_queries.unresolved_incidents(session),
         drafts=drafts,
@@ -96,7 +98,16 @@ def in_service(known: Sequence[StreamRow], drafts: Mapping[Place, str]) -> set[i
     """Ids of the streams with a recent record, compared with the newest of their server and target, and with
     the draft that was put into service there, if any (`drafts`: (server, target) -> its version). None of a
     target whose place another one took."""
-    newest, taken = _newest(known), _taken(known)
+    newest = _newest(known)
+    return _serving(known, drafts, newest, _taken(known, newest))
+
+
+def _serving(
+    known: Sequence[StreamRow],
+    drafts: Mapping[Place, str],
+    newest: Mapping[Place, StreamRow],
+    taken: Mapping[Place, StreamRow],
+) -> set[int]:
     serving = set()
     for stream in known:
         place = (stream.server, stream.target)
@@ -107,7 +118,7 @@ def in_service(known: Sequence[StreamRow], drafts: Mapping[Place, str]) -> set[i
     return serving
 
 
-def _taken(known: Sequence[StreamRow]) -> dict[Place, StreamRow]:
+def _taken(known: Sequence[StreamRow], newest: Mapping[Place, StreamRow]) -> dict[Place, StreamRow]:
     """Of each place that sends nothing any more since a stream of the same server, draft and method, but with
     another target, began: the newest such stream. Of two targets side by side neither takes a place."""
     alike: dict[tuple[str, str, str], list[StreamRow]] = defaultdict(list)
@@ -117,15 +128,15 @@ def _taken(known: Sequence[StreamRow]) -> dict[Place, StreamRow]:
         key: list(accumulate(reversed(streams), _heard_later))[::-1] for key, streams in alike.items()
     }
     taken: dict[Place, StreamRow] = {}
-    for place, last in _newest(known).items():
+    for place, last in newest.items():
         key = last.server, last.method, last.draft_version
         begun = bisect_left(
             alike[key], last.last_seen_at - IN_SERVICE_WITHIN, key=lambda one: one.first_seen_at
         )
         # The place's own streams are no newer than its newest one.
-        for newest in newest_since[key][begun : begun + 1]:
-            if newest.last_seen_at > last.last_seen_at + IN_SERVICE_WITHIN:
-                taken[place] = newest
+        for later in newest_since[key][begun : begun + 1]:
+            if later.last_seen_at > last.last_seen_at + IN_SERVICE_WITHIN:
+                taken[place] = later
     return taken
 
 

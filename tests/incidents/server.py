@@ -14,6 +14,7 @@ from driftguard.detection import DetectorConfig
 from driftguard.incidents import cost_measurement
 from driftguard.metrics import Metrics
 from driftguard.pipeline.fold_loop import Pipeline
+from driftguard.pipeline.look_around import LookAround
 from driftguard.records import AcceptanceRecord
 from driftguard.store import incidents
 from driftguard.store.database import Database
@@ -87,6 +88,10 @@ class Server:
             )
         self._looked += timedelta(minutes=10)
         cost_measurement.refresh(self.database, PAGER, max(self.now, self._looked))
+
+    def look_around(self) -> None:
+        """As the sidecar does every few seconds, for its gauges."""
+        LookAround(self.database, Metrics()).look(self.now)
 
     def falls(self) -> Sequence[Incident]:
         """All that were told, oldest first."""

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from driftguard.metrics import Metrics
-from driftguard.pipeline.look_around import LookAround
 from driftguard.records.documents.incident import names_of
 from driftguard.store import renamed_segments
 from driftguard.store.database import Database
@@ -29,10 +27,6 @@ def with_open_fall(database: Database, seed: int) -> Server:
     return server
 
 
-def look_around(server: Server) -> None:
-    LookAround(server.database, Metrics()).look(server.now)
-
-
 def both(server: Server) -> tuple[Incident, Incident]:
     older, newer = server.falls()
     return older, newer
@@ -43,10 +37,10 @@ def both(server: Server) -> tuple[Incident, Incident]:
 def test_a_fall_goes_on_with_another_draft(database: Database, seed: int, k: int) -> None:
     server = with_open_fall(database, seed)
     server.send(60, replace(FALLEN, draft_version=V2, k=k))
-    look_around(server)
+    server.look_around()
     assert server.fall().state == "open", server.fall().resolution  # what took over is not known yet
     server.send(2 * HISTORY, replace(FALLEN, draft_version=V2, k=k))
-    look_around(server)
+    server.look_around()
     older, newer = both(server)
     assert (older.state, newer.state) == ("resolved", "open")
     assert str(newer.id) in str(older.resolution)
@@ -58,7 +52,7 @@ def test_a_fall_goes_on_with_another_draft(database: Database, seed: int, k: int
 def test_another_draft_that_accepts_as_before_the_fall_ends_it(database: Database) -> None:
     server = with_open_fall(database, 410)
     server.send(2 * HISTORY, replace(USUAL, draft_version=V2))
-    look_around(server)
+    server.look_around()
     assert server.fall().state == "resolved"
     assert server.fall().resolution == "draft v1 is no longer in service"
 
@@ -108,7 +102,7 @@ def test_a_fall_goes_on_with_another_draft_under_another_name(database: Database
     assert names_of(server.fall().segments) == ("chat",)
     server.pause(20.0)
     server.send(2 * HISTORY, replace(fallen, draft_version=V2, names={"chat": "chat-v2"}))
-    look_around(server)
+    server.look_around()
     older, newer = both(server)
     assert (older.state, newer.state) == ("resolved", "open")
     assert str(newer.id) in str(older.resolution)

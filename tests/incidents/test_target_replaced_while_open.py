@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from driftguard.metrics import Metrics
-from driftguard.pipeline.look_around import LookAround
 from driftguard.records.documents.incident import names_of
 from driftguard.status.verdict import standings
 from driftguard.store.database import Database
@@ -26,10 +24,6 @@ def with_open_fall(database: Database, seed: int) -> Server:
     return server
 
 
-def look_around(server: Server) -> None:
-    LookAround(server.database, Metrics()).look(server.now)
-
-
 def verdicts(server: Server) -> dict[str, str]:
     with server.database.session() as session:
         return {item.stream.target: item.known_verdict for item in standings(session, server.now)}
@@ -40,10 +34,10 @@ def test_a_fall_goes_on_with_another_target(database: Database, seed: int) -> No
     server = with_open_fall(database, seed)
     server.pause(20.0)
     server.send(60, replace(FALLEN, target=B))
-    look_around(server)
+    server.look_around()
     assert server.fall().state == "open", server.fall().resolution  # what took over is not known yet
     server.send(2 * HISTORY, replace(FALLEN, target=B))
-    look_around(server)
+    server.look_around()
     older, newer = server.falls()
     assert (older.state, newer.state) == ("resolved", "open")
     assert str(newer.id) in str(older.resolution)
@@ -55,10 +49,10 @@ def test_another_target_that_accepts_as_before_the_fall_ends_it(database: Databa
     server = with_open_fall(database, seed)
     server.pause(20.0)
     server.send(60, replace(USUAL, target=B))
-    look_around(server)
+    server.look_around()
     assert server.fall().state == "open", server.fall().resolution
     server.send(2 * HISTORY, replace(USUAL, target=B))
-    look_around(server)
+    server.look_around()
     assert (server.fall().state, server.fall().resolution) == (
         "resolved",
         "target target is no longer in service",
@@ -76,7 +70,7 @@ def test_a_fall_of_a_target_that_pauses_beside_another_one_stays(database: Datab
     assert server.fall().state == "open"
     server.pause(20.0)
     server.send(2 * HISTORY, replace(USUAL, target=B))
-    look_around(server)
+    server.look_around()
     assert server.fall().state == "open", server.fall().resolution
     assert verdicts(server)["target"] == "degraded"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from driftguard.metrics import Metrics
-from driftguard.pipeline.look_around import LookAround
 from driftguard.store.database import Database
 from tests.incidents.test_windows_at_another_k import ScrapedServer
 
@@ -13,10 +11,6 @@ from tests.incidents.test_windows_at_another_k import ScrapedServer
 def replaced(server: ScrapedServer, what: str) -> None:
     server.restart()
     setattr(server, what, "v2")
-
-
-def look_around(server: ScrapedServer) -> None:
-    LookAround(server.sidecar.database, Metrics()).look(server.clock)
 
 
 @pytest.mark.parametrize("what", ["draft_version", "target"])
@@ -32,7 +26,7 @@ def test_a_fall_with_it_is_told_and_ends(
     assert fall.state == "open"
     assert "replaced" in server.sidecar.reasons(fall)[0]
     server.serve(200, 0.6, k)
-    look_around(server)
+    server.sidecar.look_around()
     assert server.sidecar.fall().state == "open"
     server.serve(100, 0.75, k)
     server.sidecar.look()
@@ -57,7 +51,7 @@ def test_a_fall_before_it_goes_on_or_ends(database: Database, goes_on: bool) -> 
     assert server.sidecar.fall().state == "open"
     replaced(server, "draft_version")
     server.serve(200, 0.6 if goes_on else 0.75, 4)
-    look_around(server)
+    server.sidecar.look_around()
     older, *newer = server.sidecar.falls()
     assert older.state == "resolved"
     assert [each.state for each in newer] == (["open"] if goes_on else [])
