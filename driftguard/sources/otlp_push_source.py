@@ -62,6 +62,7 @@ class PushedSource:
     interval_seconds: float = USUAL_INTERVAL_SECONDS
     before: Taken | None = None
     newest: Taken | None = None
+    read_at: datetime | None = None  # the newest reading that a window ends at or goes on over
     readings: Readings = field(default_factory=Readings)
     judged: Judged = WAITING
     has_contradicted: bool = False  # whether the counts of its last window contradicted each other
@@ -137,11 +138,13 @@ class PushedSource:
 
     def _move(self, taken: Taken) -> None:
         """Makes the next window begin at this reading, unless the one before it goes on."""
-        if self.judged.goes_on:
-            return
         if self.before and taken.place != self.before.place:
-            self.interval_seconds = (taken.reading.at - self.before.reading.at).total_seconds()
-        self.before = taken
+            since = max(self.before.reading.at, self.read_at or self.before.reading.at)
+            if taken.reading.at > since:  # or more points of the same reading arrived
+                self.interval_seconds = (taken.reading.at - since).total_seconds()
+        self.read_at = taken.reading.at
+        if not self.judged.goes_on:
+            self.before = taken
 
     def _records(self, taken: Taken, now: datetime) -> list[AcceptanceRecord]:
         """The records of the windows that end with this reading. Raises Incomplete, RecordError."""
