@@ -9,7 +9,7 @@ WORKERS ?= 3 # of the test suite: one more than two cores, because many tests wa
 # Tests and the demo start many processes, each of which would otherwise compile its sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow lint check chaos bench bench-engine bench-detection bench-diagnosis gpu-check models dashboards dashboard-screenshots page-screenshots alerts openapi metrics clean
+.PHONY: setup demo test test-slow live lint check chaos bench bench-engine bench-detection bench-diagnosis gpu-check models dashboards dashboard-screenshots page-screenshots alerts openapi metrics clean
 
 setup: $(STAMP)
 
@@ -29,10 +29,15 @@ demo: setup
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 test: setup
-	$(PYTEST) -m 'not slow' $(ARGS)
+	$(PYTEST) -m 'not slow and not live' $(ARGS)
 
 test-slow: setup # statistical tests, and those that start, kill or attack many processes
 	$(PYTEST) -m slow $(ARGS)
+
+# Beside real engines: the first time it builds llama.cpp's server (some 20 minutes) and installs vLLM (3.4 GB).
+live: setup
+	$(BIN)/python -m tests.live.install
+	$(BIN)/python -m pytest tests/live -n 0 -rA $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

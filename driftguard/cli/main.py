@@ -125,6 +125,9 @@ def proxy(
     method: Annotated[
         str | None, typer.Option(help="Drafting method; none for a server that does not speculate.")
     ] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(help="K, where answers do not tell it: llama.cpp's and Triton's.")
+    ] = None,
 ) -> None:
     """Pass requests on to any serving engine, and make records of the counts in its answers."""
     if find_spec("aiohttp") is None or find_spec("uvloop") is None:
@@ -137,6 +140,7 @@ def proxy(
         "upstream": upstream, "host": host, "port": port, "admin_port": admin_port,
         "workers": workers, "sidecar": sidecar, "engine": engine, "server": server, "target": target,
         "draft": draft, "draft_version": draft_version, "method": method,
+        "num_speculative_tokens": num_speculative_tokens,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
     loaded = load_settings(config, proxy=given or None)

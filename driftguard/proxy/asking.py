@@ -18,7 +18,12 @@ Kind = Literal["openai", "native", "triton"]
 Fields = Mapping[str, msgspec.Raw]
 
 _OPENAI: Final = ("/v1/completions", "/chat/completions")
-_NATIVE: Final = ("/generate", "/generate_stream", "/completion", "/completions", "/infill")
+# Nothing is added to these. Of OpenAI's newer interface and of Anthropic's, only llama.cpp's streamed
+# responses hold counts.
+_NATIVE: Final = (
+    *("/generate", "/generate_stream", "/completion", "/completions", "/infill"),
+    *("/v1/responses", "/v1/messages"),
+)
 _TRITON: Final = re.compile(r"/v2/models/.+/generate(_stream)?$")
 _MII: Final = re.compile(r"/mii/[^/]+$")
 _GIVES_USAGE_LAST: Final = ("vllm", "sglang")  # with their speculative counts in it, or beside it

@@ -388,7 +388,9 @@ class ProxySettings(_Group):
         "unknown", description="Drafting method in records; none means that the upstream does not speculate."
     )
     num_speculative_tokens: PositiveInt | None = Field(
-        None, description="K, if answers do not contain it; Triton's records need it."
+        None,
+        description="K, if answers do not contain it. Triton's records need it; those of llama.cpp count "
+        "passes without a draft as steps where it is not set.",
     )
     segment_from: LabelSource = Field(
         "header:X-DriftGuard-Segment",

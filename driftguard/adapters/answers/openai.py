@@ -46,6 +46,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 class _Event(msgspec.Struct, frozen=True):
     choices: list[_Choice] | None = None
+    delta: Any = None  # /v1/responses, /v1/messages
     text: str | None = None  # SGLang /generate
     content: str | None = None  # llama.cpp /completion
     text_output: str | None = None  # Triton
@@ -66,7 +67,7 @@ def has_output(event: bytes) -> bool:
         return False
     if found.choices:
         return any(_has_output(choice) for choice in found.choices)
-    return bool(found.text or found.content or found.text_output or found.token)
+    return bool(found.delta or found.text or found.content or found.text_output or found.token)
 
 
 def _has_output(choice: _Choice) -> bool:

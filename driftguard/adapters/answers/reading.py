@@ -54,7 +54,7 @@ def _speculation(parts: Mapping[bytes, bytes], num_speculative_tokens: int | Non
         if name in parts and (found := sglang.counts_in(parts[name])):
             return found
     if b"timings" in parts:
-        return llamacpp.counts_in(parts[b"timings"])
+        return llamacpp.counts_in(parts[b"timings"], num_speculative_tokens)
     if b"total_draft_tokens" in parts:
         return triton.counts_in(parts[b"total_draft_tokens"], num_speculative_tokens)
     return None

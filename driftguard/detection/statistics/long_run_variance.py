@@ -10,7 +10,7 @@ of blocks of B = 2^k observations that follow each other
 W_B is v where observations are independent, and else grows with B up to f v; what moves more slowly than the
 longest blocks shows in part. As a stream lives on, the blocks become longer.
 
-Shown: a W_B above v is shown where an F test against v rejects at SHOWN_LEVEL, with Bonferroni's correction
+Shown: a W_B above v is shown where an F test against v rejects at `shown_level`, with Bonferroni's correction
 for the scales. f is the largest W_B / v of the shortest blocks that show it, and of longer ones, whose own
 test has less to go by. The mean of the reference period is an estimate, whose error is in all blocks that
 came later: n blocks of N observations are expected to add up to (n - 1 + N / n_reference - 1) v. Of requests
@@ -36,7 +36,7 @@ be one waits (`dependence.py`). What blocks that follow each other show counts b
 (`block_differences.py`).
 
 A young stream cannot show much. Until it has `young` observations the level is YOUNG_LEVEL, so that a
-conversation counts before it is proven; then it comes down to SHOWN_LEVEL with the square of the age. In
+conversation counts before it is proven; then it comes down to `shown_level` with the square of the age. In
 bets f is multiplied by 1 + (early / n)^3 after n observations. Alarms of young requests are confirmed
 (`confirmation.py`). Windows are given a wider margin instead: by 60 / n standard deviations of one of them.
 How far tasks wander shows only in time; a young stream is told of a change of workload (12 standard
@@ -66,7 +66,6 @@ SCALES = 16  # B = 1, 2, 4, .. 32,768
 # sums over blocks of their sums of x and of l: x^2, x l, l^2, x, l; then x and l of the block that waits for
 # its neighbour (0 where none does)
 OF_BLOCKS = 7
-SHOWN_LEVEL = 0.05
 YOUNG_LEVEL = 0.2
 GROWING_LEVEL = 0.01
 SURE_LEVEL = 0.01
@@ -87,12 +86,13 @@ class Caution:
     least_blocks: int  # before their W_B is looked at
     early: float  # observations
     young: int
+    shown_level: float  # at which dependence is shown by more than that
     around_own_mean: bool  # is a lasting distance from the reference period's mean its error, and no wander?
     deviations: float  # of an observation, divided by how many there are: how much wider the margin is
 
 
-OF_REQUESTS = Caution(400, 8, 300.0, 4_000, True, 0.0)
-OF_WINDOWS = Caution(12, 6, 12.0, 0, False, 60.0)
+OF_REQUESTS = Caution(400, 8, 300.0, 4_000, 0.01, True, 0.0)
+OF_WINDOWS = Caution(12, 6, 12.0, 0, 0.05, False, 60.0)
 
 
 def add_to_blocks(blocks: Floats, before: int, x: Floats, log_length: Floats) -> Floats:
@@ -204,7 +204,8 @@ class BlockMeans:
     def level(self) -> float:
         """At which dependence is shown."""
         age = max(self.observations / self.caution.young, 1.0) if self.caution.young else math.inf
-        return SHOWN_LEVEL + (YOUNG_LEVEL - SHOWN_LEVEL) / age**2
+        shown = self.caution.shown_level
+        return shown + (YOUNG_LEVEL - shown) / age**2
 
     def shown(self, level: float | None = None) -> Floats:
         """[SCALES] W_B / v from the shortest blocks on that show it at this level, 1 below.

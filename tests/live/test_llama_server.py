@@ -1,0 +1,176 @@
+"""The proxy and the sidecar beside a real llama-server."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.alerting.http_receiver import http_receiver, wait_until
+from tests.live import clients
+from tests.live.processes import Proxy, Sidecar, of_all, proxy, sidecar, wire
+from tests.live.servers import Engine, K, needs_llama
+
+pytestmark = needs_llama
+
+RECORDED = [
+    clients.completion,
+    clients.streamed_completion,
+    clients.chat,
+    clients.streamed_chat,
+    clients.stopped_completion,
+    clients.native_completion,
+]
+SCRAPED = """
+[[sources]]
+url = "{url}/metrics"
+server = "llama"
+draft = "small"
+draft_version = "{version}"
+method = "draft_model"
+[scraping]
+interval_seconds = 1.0
+[probes]
+enabled = false
+"""
+
+
+def own_counts(engine: Engine) -> dict[str, int]:
+    counters = engine.counters()
+    return {
+        "steps": int(counters["llamacpp:spec_decode_num_drafts_total"]),
+        "drafted": int(counters["llamacpp:spec_decode_num_draft_tokens_total"]),
+        "accepted": int(counters["llamacpp:spec_decode_num_accepted_tokens_total"]),
+        "output_tokens": int(counters["llamacpp:tokens_predicted_total"]),
+    }
+
+
+def all_sent(through: Proxy, requests: int) -> None:
+    wait_until(lambda: through.counts()["records_sent"] == requests, f"{requests} records")
+
+
+def test_records_of_a_mix_of_requests_add_up_to_its_own_counters(
+    llama: Engine, database_url: str, tmp_path: Path
+) -> None:
+    with sidecar(tmp_path / "sidecar", database_url) as beside:
+        settings = ["--draft", "small", "--method", "draft_model", "--num-speculative-tokens", str(K)]
+        with proxy(tmp_path, llama.url, beside.url, *settings) as through:
+            clients.all_of(RECORDED, through.url, 60, seed=1)
+            all_sent(through, 60)
+        records, own = beside.records(), own_counts(llama)
+    ours = of_all(records)
+    print(f"ours {ours}, its own {own}")
+    assert own["accepted"] > 100
+    for name in ("drafted", "accepted", "output_tokens"):
+        assert ours[name] == own[name], name
+    assert {record.target for record in records} == {clients.MODEL}
+
+
+def test_every_byte_of_an_answer_passes_unchanged(llama: Engine, database_url: str, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "sidecar", database_url) as beside, wire(llama.url) as behind:
+        with proxy(tmp_path, behind.url, beside.url) as through, wire(through.url) as before:
+            for number, ask in enumerate(RECORDED):
+                ask(before.url, "def f(x):\n    return", random.Random(number))
+            all_sent(through, len(RECORDED))
+        passed = before.bodies()
+        assert len(passed) == len(RECORDED)
+        assert [body for body in behind.bodies() if b"timings" in body] == passed
+
+
+def test_what_it_does_not_tell_is_counted_with_the_reason(
+    llama: Engine, database_url: str, tmp_path: Path
+) -> None:
+    """Several answers, a client that goes away, and the two interfaces whose answers hold no counts."""
+    rng = random.Random(3)
+    with sidecar(tmp_path / "sidecar", database_url) as beside:
+        with proxy(tmp_path, llama.url, beside.url) as through:
+            clients.completion(through.url, "import os\n", rng, n=2)
+            clients.abandoned(through.url, "def f(x):\n    return", rng)
+            clients.response(through.url, "import os\n", rng)
+            clients.message(through.url, "import os\n", rng)
+            wait_until(lambda: through.counts()["failed"] == 1, "the request that was given up")
+            counts = through.counts()
+            print(counts)
+            assert counts["several_answers"] == 1
+            assert counts["no_numbers"] == 2
+            assert counts["records_sent"] == 0
+        assert beside.records() == []
+
+
+def test_windows_add_up_to_its_own_counters_though_it_is_killed(
+    llama: Engine, database_url: str, tmp_path: Path
+) -> None:
+    config = SCRAPED.format(url=llama.url, version="v1")
+    with sidecar(tmp_path / "sidecar", database_url, config) as beside:
+        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        clients.all_of(RECORDED, llama.url, 24, seed=4)
+        first = own_counts(llama)
+        wait_until(lambda: same(beside, first), f"windows of {first}")
+        llama.stop(signal.SIGKILL)
+        wait_until(lambda: condition(beside) == "unreachable", "the server's absence")
+        llama.start()
+        clients.all_of(RECORDED, llama.url, 12, seed=5)
+        both = {name: first[name] + count for name, count in own_counts(llama).items()}
+        wait_until(lambda: same(beside, both), f"windows of {both}")
+        for window in beside.records():
+            assert window.accepted_per_position is not None
+            assert sum(window.accepted_per_position) == window.accepted
+
+
+def same(beside: Sidecar, own: dict[str, int]) -> bool:
+    ours = of_all(beside.records())
+    return all(ours[name] == own[name] for name in ("steps", "drafted", "accepted"))
+
+
+def condition(beside: Sidecar) -> str:
+    sources = beside.get("status")["sources"]
+    return str(sources[0]["condition"]) if sources else ""
+
+
+@pytest.mark.live
+def test_ten_thousand_requests_and_no_bad_gateway(llama: Engine, database_url: str, tmp_path: Path) -> None:
+    """It closes kept connections; a request that meets that is sent again."""
+    requests = 10_000
+    with sidecar(tmp_path / "sidecar", database_url) as beside:
+        with proxy(tmp_path, llama.url, beside.url) as through:
+            answers = clients.many_short(through.url, requests, seed=7)
+            print(answers)
+            assert answers == {200: requests}
+            all_sent(through, requests)
+        assert of_all(beside.records())["output_tokens"] == own_counts(llama)["output_tokens"]
+
+
+@pytest.mark.live
+@pytest.mark.timeout(900)
+def test_a_shift_of_its_traffic_is_found_where_it_is_and_paged(
+    llama: Engine, database_url: str, tmp_path: Path
+) -> None:
+    with http_receiver() as pager:
+        config = f"""
+[detection]
+minimum_drop = 0.1
+[alerting]
+webhook_urls = ["{pager.url}"]
+page_slowdown = 0.02
+"""
+        with (
+            sidecar(tmp_path / "sidecar", database_url, config) as beside,
+            proxy(tmp_path, llama.url, beside.url, "--method", "draft_model") as through,
+        ):
+            code = clients.segment_of(through.url, "python", "code", seed=8)
+            text = clients.segment_of(through.url, "prose", "text", seed=9)
+            for _ in range(800):
+                next(code), next(text)
+            assert beside.get("incidents")["incidents"] == []
+            code = clients.segment_of(through.url, "headers", "code", seed=10)
+            for after in range(1, 500):
+                next(code), next(text)
+                if after % 5 == 0 and beside.get("incidents")["incidents"]:
+                    break
+            (incident,) = beside.get("incidents")["incidents"]
+            print(f"found within {after} requests of the segment: {incident['summary']}")
+            assert incident["direction"] == "down"
+            assert [one["segment"] for one in incident["segments"]] == ["code"]
+            wait_until(lambda: bool(pager.taken()), "the page")
