@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, Final
 
 import httpx
@@ -18,13 +19,14 @@ CHARACTERS: Final = 120
 Ask = Callable[[str, str, random.Random], Any]
 
 
+@cache  # of one that is thrown away, the connection is closed before the end of a stream has come
 def client(url: str, segment: str = "default") -> openai.OpenAI:
     headers = {"X-DriftGuard-Segment": segment}
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", default_headers=headers, max_retries=0)
 
 
 def completion(url: str, prompt: str, rng: random.Random, **more: Any) -> Any:
-    return client(url).completions.create(**_usual(rng), prompt=prompt, **more)
+    return client(url).completions.create(**{**_usual(rng), **more}, prompt=prompt)
 
 
 def streamed_completion(url: str, prompt: str, rng: random.Random) -> Any:
@@ -45,7 +47,7 @@ def streamed_chat(url: str, prompt: str, rng: random.Random) -> Any:
 
 def stopped_completion(url: str, prompt: str, rng: random.Random) -> Any:
     """Ends on a stop string nearly always."""
-    return completion(url, prompt, rng, stop=["e", "\n", " "])
+    return completion(url, prompt, rng, stop=["e", "\n", " "], max_tokens=40)
 
 
 def native_completion(url: str, prompt: str, rng: random.Random) -> Any:

@@ -94,7 +94,7 @@ def proxy(directory: Path, upstream: str, sidecar_url: str, *options: str) -> It
 
 @dataclass(slots=True)
 class Wire:
-    """A TCP relay that keeps what came back, connection by connection."""
+    """A TCP relay that keeps what came back, connection by connection; all of it once it has ended."""
 
     url: str
     received: list[bytearray] = field(default_factory=list)
@@ -131,7 +131,7 @@ def _bodies(answers: bytes) -> Iterator[bytes]:
 def wire(upstream: str) -> Iterator[Wire]:
     """To the server at that URL."""
     where = urlsplit(upstream)
-    stopping = threading.Event()
+    stopping, relays = threading.Event(), list[threading.Thread]()
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         found = Wire(f"http://127.0.0.1:{listener.getsockname()[1]}")
 
@@ -140,8 +140,8 @@ def wire(upstream: str) -> Iterator[Wire]:
             found.received.append(kept)
             address = (where.hostname or "", where.port or 80)
             with client, suppress(OSError), socket.create_connection(address) as server:
-                while not stopping.is_set():
-                    for source in select.select([client, server], [], [], 0.05)[0]:
+                while (readable := select.select([client, server], [], [], 0.05)[0]) or not stopping.is_set():
+                    for source in readable:
                         data = source.recv(65_536)
                         if not data:
                             return
@@ -153,7 +153,8 @@ def wire(upstream: str) -> Iterator[Wire]:
             listener.settimeout(0.05)
             while not stopping.is_set():
                 with suppress(TimeoutError):
-                    threading.Thread(target=relay, args=(listener.accept()[0],), daemon=True).start()
+                    relays.append(threading.Thread(target=relay, args=(listener.accept()[0],), daemon=True))
+                    relays[-1].start()
 
         accepting = threading.Thread(target=accept)
         accepting.start()
@@ -161,10 +162,16 @@ def wire(upstream: str) -> Iterator[Wire]:
             yield found
         finally:
             stopping.set()
-            accepting.join()
+            for thread in [accepting, *relays]:
+                thread.join()
 
 
-def of_all(records: Sequence[AcceptanceRecord]) -> dict[str, int]:
-    """The sums of their counts."""
-    names = ("steps", "drafted", "accepted", "emitted", "output_tokens")
-    return {name: sum(getattr(record, name) or 0 for record in records) for name in names}
+def of_all(records: Sequence[AcceptanceRecord]) -> Counter[str]:
+    """The sums of their counts; of positions as `accepted@0`, those of the first."""
+    found: Counter[str] = Counter()
+    for record in records:
+        for name in ("steps", "drafted", "accepted", "emitted", "output_tokens"):
+            found[name] += getattr(record, name) or 0
+        for place, accepted in enumerate(record.accepted_per_position or ()):
+            found[f"accepted@{place}"] += accepted
+    return found

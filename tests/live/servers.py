@@ -120,12 +120,17 @@ def llama_server(target: Path, draft: Path, directory: Path, *options: str) -> E
     return Engine("llama", url, command, directory / "llama-server.log")
 
 
+# The bundled tokenizer has none.
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+
+
 def vllm_server(directory: Path, speculative: str, *options: str, target: Path = TARGET) -> Engine:
     """`speculative`: the value of --speculative-config."""
     url = free_url()
     command = [
         str(VLLM_PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(target),
         "--served-model-name", "target", "--host", "127.0.0.1", "--port", url.rsplit(":", 1)[1],
+        "--chat-template", CHAT_TEMPLATE,
         "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "8", "--dtype", "bfloat16",
         "--max-num-batched-tokens", "1024", "--speculative-config", speculative,
         "--per-request-spec-decode-metrics", "summary", "--enable-per-request-metrics", *options,

@@ -1,0 +1,127 @@
+"""The proxy and the sidecar beside one real vLLM for all tests of this file: it takes a minute to start."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.alerting.http_receiver import wait_until
+from tests.live import clients
+from tests.live.processes import Proxy, of_all, proxy, sidecar, wire
+from tests.live.scraped import condition, scraping, windows_are
+from tests.live.servers import DRAFT, Engine, K, needs_vllm, running, vllm_server
+
+pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(900)]
+
+RECORDED = [clients.completion, clients.streamed_completion, clients.chat, clients.streamed_chat]
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    speculative = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": K}
+    with running(vllm_server(tmp_path_factory.mktemp("vllm"), json.dumps(speculative))) as engine:
+        yield engine
+
+
+def own_counts(engine: Engine) -> dict[str, int]:
+    counters = engine.counters()
+    names = {
+        "steps": "num_drafts_total",
+        "drafted": "num_draft_tokens_total",
+        "accepted": "num_accepted_tokens_total",
+        **{f"accepted@{place}": f"num_accepted_tokens_per_pos_total@{place}" for place in range(K)},
+    }
+    return {ours: int(counters[f"vllm:spec_decode_{theirs}"]) for ours, theirs in names.items()}
+
+
+def since(engine: Engine, before: dict[str, int]) -> dict[str, int]:
+    return {name: count - before[name] for name, count in own_counts(engine).items()}
+
+
+def all_sent(through: Proxy, requests: int) -> None:
+    wait_until(lambda: through.counts()["records_sent"] == requests, f"{requests} records")
+
+
+def test_records_of_a_mix_of_requests_add_up_to_its_own_counters(
+    vllm: Engine, database_url: str, tmp_path: Path
+) -> None:
+    before = own_counts(vllm)
+    with sidecar(tmp_path / "sidecar", database_url) as beside:
+        with proxy(tmp_path, vllm.url, beside.url, "--draft", "small", "--method", "draft_model") as through:
+            clients.all_of(RECORDED, through.url, 60, seed=1)
+            all_sent(through, 60)
+        records, own = beside.records(), since(vllm, before)
+    ours = of_all(records)
+    print(f"ours {ours}, its own {own}")
+    assert own["accepted"] > 100
+    assert {name: ours[name] for name in own} == own
+    assert {(record.target, record.num_speculative_tokens) for record in records} == {(clients.MODEL, K)}
+    assert all(record.time_to_first_token_seconds is not None for record in records)
+
+
+def test_every_byte_of_an_answer_passes_unchanged_but_for_the_usage_that_was_not_asked_for(
+    vllm: Engine, database_url: str, tmp_path: Path
+) -> None:
+    with (
+        sidecar(tmp_path / "sidecar", database_url) as beside,
+        wire(vllm.url) as behind,
+        proxy(tmp_path, behind.url, beside.url) as through,
+        wire(through.url) as before,
+    ):
+        for number, ask in enumerate(RECORDED):
+            ask(before.url, "def f(x):\n    return", random.Random(number))
+        all_sent(through, len(RECORDED))
+    passed = before.bodies()
+    answered = [body for body in behind.bodies() if b'"choices"' in body]
+    assert len(passed) == len(answered) == len(RECORDED)
+    for theirs, ours in zip(answered, passed, strict=True):
+        if theirs == ours:
+            continue
+        kept = ours.split(b"\n\n")
+        (removed,) = [event for event in theirs.split(b"\n\n") if event not in kept]
+        usage = json.loads(removed.removeprefix(b"data: "))
+        assert usage["choices"] == []
+        assert theirs == ours.replace(b"data: [DONE]", removed + b"\n\ndata: [DONE]")
+
+
+def test_what_it_does_not_tell_is_counted_with_the_reason(
+    vllm: Engine, database_url: str, tmp_path: Path
+) -> None:
+    """Several answers, a client that goes away, a stop string, and the two newer interfaces."""
+    rng = random.Random(3)
+    with sidecar(tmp_path / "sidecar", database_url) as beside:
+        with proxy(tmp_path, vllm.url, beside.url) as through:
+            clients.completion(through.url, "import os\n", rng, n=2, temperature=1.0)
+            clients.abandoned(through.url, "def f(x):\n    return", rng)
+            clients.stopped_completion(through.url, "import os\n", random.Random(4))
+            clients.response(through.url, "import os\n", rng)
+            clients.message(through.url, "import os\n", rng)
+            wait_until(lambda: through.counts()["failed"] == 1, "the request that was given up")
+            counts = through.counts()
+            print(counts)
+            assert counts["several_answers"] == 1
+            assert counts["no_numbers"] == 3
+            assert counts["records_sent"] == 0
+        assert beside.records() == []
+
+
+def test_windows_add_up_to_its_own_counters_though_it_is_killed(
+    vllm: Engine, database_url: str, tmp_path: Path
+) -> None:
+    before = own_counts(vllm)
+    with sidecar(tmp_path / "sidecar", database_url, scraping(vllm.url)) as beside:
+        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        clients.all_of([*RECORDED, clients.stopped_completion], vllm.url, 25, seed=4)
+        first = since(vllm, before)
+        wait_until(lambda: windows_are(beside, first), f"windows of {first}")
+        vllm.stop(signal.SIGKILL)
+        wait_until(lambda: condition(beside) == "unreachable", "the server's absence")
+        vllm.start()
+        clients.all_of(RECORDED, vllm.url, 12, seed=5)
+        both = {name: first[name] + count for name, count in own_counts(vllm).items()}
+        wait_until(lambda: windows_are(beside, both), f"windows of {both}")
