@@ -96,7 +96,7 @@ def test_what_it_does_not_tell_is_counted_with_the_reason(
     rng = random.Random(3)
     with sidecar(tmp_path / "sidecar", database_url) as beside:
         with proxy(tmp_path, vllm.url, beside.url) as through:
-            clients.completion(through.url, "import os\n", rng, n=2, temperature=1.0)
+            clients.two_completions(through.url, "import os\n", rng)
             clients.abandoned(through.url, "def f(x):\n    return", rng)
             clients.stopped_completion(through.url, "import os\n", random.Random(4))
             clients.response(through.url, "import os\n", rng)

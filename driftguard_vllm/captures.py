@@ -1,0 +1,90 @@
+"""Token ids of a sampled part of requests, to the sidecar, which keeps them where it was told to.
+
+What a draft is retrained from. They are less precious than records: they wait in memory, the oldest is
+dropped first, and a batch that the sidecar refuses is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+import httpx
+import msgspec
+
+from driftguard.client import SidecarUnavailable, protocol
+from driftguard.errors import DriftGuardError, Forbidden
+from driftguard.records import AcceptanceRecord
+
+log = logging.getLogger("vllm.driftguard")
+
+PATH: Final = "/api/v1/captures"
+MOST_WAITING: Final = 1_000  # requests, of some thousand tokens each
+MOST_AT_ONCE: Final = 50
+LINGER_SECONDS: Final = 1.0
+AWAY_SECONDS: Final = 5.0
+FORBIDDEN_SECONDS: Final = 3_600.0
+
+
+class CaptureSender:
+    """Sends from a thread of its own; `send` never waits."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self._http = httpx.Client(
+            base_url=url, headers=protocol.headers(api_key), timeout=protocol.TIMEOUT, trust_env=False
+        )
+        self._lines: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def send(self, record: AcceptanceRecord, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self._lines.append(
+            msgspec.json.encode(
+                {
+                    "record_id": record.record_id,
+                    "server": record.server,
+                    "target": record.target,
+                    "draft_version": record.draft_version,
+                    "segment": record.segment,
+                    "captured_at": record.ended_at,
+                    "prompt_token_ids": list(prompt),
+                    "output_token_ids": list(output),
+                }
+            )
+        )
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="driftguard-captures", daemon=True)
+            self._thread.start()
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """Tries once to send what waits."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        pause = LINGER_SECONDS
+        while not self._closing.wait(pause) or self._lines:
+            batch = [self._lines.popleft() for _ in range(min(MOST_AT_ONCE, len(self._lines)))]
+            pause = self._send(batch) if batch else LINGER_SECONDS
+            if self._closing.is_set() and pause > LINGER_SECONDS:
+                return
+
+    def _send(self, batch: list[bytes]) -> float:
+        """Returns how many seconds to wait before the next."""
+        try:
+            answer = self._http.post(PATH, content=protocol.body(batch), headers=protocol.JSON_LINES)
+            protocol.read_counts(answer)
+        except (httpx.TransportError, SidecarUnavailable):
+            self._lines.extendleft(reversed(batch[: MOST_WAITING - len(self._lines)]))
+            return AWAY_SECONDS
+        except Forbidden as error:
+            log.warning("the sidecar keeps no token ids, none are sent for an hour: %s", error.detail)
+            self._lines.clear()
+            return FORBIDDEN_SECONDS
+        except DriftGuardError as error:
+            log.error("the sidecar refuses token ids: %s", error.detail)
+        return LINGER_SECONDS

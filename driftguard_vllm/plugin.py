@@ -1,0 +1,171 @@
+"""Hooks into vLLM, which are looked at before they are used; a request never waits for them or fails by them.
+
+In the engine's process: `Scheduler.make_spec_decoding_stats` is called with the counts of every step of every
+request, `_update_request_with_output` with its new tokens, and `_free_request` when it ends, however it ends.
+In the API server: `InputProcessor.process_inputs` makes of a request what is sent to the engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final
+
+from driftguard.client import Client
+from driftguard.records import PROBE_SEGMENT
+from driftguard_vllm import labels
+from driftguard_vllm.captures import CaptureSender
+from driftguard_vllm.request_counts import RequestCounts, Speculation
+from driftguard_vllm.settings import BadEnvironment, PluginSettings
+
+log = logging.getLogger("vllm.driftguard")  # vLLM prints what is below "vllm"
+
+TESTED_VERSIONS: Final = ("0.32.0",)
+SCHEDULER: Final = "vllm.v1.core.sched.scheduler:Scheduler"
+INPUT_PROCESSOR: Final = "vllm.v1.engine.input_processor:InputProcessor"
+# Class -> method -> the parameters that a hook reads.
+HOOKS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
+    SCHEDULER: {
+        "make_spec_decoding_stats": (
+            *("num_draft_tokens", "num_accepted_tokens", "num_invalid_spec_tokens", "request_id"),
+        ),
+        "_update_request_with_output": ("request",),
+        "_free_request": ("request",),
+        "shutdown": (),
+    },
+    INPUT_PROCESSOR: {"process_inputs": ("params",)},
+}
+
+
+class HookMissing(Exception):
+    """This vLLM has no such method, or it takes other parameters; the message names it."""
+
+
+def register() -> None:
+    """vLLM calls this in each of its processes. Does nothing unless DRIFTGUARD_VLLM_SIDECAR is set."""
+    try:
+        settings = PluginSettings.of(os.environ)
+        if settings is None:
+            return
+        version = str(import_module("vllm").__version__)
+        install(settings)
+    except (BadEnvironment, HookMissing, ImportError) as error:
+        log.error("DriftGuard records nothing here: %s", error)
+        return
+    untested = "" if version in TESTED_VERSIONS else f"; tested with vLLM {', '.join(TESTED_VERSIONS)}"
+    log.info("DriftGuard records the requests of vLLM %s for %s%s", version, settings.sidecar, untested)
+
+
+def install(settings: PluginSettings) -> None:
+    """Raises HookMissing before anything is changed."""
+    classes = {path: _class_of(path) for path in HOOKS}
+    for path, methods in HOOKS.items():
+        for method, parameters in methods.items():
+            _look_at(classes[path], method, parameters)
+    scheduler, recorder, switch = classes[SCHEDULER], Recorder(settings), Switch()
+    switch.observe(scheduler, "make_spec_decoding_stats", recorder.step)
+    switch.observe(scheduler, "_update_request_with_output", recorder.tokens)
+    switch.observe(scheduler, "_free_request", recorder.ended)
+    switch.observe(scheduler, "shutdown", recorder.shut_down)
+    switch.observe(classes[INPUT_PROCESSOR], "process_inputs", _label)
+
+
+class Recorder:
+    """Counts what the scheduler of this process does, and sends a record when a request ends."""
+
+    def __init__(self, settings: PluginSettings) -> None:
+        self._settings = settings
+        self._counts: dict[str, RequestCounts] = {}
+        self._speculation: Speculation | None = None
+        self._client: Client | None = None  # made in the process that uses it, when it does
+        self._captures = CaptureSender(settings.sidecar, settings.api_key)
+
+    def step(self, _scheduler: Any, given: Mapping[str, Any]) -> None:
+        drafted, request_id = given["num_draft_tokens"], given["request_id"]
+        if drafted:
+            drafted -= (given["num_invalid_spec_tokens"] or {}).get(request_id, 0)
+            self._of(request_id).add_step(drafted, given["num_accepted_tokens"])
+
+    def tokens(self, _scheduler: Any, given: Mapping[str, Any]) -> None:
+        request = given["request"]
+        if request.num_output_tokens == 0:
+            counts, prefill = self._of(request.request_id), getattr(request, "prefill_stats", None)
+            counts.first_token_at = time.time()
+            counts.cached_tokens = getattr(prefill, "num_cached_tokens", None)
+
+    def ended(self, scheduler: Any, given: Mapping[str, Any]) -> None:
+        request = given["request"]
+        counts = self._counts.pop(request.request_id, None)
+        sampling = request.sampling_params
+        if counts is None or sampling is None or labels.of(sampling).get("segment") == PROBE_SEGMENT:
+            return  # it never ran, makes no tokens, or is recorded by its sender
+        if self._speculation is None:
+            self._speculation = Speculation.of(scheduler.vllm_config, self._settings)
+        if self._client is None:
+            self._client = Client(self._settings.sidecar, api_key=self._settings.api_key)
+        running, waiting = max(len(scheduler.running), 1), len(scheduler.waiting)
+        server = self._settings.server
+        record = counts.record(request, self._speculation, server, time.time(), running, waiting)
+        self._client.send(record)
+        if record.output_tokens and random.random() < self._settings.capture_fraction:
+            self._captures.send(record, request.prompt_token_ids or (), request.output_token_ids)
+
+    def shut_down(self, _scheduler: Any, _given: Mapping[str, Any]) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._captures.close()
+
+    def _of(self, request_id: str) -> RequestCounts:
+        return self._counts.setdefault(request_id, RequestCounts())
+
+
+def _label(_processor: Any, given: Mapping[str, Any]) -> None:
+    if hasattr(given["params"], "extra_args"):
+        labels.put_into(given["params"])
+
+
+def _class_of(path: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise HookMissing(f"vLLM has no {path} ({error})") from None
+
+
+def _look_at(of: Any, method: str, parameters: Sequence[str]) -> None:
+    function = getattr(of, method, None)
+    if function is None:
+        raise HookMissing(f"vLLM's {of.__name__} has no {method}")
+    known = inspect.signature(function).parameters
+    if missing := [name for name in parameters if name not in known]:
+        raise HookMissing(f"{method} of vLLM's {of.__name__} has no parameter {', '.join(missing)}")
+
+
+class Switch:
+    """Off from the first error in a hook on: half of the hooks would count wrongly."""
+
+    def __init__(self) -> None:
+        self._is_on = True
+
+    def observe(self, of: Any, method: str, hook: Callable[[Any, Mapping[str, Any]], None]) -> None:
+        """The hook sees the arguments by name, before the method does."""
+        original = getattr(of, method)
+        names = list(inspect.signature(original).parameters)[1:]
+
+        @functools.wraps(original)
+        def observed(this: Any, *arguments: Any, **named: Any) -> Any:
+            if self._is_on:
+                try:
+                    hook(this, {**dict(zip(names, arguments, strict=False)), **named})
+                except Exception:
+                    self._is_on = False
+                    log.exception("DriftGuard records nothing from here on; vLLM is not affected")
+            return original(this, *arguments, **named)
+
+        setattr(of, method, observed)

@@ -1,0 +1,64 @@
+"""The plugin's settings, from the environment of vLLM."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Self
+
+PREFIX: Final = "DRIFTGUARD_VLLM_"
+API_KEY: Final = "DRIFTGUARD_API_KEY"
+_NAMES: Final = ("SIDECAR", "SERVER", "TARGET", "DRAFT", "DRAFT_VERSION", "CAPTURE_FRACTION")
+
+
+class BadEnvironment(ValueError):
+    """The message names the variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """`target` and `draft` are by default what vLLM serves and speculates with. `capture_fraction`: part of
+    the requests whose token ids are sent too."""
+
+    sidecar: str
+    server: str
+    draft_version: str
+    capture_fraction: float = 0.0
+    target: str | None = None
+    draft: str | None = None
+    api_key: str | None = None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self | None:
+        """None where no sidecar is named: the plugin does nothing then. Raises BadEnvironment."""
+        given = {name.removeprefix(PREFIX): value for name, value in environment.items() if _is_ours(name)}
+        if unknown := sorted(set(given) - set(_NAMES)):
+            known = ", ".join(PREFIX + name for name in _NAMES)
+            raise BadEnvironment(f"{PREFIX}{unknown[0]} is not known; known are {known}")
+        sidecar = given.get("SIDECAR")
+        if sidecar is None:
+            return None
+        if not sidecar.startswith(("http://", "https://")):
+            raise BadEnvironment(f"{PREFIX}SIDECAR is {sidecar!r}: not an http:// or https:// address")
+        return cls(
+            sidecar=sidecar,
+            server=given.get("SERVER") or socket.gethostname(),
+            draft_version=given.get("DRAFT_VERSION") or "unknown",
+            capture_fraction=_fraction(given.get("CAPTURE_FRACTION") or "0"),
+            target=given.get("TARGET"),
+            draft=given.get("DRAFT"),
+            api_key=environment.get(API_KEY),
+        )
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(PREFIX)
+
+
+def _fraction(text: str) -> float:
+    with suppress(ValueError):
+        if 0.0 <= (fraction := float(text)) <= 1.0:
+            return fraction
+    raise BadEnvironment(f"{PREFIX}CAPTURE_FRACTION is {text!r}: not a number between 0 and 1")
