@@ -15,6 +15,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from driftguard.store.database import upgrade
 from driftguard.store.embedded import start_embedded
 from tests.live import clients
 from tests.live.processes import sidecar
@@ -42,6 +43,7 @@ def main() -> None:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(start_embedded(directory / "database"))
+        upgrade(url)
         beside = stack.enter_context(sidecar(directory / "sidecar", url))
         (directory / "without").mkdir()
         plain = vllm_server(directory / "without", speculative)

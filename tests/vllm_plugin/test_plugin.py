@@ -1,0 +1,148 @@
+"""What the plugin records, and what it does where vLLM or the environment is not as it should be."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from driftguard.records import AcceptanceRecord, decode_record
+from driftguard.store.database import Database
+from driftguard_vllm import RequestLabels, labels, register
+from driftguard_vllm.plugin import HookMissing, install
+from driftguard_vllm.settings import BadEnvironment, PluginSettings
+from tests.alerting.http_receiver import wait_until
+from tests.pipeline.sidecar import running_sidecar
+from tests.vllm_plugin.fake_vllm import Request, SamplingParams, Scheduler, installed
+
+
+@pytest.fixture
+def sidecar(database: Database, tmp_path: Path) -> Iterator[httpx.Client]:
+    with running_sidecar(database, tmp_path) as client:
+        yield client
+
+
+def settings(url: str, **more: str) -> PluginSettings:
+    found = PluginSettings.of({"DRIFTGUARD_VLLM_SIDECAR": url, "DRIFTGUARD_VLLM_SERVER": "gpu-1", **more})
+    assert found is not None
+    return found
+
+
+def records(sidecar: httpx.Client, count: int) -> list[AcceptanceRecord]:
+    def stored() -> list[AcceptanceRecord]:
+        answer = sidecar.get("/api/v1/records", params={"format": "jsonl"})
+        return [decode_record(line) for line in answer.content.splitlines()]
+
+    wait_until(lambda: len(stored()) == count, f"{count} records")
+    return stored()
+
+
+def test_a_request_that_ends_in_any_way_is_recorded_with_the_counts_of_its_steps(
+    sidecar: httpx.Client,
+) -> None:
+    with installed() as (scheduler_class, _):
+        install(settings(str(sidecar.base_url)))
+        scheduler = scheduler_class()
+        one, other = Request("one"), Request("other", SamplingParams(temperature=0.7))
+        for request in (one, other):
+            scheduler.step(request, 0, [5])
+        scheduler.step(one, 3, [6, 7, 8])
+        scheduler.step(other, 3, [6])
+        scheduler.step(one, 2, [9, 10])
+        for request in (one, other):
+            assert scheduler._free_request(request) == "freed"
+        scheduler._free_request(Request("aborted before it ran"))
+        scheduler.shutdown()
+    first, second = sorted(records(sidecar, 2), key=lambda record: -record.steps)
+    assert (first.steps, first.drafted, first.accepted, first.emitted) == (2, 5, 3, 5)
+    assert first.accepted_per_position == [2, 1, 0]
+    assert (first.prompt_tokens, first.output_tokens, first.num_speculative_tokens) == (3, 6, 3)
+    assert (first.server, first.target, first.draft, first.method) == (
+        *("gpu-1", "org/target", "small", "draft_model"),
+    )
+    assert (first.acceptance_rule, second.acceptance_rule) == ("greedy", "rejection")
+    assert (second.steps, second.drafted, second.accepted, second.emitted) == (1, 3, 0, 1)
+
+
+def test_an_error_of_its_own_ends_the_recording_and_no_request(
+    sidecar: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with installed() as (scheduler_class, _):
+        install(settings(str(sidecar.base_url)))
+        scheduler, broken = scheduler_class(), Request("broken")
+        scheduler.step(broken, 0, [5])
+        del broken.arrival_time
+        assert scheduler._free_request(broken) == "freed"
+        good = Request("good")
+        scheduler.step(good, 0, [5])
+        assert scheduler._free_request(good) == "freed"
+        scheduler.shutdown()
+    assert "DriftGuard records nothing from here on" in caplog.text
+    assert records(sidecar, 0) == []
+
+
+class OtherScheduler(Scheduler):
+    def make_spec_decoding_stats(self, stats: object, drafts: dict[str, int]) -> str:  # type: ignore[override]
+        return "other"
+
+
+def test_a_vllm_whose_methods_differ_is_left_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with installed(OtherScheduler) as (scheduler_class, processor_class):
+        before = dict(vars(scheduler_class)), dict(vars(processor_class))
+        with pytest.raises(HookMissing, match=r"make_spec_decoding_stats .* num_draft_tokens, "):
+            install(settings("http://127.0.0.1:1"))
+        assert (dict(vars(scheduler_class)), dict(vars(processor_class))) == before
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("DRIFTGUARD_VLLM_SIDECAR", "sidecar:8200", "not an http:// or https:// address"),
+        ("DRIFTGUARD_VLLM_CAPTURE_FRACTION", "20%", "not a number between 0 and 1"),
+        ("DRIFTGUARD_VLLM_CAPTURE_FRACTION", "nan", "not a number between 0 and 1"),
+        ("DRIFTGUARD_VLLM_DRAFTVERSION", "v1", "is not known; known are"),
+    ],
+)
+def test_a_wrong_variable_is_named(variable: str, value: str, problem: str) -> None:
+    with pytest.raises(BadEnvironment, match=f"{variable}.*{problem}"):
+        PluginSettings.of({"DRIFTGUARD_VLLM_SIDECAR": "http://sidecar:8200", variable: value})
+
+
+def test_vllm_starts_though_a_variable_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DRIFTGUARD_VLLM_SIDECAR", "sidecar:8200")
+    with installed(), caplog.at_level(logging.ERROR):
+        register()
+    assert "DriftGuard records nothing here: DRIFTGUARD_VLLM_SIDECAR" in caplog.text
+
+
+def test_without_a_sidecar_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DRIFTGUARD_VLLM_SIDECAR", raising=False)
+    register()  # there is no vLLM here
+
+
+def test_labels_reach_the_engine_with_what_a_request_asked_already() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        params = SamplingParams(extra_args={"kv_transfer_params": {}})
+        labels.put_into(params)
+        scope["found"] = params.extra_args
+
+    async def asked(*headers: tuple[bytes, bytes]) -> Any:
+        scope: dict[str, Any] = {"type": "http", "headers": list(headers)}
+        await RequestLabels(app)(scope, None, None)  # type: ignore[arg-type]
+        return scope["found"]
+
+    async def scenario() -> None:
+        both = await asked((b"x-driftguard-segment", b"support-de"), (b"x-driftguard-session", b"s-1"))
+        assert labels.of(SamplingParams(extra_args=both)) == {"segment": "support-de", "session": "s-1"}
+        assert both["kv_transfer_params"] == {}
+        for unusable in (b"", b"x" * 257, b"a\x07b"):
+            assert await asked((b"x-driftguard-segment", unusable)) == {"kv_transfer_params": {}}
+
+    asyncio.run(scenario())
