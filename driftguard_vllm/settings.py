@@ -10,7 +10,7 @@ from typing import Final, Self
 
 PREFIX: Final = "DRIFTGUARD_VLLM_"
 API_KEY: Final = "DRIFTGUARD_API_KEY"
-_NAMES: Final = ("SIDECAR", "SERVER", "TARGET", "DRAFT", "DRAFT_VERSION", "CAPTURE_FRACTION")
+NAMES: Final = ("SIDECAR", "SERVER", "TARGET", "DRAFT", "DRAFT_VERSION", "CAPTURE_FRACTION")
 
 
 class BadEnvironment(ValueError):
@@ -34,8 +34,8 @@ class PluginSettings:
     def of(cls, environment: Mapping[str, str]) -> Self | None:
         """None where no sidecar is named: the plugin does nothing then. Raises BadEnvironment."""
         given = {name.removeprefix(PREFIX): value for name, value in environment.items() if _is_ours(name)}
-        if unknown := sorted(set(given) - set(_NAMES)):
-            known = ", ".join(PREFIX + name for name in _NAMES)
+        if unknown := sorted(set(given) - set(NAMES)):
+            known = ", ".join(PREFIX + name for name in NAMES)
             raise BadEnvironment(f"{PREFIX}{unknown[0]} is not known; known are {known}")
         sidecar = given.get("SIDECAR")
         if sidecar is None:

@@ -44,7 +44,9 @@ NONE: Final = "none"
 UNKNOWN: Final = "unknown"
 _HINTS: Final[Mapping[str, str]] = {
     "no_numbers": "answers hold no counts of speculation; vLLM needs --per-request-spec-decode-metrics "
-    "summary; for a server that does not speculate set --method none, and its latency is recorded",
+    "summary, and with it gives none of requests that end on a stop string, which its plugin records "
+    "(docs/vllm-plugin.md); for a server that does not speculate set --method none, and its latency is "
+    "recorded",
     "contradiction": "an answer's numbers contradict each other, or --method none",
     "no_room": "more than proxy.max_held_bytes would be held in memory",
     "bad_label": "a request names a segment or session that no record can hold",

@@ -23,7 +23,14 @@ from driftguard.settings import ORDER_VARIABLES, PREFIX, URL_PATTERN, Settings
 
 CONFIG_VARIABLE = "DRIFTGUARD_CONFIG"
 _ALIKE = 0.75  # of two names, from 0 to 1, for one to be taken for the other misspelt
-RESERVED_VARIABLES = ORDER_VARIABLES | {CONFIG_VARIABLE, "DRIFTGUARD_API_KEY", "DRIFTGUARD_CACHE_DIR"}
+# Of vLLM's plugin (driftguard_vllm/settings.py), which may run beside the sidecar in one environment.
+PLUGIN_VARIABLES = {
+    f"DRIFTGUARD_VLLM_{name}"
+    for name in ("SIDECAR", "SERVER", "TARGET", "DRAFT", "DRAFT_VERSION", "CAPTURE_FRACTION")
+}
+RESERVED_VARIABLES = (
+    ORDER_VARIABLES | PLUGIN_VARIABLES | {CONFIG_VARIABLE, "DRIFTGUARD_API_KEY", "DRIFTGUARD_CACHE_DIR"}
+)
 
 
 def load_settings(config: Path | None = None, **overrides: Any) -> Settings:

@@ -50,6 +50,10 @@ def stopped_completion(url: str, prompt: str, rng: random.Random) -> Any:
     return completion(url, prompt, rng, stop=["e", "\n", " "], max_tokens=40)
 
 
+def long_completion(url: str, prompt: str, rng: random.Random) -> Any:
+    return completion(url, prompt, rng, max_tokens=64)
+
+
 def two_completions(url: str, prompt: str, rng: random.Random) -> Any:
     return completion(url, prompt, rng, n=2, temperature=1.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 from pathlib import Path
@@ -115,6 +116,27 @@ def test_windows_add_up_to_its_own_counters_though_it_is_killed(
         clients.all_of(RECORDED, llama.url, 12, seed=5)
         both = {name: first[name] + count for name, count in own_counts(llama).items()}
         wait_until(lambda: windows_are(beside, both), f"windows of {both}")
+
+
+def test_acceptance_is_that_which_it_was_told_to_have(
+    converted: tuple[Path, Path], database_url: str, tmp_path: Path
+) -> None:
+    """It can accept at random, so that the truth is known: --spec-synth-rates, of every position."""
+    rates = (0.7, 0.5, 0.35, 0.25)
+    told = ["--spec-synth-rates", ",".join(map(str, rates))]
+    with (
+        running(llama_server(*converted, tmp_path, *told)) as llama,
+        sidecar(tmp_path / "sidecar", database_url) as beside,
+        proxy(tmp_path, llama.url, beside.url) as through,
+    ):
+        clients.all_of([clients.long_completion], through.url, 60, seed=11)
+        all_sent(through, 60)
+        ours, own = of_all(beside.records()), own_counts(llama)
+    acceptance = ours["accepted"] / ours["drafted"]
+    print(f"{acceptance:.3f} of {ours['drafted']} draft tokens, told {sum(rates) / K:.3f}")
+    assert ours["accepted"] == own["accepted"]
+    # Four standard deviations: steps of up to K dependent tokens, the shorter ones at the end of an answer.
+    assert abs(acceptance - sum(rates) / K) < 4 * 0.4 / math.sqrt(own["steps"]) + 0.01
 
 
 @pytest.mark.live

@@ -125,3 +125,19 @@ def test_windows_add_up_to_its_own_counters_though_it_is_killed(
         clients.all_of(RECORDED, vllm.url, 12, seed=5)
         both = {name: first[name] + count for name, count in own_counts(vllm).items()}
         wait_until(lambda: windows_are(beside, both), f"windows of {both}")
+
+
+@pytest.mark.parametrize("method", ["ngram"])
+def test_other_methods_are_counted_alike(method: str, database_url: str, tmp_path: Path) -> None:
+    speculative = {"method": method, "num_speculative_tokens": K, "prompt_lookup_max": 4}
+    with (
+        running(vllm_server(tmp_path, json.dumps(speculative))) as vllm,
+        sidecar(tmp_path / "sidecar", database_url) as beside,
+        proxy(tmp_path, vllm.url, beside.url, "--method", method) as through,
+    ):
+        clients.all_of([clients.long_completion], through.url, 40, seed=12)
+        all_sent(through, 40)
+        ours, own = of_all(beside.records()), own_counts(vllm)
+    print(f"ours {ours}, its own {own}")
+    assert own["drafted"] > 0
+    assert {name: ours[name] for name in own} == own

@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from driftguard.records import AcceptanceRecord, decode_record
+from driftguard.settings.loading import PLUGIN_VARIABLES
 from driftguard.store.database import Database
 from driftguard_vllm import RequestLabels, labels, register
 from driftguard_vllm.plugin import HookMissing, install
-from driftguard_vllm.settings import BadEnvironment, PluginSettings
+from driftguard_vllm.settings import NAMES, PREFIX, BadEnvironment, PluginSettings
 from tests.alerting.http_receiver import wait_until
 from tests.pipeline.sidecar import running_sidecar
 from tests.vllm_plugin.fake_vllm import Request, SamplingParams, Scheduler, installed
@@ -111,6 +112,10 @@ def test_a_vllm_whose_methods_differ_is_left_as_it_is(caplog: pytest.LogCaptureF
 def test_a_wrong_variable_is_named(variable: str, value: str, problem: str) -> None:
     with pytest.raises(BadEnvironment, match=f"{variable}.*{problem}"):
         PluginSettings.of({"DRIFTGUARD_VLLM_SIDECAR": "http://sidecar:8200", variable: value})
+
+
+def test_the_sidecar_takes_no_variable_of_the_plugin_for_a_setting_misspelt() -> None:
+    assert {PREFIX + name for name in NAMES} == PLUGIN_VARIABLES
 
 
 def test_vllm_starts_though_a_variable_is_wrong(
