@@ -13,7 +13,7 @@ from tests.alerting.http_receiver import http_receiver, wait_until
 from tests.live import clients
 from tests.live.processes import Proxy, of_all, proxy, sidecar, wire
 from tests.live.scraped import condition, scraping, windows_are
-from tests.live.servers import Engine, K, needs_llama
+from tests.live.servers import Engine, K, llama_server, needs_llama, running
 
 pytestmark = needs_llama
 
