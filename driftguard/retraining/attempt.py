@@ -142,8 +142,15 @@ def _evaluation(job: Job, files: Workspace, candidate: Path) -> Evaluation:
         traffic=files.held_out,
         num_speculative_tokens=job.info.num_speculative_tokens,
         temperature=_temperature(job),
+        acceptance_rule=_acceptance_rule(job),
         threads=job.settings.retraining.threads,
     )
+
+
+def _acceptance_rule(job: Job) -> str:
+    """Where the settings do not tell it, drafts are taken to be sampled, as the built-in engine does."""
+    known = {engine.server: engine.acceptance_rule for engine in job.settings.engines}
+    return "match" if known.get(job.info.server) == "match" else "rejection"
 
 
 def _temperature(job: Job) -> float:

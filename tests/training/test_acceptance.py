@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from driftguard_training.acceptance import distillation_loss, distribution
-from driftguard_training.evaluate import evaluate, expected_steps
-from driftguard_training.settings import EvaluateSettings
+from driftguard_training.evaluate import ExpectedCounts, evaluate, expected_counts
+from driftguard_training.settings import AcceptanceRule, EvaluateSettings
 from driftguard_training.traffic import TrafficRequest, read_traffic
 
 from tests.training.small_models import CONTEXT_TOKENS, save_directory, small_model, write_traffic
@@ -24,20 +24,23 @@ def _next_token_law(model: torch.nn.Module, context: list[int], temperature: flo
 
 
 def _brute_force(
-    target: torch.nn.Module, draft: torch.nn.Module, request: TrafficRequest, temperature: float
-) -> float:
-    """Mean probability that rejection sampling keeps a drafted token, by enumerating every token."""
-    total = 0.0
+    target: torch.nn.Module, draft: torch.nn.Module, request: TrafficRequest, temperature: float, rule: str
+) -> list[float]:
+    """The probability that a drafted token is kept, by enumerating every token, of each position."""
+    found = []
     for index in range(len(request.output_token_ids)):
         context = request.prompt_token_ids + request.output_token_ids[:index]
         p = _next_token_law(target, context, temperature)
-        q = _next_token_law(draft, context, temperature)
-        total += sum(q[v] * min(1.0, p[v] / q[v]) for v in range(len(p)) if q[v] > 0)
-    return total / len(request.output_token_ids)
+        q = _next_token_law(draft, context, 0.0 if rule == "match" else temperature)
+        found.append(sum(q[v] * min(1.0, p[v] / q[v]) for v in range(len(p)) if q[v] > 0))
+    return found
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_evaluated_acceptance_is_the_enumerated_one(tmp_path: Path, temperature: float) -> None:
+@pytest.mark.parametrize("rule", ["rejection", "match"])
+def test_evaluated_acceptance_is_the_enumerated_one(
+    tmp_path: Path, temperature: float, rule: AcceptanceRule
+) -> None:
     target = small_model(1, vocabulary=TINY_VOCABULARY)
     drafts = [small_model(seed, vocabulary=TINY_VOCABULARY) for seed in (2, 3)]
     directories = [save_directory(tmp_path / f"draft{i}", draft) for i, draft in enumerate(drafts)]
@@ -52,22 +55,24 @@ def test_evaluated_acceptance_is_the_enumerated_one(tmp_path: Path, temperature:
 
     report = evaluate(
         EvaluateSettings(
-            save_directory(tmp_path / "target", target), tuple(directories), traffic, 3, temperature
+            save_directory(tmp_path / "target", target), tuple(directories), traffic, 3, temperature, rule
         )
     )
 
     for measured, draft in zip(report["drafts"], drafts, strict=True):  # type: ignore[call-overload]
         assert [segment["segment"] for segment in measured["segments"]] == ["a", "b"]
         for segment in measured["segments"]:
-            expected = [
-                _brute_force(target, draft, request, temperature)
+            counts = [
+                _enumerated(_brute_force(target, draft, request, temperature, rule), 3)
                 for request in requests
                 if request.segment == segment["segment"]
             ]
+            expected = [one.accepted / one.drafted for one in counts]
             assert segment["per_request"] == pytest.approx(expected, abs=1e-5)
             assert segment["requests"] == 3
             assert segment["positions"] == 3 * (4 if segment["segment"] == "a" else 9)
-            assert segment["acceptance"] == pytest.approx(sum(expected) / 3, abs=1e-5)
+            ratio = sum(one.accepted for one in counts) / sum(one.drafted for one in counts)
+            assert segment["acceptance"] == pytest.approx(ratio, abs=1e-5)
         assert measured["seconds_per_draft_token"] > 0
 
 
@@ -81,28 +86,33 @@ def test_a_draft_equal_to_the_target_is_always_accepted(tmp_path: Path) -> None:
     assert segment["expected_emitted_per_step"] == pytest.approx(5, abs=1e-3)
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_expected_steps_is_the_enumerated_one(k: int) -> None:
-    rates = [0.9, 0.2, 0.6, 0.5, 0.8]
-    total = 0.0
+def _enumerated(rates: list[float], k: int) -> ExpectedCounts:
+    """Over all ways in which draft tokens may be kept."""
+    total = [0.0, 0.0, 0.0]
     for kept in itertools.product([True, False], repeat=len(rates)):  # would position t be accepted?
         probability = 1.0
         for rate, keep in zip(rates, kept, strict=True):
             probability *= rate if keep else 1 - rate
-        steps = position = 0
+        position = 0
         while position < len(rates):
+            drafted = min(k, len(rates) - position)
             accepted = 0
-            while accepted < k and position + accepted < len(rates) and kept[position + accepted]:
+            while accepted < drafted and kept[position + accepted]:
                 accepted += 1
             position += accepted + 1
-            steps += 1
-        total += probability * steps
-    assert expected_steps(rates, k) == pytest.approx(total)
+            total = [old + probability * new for old, new in zip(total, (1, drafted, accepted), strict=True)]
+    return ExpectedCounts(*total)
 
 
-def test_expected_steps_at_the_extremes() -> None:
-    assert expected_steps([0.0] * 12, 4) == pytest.approx(12)
-    assert expected_steps([1.0] * 12, 3) == pytest.approx(3)
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_expected_counts_are_the_enumerated_ones(k: int) -> None:
+    rates = [0.9, 0.2, 0.6, 0.5, 0.8]
+    assert expected_counts(rates, k) == pytest.approx(_enumerated(rates, k))
+
+
+def test_expected_counts_at_the_extremes() -> None:
+    assert expected_counts([0.0] * 12, 4) == pytest.approx((12, 4 * 9 + 3 + 2 + 1, 0))
+    assert expected_counts([1.0] * 12, 3) == pytest.approx((3, 9, 9))
 
 
 def test_losses_vanish_only_when_the_distributions_agree() -> None:

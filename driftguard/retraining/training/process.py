@@ -50,13 +50,15 @@ class Distillation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scoring of `drafts`, all on the same traffic. `temperature` is what the traffic was sampled at."""
+    """Scoring of `drafts`, all on the same traffic. `temperature` is what the traffic was sampled at,
+    `acceptance_rule` that by which the server keeps draft tokens: rejection or match."""
 
     target: Path
     drafts: Sequence[Path]
     traffic: Path
     num_speculative_tokens: int
     temperature: float
+    acceptance_rule: str
     threads: int
 
 
@@ -115,6 +117,7 @@ def evaluate(order: Evaluation, log: Path, should_stop: Callable[[], bool]) -> d
         arguments += ["--draft", str(draft)]
     arguments += ["--num-speculative-tokens", str(order.num_speculative_tokens)]
     arguments += ["--temperature", str(order.temperature), "--threads", str(order.threads)]
+    arguments += ["--acceptance-rule", order.acceptance_rule]
     events = list(_run(arguments, log, should_stop))
     if len(events) != 1 or "drafts" not in events[0]:
         raise TrainingFailed(f"the evaluation printed no measurements; its log was: {_tail(log)}")

@@ -68,7 +68,12 @@ def _evaluate(parsed: argparse.Namespace) -> None:
     from driftguard_training.evaluate import evaluate
 
     settings = EvaluateSettings(
-        parsed.target, tuple(parsed.draft), parsed.traffic, parsed.num_speculative_tokens, parsed.temperature
+        parsed.target,
+        tuple(parsed.draft),
+        parsed.traffic,
+        parsed.num_speculative_tokens,
+        parsed.temperature,
+        parsed.acceptance_rule,
     )
     _print_json(evaluate(settings))
 
@@ -127,6 +132,12 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--traffic", type=Path, required=True, help="logged target output")
     parser.add_argument("--num-speculative-tokens", type=_whole(1), default=4, help="draft K")
     parser.add_argument("--temperature", type=_not_negative, default=1.0, help="0 is greedy")
+    parser.add_argument(
+        "--acceptance-rule",
+        choices=("rejection", "match"),
+        default="rejection",
+        help="rejection sampling of sampled drafts, or the likeliest token is drafted",
+    )
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:

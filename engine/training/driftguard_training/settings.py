@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+AcceptanceRule = Literal["rejection", "match"]
 Loss = Literal["nla", "lk-hybrid", "forward-kl"]
 
 MINIMUM_REQUESTS = 128  # measured: with 16 requests the draft became worse
@@ -30,13 +31,18 @@ class DistillSettings:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSettings:
-    """`num_speculative_tokens` is K; `temperature` is the one that the traffic was sampled at."""
+    """`num_speculative_tokens` is K; `temperature` is the one that the traffic was sampled at.
+
+    `acceptance_rule`: by rejection sampling of sampled drafts, or the likeliest token is drafted, and kept
+    where the target draws the same.
+    """
 
     target: Path
     drafts: tuple[Path, ...]
     traffic: Path
     num_speculative_tokens: int = 4
     temperature: float = 1.0
+    acceptance_rule: AcceptanceRule = "rejection"
 
 
 @dataclass(frozen=True, slots=True)
