@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import threading
 import time
@@ -107,6 +108,12 @@ def test_a_drift_is_found_paged_retrained_promoted_and_over(
                     run = wait("the verdict of the watch", lambda: in_state(beside, "promoted"), traffic)
                     say(f"{run['state']}: {run['reason']}")
                     say(f"{traffic.answered} requests; {levels(beside)}")
+                    records = [one for one in beside.records() if one.kind == "request" and one.drafted]
+    serving = [one for one in records if one.draft_version == run["candidate_version"]]
+    live = statistics.fmean(one.accepted / one.drafted for one in serving if one.segment == "code")
+    predicted = run["numbers"]["gate"]["gain"]["candidate"]
+    say(f"acceptance of code with the new draft: predicted {predicted:.3f}, live {live:.3f}")
+    assert abs(predicted - live) < 0.03
     assert incident["direction"] == "down"
     assert [one["segment"] for one in incident["segments"]] == ["code"]
     assert over["state"] == "resolved"

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import structlog
 from sqlalchemy.orm import Session
 
+from driftguard.incidents import recovery
 from driftguard.records.documents.retraining_run import Watch
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
@@ -65,30 +66,13 @@ def _watched(session: Session) -> set[tuple[str, str, str]]:
 
 
 def _recovery(session: Session, run: RetrainRun, state: Watch) -> str:
-    """For example: acceptance recovered to 0.71 from 0.41 over 180 requests (german; baseline was 0.77)."""
-    baselines = _baselines(session, run)
-    parts = []
-    for segment in state.segments:
-        if segment.old.changed and segment.acceptance is not None:
-            baseline = baselines.get(segment.old.segment)
-            known = f"; baseline was {baseline:.2f}" if baseline is not None else ""
-            parts.append(
-                f"acceptance of {segment.old.segment} recovered to {segment.acceptance:.2f} from "
-                f"{segment.old.mean:.2f} over {segment.requests} requests{known}"
-            )
-    return f"draft {run.candidate_version} promoted: " + ", ".join(parts)
-
-
-def _baselines(session: Session, run: RetrainRun) -> dict[str, float]:
-    """The incident's baselines by segment, where they are of all drafting positions, as the watch's means."""
-    if run.incident_id is None:
-        return {}
-    incident, _ = incidents.find(session, run.incident_id)
-    return {
-        segment.segment: segment.before.rate
-        for segment in incident.segments
-        if segment.after.positions == "all"
-    }
+    """For example: draft v2 promoted: acceptance of german recovered to 0.71 from 0.41, was 0.77: 8% below,
+    over 180 requests; watched until 2,000 requests."""
+    incident = incidents.find(session, run.incident_id)[0] if run.incident_id is not None else None
+    told = recovery.told(state, incident)
+    return (
+        f"draft {run.candidate_version} promoted: {told}; watched until {watch.WATCHED_REQUESTS:,} requests"
+    )
 
 
 def _stands(session: Session, run: RetrainRun, state: Watch, at: datetime) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -99,8 +100,8 @@ def test_a_better_draft_resolves_the_incident_with_its_numbers(drifted: Drifted,
     assert incident.resolution.startswith(
         f"draft {CANDIDATE} promoted: acceptance of german recovered to 0.7"
     )
-    assert "from 0.41 over" in incident.resolution
-    assert incident.resolution.endswith("baseline was 0.77")
+    assert re.search(r"from 0\.41, was 0\.77: \d+% (below|above), over \d+ requests", incident.resolution)
+    assert incident.resolution.endswith("watched until 2,000 requests")
     assert the_run(drifted, promoted).state == "watching"
 
 
