@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPResponse
+from http.client import HTTPResponse, IncompleteRead
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,10 @@ def _bodies(answers: bytes) -> Iterator[bytes]:
     while stream.has_more:
         answer = HTTPResponse(stream)  # type: ignore[arg-type]
         answer.begin()
-        yield answer.read()
+        try:
+            yield answer.read()
+        except IncompleteRead as error:  # the client closed at the last event, before the end of the stream
+            yield error.partial
 
 
 @contextmanager
