@@ -11,6 +11,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY driftguard driftguard
 COPY driftguard_http driftguard_http
+COPY driftguard_vllm driftguard_vllm
 COPY engine/driftguard_engine engine/driftguard_engine
 COPY engine/training engine/training
 COPY migrations migrations

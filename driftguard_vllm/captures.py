@@ -28,6 +28,8 @@ LINGER_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 5.0
 FORBIDDEN_SECONDS: Final = 3_600.0
 
+Captured = tuple[AcceptanceRecord, Sequence[int], Sequence[int]]  # with its prompt's and output's token ids
+
 
 class CaptureSender:
     """Sends from a thread of its own; `send` never waits."""
@@ -36,25 +38,13 @@ class CaptureSender:
         self._http = httpx.Client(
             base_url=url, headers=protocol.headers(api_key), timeout=protocol.TIMEOUT, trust_env=False
         )
-        self._lines: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self._waiting: deque[Captured] = deque(maxlen=MOST_WAITING)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def send(self, record: AcceptanceRecord, prompt: Sequence[int], output: Sequence[int]) -> None:
-        self._lines.append(
-            msgspec.json.encode(
-                {
-                    "record_id": record.record_id,
-                    "server": record.server,
-                    "target": record.target,
-                    "draft_version": record.draft_version,
-                    "segment": record.segment,
-                    "captured_at": record.ended_at,
-                    "prompt_token_ids": list(prompt),
-                    "output_token_ids": list(output),
-                }
-            )
-        )
+        """Both must not change any more: they are encoded later, in the other thread."""
+        self._waiting.append((record, prompt, output))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="driftguard-captures", daemon=True)
             self._thread.start()
@@ -67,24 +57,40 @@ class CaptureSender:
 
     def _run(self) -> None:
         pause = LINGER_SECONDS
-        while not self._closing.wait(pause) or self._lines:
-            batch = [self._lines.popleft() for _ in range(min(MOST_AT_ONCE, len(self._lines)))]
+        while not self._closing.wait(pause) or self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
             pause = self._send(batch) if batch else LINGER_SECONDS
             if self._closing.is_set() and pause > LINGER_SECONDS:
                 return
 
-    def _send(self, batch: list[bytes]) -> float:
+    def _send(self, batch: list[Captured]) -> float:
         """Returns how many seconds to wait before the next."""
+        content = protocol.body([_line(*captured) for captured in batch])
         try:
-            answer = self._http.post(PATH, content=protocol.body(batch), headers=protocol.JSON_LINES)
+            answer = self._http.post(PATH, content=content, headers=protocol.JSON_LINES)
             protocol.read_counts(answer)
         except (httpx.TransportError, SidecarUnavailable):
-            self._lines.extendleft(reversed(batch[: MOST_WAITING - len(self._lines)]))
+            self._waiting.extendleft(reversed(batch[: MOST_WAITING - len(self._waiting)]))
             return AWAY_SECONDS
         except Forbidden as error:
             log.warning("the sidecar keeps no token ids, none are sent for an hour: %s", error.detail)
-            self._lines.clear()
+            self._waiting.clear()
             return FORBIDDEN_SECONDS
         except DriftGuardError as error:
             log.error("the sidecar refuses token ids: %s", error.detail)
         return LINGER_SECONDS
+
+
+def _line(record: AcceptanceRecord, prompt: Sequence[int], output: Sequence[int]) -> bytes:
+    return msgspec.json.encode(
+        {
+            "record_id": record.record_id,
+            "server": record.server,
+            "target": record.target,
+            "draft_version": record.draft_version,
+            "segment": record.segment,
+            "captured_at": record.ended_at,
+            "prompt_token_ids": list(prompt),
+            "output_token_ids": list(output),
+        }
+    )

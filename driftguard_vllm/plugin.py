@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from driftguard.client import Client
-from driftguard.records import PROBE_SEGMENT
+from driftguard.records import PROBE_SEGMENT, RecordError
 from driftguard_vllm import labels
 from driftguard_vllm.captures import CaptureSender
 from driftguard_vllm.request_counts import RequestCounts, Speculation
@@ -111,7 +111,11 @@ class Recorder:
             self._client = Client(self._settings.sidecar, api_key=self._settings.api_key)
         running, waiting = max(len(scheduler.running), 1), len(scheduler.waiting)
         server = self._settings.server
-        record = counts.record(request, self._speculation, server, time.time(), running, waiting)
+        try:
+            record = counts.record(request, self._speculation, server, time.time(), running, waiting)
+        except RecordError as error:
+            log.warning("a request is not recorded, its numbers contradict each other: %s", error)
+            return
         self._client.send(record)
         if record.output_tokens and random.random() < self._settings.capture_fraction:
             self._captures.send(record, request.prompt_token_ids or (), request.output_token_ids)

@@ -19,7 +19,10 @@ from typing import Final
 
 import grimp
 
-PACKAGES: Final = ("driftguard", "driftguard_http", "driftguard_engine", "driftguard_training")
+PACKAGES: Final = (
+    *("driftguard", "driftguard_http", "driftguard_vllm"),
+    *("driftguard_engine", "driftguard_training"),
+)
 
 
 @cache

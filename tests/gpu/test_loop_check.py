@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -219,6 +220,7 @@ def test_what_breaks_one_part_leaves_the_others(tmp_path: Path, monkeypatch: pyt
         run.add(run.found.peers, PeerSpeed("a", None, 1.0, ""), "measured")
 
     monkeypatch.setattr(parts, "PARTS", {"first": breaks, "second": works})
+    monkeypatch.setattr(program, "_started", time.monotonic())  # it was imported when tests were collected
     state = tmp_path / "measured"
     assert program.main(["--state", str(state), "--extent", "tiny"]) == 0
     found = results.read(state)

@@ -87,6 +87,36 @@ def test_an_error_of_its_own_ends_the_recording_and_no_request(
     assert records(sidecar, 0) == []
 
 
+def test_a_request_whose_numbers_contradict_each_other_is_left_out_alone(
+    sidecar: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with installed() as (scheduler_class, _):
+        install(settings(str(sidecar.base_url)))
+        scheduler, odd, good = scheduler_class(), Request("odd"), Request("good")
+        scheduler.step(odd, 0, [5])
+        scheduler.step(odd, 1, [6, 7, 8])  # two of one draft token
+        scheduler.step(good, 0, [5])
+        for request in (odd, good):
+            scheduler._free_request(request)
+        scheduler.shutdown()
+    assert "a request is not recorded" in caplog.text
+    assert [record.output_tokens for record in records(sidecar, 1)] == [1]
+
+
+def test_token_ids_are_sent_of_all_requests_until_the_sidecar_forbids_it(
+    sidecar: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That one keeps none: `capture.enabled` is off."""
+    with installed() as (scheduler_class, _):
+        install(settings(str(sidecar.base_url), DRIFTGUARD_VLLM_CAPTURE_FRACTION="1"))
+        scheduler, request = scheduler_class(), Request("one")
+        scheduler.step(request, 0, [5])
+        scheduler._free_request(request)
+        wait_until(lambda: "the sidecar keeps no token ids" in caplog.text, "the warning")
+        scheduler.shutdown()
+    assert len(records(sidecar, 1)) == 1
+
+
 class OtherScheduler(Scheduler):
     def make_spec_decoding_stats(self, stats: object, drafts: dict[str, int]) -> str:  # type: ignore[override]
         return "other"
