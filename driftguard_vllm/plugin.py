@@ -68,12 +68,17 @@ def install(settings: PluginSettings) -> None:
     for path, methods in HOOKS.items():
         for method, parameters in methods.items():
             _look_at(classes[path], method, parameters)
-    scheduler, recorder, switch = classes[SCHEDULER], Recorder(settings), Switch()
-    switch.observe(scheduler, "make_spec_decoding_stats", recorder.step)
-    switch.observe(scheduler, "_update_request_with_output", recorder.tokens)
-    switch.observe(scheduler, "_free_request", recorder.ended)
-    switch.observe(scheduler, "shutdown", recorder.shut_down)
-    switch.observe(classes[INPUT_PROCESSOR], "process_inputs", _label)
+    recorder, switch = Recorder(settings), Switch()
+    hooks: Mapping[str, Callable[..., None]] = {
+        "make_spec_decoding_stats": recorder.step,
+        "_update_request_with_output": recorder.tokens,
+        "_free_request": recorder.ended,
+        "shutdown": recorder.shut_down,
+        "process_inputs": _label,
+    }
+    for path, methods in HOOKS.items():
+        for method, parameters in methods.items():
+            switch.observe(classes[path], method, parameters, hooks[method])
 
 
 class Recorder:
@@ -86,21 +91,20 @@ class Recorder:
         self._client: Client | None = None  # made in the process that uses it, when it does
         self._captures = CaptureSender(settings.sidecar, settings.api_key)
 
-    def step(self, _scheduler: Any, given: Mapping[str, Any]) -> None:
-        drafted, request_id = given["num_draft_tokens"], given["request_id"]
+    def step(
+        self, _: Any, drafted: int, accepted: int, invalid: Mapping[str, int] | None, request_id: str
+    ) -> None:
         if drafted:
-            drafted -= (given["num_invalid_spec_tokens"] or {}).get(request_id, 0)
-            self._of(request_id).add_step(drafted, given["num_accepted_tokens"])
+            drafted -= (invalid or {}).get(request_id, 0)
+            self._of(request_id).add_step(drafted, accepted)
 
-    def tokens(self, _scheduler: Any, given: Mapping[str, Any]) -> None:
-        request = given["request"]
+    def tokens(self, _: Any, request: Any) -> None:
         if request.num_output_tokens == 0:
             counts, prefill = self._of(request.request_id), getattr(request, "prefill_stats", None)
             counts.first_token_at = time.time()
             counts.cached_tokens = getattr(prefill, "num_cached_tokens", None)
 
-    def ended(self, scheduler: Any, given: Mapping[str, Any]) -> None:
-        request = given["request"]
+    def ended(self, scheduler: Any, request: Any) -> None:
         counts = self._counts.pop(request.request_id, None)
         sampling = request.sampling_params
         if counts is None or sampling is None or labels.of(sampling).get("segment") == PROBE_SEGMENT:
@@ -120,18 +124,21 @@ class Recorder:
         if record.output_tokens and random.random() < self._settings.capture_fraction:
             self._captures.send(record, request.prompt_token_ids or (), request.output_token_ids)
 
-    def shut_down(self, _scheduler: Any, _given: Mapping[str, Any]) -> None:
+    def shut_down(self, _: Any) -> None:
         if self._client is not None:
             self._client.close()
         self._captures.close()
 
     def _of(self, request_id: str) -> RequestCounts:
-        return self._counts.setdefault(request_id, RequestCounts())
+        counts = self._counts.get(request_id)
+        if counts is None:
+            counts = self._counts[request_id] = RequestCounts()
+        return counts
 
 
-def _label(_processor: Any, given: Mapping[str, Any]) -> None:
-    if hasattr(given["params"], "extra_args"):
-        labels.put_into(given["params"])
+def _label(_: Any, params: Any) -> None:
+    if hasattr(params, "extra_args"):
+        labels.put_into(params)
 
 
 def _class_of(path: str) -> Any:
@@ -157,16 +164,18 @@ class Switch:
     def __init__(self) -> None:
         self._is_on = True
 
-    def observe(self, of: Any, method: str, hook: Callable[[Any, Mapping[str, Any]], None]) -> None:
-        """The hook sees the arguments by name, before the method does."""
+    def observe(self, of: Any, method: str, parameters: Sequence[str], hook: Callable[..., None]) -> None:
+        """The hook is called with `self` and these parameters, before the method. It is called for every
+        request in every step, and so gets no more than these."""
         original = getattr(of, method)
-        names = list(inspect.signature(original).parameters)[1:]
+        known = list(inspect.signature(original).parameters)
+        places = [(name, known.index(name) - 1) for name in parameters]  # without self
 
         @functools.wraps(original)
         def observed(this: Any, *arguments: Any, **named: Any) -> Any:
             if self._is_on:
                 try:
-                    hook(this, {**dict(zip(names, arguments, strict=False)), **named})
+                    hook(this, *[named[name] if name in named else arguments[at] for name, at in places])
                 except Exception:
                     self._is_on = False
                     log.exception("DriftGuard records nothing from here on; vLLM is not affected")

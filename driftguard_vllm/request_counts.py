@@ -66,7 +66,8 @@ class RequestCounts:
         self.drafted += drafted
         self.accepted += accepted
         places = self.accepted_per_position
-        places.extend([0] * (max(drafted, accepted) - len(places)))
+        if len(places) < drafted or len(places) < accepted:
+            places.extend([0] * (max(drafted, accepted) - len(places)))
         for place in range(accepted):
             places[place] += 1
 
