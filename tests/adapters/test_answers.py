@@ -132,6 +132,35 @@ def test_llamacpp_that_drafted_nothing() -> None:
     assert (told.steps, told.drafted, told.accepted, told.emitted) == (19, 0, 0, 19)
 
 
+@pytest.mark.parametrize(
+    ("end", "k", "steps"),
+    [
+        ({"choices": [{"finish_reason": "length"}]}, 4, 1),
+        ({"stop_type": "limit"}, 4, 1),
+        ({"choices": [{"finish_reason": "stop"}]}, 4, 2),  # it could have drafted in both passes
+        ({"choices": [{"finish_reason": "length"}]}, 3, 2),  # four draft tokens need two passes
+        ({"choices": [{"finish_reason": "length"}]}, None, 2),
+    ],
+)
+def test_llamacpp_drafts_nothing_where_one_token_is_left(
+    end: dict[str, Any], k: int | None, steps: int
+) -> None:
+    """The first pass keeps four of four, the second makes the last token that was asked for."""
+    timings = {"predicted_n": 7, "draft_n": 4, "draft_n_accepted": 4}
+    told = llamacpp.counts_in(_json({"timings": timings, **end}), k)
+    assert told is not None
+    assert (told.steps, told.drafted, told.accepted, told.emitted) == (steps, 4, 4, 4 + steps)
+
+
+def test_the_last_event_of_a_response_of_llamacpp_has_its_counts() -> None:
+    """OpenAI's newer interface: usage and model are inside the response, and named otherwise."""
+    usage = {"input_tokens": 12, "output_tokens": 200}
+    event = _json({"type": "response.completed", "response": {"usage": usage}, "timings": LLAMACPP_TIMINGS})
+    told = counts_of(parts_of(event), None)
+    assert told is not None
+    assert (told.drafted, told.accepted, told.prompt_tokens, told.output_tokens) == (347, 65, 1, 200)
+
+
 def test_llamacpp_stopped_inside_an_accepted_run() -> None:
     told = llamacpp.counts_in(_json({"timings": {"predicted_n": 3, "draft_n": 8, "draft_n_accepted": 7}}))
     assert told is not None
