@@ -3,7 +3,8 @@
 For every traffic group (the changed traffic, and each segment of the older traffic) both drafts score
 the same held-out requests, so that differences are taken within a request:
 
-    d_i = acceptance of the candidate - acceptance of the draft in service, on request i
+    d_i = the part of single draft tokens of request i that the target keeps, of the candidate's less of those
+          of the draft in service
     bounds of the mean: mean(d) -/+ t_{1-alpha, n-1} * sd(d) / sqrt(n)      (Student, one-sided)
 
 Promote when all of these hold:
@@ -73,7 +74,8 @@ def decide(groups: Sequence[GroupScores], costs: Costs, rules: GateRules) -> Dec
         *(text for group in compared for text in _objections_to_loss(group, rules)),
         *_objections_to_time(seconds),
     ]
-    reason = "; ".join(objections) or _praise(gain, seconds, untested)
+    served = _served(changed, costs.num_speculative_tokens)
+    reason = "; ".join(objections) or _praise(gain, served, seconds, untested)
     return Decision(not objections, reason, gain, compared, untested, seconds, rules)
 
 
@@ -140,7 +142,7 @@ def _seconds_per_token(
 def _objections_to_gain(gain: Comparison, rules: GateRules) -> Iterator[str]:
     if gain.difference < rules.minimum_gain:
         yield (
-            f"acceptance on the changed traffic went from {gain.parent:.3f} to {gain.candidate:.3f} "
+            f"single draft tokens of the changed traffic kept: {gain.parent:.3f}, then {gain.candidate:.3f} "
             f"({gain.difference:+.3f}); at least {rules.minimum_gain:+.3f} is needed"
         )
     elif gain.lower <= 0:
@@ -170,11 +172,25 @@ def _objections_to_time(seconds: Mapping[str, float]) -> Iterator[str]:
             )
 
 
-def _praise(gain: Comparison, seconds: Mapping[str, float], untested: Sequence[str]) -> str:
+def _served(groups: Sequence[GroupScores], k: int) -> tuple[float, float]:
+    """Accepted per draft token at K, which records hold and pages call acceptance, of both drafts: a step
+    emits those that it accepts, and one more."""
+    positions = sum(group.positions for group in groups)
+    steps = (
+        sum(group.positions / group.parent_emitted_per_step for group in groups),
+        sum(group.positions / group.candidate_emitted_per_step for group in groups),
+    )
+    parent, candidate = ((positions / each - 1.0) / k for each in steps)
+    return parent, candidate
+
+
+def _praise(
+    gain: Comparison, served: tuple[float, float], seconds: Mapping[str, float], untested: Sequence[str]
+) -> str:
     faster = seconds["changed_parent"] / seconds["changed_candidate"]
     tested = f"every tested group within the bound, too few requests to test {', '.join(untested)}"
     return (
-        f"acceptance on the changed traffic from {gain.parent:.3f} to {gain.candidate:.3f} over "
-        f"{gain.requests} held-out requests, predicted {faster:.2f}x the tokens per second there, "
-        + (tested if untested else "no group regressed")
+        f"acceptance on the changed traffic from {served[0]:.3f} to {served[1]:.3f}, predicted (single draft "
+        f"tokens kept: {gain.parent:.3f}, then {gain.candidate:.3f}) over {gain.requests} held-out requests, "
+        f"{faster:.2f}x the tokens per second there, " + (tested if untested else "no group regressed")
     )
