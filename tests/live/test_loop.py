@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ import pytest
 
 from tests.alerting.http_receiver import http_receiver
 from tests.live import clients
-from tests.live.processes import Sidecar, sidecar
+from tests.live.processes import Sidecar, of_all, sidecar
 from tests.live.servers import DRAFT, TARGET, Engine, K, needs_vllm, running, vllm_server
 
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(3_000)]
@@ -111,7 +110,8 @@ def test_a_drift_is_found_paged_retrained_promoted_and_over(
                     say(f"{traffic.answered} requests; {levels(beside)}")
                     records = [one for one in beside.records() if one.kind == "request" and one.drafted]
     serving = [one for one in records if one.draft_version == run["candidate_version"]]
-    live = statistics.fmean(one.accepted / one.drafted for one in serving if one.segment == "code")
+    counts = of_all([one for one in serving if one.segment == "code"])
+    live = counts["accepted"] / counts["drafted"]
     (told,) = re.findall(r"from 0\.\d+ to (0\.\d+), predicted", run["numbers"]["gate"]["reason"])
     predicted = float(told)
     say(f"acceptance of code with the new draft: predicted {predicted:.3f}, live {live:.3f}")
