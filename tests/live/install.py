@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+ROOT: Final = Path(__file__).parents[2]
 LLAMA_VERSION: Final = "11434.0.0"
 LLAMA_SHA256: Final = "b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
 VLLM_VERSION: Final = "0.32.0"
@@ -91,13 +92,16 @@ ENGINES: Final[Mapping[str, Callable[[], None]]] = {"llama": install_llama, "vll
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", nargs="*", choices=[*ENGINES, []], help="by default all")
-    for engine in parser.parse_args().engine or ENGINES:
+    engines = parser.parse_args().engine or list(ENGINES)
+    for engine in engines:
         if is_installed(engine):
             print(f"{engine}: already in {_cache()}")
             continue
         begun = time.monotonic()
         ENGINES[engine]()
         print(f"{engine}: installed in {_cache()}, {(time.monotonic() - begun) / 60.0:.0f} minutes")
+    if "vllm" in engines:
+        _pip(VLLM_PYTHON, "install", "--editable", ROOT)  # the plugin, of this tree
 
 
 if __name__ == "__main__":
