@@ -88,8 +88,9 @@ class Recorder:
         self._settings = settings
         self._counts: dict[str, RequestCounts] = {}
         self._speculation: Speculation | None = None
-        self._client: Client | None = None  # made in the process that uses it, when it does
-        self._captures = CaptureSender(settings.sidecar, settings.api_key)
+        # Made by the process that uses them, when it does: each of vLLM's calls `register`.
+        self._client: Client | None = None
+        self._captures: CaptureSender | None = None
 
     def step(
         self, _: Any, drafted: int, accepted: int, invalid: Mapping[str, int] | None, request_id: str
@@ -122,12 +123,15 @@ class Recorder:
             return
         self._client.send(record)
         if record.output_tokens and random.random() < self._settings.capture_fraction:
+            if self._captures is None:
+                self._captures = CaptureSender(self._settings.sidecar, self._settings.api_key)
             self._captures.send(record, request.prompt_token_ids or (), request.output_token_ids)
 
     def shut_down(self, _: Any) -> None:
         if self._client is not None:
             self._client.close()
-        self._captures.close()
+        if self._captures is not None:
+            self._captures.close()
 
     def _of(self, request_id: str) -> RequestCounts:
         counts = self._counts.get(request_id)

@@ -33,7 +33,8 @@ class PluginSettings:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Self | None:
         """None where no sidecar is named: the plugin does nothing then. Raises BadEnvironment."""
-        given = {name.removeprefix(PREFIX): value for name, value in environment.items() if _is_ours(name)}
+        ours = [name for name in environment if name.startswith(PREFIX)]
+        given = {name.removeprefix(PREFIX): environment[name] for name in ours}
         if unknown := sorted(set(given) - set(NAMES)):
             known = ", ".join(PREFIX + name for name in NAMES)
             raise BadEnvironment(f"{PREFIX}{unknown[0]} is not known; known are {known}")
@@ -51,10 +52,6 @@ class PluginSettings:
             draft=given.get("DRAFT"),
             api_key=environment.get(API_KEY),
         )
-
-
-def _is_ours(name: str) -> bool:
-    return name.startswith(PREFIX)
 
 
 def _fraction(text: str) -> float:

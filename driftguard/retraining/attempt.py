@@ -148,7 +148,8 @@ def _evaluation(job: Job, files: Workspace, candidate: Path) -> Evaluation:
 
 
 def _acceptance_rule(job: Job) -> str:
-    """Where the settings do not tell it, drafts are taken to be sampled, as the built-in engine does."""
+    """Where the settings do not tell it, drafts are taken to be sampled, as the built-in engine does; so they
+    are for typical acceptance, for which there is no model here."""
     known = {engine.server: engine.acceptance_rule for engine in job.settings.engines}
     return "match" if known.get(job.info.server) == "match" else "rejection"
 

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from driftguard.demo.processes import Process, free_url, start_sidecar
 from driftguard.records import AcceptanceRecord, decode_record
+from tests.alerting.http_receiver import wait_until
 
 READY_SECONDS = 60.0
 
@@ -77,6 +78,9 @@ class Proxy:
                 elif sample.name == "driftguard_proxy_records_total":
                     found[f"records_{sample.labels['outcome']}"] += int(sample.value)
         return found
+
+    def wait_sent(self, records: int) -> None:
+        wait_until(lambda: self.counts()["records_sent"] == records, f"{records} records")
 
 
 @contextmanager

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from tests.live.processes import Sidecar, of_all
+from tests.alerting.http_receiver import wait_until
+from tests.live import clients
+from tests.live.processes import Sidecar, of_all, sidecar
+from tests.live.servers import Engine
 
 
 def scraping(url: str, draft_version: str = "v1") -> str:
@@ -32,3 +37,25 @@ def windows_are(beside: Sidecar, own: Mapping[str, int]) -> bool:
     """Do the windows add up to these of the server's own counts?"""
     ours = of_all(beside.records())
     return all(ours[name] == count for name, count in own.items())
+
+
+def assert_a_kill_loses_nothing(
+    engine: Engine,
+    own_counts: Callable[[Engine], dict[str, int]],
+    asks: Sequence[clients.Ask],
+    directory: Path,
+    database_url: str,
+) -> None:
+    """Windows add up to the server's own counts before it is killed, and to those of both its lives after."""
+    before = own_counts(engine)
+    with sidecar(directory, database_url, scraping(engine.url)) as beside:
+        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        clients.all_of(asks, engine.url, 25, seed=4)
+        first = {name: count - before[name] for name, count in own_counts(engine).items()}
+        wait_until(lambda: windows_are(beside, first), f"windows of {first}")
+        engine.stop(signal.SIGKILL)
+        wait_until(lambda: condition(beside) == "unreachable", "the server's absence")
+        engine.start()
+        clients.all_of(asks, engine.url, 12, seed=5)
+        both = {name: first[name] + count for name, count in own_counts(engine).items()}
+        wait_until(lambda: windows_are(beside, both), f"windows of {both}")

@@ -143,3 +143,16 @@ def vllm_server(directory: Path, speculative: str, *options: str, target: Path =
         "HF_HUB_OFFLINE": "1",
     }
     return Engine("vllm", url, command, directory / "vllm.log", environment)
+
+
+def with_plugin(engine: Engine, sidecar_url: str) -> Engine:
+    """A vLLM that records into this sidecar, all token ids too, as server "real" with draft version v1."""
+    labels = ["--middleware", "driftguard_vllm.RequestLabels"]
+    environment = {
+        "DRIFTGUARD_VLLM_SIDECAR": sidecar_url,
+        "DRIFTGUARD_VLLM_SERVER": "real",
+        "DRIFTGUARD_VLLM_DRAFT_VERSION": "v1",
+        "DRIFTGUARD_VLLM_CAPTURE_FRACTION": "1",
+    }
+    engine.command, engine.environment = [*engine.command, *labels], {**engine.environment, **environment}
+    return engine

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.alerting.http_receiver import http_receiver, wait_until
 from tests.live import clients
-from tests.live.processes import Proxy, of_all, proxy, sidecar, wire
-from tests.live.scraped import condition, scraping, windows_are
+from tests.live.processes import of_all, proxy, sidecar, wire
+from tests.live.scraped import assert_a_kill_loses_nothing
 from tests.live.servers import Engine, K, llama_server, needs_llama, running
 
 pytestmark = needs_llama
@@ -45,10 +44,6 @@ def own_tokens(engine: Engine) -> int:
     return int(engine.counters()["llamacpp:tokens_predicted_total"])
 
 
-def all_sent(through: Proxy, requests: int) -> None:
-    wait_until(lambda: through.counts()["records_sent"] == requests, f"{requests} records")
-
-
 def test_records_of_a_mix_of_requests_add_up_to_its_own_counters(
     llama: Engine, database_url: str, tmp_path: Path
 ) -> None:
@@ -56,7 +51,7 @@ def test_records_of_a_mix_of_requests_add_up_to_its_own_counters(
         settings = ["--draft", "small", "--method", "draft_model", "--num-speculative-tokens", str(K)]
         with proxy(tmp_path, llama.url, beside.url, *settings) as through:
             clients.all_of(RECORDED, through.url, 60, seed=1)
-            all_sent(through, 60)
+            through.wait_sent(60)
         records, own, generated = beside.records(), own_counts(llama), own_tokens(llama)
     ours = of_all(records)
     print(f"ours {ours}, its own {own}")
@@ -76,7 +71,7 @@ def test_every_byte_of_an_answer_passes_unchanged(llama: Engine, database_url: s
     ):
         for number, ask in enumerate(RECORDED):
             ask(before.url, "def f(x):\n    return", random.Random(number))
-        all_sent(through, len(RECORDED))
+        through.wait_sent(len(RECORDED))
     passed = before.bodies()
     assert len(passed) == len(RECORDED)
     assert [body for body in behind.bodies() if b"timings" in body] == passed
@@ -105,17 +100,7 @@ def test_what_it_does_not_tell_is_counted_with_the_reason(
 def test_windows_add_up_to_its_own_counters_though_it_is_killed(
     llama: Engine, database_url: str, tmp_path: Path
 ) -> None:
-    with sidecar(tmp_path / "sidecar", database_url, scraping(llama.url)) as beside:
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
-        clients.all_of(RECORDED, llama.url, 24, seed=4)
-        first = own_counts(llama)
-        wait_until(lambda: windows_are(beside, first), f"windows of {first}")
-        llama.stop(signal.SIGKILL)
-        wait_until(lambda: condition(beside) == "unreachable", "the server's absence")
-        llama.start()
-        clients.all_of(RECORDED, llama.url, 12, seed=5)
-        both = {name: first[name] + count for name, count in own_counts(llama).items()}
-        wait_until(lambda: windows_are(beside, both), f"windows of {both}")
+    assert_a_kill_loses_nothing(llama, own_counts, RECORDED, tmp_path / "sidecar", database_url)
 
 
 def test_acceptance_is_that_which_it_was_told_to_have(
@@ -130,7 +115,7 @@ def test_acceptance_is_that_which_it_was_told_to_have(
         proxy(tmp_path, llama.url, beside.url) as through,
     ):
         clients.all_of([clients.long_completion], through.url, 60, seed=11)
-        all_sent(through, 60)
+        through.wait_sent(60)
         ours, own = of_all(beside.records()), own_counts(llama)
     acceptance = ours["accepted"] / ours["drafted"]
     print(f"{acceptance:.3f} of {ours['drafted']} draft tokens, told {sum(rates) / K:.3f}")
@@ -148,7 +133,7 @@ def test_ten_thousand_requests_and_no_bad_gateway(llama: Engine, database_url: s
             answers = clients.many_short(through.url, requests, seed=7)
             print(answers)
             assert answers == {200: requests}
-            all_sent(through, requests)
+            through.wait_sent(requests)
         assert of_all(beside.records())["output_tokens"] == own_tokens(llama)
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.alerting.http_receiver import http_receiver
 from tests.live import clients
 from tests.live.processes import Sidecar, of_all, sidecar
-from tests.live.servers import DRAFT, TARGET, Engine, K, needs_vllm, running, vllm_server
+from tests.live.servers import DRAFT, TARGET, Engine, K, needs_vllm, running, vllm_server, with_plugin
 
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(3_000)]
 
@@ -71,44 +71,38 @@ def test_a_drift_is_found_paged_retrained_promoted_and_over(
         with capfd.disabled():
             print(f"{time.monotonic() - begun:5.0f} s  {text}", flush=True)
 
-    engine = vllm_server(tmp_path, speculative(DRAFT), "--middleware", "driftguard_vllm.RequestLabels")
-    with http_receiver() as pager:
-        config = settings(engine, pager.url, order)
-        with sidecar(tmp_path / "sidecar", database_url, config) as beside:
-            engine.environment = {
-                **engine.environment,
-                "DRIFTGUARD_VLLM_SIDECAR": beside.url,
-                "DRIFTGUARD_VLLM_SERVER": "real",
-                "DRIFTGUARD_VLLM_DRAFT_VERSION": "v1",
-                "DRIFTGUARD_VLLM_CAPTURE_FRACTION": "1",
-            }
-            with running(engine):
-                traffic = Traffic(engine, KNOWN)
-                with under(traffic):
-                    wait("a baseline of both segments", lambda: steady(beside), traffic)
-                    say(f"baseline after {traffic.answered} requests: {levels(beside)}")
-                    wait("canary probes", lambda: probed(beside), traffic)
-                    before, traffic.domains = traffic.answered, DRIFTED
-                    incident = wait("an incident", lambda: newest(beside, "incidents", "incidents"), traffic)
-                    say(f"incident {traffic.answered - before} requests later: {incident['summary']}")
-                    wait("the page", pager.taken, traffic)
-                    say(f"paged: {pager.taken()[0].body['summary']}")
-                    run = wait("a retraining", lambda: newest(beside, "retrain-runs", "runs"), traffic)
-                    diagnosis = newest(beside, "incidents", "incidents")["diagnosis"]
-                    say(f"cause: {diagnosis['summary']} ({diagnosis['confidence']})")
-                    wait("the order", lambda: in_state(beside) or order.exists(), traffic)
-                    run = newest(beside, "retrain-runs", "runs")
-                    say(f"gate: {run['numbers']['gate']['reason']}")
-                    obey(engine, order, traffic)
-                    say("vLLM restarted with the new draft")
-                    run = wait("the promotion", lambda: in_state(beside, "watching", "promoted"), traffic)
-                    say(f"promoted {run['candidate_version']}")
-                    over = wait("the end", lambda: resolved(beside, incident["id"]), traffic)
-                    say(f"resolved: {over['resolution']}")
-                    before = traffic.answered
-                    wait("more requests", lambda: traffic.answered > before + 600, traffic)
-                    say(f"{traffic.answered} requests; {levels(beside)}")
-                    records = [one for one in beside.records() if one.kind == "request" and one.drafted]
+    engine = vllm_server(tmp_path, speculative(DRAFT))
+    with (
+        http_receiver() as pager,
+        sidecar(tmp_path / "sidecar", database_url, settings(engine, pager.url, order)) as beside,
+        running(with_plugin(engine, beside.url)),
+    ):
+        traffic = Traffic(engine, KNOWN)
+        with under(traffic):
+            wait("a baseline of both segments", lambda: steady(beside), traffic)
+            say(f"baseline after {traffic.answered} requests: {levels(beside)}")
+            wait("canary probes", lambda: probed(beside), traffic)
+            before, traffic.domains = traffic.answered, DRIFTED
+            incident = wait("an incident", lambda: newest(beside, "incidents", "incidents"), traffic)
+            say(f"incident {traffic.answered - before} requests later: {incident['summary']}")
+            wait("the page", pager.taken, traffic)
+            say(f"paged: {pager.taken()[0].body['summary']}")
+            run = wait("a retraining", lambda: newest(beside, "retrain-runs", "runs"), traffic)
+            diagnosis = newest(beside, "incidents", "incidents")["diagnosis"]
+            say(f"cause: {diagnosis['summary']} ({diagnosis['confidence']})")
+            wait("the order", lambda: in_state(beside) or order.exists(), traffic)
+            run = newest(beside, "retrain-runs", "runs")
+            say(f"gate: {run['numbers']['gate']['reason']}")
+            obey(engine, order, traffic)
+            say("vLLM restarted with the new draft")
+            run = wait("the promotion", lambda: in_state(beside, "watching", "promoted"), traffic)
+            say(f"promoted {run['candidate_version']}")
+            over = wait("the end", lambda: resolved(beside, incident["id"]), traffic)
+            say(f"resolved: {over['resolution']}")
+            before = traffic.answered
+            wait("more requests", lambda: traffic.answered > before + 600, traffic)
+            say(f"{traffic.answered} requests; {levels(beside)}")
+            records = [one for one in beside.records() if one.kind == "request" and one.drafted]
     serving = [one for one in records if one.draft_version == run["candidate_version"]]
     counts = of_all([one for one in serving if one.segment == "code"])
     live = counts["accepted"] / counts["drafted"]

@@ -14,7 +14,7 @@ import pytest
 from tests.alerting.http_receiver import wait_until
 from tests.live import clients
 from tests.live.processes import Sidecar, of_all, sidecar
-from tests.live.servers import DRAFT, Engine, K, needs_vllm, running, vllm_server
+from tests.live.servers import DRAFT, Engine, K, needs_vllm, running, vllm_server, with_plugin
 from tests.live.test_vllm_server import own_counts, since
 
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(900)]
@@ -30,16 +30,8 @@ def beside(module_database_url: str, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def vllm(beside: Sidecar, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     speculative = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": K}
-    labels = ["--middleware", "driftguard_vllm.RequestLabels"]
-    engine = vllm_server(tmp_path_factory.mktemp("vllm"), json.dumps(speculative), *labels)
-    engine.environment = {
-        **engine.environment,
-        "DRIFTGUARD_VLLM_SIDECAR": beside.url,
-        "DRIFTGUARD_VLLM_SERVER": "real",
-        "DRIFTGUARD_VLLM_DRAFT_VERSION": "v1",
-        "DRIFTGUARD_VLLM_CAPTURE_FRACTION": "1",
-    }
-    with running(engine):
+    engine = vllm_server(tmp_path_factory.mktemp("vllm"), json.dumps(speculative))
+    with running(with_plugin(engine, beside.url)):
         yield engine
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 
 from tests.alerting.http_receiver import wait_until
 from tests.live import clients
-from tests.live.processes import Proxy, of_all, proxy, sidecar, wire
-from tests.live.scraped import condition, scraping, windows_are
+from tests.live.processes import of_all, proxy, sidecar, wire
+from tests.live.scraped import assert_a_kill_loses_nothing
 from tests.live.servers import DRAFT, Engine, K, needs_vllm, running, vllm_server
 
 pytestmark = [needs_vllm, pytest.mark.live, pytest.mark.timeout(900)]
@@ -43,10 +42,6 @@ def since(engine: Engine, before: dict[str, int]) -> dict[str, int]:
     return {name: count - before[name] for name, count in own_counts(engine).items()}
 
 
-def all_sent(through: Proxy, requests: int) -> None:
-    wait_until(lambda: through.counts()["records_sent"] == requests, f"{requests} records")
-
-
 def test_records_of_a_mix_of_requests_add_up_to_its_own_counters(
     vllm: Engine, database_url: str, tmp_path: Path
 ) -> None:
@@ -54,7 +49,7 @@ def test_records_of_a_mix_of_requests_add_up_to_its_own_counters(
     with sidecar(tmp_path / "sidecar", database_url) as beside:
         with proxy(tmp_path, vllm.url, beside.url, "--draft", "small", "--method", "draft_model") as through:
             clients.all_of(RECORDED, through.url, 60, seed=1)
-            all_sent(through, 60)
+            through.wait_sent(60)
         records, own = beside.records(), since(vllm, before)
     ours = of_all(records)
     print(f"ours {ours}, its own {own}")
@@ -75,7 +70,7 @@ def test_every_byte_of_an_answer_passes_unchanged_but_for_the_usage_that_was_not
     ):
         for number, ask in enumerate(RECORDED):
             ask(before.url, "def f(x):\n    return", random.Random(number))
-        all_sent(through, len(RECORDED))
+        through.wait_sent(len(RECORDED))
     passed = before.bodies()
     answered = [body for body in behind.bodies() if b'"choices"' in body]
     assert len(passed) == len(answered) == len(RECORDED)
@@ -113,18 +108,9 @@ def test_what_it_does_not_tell_is_counted_with_the_reason(
 def test_windows_add_up_to_its_own_counters_though_it_is_killed(
     vllm: Engine, database_url: str, tmp_path: Path
 ) -> None:
-    before = own_counts(vllm)
-    with sidecar(tmp_path / "sidecar", database_url, scraping(vllm.url)) as beside:
-        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
-        clients.all_of([*RECORDED, clients.stopped_completion], vllm.url, 25, seed=4)
-        first = since(vllm, before)
-        wait_until(lambda: windows_are(beside, first), f"windows of {first}")
-        vllm.stop(signal.SIGKILL)
-        wait_until(lambda: condition(beside) == "unreachable", "the server's absence")
-        vllm.start()
-        clients.all_of(RECORDED, vllm.url, 12, seed=5)
-        both = {name: first[name] + count for name, count in own_counts(vllm).items()}
-        wait_until(lambda: windows_are(beside, both), f"windows of {both}")
+    assert_a_kill_loses_nothing(
+        vllm, own_counts, [*RECORDED, clients.stopped_completion], tmp_path / "sidecar", database_url
+    )
 
 
 @pytest.mark.parametrize("method", ["ngram"])
@@ -136,7 +122,7 @@ def test_other_methods_are_counted_alike(method: str, database_url: str, tmp_pat
         proxy(tmp_path, vllm.url, beside.url, "--method", method) as through,
     ):
         clients.all_of([clients.long_completion], through.url, 40, seed=12)
-        all_sent(through, 40)
+        through.wait_sent(40)
         ours, own = of_all(beside.records()), own_counts(vllm)
     print(f"ours {ours}, its own {own}")
     assert own["drafted"] > 0

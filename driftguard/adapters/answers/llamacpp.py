@@ -32,12 +32,12 @@ class _Choice(msgspec.Struct, frozen=True):
 class _Answer(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     timings: _Timings | None = None
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     stop_type: str | None = None  # of /completion
 
     @property
     def reached_its_length(self) -> bool:
-        return self.stop_type == "limit" or any(one.finish_reason == "length" for one in self.choices)
+        return self.stop_type == "limit" or any(one.finish_reason == "length" for one in self.choices or ())
 
 
 def counts_in(answer: bytes, num_speculative_tokens: int | None = None) -> AnswerCounts | None:

@@ -124,12 +124,7 @@ def _seconds_per_token(
     candidate_step = k * costs.candidate_seconds_per_draft_token + costs.seconds_per_target_step
 
     def over(some: Sequence[GroupScores], step: float, *, candidate: bool) -> float:
-        steps = sum(
-            group.positions
-            / (group.candidate_emitted_per_step if candidate else group.parent_emitted_per_step)
-            for group in some
-        )
-        return step * steps / sum(group.positions for group in some)
+        return step / _emitted_per_step(some, candidate=candidate)
 
     return {
         "changed_parent": over(changed, parent_step, candidate=False),
@@ -137,6 +132,15 @@ def _seconds_per_token(
         "all_parent": over(groups, parent_step, candidate=False),
         "all_candidate": over(groups, candidate_step, candidate=True),
     }
+
+
+def _emitted_per_step(groups: Sequence[GroupScores], *, candidate: bool) -> float:
+    """Of all groups together, with one of the two drafts."""
+    steps = sum(
+        group.positions / (group.candidate_emitted_per_step if candidate else group.parent_emitted_per_step)
+        for group in groups
+    )
+    return sum(group.positions for group in groups) / steps
 
 
 def _objections_to_gain(gain: Comparison, rules: GateRules) -> Iterator[str]:
@@ -175,12 +179,8 @@ def _objections_to_time(seconds: Mapping[str, float]) -> Iterator[str]:
 def _served(groups: Sequence[GroupScores], k: int) -> tuple[float, float]:
     """Accepted per draft token at K, which records hold and pages call acceptance, of both drafts: a step
     emits those that it accepts, and one more."""
-    positions = sum(group.positions for group in groups)
-    steps = (
-        sum(group.positions / group.parent_emitted_per_step for group in groups),
-        sum(group.positions / group.candidate_emitted_per_step for group in groups),
-    )
-    parent, candidate = ((positions / each - 1.0) / k for each in steps)
+    emitted = [_emitted_per_step(groups, candidate=candidate) for candidate in (False, True)]
+    parent, candidate = ((each - 1.0) / k for each in emitted)
     return parent, candidate
 
 
