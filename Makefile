@@ -83,7 +83,8 @@ bench-diagnosis: setup
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.bench_diagnosis $(ARGS)
 
 # Installs nothing, so that it also runs on a machine that has torch with its GPU and no network: with .venv's Python
-# where there is one, else with PYTHON. Up to 13 minutes; ARGS=--quick three, ARGS='--only loop' a part of it.
+# where there is one, else with PYTHON. 560 seconds at most; ARGS=--second what that has no time for,
+# ARGS='--only sweep counters' these parts, ARGS='--output DIR' to keep findings elsewhere.
 gpu-check: CHECKER = $(if $(and $(filter file,$(origin PYTHON)),$(wildcard $(BIN)/python)),$(BIN)/python,$(PYTHON))
 gpu-check:
 	@PYTHONPATH=.:engine:engine/training $(CHECKER) -m tests.gpu.check $(ARGS)

@@ -1,12 +1,13 @@
-"""`make gpu-check` where there is no GPU, and what it computes and writes."""
+"""`make gpu-check` where there is no GPU: its order, its files, and what it computes and writes."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from datetime import date
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,29 @@ from driftguard_engine.kernels.cuda.launcher import Argument, Size
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
-from tests.gpu.check import linear_times, peers, report, sanitize, suite
-from tests.gpu.check.benchmarks import Measured, SamplingTime, VerifyTime
-from tests.gpu.check.linear_times import Layer, LinearTime
-from tests.gpu.check.peers import Peer, PeerTime
+from tests.gpu.check import __main__ as program
+from tests.gpu.check import counters, linear_times, parts, peers, report, rows, sanitize, suite
+from tests.gpu.check.linear_times import Layer
+from tests.gpu.check.parts import FIRST, SECOND, WHOLE, Part
+from tests.gpu.check.peers import Peer
 from tests.gpu.check.reaches import reaches
+from tests.gpu.check.rows import (
+    Bandwidth,
+    Begun,
+    Checked,
+    Counters,
+    Ended,
+    Findings,
+    LeftOut,
+    LinearTime,
+    Machine,
+    PeerTime,
+    SamplingTime,
+    Served,
+    SpeculativeTime,
+    VerifyTime,
+)
+from tests.gpu.check.run import DEVICE_LOST, FAILED, NO_DEVICE, NoDevice, Run
 from tests.gpu.check.workload import Batch, Only, floor_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -29,10 +48,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_gpu_it_says_so_and_fails() -> None:
-    before = sorted(report.RESULTS.glob("*"))
+def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["make", "gpu-check", f"PYTHON={sys.executable}"],
+        ["make", "gpu-check", f"PYTHON={sys.executable}", f"ARGS=--output {tmp_path}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -42,7 +60,222 @@ def test_without_a_gpu_it_says_so_and_fails() -> None:
     assert "Nothing was checked and nothing was written." in done.stderr
     assert "gpu-check] Error 2" in done.stderr
     assert done.returncode == 2
-    assert sorted(report.RESULTS.glob("*")) == before
+    assert list(tmp_path.iterdir()) == []
+
+
+class Killed(BaseException):
+    """The machine is taken back: nothing after this runs."""
+
+
+@dataclass
+class Rehearsal:
+    """Parts that take as long as they are told by this clock, and end so; each keeps two findings.
+
+    killed_at: second at which the whole program is ended.
+    """
+
+    directory: Path
+    endings: dict[str, tuple[float, int | None]] = field(default_factory=dict)
+    killed_at: float = 1e9
+    clock: float = 1000.0
+    begun: list[str] = field(default_factory=list)
+
+    def check(self, chosen: Sequence[Part], seconds: float = WHOLE) -> program.Check:
+        return program.Check(chosen, seconds, self.directory / "found", self.run_part, lambda: self.clock)
+
+    def run_part(self, part: Part, path: Path, seconds: float) -> int | None:
+        self.begun.append(part.name)
+        rows.append(path, Checked(f"first of {part.name}", "passed", failed=False))
+        took, status = self.endings.get(part.name, (10.0, 0))
+        self.clock += min(took, seconds)
+        if self.clock - 1000 > self.killed_at:
+            raise Killed
+        rows.append(path, Checked(f"last of {part.name}", "passed", failed=False))
+        return status if took <= seconds else None
+
+    def found(self) -> Findings:
+        for line in (self.directory / "found.jsonl").read_text(encoding="utf-8").splitlines():
+            assert json.loads(line)["row"]
+        return rows.read(self.directory / "found.jsonl")
+
+    def document(self) -> str:
+        return (self.directory / "found.md").read_text(encoding="utf-8")
+
+
+def test_the_parts_come_in_the_order_of_what_they_tell(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path)
+    assert rehearsal.check(FIRST).run() == 0
+    assert rehearsal.begun == [
+        "build",
+        "self-tests",
+        "equality",
+        "verification",
+        "linear-layers",
+        "plain-decode",
+        "sweep",
+        "counters",
+        "tests",
+    ]
+    assert [row.at_seconds for row in rehearsal.found().of(Begun)] == [10.0 * index for index in range(9)]
+    assert not rehearsal.found().failures
+    assert "| last of tests |  | passed |" in rehearsal.document()
+
+
+def test_every_part_that_is_named_exists() -> None:
+    """In both calls; the first fits into the time of one where each part takes what it is expected to."""
+    from importlib import import_module
+
+    for named in parts.PARTS.values():
+        module, function = named.function.split(":")
+        assert callable(getattr(import_module(module), function))
+    assert sum(part.limit_seconds for part in FIRST[:-1]) < 600
+
+
+def test_a_run_that_is_killed_keeps_every_finding(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path, dict.fromkeys(parts.PARTS, (85.0, 0)), killed_at=400)
+    with pytest.raises(Killed):
+        rehearsal.check(FIRST, 600).run()
+    found = rehearsal.found()
+    begun, ended = [row.part for row in found.of(Begun)], [row.part for row in found.of(Ended)]
+    assert (len(begun), begun[:-1]) == (len(ended) + 1, ended)
+    assert found.of(Checked)[-1].what == f"first of {begun[-1]}"
+    document = rehearsal.document()  # of the part before
+    assert f"last of {ended[-1]}" in document
+    assert f"| {begun[-1]} |" in report.document(found, "again").split("did not end")[0]
+
+
+def test_behind_a_part_that_loses_the_device_or_never_ends_the_next_ones_run(tmp_path: Path) -> None:
+    endings: dict[str, tuple[float, int | None]] = {
+        "self-tests": (5, FAILED),
+        "equality": (1000, 0),
+        "verification": (20, DEVICE_LOST),
+        "linear-layers": (20, -11),
+        "sweep": (20, 1),
+    }
+    rehearsal = Rehearsal(tmp_path, endings)
+    assert rehearsal.check(FIRST).run() == 1
+    assert rehearsal.begun == [part.name for part in FIRST]
+    outcomes = {row.part: row.outcome for row in rehearsal.found().of(Ended)}
+    assert outcomes == {
+        "build": "done",
+        "self-tests": "something of it failed",
+        "equality": "ended after 60 s, its limit",
+        "verification": "the device is lost",
+        "linear-layers": "its process was ended by SIGSEGV",
+        "plain-decode": "done",
+        "sweep": "its process ended with status 1",
+        "counters": "done",
+        "tests": "done",
+    }
+    assert len(rehearsal.found().failures) == 5
+
+
+def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path, dict.fromkeys(parts.PARTS, (1000.0, 0)))
+    assert rehearsal.check(FIRST, 200).run() == 1
+    assert rehearsal.begun == ["build", "self-tests", "equality"]
+    assert rehearsal.clock - 1000 <= 200
+    assert [row.what for row in rehearsal.found().of(LeftOut)] == [part.name for part in FIRST[3:]]
+    assert "out of time: verification; linear-layers;" in rehearsal.document()
+
+
+def test_nothing_is_run_behind_kernels_that_do_not_build(tmp_path: Path) -> None:
+    rehearsal = Rehearsal(tmp_path, {"build": (10, FAILED)})
+    assert rehearsal.check(SECOND).run() == 1
+    assert rehearsal.begun == ["build"]
+    nothing = Rehearsal(tmp_path, {"build": (10, NO_DEVICE)})
+    (tmp_path / "found.jsonl").unlink()
+    assert nothing.check(FIRST).run() == 2
+    assert not (tmp_path / "found.jsonl").exists()
+
+
+BREAKS = "DRIFTGUARD_TESTED_PART"
+
+
+def broken(run: Run) -> None:
+    """A part for the tests below, in a process of its own."""
+    run.say("begun")
+    run.add(Checked("before", "passed", failed=False))
+    match os.environ[BREAKS]:
+        case "hangs":
+            subprocess.run(["sleep", "600"], check=True)
+        case "dies":
+            os.abort()
+        case "raises":
+            raise RuntimeError("an illegal memory access\nmore")
+        case "nothing there":
+            raise NoDevice("no device")
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [("hangs", None), ("dies", -6), ("raises", FAILED), ("nothing there", NO_DEVICE), ("ends", 0)],
+)
+def test_a_part_runs_in_a_process_that_is_ended_whole(
+    how: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what hangs is a process that it has started."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from tests.gpu.check import parts\n"
+        "parts.PARTS['broken'] = parts.Part('broken', 'tests.gpu.test_check:broken', 60)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(BREAKS, how)
+    monkeypatch.setattr(program, "GRACE_SECONDS", 0.0)
+    found = tmp_path / "found.jsonl"
+    limit = 20.0 if how == "hangs" else 200.0
+    assert program.run_part(Part("broken", "", limit), found, limit) == expected
+    told = [row.what for row in rows.read(found).of(Checked)]
+    assert told == (["before", "broken"] if how == "raises" else ["before"])
+    left = subprocess.run(["pgrep", "-f", "^sleep 600$"], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+def test_a_line_that_was_not_written_whole_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    rows.append(path, Begun("build", 0, 10))
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write('{"row": "Ended", "part": "bu')
+    found = rows.read(path)
+    assert found.of(Begun) == [Begun("build", 0, 10)]
+    (failure,) = found.failures
+    assert failure.startswith("found.jsonl, line 2: is unreadable")
+
+
+def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
+    served = Served(1.5, 10, 30, 20, 25, 500.0)
+    given = [
+        *measured().rows,
+        SpeculativeTime(0.8, 1, "4", served, served, "note"),
+        Counters("row_statistics_bf16", "grid", {"time [ns]": 12.5}),
+        LeftOut("all the rest"),
+    ]
+    for row in given:
+        rows.append(tmp_path / "found.jsonl", row)
+    assert list(rows.read(tmp_path / "found.jsonl").rows) == given
+
+
+def test_counters_are_read_from_what_ncu_prints() -> None:
+    head = '"ID","Kernel Name","Block Size","Grid Size","Metric Name","Metric Unit","Metric Value"'
+    text = "\n".join(
+        [
+            "==PROF== Connected to process 7",
+            head,
+            '"0","row_statistics_bf16","(128, 1, 1)","(9, 1, 1)","gpu__time_duration.sum","ns","1,234"',
+            '"0","row_statistics_bf16","(128, 1, 1)","(9, 1, 1)","dram__bytes_read.sum","Mbyte","n/a"',
+            '"1","verify_chain_bf16","(256, 1, 1)","(64, 2, 1)","gpu__time_duration.sum","us","2.5"',
+        ]
+    )
+    assert list(counters.read(text)) == [
+        Counters(
+            "row_statistics_bf16", "grid (9, 1, 1), block (128, 1, 1)", {"gpu__time_duration.sum [ns]": 1234}
+        ),
+        Counters(
+            "verify_chain_bf16", "grid (64, 2, 1), block (256, 1, 1)", {"gpu__time_duration.sum [us]": 2.5}
+        ),
+    ]
+    assert list(counters.read("==ERROR== no permission\n")) == []
 
 
 def test_the_floor_is_the_targets_rows_and_one_of_the_drafts() -> None:
@@ -107,25 +340,33 @@ def test_a_peer_that_is_not_there_or_breaks_is_no_failure() -> None:
     def changed(given: Batch) -> object:
         raise TypeError("unexpected argument\nmore")
 
-    assert peers.measure(Peer("a", absent), [batch()]) == PeerTime("a", None, "not installed")
-    broken = peers.measure(Peer("b", lambda: changed, captured=False), [batch()])
-    assert broken == PeerTime("b", None, "cannot be called: TypeError: unexpected argument")
-    single = peers.measure(Peer("c", absent, most_batch=1), [batch()])
-    assert single.note == "one request at a time: measured up to 1"
+    assert peers.microseconds_of(Peer("a", absent), [batch()]) == (None, "not installed")
+    broken = peers.microseconds_of(Peer("b", lambda: changed, captured=False), [batch()])
+    assert broken == (None, "cannot be called: TypeError: unexpected argument")
+    single = peers.microseconds_of(Peer("c", absent, most_batch=1), [batch()])
+    assert single == (None, "one request at a time: measured up to 1")
 
 
-def measured() -> Measured:
-    def row(batch: int, cold: float, floor: float, peer: float | None) -> VerifyTime:
-        times = [PeerTime("plain torch", peer, "in a CUDA graph"), PeerTime("vLLM", None, "not installed")]
+def measured() -> Findings:
+    def timed(batch: int, cold: float, floor: float, peer: float) -> tuple[VerifyTime | PeerTime, ...]:
         parts = {"row_statistics": 1.0, "verify_chain": 2.0}
-        return VerifyTime(batch, 4, cold, cold, floor, int(floor * 4e6), 2.5, parts, times)
+        return (
+            VerifyTime(batch, 4, cold, cold, floor, int(floor * 4e6), 2.5, parts),
+            PeerTime(batch, 4, "plain torch", peer, peer / cold, "in a CUDA graph"),
+            PeerTime(batch, 4, "vLLM", None, None, "not installed"),
+        )
 
-    return Measured(
-        4e12,
-        [row(1, 9.0, 0.4, 40.0), row(64, 30.0, 25.0, 120.0), row(128, 80.0, 50.0, 900.0)],
-        [LinearTime(Layer("output", 4096, 4096), 5, 10.0, 16.0, 8.0)],
-        [SamplingTime("top-k 50", 8, 4, 20.0, 10.0, 0.5)],
-        ["greedy, B = 64"],
+    return Findings(
+        (
+            Machine("a|b", "9.0", 132, 80, 50 * 2**20, "580", "3.12", "2.11", "13.0", "13.0"),
+            Bandwidth(4e12),
+            *timed(1, 9.0, 0.4, 40.0),
+            *timed(64, 30.0, 25.0, 120.0),
+            *timed(128, 80.0, 50.0, 900.0),
+            LinearTime("output", 4096, 4096, 5, 10.0, 16.0, 8.0),
+            SamplingTime("top-k 50", 8, 4, 20.0, 10.0, 0.5, {"row_cut": 3.0}),
+            LeftOut("greedy, B = 64"),
+        )
     )
 
 
@@ -142,24 +383,33 @@ def test_reaches_are_judged_by_the_worst_row() -> None:
 
 
 def test_a_document_has_only_numbers_that_were_measured() -> None:
-    nothing = report.document(report.Findings([("GPU", "none")]), "nothing")
-    assert {one.verdict for one in reaches(Measured())} == {"not yet measured"}
-    assert nothing.count("Not yet measured.") == 13
-    full = report.document(report.Findings([("GPU", "a|b")], measured=measured()), "full")
-    assert "| GPU | a\\|b |" in full
+    nothing = report.document(Findings(), "nothing")
+    assert {one.verdict for one in reaches(Findings())} == {"not yet measured"}
+    assert nothing.count("Not yet measured.") == 16
+    full = report.document(measured(), "full")
+    assert "| GPU | a\\|b, compute capability 9.0 |" in full
     assert "| 64 | 4 | 30.0 | 30.0 | 100.0 | 25.0 | 1.20 | 1.0 | 2.0 | 2.50 |" in full
     assert "| output | 4096 x 4096 | 5 | 10.0 | 16.0 | 80% | 50% |" in full
     assert "| 64 | 4 | vLLM | not yet measured |  | not installed |" in full
+    assert "| top-k 50 | 8 | 4 | 20.0 | row_cut 3.0 | 10.0 | 0.5 | 20.00 |" in full
     assert "Not yet measured, out of time: greedy, B = 64." in full
-    assert report.path_of(date(2026, 1, 2), "nvidia-h100").name == "2026-01-02-nvidia-h100.md"
 
 
-def test_memory_checks_without_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tool", [sanitize.sanitizers, counters.counters])
+def test_a_tool_that_is_not_there_is_no_failure(
+    tool: Callable[[Run], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sanitize, "PLACES", [])
-    outcomes = sanitize.run(lambda: 100.0, lambda line: None)
-    assert [failed for *_, failed in outcomes] == [False] * 4
-    assert {outcome for _, outcome, _ in outcomes} == {sanitize.NOT_AVAILABLE}
+    monkeypatch.setattr(counters, "PLACES", [])
+    run = Run(tmp_path / "found.jsonl", 1e12)
+    tool(run)
+    found = run.found().of(Checked)
+    assert {(row.outcome, row.failed) for row in found} <= {
+        (sanitize.NOT_AVAILABLE, False),
+        (counters.NOT_AVAILABLE, False),
+    }
+    assert found
 
 
 def test_behind_a_test_that_ends_its_process_the_next_ones_run(
@@ -175,11 +425,11 @@ def test_behind_a_test_that_ends_its_process_the_next_ones_run(
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "pytest", "test_it.py", "-c", os.devnull, "-v", "-p", "no:cacheprovider"]
-    monkeypatch.setattr(suite, "_command", lambda quick: [*command, "--rootdir", str(tmp_path)])
+    monkeypatch.setattr(suite, "_command", lambda chosen: [*command, "--rootdir", str(tmp_path)])
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    outcome, failed = suite.run(False, 100.0, lambda line: None)
+    outcome, failed = suite.run_tests([], 100.0, lambda line: None)
     assert failed
     first, second, third = outcome.split("; then ")
     assert first == "ended by SIGABRT, at: test_it.py::test_b"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,24 +11,10 @@ from driftguard_engine.core import SpeculationCounts
 from torch.nn import functional as F
 
 from tests.gpu.check import report
-from tests.gpu.check.benchmarks import Measured
-from tests.gpu.check.loop import __main__ as program
-from tests.gpu.check.loop import parts, results, running
+from tests.gpu.check.loop import parts
 from tests.gpu.check.loop.judging import loop_reaches
 from tests.gpu.check.loop.models import Models, Setting
 from tests.gpu.check.loop.prefixes import time_prefixes
-from tests.gpu.check.loop.results import (
-    TRANSFORMERS,
-    Breakdown,
-    KernelTime,
-    LoopMeasured,
-    PeerSpeed,
-    PlainTime,
-    PrefixTime,
-    Served,
-    SpeculativeTime,
-    Synchronisations,
-)
 from tests.gpu.check.loop.serving import Load, judged, serve
 from tests.gpu.check.loop.synthetic import (
     LARGE,
@@ -42,6 +27,23 @@ from tests.gpu.check.loop.synthetic import (
     weight_bytes_per_step,
 )
 from tests.gpu.check.loop.tracing import REST, count_waits, group_of
+from tests.gpu.check.rows import (
+    TRANSFORMERS,
+    BatchTime,
+    Breakdown,
+    Checked,
+    Findings,
+    KernelTime,
+    LeftOut,
+    LoopModels,
+    PeerSpeed,
+    PlainTime,
+    PrefixTime,
+    Served,
+    SpeculativeTime,
+    Synchronisations,
+)
+from tests.gpu.check.run import Run
 
 CPU = torch.device("cpu")
 SEED = 20281
@@ -155,22 +157,25 @@ def speculative(stated: float, batch: int, drafts: int, tokens_per_step: float) 
     return SpeculativeTime(stated, batch, str(drafts), served(5.0, tokens_per_step), served(4.0, 1.0))
 
 
-def measured() -> LoopMeasured:
-    return LoopMeasured(
-        models="tiny models",
-        plain=PlainTime(served(4.0, 1.0), 15_000_000_000, 4e12),
-        speculation=[speculative(0.8, 1, 4, 3.5), speculative(0.8, 1, 6, 4.0), speculative(0.9, 1, 8, 4.5)],
-        peers=[
+def measured() -> Findings:
+    alone, many = speculative(0.8, 1, 6, 4.0), speculative(0.8, 64, 6, 1.2)
+    return Findings(
+        (
+            LoopModels("tiny models"),
+            PlainTime(served(4.0, 1.0), 15_000_000_000, 4e12),
+            speculative(0.8, 1, 4, 3.5),
+            speculative(0.8, 1, 6, 4.0),
+            speculative(0.9, 1, 8, 4.5),
             PeerSpeed(TRANSFORMERS, 0.8, 100.0, "slow"),
             PeerSpeed(TRANSFORMERS, 0.8, 250.0, "fast"),
             PeerSpeed("gpt-fast", 0.8, None, "not on this machine"),
-        ],
-        batches=[speculative(0.8, 1, 6, 4.0), speculative(0.8, 64, 6, 1.2)],
-        prefix=PrefixTime(1012, 1000, 90.0, 15.0),
-        synchronisations=[Synchronisations("B = 1, K = 4", 20, None, {}, 20)],
-        breakdowns=[Breakdown("B = 1, K = 0", 4.0, [KernelTime("gemv", 225, 3500.0)], {"products": 3500.0})],
-        left_out=["gpt-fast"],
-        failures=["batches: no memory"],
+            *(BatchTime(0.8, row.batch, row.drafts, row.served, row.plain) for row in (alone, many)),
+            PrefixTime(1012, 1000, 90.0, 15.0),
+            Synchronisations("B = 1, K = 4", 20, None, {}, 20),
+            Breakdown("B = 1, K = 0", 4.0, [KernelTime("gemv", 225, 3500.0)], {"products": 3500.0}),
+            LeftOut("gpt-fast"),
+            Checked("batches", "no memory", failed=True),
+        )
     )
 
 
@@ -193,7 +198,7 @@ def test_the_loop_is_judged_by_its_best_k_and_its_worst_batch() -> None:
 
 def test_a_wait_or_none_counted_is_not_zero() -> None:
     def verdict(*rows: Synchronisations) -> str:
-        return loop_reaches(LoopMeasured(synchronisations=[*rows]))[-1].verdict
+        return loop_reaches(Findings(rows))[-1].verdict
 
     none = Synchronisations("B = 1", 20, None, {})
     assert verdict(none) == "met"
@@ -203,57 +208,30 @@ def test_a_wait_or_none_counted_is_not_zero() -> None:
 
 
 def test_the_report_tells_the_loop_and_what_of_it_failed() -> None:
-    text = report.document(report.Findings([], measured=Measured(loop=measured())), "full")
+    text = report.document(measured(), "full")
     assert "| 0.8 | 0.800 | 1 | 6 | 4.00 | 5.00 | 4.00 | 800 | 250 | 3.20 |" in text
     assert "| gpt-fast | 0.8 | not yet measured |  | not on this machine |" in text
     assert "| 1012 | 1000 | 90.0 | 15.0 | 6.00 |" in text
     assert "| no kernel | 500 |" in text
-    assert "Failed: batches: no memory." in text
+    assert "| batches | FAILED | no memory |" in text
     assert "out of time: gpt-fast." in text
 
 
-def test_what_breaks_one_part_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(run: parts.Measurement) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access\nmore")
-
-    def works(run: parts.Measurement) -> None:
-        run.add(run.found.peers, PeerSpeed("a", None, 1.0, ""), "measured")
-
-    monkeypatch.setattr(parts, "PARTS", {"first": breaks, "second": works})
-    monkeypatch.setattr(program, "_started", time.monotonic())  # it was imported when tests were collected
-    state = tmp_path / "measured"
-    assert program.main(["--state", str(state), "--extent", "tiny"]) == 0
-    found = results.read(state)
-    assert found.failures == ["first: RuntimeError: CUDA error: an illegal memory access"]
-    assert (found.settled, len(found.peers)) == (["first", "second"], 1)
+def test_every_part_runs_to_its_end_and_keeps_what_it_measured(tmp_path: Path) -> None:
+    """On tiny models: its numbers are meaningless."""
+    run = Run(tmp_path / "found.jsonl", 1e12)
+    for part in (parts.plain_decode, parts.sweep, parts.adaptive_batches, parts.prefixes):
+        part(run)
+    found = run.found()
+    assert not found.failures
+    assert found.newest(PlainTime) is not None
+    assert [row.drafts for row in found.of(SpeculativeTime)] == ["2", "3"]
+    assert {(row.batch, row.drafts) for row in found.of(BatchTime)} >= {(1, "adaptive"), (2, "adaptive")}
+    assert found.newest(PrefixTime) is not None
 
 
-def test_another_process_goes_on_where_one_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first dies in its second part, the next loses the device behind its third, the last ends well."""
-    endings = iter(
-        [("a", "b", "ended with status -11"), ("c", None, "ended with status 3"), ("d", None, None)]
-    )
-
-    def run(state: Path, extent: str, seconds: float, say: Callable[[str], None]) -> str | None:
-        found = results.read(state)
-        settled, found.running, ending = next(endings)
-        found.settled.append(settled)
-        found.save(state)
-        return ending
-
-    monkeypatch.setattr(running, "_run", run)
-    found = running.measure("tiny", 100.0, lambda line: None)
-    assert (found.settled, found.failures) == (["a", "b", "c", "d"], ["b: ended with status -11"])
-
-
-def test_a_process_that_does_not_start_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_run", lambda *_: "its process ended with status 1")
-    failures = running.measure("tiny", 100.0, lambda line: None).failures
-    assert failures == ["nothing more was measured: its process ended with status 1"]
-
-
-def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
-    state = tmp_path / "measured"
-    assert program.main(["--state", str(state), "--extent", "tiny", "--seconds", "-1"]) == 0
-    found = results.read(state)
-    assert (found.left_out, found.settled, found.failures) == ([*parts.PARTS], [*parts.PARTS], [])
+def test_what_of_a_part_there_is_no_time_for_is_named(tmp_path: Path) -> None:
+    run = Run(tmp_path / "found.jsonl", 0.0)
+    parts.sweep(run)
+    assert run.found().of(LeftOut) == [LeftOut("speculation at an acceptance of 0.8")]
+    assert not run.failed

@@ -1,158 +1,153 @@
 """Builds, tests and measures the engine's CUDA kernels and loop on the GPU of this machine: `make gpu-check`.
 
-    PYTHONPATH=.:engine:engine/training python -m tests.gpu.check [--quick] [--only loop] [--no-write]
+    PYTHONPATH=.:engine:engine/training python -m tests.gpu.check [--output DIR] [--second | --only PART ...]
 
 Needs Python 3.11 or newer with torch, transformers, numpy, scipy, pytest and cuda-bindings; installs nothing.
-Exit status: 0 all tests passed, 1 one failed, 2 nothing could be checked here.
+Every part runs in a process of its own, those that tell the most first, and keeps each finding at once in
+DIR/<time>.jsonl; DIR/<time>.md is written from that after each part.
+Exit status: 0 all checks passed, 1 one failed, 2 nothing could be checked here.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
-import torch
-from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
-from driftguard_engine.kernels.cuda.launcher import LaunchFailed
+from tests.gpu.check import report, rows
+from tests.gpu.check.parts import BUILD, FIRST, PARTS, SECOND, WHOLE, Part
+from tests.gpu.check.rows import Begun, BuildTime, Ended, LeftOut
+from tests.gpu.check.run import DEVICE_LOST, FAILED, NO_DEVICE
 
-from tests.gpu.check import benchmarks, building, machine, report, sanitize, suite
-from tests.gpu.check.loop import running
-from tests.gpu.check.report import Findings
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "engine" / "bench" / "results"
+LEAST_SECONDS = 15.0  # less is not enough to import torch and to begin
+GRACE_SECONDS = 8.0  # behind its limit a part is ended from outside
 
-SECONDS = 780.0  # for everything
-SECONDS_FOR_TESTS = 260.0
-SECONDS_FOR_BENCHMARKS = 150.0
-SECONDS_FOR_LOOP = 240.0
-
-_started = time.monotonic()
+# Runs a part for so many seconds: its exit status, or None where it had to be ended.
+RunPart = Callable[[Part, Path, float], int | None]
 
 
-def main() -> int:
-    options = _options()
-    end = _started + options.seconds
-    try:
-        found_machine = machine.find()
-    except machine.NoDevice as nothing:
-        print(nothing, file=sys.stderr)
-        return 2
-    findings, failed = Findings(found_machine.lines(), quick=options.quick), False
-    for name, value in findings.machine:
-        say(f"{name}: {value}")
-    with tempfile.TemporaryDirectory(prefix="driftguard-kernels-") as cache:
-        os.environ["DRIFTGUARD_CACHE_DIR"] = cache
-        try:
-            built = building.build(found_machine.device)
-        except KernelsUnavailable as problem:
-            findings.steps.append(("build", f"FAILED: {problem}"))
-            return _finish(findings, found_machine, options, failed=True)
-        _report_build(findings, built)
-        if options.only in (None, "tests"):
-            failed |= _test(findings, options.quick)
-            _keep(findings, found_machine, options)
-        if options.only in (None, "benchmarks"):
-            failed |= _measure(findings, built, found_machine, options.quick, end)
-            _keep(findings, found_machine, options)
-        if options.only in (None, "loop"):
-            failed |= _measure_loop(findings, options.quick, end)
-            _keep(findings, found_machine, options)
-        if options.only == "memory" or (options.only is None and not options.quick):
-            for tool, outcome, is_failure in sanitize.run(lambda: end - time.monotonic(), say):
-                findings.steps.append((f"compute-sanitizer {tool}", outcome))
-                failed |= is_failure
-    return _finish(findings, found_machine, options, failed)
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One call. file: without its suffix. now: seconds, as time.monotonic counts."""
+
+    parts: Sequence[Part]
+    seconds: float
+    file: Path
+    run_part: RunPart
+    now: Callable[[], float] = time.monotonic
+
+    @property
+    def rows_path(self) -> Path:
+        return self.file.with_suffix(".jsonl")
+
+    def run(self) -> int:
+        """The exit status of the program."""
+        started = self.now()
+        end = started + self.seconds
+        for part in self.parts:
+            seconds = min(part.limit_seconds, end - self.now() - GRACE_SECONDS)
+            if seconds < LEAST_SECONDS:
+                rows.append(self.rows_path, LeftOut(part.name))
+                continue
+            say(f"{part.name}: at most {seconds:.0f} s")
+            rows.append(self.rows_path, Begun(part.name, self.now() - started, seconds))
+            begun = self.now()
+            status = self.run_part(part, self.rows_path, seconds)
+            took = self.now() - begun
+            if status == NO_DEVICE:
+                self.rows_path.unlink()
+                print("Nothing was checked and nothing was written.", file=sys.stderr)
+                return 2
+            ended = Ended(part.name, took, _outcome(status, took), failed=status != 0)
+            rows.append(self.rows_path, ended)
+            say(f"{part.name}: {ended.outcome}, {took:.0f} s")
+            self.write_document()
+            if part is BUILD and status == FAILED and not rows.read(self.rows_path).of(BuildTime):
+                break  # there are no kernels
+        print(f"\n{self.write_document()}", flush=True)
+        failed = bool(rows.read(self.rows_path).failures)
+        say(f"{'FAILED' if failed else 'all checks passed'}; kept in {self.rows_path} and beside it as .md")
+        return 1 if failed else 0
+
+    def write_document(self) -> str:
+        text = report.document(rows.read(self.rows_path), self.file.name)
+        self.file.with_suffix(".md").write_text(text, encoding="utf-8")
+        return text
 
 
 def say(line: str) -> None:
-    print(f"[{time.monotonic() - _started:5.0f} s] {line}", flush=True)
+    print(f"[{datetime.now(UTC):%H:%M:%S}] {line}", flush=True)
 
 
-def _report_build(findings: Findings, built: building.Built) -> None:
-    findings.resources = built.resources
-    findings.build = (
-        f"{built.first_start_seconds:.1f} s to compile and load at the first start,"
-        f" {built.later_start_seconds:.2f} s from the cache"
-    )
-    say(f"build: {findings.build}")
-    if not built.resources:
-        say("  the compiler's log does not show the kernels' registers and memory")
-    for one in built.resources:
-        say(
-            f"  {one.kernel}: {one.registers} registers, {one.stack_bytes} bytes of stack,"
-            f" {one.spill_bytes} spilled, {one.shared_bytes} shared"
-        )
+def run_part(part: Part, path: Path, seconds: float) -> int | None:
+    """In a process group of its own, which is ended whole: see `RunPart`."""
+    command = [sys.executable, "-m", "tests.gpu.check.part", part.name]
+    command += ["--rows", str(path), "--seconds", f"{seconds:.1f}"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
+        try:
+            return process.wait(seconds + GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):  # nothing of it is left
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def _test(findings: Findings, quick: bool) -> bool:
-    """True: failed."""
-    outcome, failed = suite.run(quick, SECONDS_FOR_TESTS, say)
-    findings.steps.append(("tests/gpu", f"FAILED: {outcome}" if failed else outcome))
-    return failed
+def _outcome(status: int | None, seconds: float) -> str:
+    match status:
+        case None:
+            return f"ended after {seconds:.0f} s, its limit"
+        case 0:
+            return "done"
+        case _ if status == FAILED:
+            return "something of it failed"
+        case _ if status == DEVICE_LOST:
+            return "the device is lost"
+        case _ if status < 0:
+            return f"its process was ended by {signal.Signals(-status).name}"
+        case _:
+            return f"its process ended with status {status}"
 
 
-def _measure(
-    findings: Findings, built: building.Built, found: machine.Machine, quick: bool, end: float
-) -> bool:
-    """True: something failed; the measurements before it are kept."""
-    own_end = min(time.monotonic() + SECONDS_FOR_BENCHMARKS, end)
-    plan = benchmarks.Plan(built.kernels, found.l2_bytes, quick, lambda: time.monotonic() > own_end, say)
-    try:
-        benchmarks.run(plan, findings.measured)
-    except (RuntimeError, LaunchFailed, KernelsUnavailable) as problem:  # torch's errors are RuntimeErrors
-        findings.steps.append(("benchmarks", f"FAILED: {problem}"))
-        say(f"benchmarks: {problem}")
-        return True
-    return False
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    chosen: Sequence[Part] = SECOND if options.second else FIRST
+    if options.only:
+        chosen = tuple(PARTS[name] for name in dict.fromkeys([BUILD.name, *options.only]))
+    options.output.mkdir(parents=True, exist_ok=True)
+    file = options.output / f"{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
+    with tempfile.TemporaryDirectory(prefix="driftguard-kernels-") as cache:
+        os.environ["DRIFTGUARD_CACHE_DIR"] = cache  # empty, so that the build is timed
+        return Check(chosen, options.seconds, file, run_part).run()
 
 
-def _measure_loop(findings: Findings, quick: bool, end: float) -> bool:
-    """True: something failed."""
-    try:
-        torch.cuda.empty_cache()  # the loop's own process needs the memory
-    except RuntimeError as lost:  # lost by a benchmark that failed; another process can still use the device
-        say(f"this process has lost the device: {str(lost).splitlines()[0]}")
-    seconds = min(SECONDS_FOR_LOOP, end - time.monotonic())
-    found = running.measure("quick" if quick else "full", seconds, say)
-    findings.measured.loop = found
-    for failure in found.failures:
-        findings.steps.append(("loop", f"FAILED: {failure}"))
-    return bool(found.failures)
-
-
-def _finish(findings: Findings, found: machine.Machine, options: argparse.Namespace, failed: bool) -> int:
-    print(f"\n{_keep(findings, found, options)}", flush=True)
-    say("FAILED" if failed else "all checks passed")
-    return 1 if failed else 0
-
-
-def _keep(findings: Findings, found: machine.Machine, options: argparse.Namespace) -> str:
-    """The report of the results so far: it is kept even if this program is ended early."""
-    day = datetime.now(UTC).date()
-    text = report.document(findings, f"{found.gpu}, {day.isoformat()}")
-    if options.write and options.only is None:
-        path = report.path_of(day, found.slug)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        say(f"written to {path}")
-    return text
-
-
-def _options() -> argparse.Namespace:
+def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.gpu.check",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="fewer draws and batches, no memory checks")
-    parser.add_argument(
-        "--only", choices=("tests", "benchmarks", "loop", "memory"), help="that alone; keeps no file"
+    parser.add_argument("--output", type=Path, default=RESULTS, help="where findings are kept (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=WHOLE, help="for everything (%(default)g)")
+    chosen = parser.add_mutually_exclusive_group()
+    names = ", ".join(part.name for part in SECOND[1:])
+    chosen.add_argument("--second", action="store_true", help=f"what one call has no time for: {names}")
+    chosen.add_argument(
+        "--only", nargs="+", choices=[*PARTS], metavar="PART", help=f"of {', '.join(PARTS)}; builds first"
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for everything (%(default)g)")
-    parser.add_argument("--no-write", dest="write", action="store_false", help="print, and keep no file")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -4,42 +4,58 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 from driftguard_engine.kernels.cuda import loader
-from driftguard_engine.kernels.cuda.compiler import architecture, compile_source, read_sources
+from driftguard_engine.kernels.cuda.compiler import (
+    KernelsUnavailable,
+    architecture,
+    compile_source,
+    read_sources,
+)
 
-from tests.gpu.check.resources import Resources, resources
+from tests.gpu.check import machine
+from tests.gpu.check.resources import resources
+from tests.gpu.check.rows import Bandwidth, BuildTime, Checked, Resources
+from tests.gpu.check.run import Run
+from tests.gpu.check.timing import copy_bytes_per_second
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
-    kernels: loader.Kernels
-    first_start_seconds: float  # compiled and loaded
-    later_start_seconds: float  # taken from the cache
-    resources: list[Resources]
-
-
-def build(device: torch.device) -> Built:
-    """The cache must be empty. Raises KernelsUnavailable."""
+def build(run: Run) -> None:
+    """The cache of compiled kernels must be empty."""
+    device, found = machine.find()
+    run.add(found)
+    for name, value in found.lines():
+        run.say(f"{name}: {value}")
     torch.zeros(1, device=device)  # starts CUDA, which is not counted
     begin = time.monotonic()
-    kernels = loader.kernels(device)
+    try:
+        loader.kernels(device)
+    except KernelsUnavailable as problem:
+        run.add(Checked("build", str(problem), failed=True))
+        run.say(f"build FAILED: {problem}")
+        return
     first = time.monotonic() - begin
     begin = time.monotonic()
     loader._load(device)
-    later = time.monotonic() - begin
+    run.add(BuildTime(first, time.monotonic() - begin))
+    run.say(f"compiled and loaded in {first:.1f} s")
+    bandwidth = copy_bytes_per_second(device)
+    run.add(Bandwidth(bandwidth))
+    run.say(f"copy: {bandwidth / 1e12:.2f} TB/s, read and written")
+    for one in _resources(device):
+        run.add(one)
+        if one.uses_local_memory:
+            run.say(f"{one.kernel}: {one.stack_bytes} bytes of stack, {one.spill_bytes} spilled")
+
+
+def _resources(device: torch.device) -> list[Resources]:
+    """What each kernel uses, from the compiler's log; nothing where its format is another one."""
     target = architecture(torch.cuda.get_device_capability(device))
     with ThreadPoolExecutor() as pool:
         logs = [
             compiled.log for compiled in pool.map(lambda one: compile_source(one, target), read_sources())
         ]
-    return Built(kernels, first, later, _told(logs))
-
-
-def _told(logs: list[str]) -> list[Resources]:
-    """What each kernel uses, from the compiler's log; nothing where its format is another one."""
     try:
         return [one for log in logs for one in resources(log)]
     except ValueError:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from driftguard_engine.kernels import layer_launches
 from driftguard_engine.kernels import linear as linear_kernels
+from driftguard_engine.kernels.cuda import loader
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.gpu.check.timing import graph_microseconds
+from tests.gpu.check.rows import LinearTime
+from tests.gpu.check.run import Run
+from tests.gpu.check.timing import bandwidth_of, graph_microseconds
 
 COLD_BYTES_PER_L2 = 3  # of weights that pass before one is read again
 
@@ -39,16 +42,7 @@ LAYERS = (
     Layer("head of 32,000", 32_000, 4096),
     Layer("head of 128,256", 128_256, 4096),
 )
-TOKENS, QUICK_TOKENS = (1, 2, 4, 5, 8, 9, 12, 16, 24, 32), (1, 5, 9)
-
-
-@dataclass(frozen=True, slots=True)
-class LinearTime:
-    layer: Layer
-    tokens: int
-    kernel: float  # microseconds, cold
-    library: float  # likewise; gated: and the kernel of the gate
-    floor: float  # microseconds: the bytes that must move, at the bandwidth of a copy
+TOKENS = (1, 5, 9)  # K + 1 for no drafts, 4 and 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +68,31 @@ def floor_bytes(layer: Layer, tokens: int, element_bytes: int = 2) -> int:
     return (layer.weights + tokens * (layer.inner + written)) * element_bytes
 
 
-def measured(
-    launcher: Launcher, device: torch.device, l2_bytes: int, copy_bytes_per_second: float, quick: bool
-) -> Iterator[LinearTime]:
-    """One at a time, as fast as they are asked for."""
+def linear_layers(run: Run) -> None:
+    kernels = loader.kernels(torch.device("cuda"))
+    bandwidth = bandwidth_of(run, kernels.device)
     for layer in LAYERS:
-        weights = Weights.make(layer, device, l2_bytes)
-        for tokens in QUICK_TOKENS if quick else TOKENS:
-            x = torch.empty(tokens, layer.inner, dtype=torch.bfloat16, device=device).normal_()
+        if run.late(f"linear layer {layer.name}"):
+            continue
+        weights = Weights.make(layer, kernels.device, _l2_bytes(kernels.device))
+        for tokens in TOKENS:
+            x = torch.empty(tokens, layer.inner, dtype=torch.bfloat16, device=kernels.device).normal_()
             kernel, library = (
                 graph_microseconds([lambda weight=weight, call=call: call(weight) for weight in weights.each])  # type: ignore[misc]
-                for call in (by_kernel(launcher, layer, x), by_library(launcher, layer, x))
+                for call in (by_kernel(kernels, layer, x), by_library(kernels, layer, x))
             )
-            floor = floor_bytes(layer, tokens) / copy_bytes_per_second * 1e6
-            yield LinearTime(layer, tokens, kernel, library, floor)
+            floor = floor_bytes(layer, tokens) / bandwidth * 1e6
+            run.add(LinearTime(layer.name, layer.size, layer.inner, tokens, kernel, library, floor))
+            run.say(
+                f"linear {layer.name} M={tokens}: {kernel:.1f} us, {floor / kernel:.0%} of the bandwidth of a"
+                f" copy; torch {library:.1f} us, {floor / library:.0%}"
+            )
         del weights
         torch.cuda.empty_cache()
+
+
+def _l2_bytes(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).L2_cache_size
 
 
 def by_kernel(launcher: Launcher, layer: Layer, x: Tensor) -> Callable[[Tensor], Tensor]:

@@ -3,58 +3,22 @@
 from __future__ import annotations
 
 import platform
-import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from importlib import metadata
 
 import torch
 from driftguard_engine.kernels.cuda import compiler
 
-
-class NoDevice(Exception):
-    """{detail}: why nothing can be checked on a GPU here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    device: torch.device
-    gpu: str
-    capability: str
-    multiprocessors: int
-    memory_gib: float
-    l2_bytes: int
-    driver: str
-    python: str
-    torch: str
-    nvrtc: str
-    bindings: str
-
-    @property
-    def slug(self) -> str:
-        return re.sub(r"[^a-z0-9]+", "-", self.gpu.lower()).strip("-")
-
-    def lines(self) -> list[tuple[str, str]]:
-        """Names and values."""
-        return [
-            ("GPU", f"{self.gpu}, compute capability {self.capability}"),
-            ("multiprocessors", str(self.multiprocessors)),
-            ("memory, L2", f"{self.memory_gib:.0f} GiB, {self.l2_bytes / 2**20:.0f} MiB"),
-            ("driver", self.driver),
-            ("torch", self.torch),
-            ("NVRTC", self.nvrtc),
-            ("cuda-bindings", self.bindings),
-            ("Python", self.python),
-        ]
+from tests.gpu.check.rows import Machine
+from tests.gpu.check.run import NoDevice
 
 
-def find() -> Machine:
+def find() -> tuple[torch.device, Machine]:
     """The current CUDA device. Raises NoDevice."""
     if not torch.cuda.is_available():
         raise NoDevice(
             f"gpu-check needs a GPU: torch {torch.__version__} sees no CUDA device on this machine."
-            " Nothing was checked and nothing was written."
         )
     device = torch.device("cuda", torch.cuda.current_device())
     properties = torch.cuda.get_device_properties(device)
@@ -62,8 +26,7 @@ def find() -> Machine:
         nvrtc, driver, bindings = compiler.nvrtc_version(), _driver(), metadata.version("cuda-bindings")
     except (compiler.KernelsUnavailable, ImportError) as missing:
         raise NoDevice(f"gpu-check cannot build kernels on {properties.name}: {missing}") from missing
-    return Machine(
-        device=device,
+    return device, Machine(
         gpu=properties.name,
         capability=f"{properties.major}.{properties.minor}",
         multiprocessors=properties.multi_processor_count,

@@ -30,36 +30,29 @@ class Peer:
     most_batch: int = 128
 
 
-@dataclass(frozen=True, slots=True)
-class PeerTime:
-    name: str
-    microseconds: float | None
-    note: str = ""
-
-
-def measure(peer: Peer, batches: list[Batch]) -> PeerTime:
-    """On cold data. Never raises: what goes wrong in a peer is its note."""
+def microseconds_of(peer: Peer, batches: list[Batch]) -> tuple[float | None, str]:
+    """Of one call on cold data, and a note. Never raises: what goes wrong in a peer is its note."""
     if len(batches[0].lengths) > peer.most_batch:
-        return PeerTime(peer.name, None, f"one request at a time: measured up to {peer.most_batch}")
+        return None, f"one request at a time: measured up to {peer.most_batch}"
     try:
         verify = peer.load()
     except ImportError:
-        return PeerTime(peer.name, None, "not installed")
+        return None, "not installed"
     except Exception as problem:  # noqa: BLE001 - a package that breaks at import
-        return PeerTime(peer.name, None, f"cannot be loaded: {_first_line(problem)}")
+        return None, f"cannot be loaded: {_first_line(problem)}"
     calls = [lambda one=one: verify(one) for one in batches]
     if peer.captured:
         try:
-            return PeerTime(peer.name, graph_microseconds(calls, replays=10), "in a CUDA graph")
+            return graph_microseconds(calls, replays=10), "in a CUDA graph"
         except Exception as problem:  # noqa: BLE001 - tried again below, where it may say more
             torch.cuda.synchronize()
             why = f"not captured: {_first_line(problem)}"
     else:
         why = "waits for the device itself, so without a graph"
     try:
-        return PeerTime(peer.name, eager_microseconds(calls, repeats=10), why)
+        return eager_microseconds(calls, repeats=10), why
     except Exception as problem:  # noqa: BLE001
-        return PeerTime(peer.name, None, f"cannot be called: {_first_line(problem)}")
+        return None, f"cannot be called: {_first_line(problem)}"
 
 
 def plain_torch() -> Verify:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tests.gpu.check.benchmarks import Measured, VerifyTime
 from tests.gpu.check.loop.judging import loop_reaches
 from tests.gpu.check.reach import Reach
+from tests.gpu.check.rows import Findings, PeerTime, VerifyTime
 from tests.gpu.check.tables import NOT_YET
 
 FLOOR_MULTIPLE = 1.5
@@ -14,16 +14,26 @@ LARGE_SPEEDUP, SMALL_SPEEDUP = 5.0, 2.0
 SMALL_MICROSECONDS = 12.0
 
 
-def reaches(measured: Measured) -> list[Reach]:
-    large = [row for row in measured.verify if row.batch >= 64]
-    small = [row for row in measured.verify if row.batch <= 8]
+def reaches(found: Findings) -> list[Reach]:
+    large, small = (
+        [row for row in found.of(VerifyTime) if is_one(row.batch)] for is_one in (_is_large, _is_small)
+    )
+    peers = found.of(PeerTime)
     return [
         _at_most("verify, B >= 64, V = 128k", "times the floor", large, FLOOR_MULTIPLE, _over_floor),
-        *_against_peers("verify, B >= 64", large, LARGE_SPEEDUP),
+        *_against_peers("verify, B >= 64", [row for row in peers if _is_large(row.batch)], LARGE_SPEEDUP),
         _at_most("verify, B <= 8", "microseconds, cold", small, SMALL_MICROSECONDS, _cold),
-        *_against_peers("verify, B <= 8", small, SMALL_SPEEDUP),
-        *loop_reaches(measured.loop),
+        *_against_peers("verify, B <= 8", [row for row in peers if _is_small(row.batch)], SMALL_SPEEDUP),
+        *loop_reaches(found),
     ]
+
+
+def _is_large(batch: int) -> bool:
+    return batch >= 64
+
+
+def _is_small(batch: int) -> bool:
+    return batch <= 8
 
 
 def _over_floor(row: VerifyTime) -> float:
@@ -44,22 +54,17 @@ def _at_most(
     return Reach(what, reach, f"{_each(rows, value)}; the worst {worst:.2f}", worst <= most)
 
 
-def _against_peers(what: str, rows: list[VerifyTime], least: float) -> Iterable[Reach]:
+def _against_peers(what: str, rows: list[PeerTime], least: float) -> Iterable[Reach]:
     """One reach for each peer: the least of its ratios decides."""
-    for name in dict.fromkeys(peer.name for row in rows for peer in row.peers):
-        ratios, notes = [], []
-        for row in rows:
-            (peer,) = (peer for peer in row.peers if peer.name == name)
-            if peer.microseconds is None:
-                notes.append(peer.note)
-            else:
-                ratios.append(peer.microseconds / row.cold)
+    for name in dict.fromkeys(row.name for row in rows):
+        timed = [row for row in rows if row.name == name]
+        ratios = [row.ratio for row in timed if row.ratio is not None]
         reach = f"at least {least:g}x faster"
         if ratios:
             measured = f"{min(ratios):.1f}x to {max(ratios):.1f}x"
             yield Reach(f"{what}, against {name}", reach, measured, min(ratios) >= least)
         else:
-            yield Reach(f"{what}, against {name}", reach, f"{NOT_YET}: {notes[0]}")
+            yield Reach(f"{what}, against {name}", reach, f"{NOT_YET}: {timed[0].note}")
 
 
 def _each(rows: list[VerifyTime], value: Callable[[VerifyTime], float]) -> str:

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from tests.gpu.check.rows import Resources
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Of one kernel. Stack and spills are slow local memory: a kernel that was meant to have none is ill."""
-
-    kernel: str
-    registers: int  # per thread
-    stack_bytes: int  # per thread
-    spill_bytes: int  # stored and loaded, per thread
-    shared_bytes: int  # static, per block
-
-    @property
-    def uses_local_memory(self) -> bool:
-        return self.stack_bytes > 0 or self.spill_bytes > 0
 
 
 def resources(log: str) -> list[Resources]:

@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+
+from tests.gpu.check.rows import Checked
+from tests.gpu.check.run import Run
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND_SOMETHING = 99
@@ -14,18 +16,13 @@ PLACES = ["/usr/local/cuda/bin"]  # where toolkits are, besides PATH
 NOT_AVAILABLE = "not available: compute-sanitizer is not on PATH"
 
 
-def run(seconds_left: Callable[[], float], say: Callable[[str], None]) -> list[tuple[str, str, bool]]:
-    """For each tool its outcome, and whether it is a failure."""
+def sanitizers(run: Run) -> None:
     path = os.pathsep.join([os.environ.get("PATH", ""), *PLACES])
     program = shutil.which("compute-sanitizer", path=path)
-    if program is None:
-        return [(tool, NOT_AVAILABLE, False) for tool in TOOLS]
-    outcomes = []
     for tool in TOOLS:
-        outcome, failed = _one(program, tool, seconds_left())
-        say(f"{tool}: {outcome}")
-        outcomes.append((tool, outcome, failed))
-    return outcomes
+        outcome, failed = (NOT_AVAILABLE, False) if program is None else _one(program, tool, run.seconds_left)
+        run.add(Checked(f"compute-sanitizer {tool}", outcome, failed))
+        run.say(f"{tool}: {outcome}")
 
 
 def _one(program: str, tool: str, seconds: float) -> tuple[str, bool]:

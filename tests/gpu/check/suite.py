@@ -9,19 +9,43 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.gpu.begun import ALL_RAN, BEGUN_TESTS
+from tests.gpu.check.rows import Checked
+from tests.gpu.check.run import Run
 
 ROOT = Path(__file__).parents[3]
-QUICK_DRAWS = 1_000_000
+DRAWS, FEW_DRAWS = 30_000_000, 1_000_000
 MOST_PROCESSES = 8
+_EQUALITY, _LOSSLESSNESS = "tests/gpu/test_equal_to_reference.py", "tests/gpu/test_losslessness.py"
+_OF_THE_CHECK = ("tests/gpu/test_check.py", "tests/gpu/test_loop_check.py")  # without a device
 _NOTHING_TO_RUN = 5  # how pytest ends where all tests were deselected
 
 
-def run(quick: bool, seconds: float, say: Callable[[str], None]) -> tuple[str, bool]:
+def equality(run: Run) -> None:
+    """Kernels and reference, bit for bit."""
+    _run(run, [_EQUALITY])
+
+
+def tests(run: Run) -> None:
+    """All tests of the device but `equality`, with few draws."""
+    ignored = [f"--ignore={path}" for path in (_EQUALITY, *_OF_THE_CHECK)]
+    _run(run, ["tests/gpu", *ignored, "--draws", str(FEW_DRAWS)])
+
+
+def draws(run: Run) -> None:
+    _run(run, [_LOSSLESSNESS, "--draws", str(DRAWS)])
+
+
+def _run(run: Run, chosen: Sequence[str]) -> None:
+    outcome, failed = run_tests(chosen, run.seconds_left, run.say)
+    run.add(Checked(" ".join(chosen), outcome, failed))
+
+
+def run_tests(chosen: Sequence[str], seconds: float, say: Callable[[str], None]) -> tuple[str, bool]:
     """What its processes told last, and whether anything failed."""
     end, failed = time.monotonic() + seconds, False
     outcomes: list[str] = []
@@ -30,7 +54,7 @@ def run(quick: bool, seconds: float, say: Callable[[str], None]) -> tuple[str, b
         begun.touch()
         for _ in range(MOST_PROCESSES):
             before = begun.read_text(encoding="utf-8")
-            told, status = _watched(_command(quick), begun, end - time.monotonic(), say)
+            told, status = _watched(_command(chosen), begun, end - time.monotonic(), say)
             now = begun.read_text(encoding="utf-8")
             if status != _NOTHING_TO_RUN or not outcomes:  # where the last test broke its process
                 outcomes.append(told)
@@ -40,11 +64,10 @@ def run(quick: bool, seconds: float, say: Callable[[str], None]) -> tuple[str, b
     return "; then ".join(outcomes), failed
 
 
-def _command(quick: bool) -> list[str]:
-    draws = ["--draws", str(QUICK_DRAWS)] if quick else []
+def _command(chosen: Sequence[str]) -> list[str]:
     # The options of pyproject.toml and the fixtures of tests/conftest.py need packages of the sidecar.
     alone = ["-c", os.devnull, "--rootdir", str(ROOT), "--confcutdir", "tests/gpu", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "tests/gpu", *alone, "-v", "-rfE", "--tb=short", *draws]
+    command = [sys.executable, "-m", "pytest", *chosen, *alone, "-v", "-rfE", "--tb=short"]
     return [*command, "-o", "markers=gpu: needs a CUDA device", "--durations=8"]
 
 

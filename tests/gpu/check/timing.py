@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 import torch
 from driftguard_engine.decode.graph_capture import capturing
 
+from tests.gpu.check.rows import Bandwidth
+from tests.gpu.check.run import Run
+
 REPLAYS = 30
 WARM_UPS = 3
 LEAST_CALLS = 20  # in a graph: its own start, which is not the kernels', is shared out among them
@@ -51,6 +54,12 @@ def copy_bytes_per_second(device: torch.device, size: int = 2**30) -> float:
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     sink = torch.empty_like(source)
     return 2 * size / (graph_microseconds([lambda: sink.copy_(source)], replays=10) * 1e-6)
+
+
+def bandwidth_of(run: Run, device: torch.device) -> float:
+    """`copy_bytes_per_second`, as an earlier part measured it."""
+    known = run.found().newest(Bandwidth)
+    return copy_bytes_per_second(device) if known is None else known.bytes_per_second
 
 
 def _median(call: Call, repeats: int) -> float:

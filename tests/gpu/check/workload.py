@@ -27,6 +27,10 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
 
+    @property
+    def narrows(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1
+
 
 PLAIN = Sampling("temperature 1")
 SAMPLINGS = (

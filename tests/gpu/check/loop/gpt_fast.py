@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from tests.gpu.check.loop.models import Models
-from tests.gpu.check.loop.results import PeerSpeed
 from tests.gpu.check.loop.synthetic import Shape
+from tests.gpu.check.rows import PeerSpeed
 
 NAME = "gpt-fast"
 CHECKOUT = "GPT_FAST_DIRECTORY"

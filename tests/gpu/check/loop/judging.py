@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from tests.gpu.check.loop.results import ADAPTIVE, TRANSFORMERS, LoopMeasured, SpeculativeTime
 from tests.gpu.check.reach import Reach
+from tests.gpu.check.rows import (
+    ADAPTIVE,
+    TRANSFORMERS,
+    BatchTime,
+    Findings,
+    PeerSpeed,
+    PlainTime,
+    SpeculativeTime,
+    Synchronisations,
+)
 from tests.gpu.check.tables import NOT_YET
 
 OF_BOUND = 0.85
@@ -11,22 +20,22 @@ SPEEDUPS = {0.7: 2.3, 0.8: 3.0, 0.9: 3.8}  # by stated acceptance
 OVER_TRANSFORMERS = 4.0
 
 
-def loop_reaches(measured: LoopMeasured) -> list[Reach]:
+def loop_reaches(found: Findings) -> list[Reach]:
     return [
-        _plain(measured),
-        *(_speculation(measured, acceptance) for acceptance in SPEEDUPS),
-        *(_against_transformers(measured, acceptance) for acceptance in SPEEDUPS),
-        _batches(measured),
-        _synchronisations(measured),
+        _plain(found),
+        *(_speculation(found, acceptance) for acceptance in SPEEDUPS),
+        *(_against_transformers(found, acceptance) for acceptance in SPEEDUPS),
+        _batches(found),
+        _synchronisations(found),
     ]
 
 
-def _plain(measured: LoopMeasured) -> Reach:
+def _plain(found: Findings) -> Reach:
     what, reach = (
         "decoding without speculation, B = 1, 7B-cost synthetic target, bf16",
         f"at least {OF_BOUND:.0%} of bandwidth",
     )
-    row = measured.plain
+    row = found.newest(PlainTime)
     if row is None:
         return Reach(what, reach)
     took, bound = row.served.milliseconds, row.bound_milliseconds
@@ -34,10 +43,10 @@ def _plain(measured: LoopMeasured) -> Reach:
     return Reach(what, reach, told, row.of_bound >= OF_BOUND)
 
 
-def _speculation(measured: LoopMeasured, acceptance: float) -> Reach:
+def _speculation(found: Findings, acceptance: float) -> Reach:
     least = SPEEDUPS[acceptance]
     what, reach = f"with speculation, acceptance {acceptance:g}", f"at least {least:g}x the own baseline"
-    row = measured.best(acceptance)
+    row = found.best(acceptance)
     if row is None:
         return Reach(what, reach)
     return Reach(what, reach, f"{row.speedup:.2f}x, K = {row.drafts}{counted(row)}", row.speedup >= least)
@@ -48,13 +57,13 @@ def counted(row: SpeculativeTime) -> str:
     return "" if acceptance is None else f", {acceptance:.3f} accepted"
 
 
-def _against_transformers(measured: LoopMeasured, acceptance: float) -> Reach:
+def _against_transformers(found: Findings, acceptance: float) -> Reach:
     what = f"with speculation, acceptance {acceptance:g}, against {TRANSFORMERS}"
     reach = f"at least {OVER_TRANSFORMERS:g}x"
-    own = measured.best(acceptance)
+    own = found.best(acceptance)
     theirs = [
         row.tokens_per_second
-        for row in measured.peers
+        for row in found.of(PeerSpeed)
         if row.name == TRANSFORMERS and row.stated == acceptance and row.tokens_per_second is not None
     ]
     if own is None or not theirs:
@@ -63,10 +72,10 @@ def _against_transformers(measured: LoopMeasured, acceptance: float) -> Reach:
     return Reach(what, reach, f"{ratio:.1f}x", ratio >= OVER_TRANSFORMERS)
 
 
-def _batches(measured: LoopMeasured) -> Reach:
+def _batches(found: Findings) -> Reach:
     what, reach = "batch 1 to 64", "never slower than without speculation"
-    adaptive = [row for row in measured.batches if row.drafts == ADAPTIVE]
-    rows = adaptive or measured.batches
+    every = found.of(BatchTime)
+    rows = [row for row in every if row.drafts == ADAPTIVE] or every
     if not rows:
         return Reach(what, reach)
     told = ", ".join(f"{row.speedup:.2f}x (B {row.batch}, K {row.drafts})" for row in rows)
@@ -75,9 +84,9 @@ def _batches(measured: LoopMeasured) -> Reach:
     return Reach(what, reach, told, all(row.speedup >= 1 for row in rows))
 
 
-def _synchronisations(measured: LoopMeasured) -> Reach:
+def _synchronisations(found: Findings) -> Reach:
     what, reach = "host synchronisations per step of the loop", "0"
-    rows = measured.synchronisations
+    rows = found.of(Synchronisations)
     if not rows:
         return Reach(what, reach)
     if refused := [row.refused for row in rows if row.refused is not None]:

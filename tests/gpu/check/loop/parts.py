@@ -1,24 +1,33 @@
-"""The parts of the loop's measurement. Each adds to what was measured, row by row."""
+"""The parts of a check that measure the loop. Each keeps what it finds row by row."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from driftguard_engine.engine import Engine, lost_device
+from driftguard_engine.engine import Engine
 
 from tests.gpu.check.loop import peers, tracing
 from tests.gpu.check.loop.gpt_fast import gpt_fast
 from tests.gpu.check.loop.models import Models, Setting
 from tests.gpu.check.loop.prefixes import CHUNKS, time_prefixes
-from tests.gpu.check.loop.results import ADAPTIVE, LoopMeasured, PlainTime, SpeculativeTime
 from tests.gpu.check.loop.serving import SETTLING_STEPS, Load, ServingFailed, serve
 from tests.gpu.check.loop.synthetic import LARGE, SMALL, cache_bytes_per_token, weight_bytes_per_step
-from tests.gpu.check.timing import copy_bytes_per_second
+from tests.gpu.check.rows import (
+    ADAPTIVE,
+    BatchTime,
+    Checked,
+    LoopModels,
+    PeerSpeed,
+    PlainTime,
+    SpeculativeTime,
+)
+from tests.gpu.check.run import Run
+from tests.gpu.check.timing import bandwidth_of
 
 MIDDLE = 0.8  # acceptance of what is measured at one only
 
@@ -40,11 +49,7 @@ class Extent:
 def full(device: torch.device) -> Extent:
     setting = Setting(LARGE, device, torch.bfloat16, 64, 1024, prompt_tokens=64, most_drafts=16)
     drafts: dict[float, tuple[int, ...]] = {0.7: (3, 4, 5, 6), 0.8: (4, 5, 6, 8), 0.9: (6, 8, 12, 16)}
-    return Extent(setting, drafts, (1, 2, 4, 8, 16, 32, 64), 300, 60, peer_tokens=128)
-
-
-def quick(device: torch.device) -> Extent:
-    return Extent(full(device).setting, {0.8: (4, 6)}, (1, 8, 64), 100, 30, peer_tokens=64)
+    return Extent(setting, drafts, (1, 2, 4, 8, 16, 32, 64), 200, 60, peer_tokens=128)
 
 
 def tiny(device: torch.device) -> Extent:
@@ -55,62 +60,35 @@ def tiny(device: torch.device) -> Extent:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """found is kept by `keep` whenever a row was added."""
-
+    run: Run
     extent: Extent
     models: Models
-    found: LoopMeasured
-    keep: Callable[[], None]
-    out_of_time: Callable[[], bool]
-    say: Callable[[str], None]
 
-    @property
-    def acceptance(self) -> float:
-        """Of what is measured at one only."""
-        return MIDDLE
+    @classmethod
+    def begin(cls, run: Run) -> Measurement:
+        # As the engine has it, so that no peer waits for its plans either.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        extent = full(device) if device.type == "cuda" else tiny(device)
+        run.add(LoopModels(extent.setting.pair.name))
+        return cls(run, extent, Models(extent.setting, run.say))
 
     @property
     def best_drafts(self) -> int:
         """K that was best for one request; before that was measured, one in the middle."""
-        best, tried = self.found.best(MIDDLE), self.extent.drafts[MIDDLE]
+        best, tried = self.run.found().best(MIDDLE), self.extent.drafts[MIDDLE]
         return tried[len(tried) // 2] if best is None else int(best.drafts)
 
     def load(self, batch: int, drafts: int | None) -> Load:
         return Load(batch, drafts, self.extent.setting.prompt_tokens)
-
-    def add(self, rows: list[Any], row: Any, line: str) -> None:
-        rows.append(row)
-        self.keep()
-        self.say(line)
-
-    def late(self, what: str) -> bool:
-        """True: there is no time left, and `what` is named as left out."""
-        if self.out_of_time():
-            self.found.left_out.append(what)
-        return self.out_of_time()
-
-    @contextmanager
-    def row(self, what: str) -> Iterator[None]:
-        """Reports requests that failed in one row, and goes on with the next: the engine still serves."""
-        try:
-            yield
-        except ServingFailed as problem:
-            if self.device_is_lost():
-                raise
-            self.found.failures.append(f"{what}: {problem}")
-            self.say(f"{what} FAILED: {problem}")
-
-    def device_is_lost(self) -> bool:
-        device = self.extent.setting.device
-        return device.type == "cuda" and lost_device(device) is not None
 
     @contextmanager
     def engine(self, acceptance: float, max_batch: int, **settings: Any) -> Iterator[Engine]:
         made = self.models.engine(acceptance, max_batch, **settings)
         try:
             yield made
-            if made.loop_fallback is not None and made.loop_fallback not in self.found.failures:
-                self.found.failures.append(made.loop_fallback)
+            if made.loop_fallback is not None:
+                self.run.add(Checked("the loop's fallback", made.loop_fallback, failed=True))
         finally:
             del made
             gc.collect()
@@ -118,95 +96,102 @@ class Measurement:
                 torch.cuda.empty_cache()
 
 
-def plain(run: Measurement) -> None:
-    setting = run.extent.setting
-    module = run.models.target_module
-    with run.engine(run.acceptance, 1, num_speculative_tokens=run.best_drafts) as engine:
-        served = serve(engine, run.load(1, 0), run.extent.steps)
+def plain_decode(run: Run) -> None:
+    """One request without speculation; then the calls that wait, and the parts of a step."""
+    measure = Measurement.begin(run)
+    setting, drafts = measure.extent.setting, measure.best_drafts
+    module = measure.models.target_module
+    with measure.engine(MIDDLE, 1, num_speculative_tokens=drafts) as engine:
+        served = serve(engine, measure.load(1, 0), measure.extent.steps)
     cached = served.context * cache_bytes_per_token(setting.pair.target, setting.dtype)
     on_device = setting.device.type == "cuda"  # elsewhere only the measurement itself is tried
-    bandwidth = copy_bytes_per_second(setting.device) if on_device else 1e10
-    run.found.plain = PlainTime(served, weight_bytes_per_step(module) + round(cached), bandwidth)
-    run.keep()
+    bandwidth = bandwidth_of(run, setting.device) if on_device else 1e10
+    row = PlainTime(served, weight_bytes_per_step(module) + round(cached), bandwidth)
+    run.add(row)
     run.say(
         f"without speculation, B=1: {served.milliseconds:.2f} ms a token,"
-        f" {run.found.plain.of_bound:.0%} of the bandwidth of a copy"
+        f" {row.of_bound:.0%} of the bandwidth of a copy"
     )
+    if on_device:
+        _trace(measure, ((1, 0), (1, drafts)))
 
 
-def speculation(run: Measurement) -> None:
-    for acceptance, tried in sorted(run.extent.drafts.items(), key=lambda each: abs(each[0] - MIDDLE)):
-        if run.late(f"speculation at an acceptance of {acceptance:g}"):
-            continue
-        with run.engine(acceptance, 1, num_speculative_tokens=tried[0]) as engine:
-            without = serve(engine, run.load(1, 0), run.extent.steps // 2)
-            for drafts in tried:
-                if run.late(f"speculation at an acceptance of {acceptance:g}, K = {drafts}"):
-                    continue
-                with run.row(f"acceptance {acceptance:g}, K = {drafts}"):
-                    served = serve(engine, run.load(1, drafts), run.extent.steps)
-                    row = SpeculativeTime(acceptance, 1, str(drafts), served, without)
-                    run.add(run.found.speculation, row, _line(row))
-
-
-def synchronisations(run: Measurement) -> None:
-    _prepare_tracing(run)
-    most = run.extent.batches[-1]
-    with run.engine(run.acceptance, most, num_speculative_tokens=run.best_drafts) as engine:
-        for batch, drafts in ((1, 0), (1, run.best_drafts), (most, run.best_drafts)):
-            what = f"B = {batch}, K = {drafts}"
-            row = tracing.count_synchronisations(engine, run.load(batch, drafts), what)
-            run.add(run.found.synchronisations, row, f"synchronisations, {what}: {row}")
-
-
-def breakdown(run: Measurement) -> None:
-    _prepare_tracing(run)
-    most = run.extent.batches[-1]
-    with run.engine(run.acceptance, most, num_speculative_tokens=run.best_drafts) as engine:
-        for batch, drafts in ((1, 0), (1, run.best_drafts), (most, 0), (most, run.best_drafts)):
+def _trace(measure: Measurement, loads: tuple[tuple[int, int], ...]) -> None:
+    """loads: requests, and K, which is 0 or that of the last."""
+    run, (most, most_drafts) = measure.run, loads[-1]
+    tracing.attach_profiler()
+    with measure.engine(MIDDLE, most, num_speculative_tokens=most_drafts) as engine:
+        for batch, drafts in loads:
             what = f"B = {batch}, K = {drafts}"
             if run.late(f"the parts of a step, {what}"):
                 continue
-            with run.row(f"parts of a step, {what}"):
-                row = tracing.break_down(engine, run.load(batch, drafts), what)
-                run.add(run.found.breakdowns, row, f"a step of {what}: {row.milliseconds:.2f} ms")
+            with run.row(f"parts of a step, {what}", ServingFailed):
+                row = tracing.break_down(engine, measure.load(batch, drafts), what)
+                run.add(row)
+                told = ", ".join(f"{group} {took:.0f}" for group, took in row.groups.items())
+                run.say(f"a step of {what}: {row.milliseconds:.2f} ms; microseconds: {told}")
+                counted = tracing.count_synchronisations(engine, measure.load(batch, drafts), what)
+                run.add(counted)
+                run.say(f"synchronisations: {counted}")
 
 
-def batches(run: Measurement) -> None:
+def sweep(run: Run) -> None:
+    """K at the acceptance in the middle."""
+    _sweep(Measurement.begin(run), MIDDLE)
+
+
+def other_acceptances(run: Run) -> None:
+    measure = Measurement.begin(run)
+    for acceptance in measure.extent.drafts:
+        if acceptance != MIDDLE:
+            _sweep(measure, acceptance)
+
+
+def _sweep(measure: Measurement, acceptance: float) -> None:
+    run, tried = measure.run, measure.extent.drafts[acceptance]
+    if run.late(f"speculation at an acceptance of {acceptance:g}"):
+        return
+    with measure.engine(acceptance, 1, num_speculative_tokens=tried[0]) as engine:
+        without = serve(engine, measure.load(1, 0), measure.extent.steps // 2)
+        for drafts in tried:
+            what = f"speculation at an acceptance of {acceptance:g}, K = {drafts}"
+            if run.late(what):
+                continue
+            with run.row(what, ServingFailed):
+                served = serve(engine, measure.load(1, drafts), measure.extent.steps)
+                row = SpeculativeTime(acceptance, 1, str(drafts), served, without)
+                run.add(row)
+                run.say(_line(row))
+
+
+def adaptive_batches(run: Run) -> None:
     """With the K that is best for one request, and with the engine's own choice up to that."""
-    drafts, most = run.best_drafts, run.extent.batches[-1]
-    with run.engine(run.acceptance, most, num_speculative_tokens=drafts) as engine:
-        _batches(run, engine, drafts)
+    measure = Measurement.begin(run)
+    drafts, most = measure.best_drafts, measure.extent.batches[-1]
     adaptive = {"adaptive_k": True, "max_speculative_tokens": drafts}
-    with run.engine(run.acceptance, most, num_speculative_tokens=drafts, **adaptive) as engine:
-        _batches(run, engine, None)
+    with measure.engine(MIDDLE, most, num_speculative_tokens=drafts, **adaptive) as engine:
+        _batches(measure, engine, None)
+    with measure.engine(MIDDLE, most, num_speculative_tokens=drafts) as engine:
+        _batches(measure, engine, drafts)
+    if measure.extent.setting.device.type == "cuda":
+        _trace(measure, ((most, 0), (most, drafts)))
 
 
-def _batches(run: Measurement, engine: Engine, drafts: int | None) -> None:
+def _batches(measure: Measurement, engine: Engine, drafts: int | None) -> None:
     """drafts: K; None: the engine chooses, after it has learned."""
-    learning = run.extent.learning_steps
-    chosen, settling = (ADAPTIVE, learning) if drafts is None else (str(drafts), SETTLING_STEPS)
-    for batch in run.extent.batches:
-        if run.late(f"B = {batch}, K {chosen}"):
+    run, extent = measure.run, measure.extent
+    chosen, settling = (ADAPTIVE, extent.learning_steps) if drafts is None else (str(drafts), SETTLING_STEPS)
+    for batch in extent.batches:
+        what = f"B = {batch}, K {chosen}"
+        if run.late(what):
             continue
-        with run.row(f"B = {batch}, K {chosen}"):
-            without = serve(engine, run.load(batch, 0), run.extent.batch_steps)
-            served = serve(engine, run.load(batch, drafts), run.extent.batch_steps, settling=settling)
+        with run.row(what, ServingFailed):
+            without = serve(engine, measure.load(batch, 0), extent.batch_steps)
+            served = serve(engine, measure.load(batch, drafts), extent.batch_steps, settling=settling)
             note = _decision(engine) if drafts is None else ""
-            row = SpeculativeTime(run.acceptance, batch, chosen, served, without, note)
-            run.add(run.found.batches, row, _line(row))
-
-
-def prefixes(run: Measurement) -> None:
-    shared = run.extent.shared_tokens
-    chunked = {"prefill_chunk_tokens": shared // CHUNKS}
-    with run.engine(run.acceptance, 1, num_speculative_tokens=run.best_drafts, **chunked) as engine:
-        row = run.found.prefix = time_prefixes(engine, shared)
-    run.keep()
-    run.say(
-        f"first token of {row.prompt_tokens} tokens: {row.new_milliseconds:.1f} ms,"
-        f" {row.known_milliseconds:.1f} ms where {row.reused_tokens} are known"
-    )
+            row = BatchTime(MIDDLE, batch, chosen, served, without, note)
+            run.add(row)
+            run.say(_line(row))
 
 
 def _decision(engine: Engine) -> str:
@@ -214,44 +199,37 @@ def _decision(engine: Engine) -> str:
     return f"last {newest.num_speculative_tokens}, {newest.reason}"
 
 
-def transformers(run: Measurement) -> None:
-    alone = peers.transformers_alone(run.models, run.extent.peer_tokens)
-    run.add(run.found.peers, alone, f"{alone.name}: {alone.tokens_per_second:.1f} tokens/s")
-    for acceptance in run.extent.drafts:
+def prefixes(run: Run) -> None:
+    measure = Measurement.begin(run)
+    shared = measure.extent.shared_tokens
+    settings = {"num_speculative_tokens": measure.best_drafts, "prefill_chunk_tokens": shared // CHUNKS}
+    with measure.engine(MIDDLE, 1, **settings) as engine:
+        row = time_prefixes(engine, shared)
+    run.add(row)
+    run.say(
+        f"first token of {row.prompt_tokens} tokens: {row.new_milliseconds:.1f} ms,"
+        f" {row.known_milliseconds:.1f} ms where {row.reused_tokens} are known"
+    )
+
+
+def other_engines(run: Run) -> None:
+    measure = Measurement.begin(run)
+    models, tokens = measure.models, measure.extent.peer_tokens
+    _keep(run, peers.transformers_alone(models, tokens))
+    for acceptance, tried in measure.extent.drafts.items():
         if run.late(f"transformers at an acceptance of {acceptance:g}"):
             continue
-        best = run.found.best(acceptance)
-        drafts = run.extent.drafts[acceptance][0] if best is None else int(best.drafts)
-        for row in peers.transformers_assisted(run.models, acceptance, drafts, run.extent.peer_tokens):
-            run.add(
-                run.found.peers,
-                row,
-                f"{row.name} at {acceptance:g}: {row.tokens_per_second:.0f} tokens/s, {row.note}",
-            )
+        best = run.found().best(acceptance)
+        drafts = tried[0] if best is None else int(best.drafts)
+        for row in peers.transformers_assisted(models, acceptance, drafts, tokens):
+            _keep(run, row)
+    if not run.late("gpt-fast"):
+        _keep(run, gpt_fast(models, MIDDLE, measure.best_drafts, tokens))
 
 
-def other_engines(run: Measurement) -> None:
-    row = gpt_fast(run.models, run.acceptance, run.best_drafts, run.extent.peer_tokens)
-    run.add(run.found.peers, row, f"{row.name}: {row.tokens_per_second} tokens/s, {row.note}")
-
-
-Part = Callable[[Measurement], None]
-PARTS: dict[str, Part] = {
-    "decoding without speculation": plain,
-    "speculation": speculation,
-    "batches": batches,
-    "prompts that begin alike": prefixes,
-    "synchronisations": synchronisations,
-    "parts of a step": breakdown,
-    "transformers": transformers,
-    "gpt-fast": other_engines,
-}
-
-
-def _prepare_tracing(run: Measurement) -> None:
-    if run.extent.setting.device.type != "cuda":
-        raise ServingFailed("needs a CUDA device")
-    tracing.attach_profiler()
+def _keep(run: Run, row: PeerSpeed) -> None:
+    run.add(row)
+    run.say(f"{row.name}, acceptance {row.stated}: {row.tokens_per_second} tokens/s, {row.note}")
 
 
 def _line(row: SpeculativeTime) -> str:

@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig
 
 from tests.gpu.check.loop.models import Models
-from tests.gpu.check.loop.results import TRANSFORMERS, PeerSpeed
+from tests.gpu.check.rows import TRANSFORMERS, PeerSpeed
 
 WARM_UP_TOKENS = 16
 OWN_DRAFTS = (20, "constant", 0.4)  # its default settings

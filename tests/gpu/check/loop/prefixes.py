@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from driftguard_engine.core import Request, SamplingParams
 from driftguard_engine.engine import Engine
 
-from tests.gpu.check.loop.results import PrefixTime
 from tests.gpu.check.loop.serving import ServingFailed
+from tests.gpu.check.rows import PrefixTime
 
 OWN_TOKENS, PAIRS, SEED = 12, 7, 20283
 CHUNKS = 8  # of what prompts share

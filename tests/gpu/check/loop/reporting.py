@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.gpu.check.loop.results import Breakdown, LoopMeasured, SpeculativeTime, Synchronisations
+from tests.gpu.check.rows import (
+    BatchTime,
+    Breakdown,
+    Findings,
+    LoopModels,
+    PeerSpeed,
+    PlainTime,
+    PrefixTime,
+    SpeculativeTime,
+    Synchronisations,
+)
 from tests.gpu.check.tables import NOT_YET, table
 
 MOST_KERNELS = 14
@@ -22,31 +32,32 @@ _SPECULATIVE = (
 )
 
 
-def loop_section(measured: LoopMeasured) -> list[str]:
+def loop_section(found: Findings) -> list[str]:
     """Paragraphs."""
     return [
-        _models(measured),
-        _failures(measured),
+        _models(found),
         "### Without speculation",
-        _plain(measured),
+        _plain(found),
         "### With speculation",
-        table(_SPECULATIVE, [_speculative(row) for row in measured.speculation]),
+        table(_SPECULATIVE, [_speculative(row) for row in found.of(SpeculativeTime)]),
         "### Other engines",
-        _peers(measured),
+        _peers(found),
         "### Batches",
-        table(_SPECULATIVE, [_speculative(row) for row in measured.batches]),
+        table(_SPECULATIVE, [_speculative(row) for row in found.of(BatchTime)]),
         "### Prompts that begin alike",
-        _prefix(measured),
+        _prefix(found),
         "### Synchronisations",
-        _synchronisations(measured.synchronisations),
+        _synchronisations(found.of(Synchronisations)),
         "### Parts of a step",
-        *_breakdowns(measured.breakdowns),
+        *_breakdowns(found.of(Breakdown)),
     ]
 
 
-def _models(measured: LoopMeasured) -> str:
+def _models(found: Findings) -> str:
+    models = found.newest(LoopModels)
+    name = NOT_YET if models is None else models.name
     return (
-        f"Synthetic models ({measured.models or NOT_YET}): every layer costs what a real one costs, but adds"
+        f"Synthetic models ({name}): every layer costs what a real one costs, but adds"
         " nothing, so that the next token follows from the newest alone; the draft has the target's logits"
         " with noise. `acceptance` is the mean of sum(min(p, q)) that the draft was made for, `measured` the"
         " part of the drafts that the engine accepted of those that it tested. One machine, one run,"
@@ -54,14 +65,8 @@ def _models(measured: LoopMeasured) -> str:
     )
 
 
-def _failures(measured: LoopMeasured) -> str:
-    failed = [f"Failed: {failure}." for failure in measured.failures]
-    left_out = [f"{NOT_YET.capitalize()}, out of time: {'; '.join(measured.left_out)}."]
-    return "\n\n".join([*failed, *(left_out if measured.left_out else [])]) or "Nothing failed."
-
-
-def _plain(measured: LoopMeasured) -> str:
-    row = measured.plain
+def _plain(found: Findings) -> str:
+    row = found.newest(PlainTime)
     if row is None:
         return table((), [])
     cells = (
@@ -93,10 +98,10 @@ def _speculative(row: SpeculativeTime) -> Sequence[str]:
     )
 
 
-def _peers(measured: LoopMeasured) -> str:
+def _peers(found: Findings) -> str:
     rows = []
-    for peer in measured.peers:
-        best = None if peer.stated is None else measured.best(peer.stated)
+    for peer in found.of(PeerSpeed):
+        best = None if peer.stated is None else found.best(peer.stated)
         own = None if best is None else best.served.tokens_per_second
         known = own is not None and peer.tokens_per_second is not None
         rows.append(
@@ -111,8 +116,8 @@ def _peers(measured: LoopMeasured) -> str:
     return table(("engine", "acceptance", "tokens/s", "ours / it", "how"), rows)
 
 
-def _prefix(measured: LoopMeasured) -> str:
-    row = measured.prefix
+def _prefix(found: Findings) -> str:
+    row = found.newest(PrefixTime)
     if row is None:
         return table((), [])
     cells = (

@@ -12,7 +12,7 @@ import torch
 from driftguard_engine.core import FinishedRequest, Request, RequestOutput, SamplingParams, SpeculationCounts
 from driftguard_engine.engine import Engine
 
-from tests.gpu.check.loop.results import Served
+from tests.gpu.check.rows import Served
 
 _STEPS_TO_START = 40  # at most, for prompts to be read
 SETTLING_STEPS = 6

@@ -13,8 +13,8 @@ from driftguard_engine.engine import Engine
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from tests.gpu.check.loop.results import Breakdown, KernelTime, Synchronisations
 from tests.gpu.check.loop.serving import Load, ServingFailed, decoding, serve
+from tests.gpu.check.rows import Breakdown, KernelTime, Synchronisations
 
 STEPS, SETTLING_STEPS = 24, 10
 _WINDOW = "measured steps"
