@@ -35,7 +35,10 @@ class Runners:
         self.capture_failure: str | None = None
 
     def runner(self, step: Step, batch: int) -> RunStep:
-        """The step as a function. On CUDA waits for the device, and runs the step on the spare slot."""
+        """The step as a function. On CUDA waits for the device, and runs the step on the spare slot.
+
+        Raises torch.OutOfMemoryError. What else prevents a capture only costs speed: see capture_failure.
+        """
 
         def eager(queued: Sequence[int]) -> Tensor:
             return step.run(upload(queued, self._device).view(2, batch))
@@ -45,13 +48,14 @@ class Runners:
         idle = [step.table.spare] * batch + [0] * batch
         try:
             return self._captured(step, batch, idle, self._pool, self._side)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:  # a kernel or library did what is not allowed in a capture
+        except RuntimeError as error:
+            self._pool = torch.cuda.graph_pool_handle()  # the other may be that of a broken capture
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            # A kernel or library did what is not allowed in a capture.
             cause = first_cause(error)
             told = f"{type(cause).__name__}: {cause}"
             self.capture_failure = self.capture_failure or told
-            self._pool = torch.cuda.graph_pool_handle()
             logger.error(
                 "a step of %d rows cannot be captured in a CUDA graph: %s", batch, told, exc_info=error
             )
