@@ -12,7 +12,8 @@ from driftguard.errors import BadSettings, DriftGuardError
 from driftguard.masking import Secrets, address, secrets_of_url
 from driftguard.settings import EngineSettings, Settings
 
-_TIMEOUT_SECONDS = 60.0  # loading a large draft takes time
+_TIMEOUT_SECONDS = 60.0
+_LOAD_TIMEOUT_SECONDS = 600.0  # the weights are read, then prepared between the steps of running requests
 
 
 class EngineRefused(DriftGuardError):
@@ -73,16 +74,22 @@ class EngineAdmin:
     def load(self, directory: Path, version: str) -> EngineDraft:
         """Loads a draft beside the one in service; loading it again changes nothing."""
         body = {"directory": str(directory), "version": version}
-        return _decode(self._call("POST", "/admin/drafts", body), EngineDraft)
+        return _decode(self._call("POST", "/admin/drafts", body, _LOAD_TIMEOUT_SECONDS), EngineDraft)
 
     def activate(self, version: str) -> EngineDraft:
         """Puts a loaded draft into service; doing it again changes nothing."""
         return _decode(self._call("POST", f"/admin/drafts/{version}/activate"), EngineDraft)
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
+    ) -> bytes:
         try:
             answer = httpx.request(
-                method, self._url + path, json=body, headers=self._headers, timeout=_TIMEOUT_SECONDS
+                method, self._url + path, json=body, headers=self._headers, timeout=timeout_seconds
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             told = self._secrets.masked(str(error))
