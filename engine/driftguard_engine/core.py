@@ -36,6 +36,13 @@ class EngineBusy(EngineError):
     code = "queue_full"
 
 
+class EngineUnavailable(EngineError):
+    """The engine has failed, or is shutting down."""
+
+    status = 503
+    code = "engine_unavailable"
+
+
 class InvalidModel(EngineError):
     """A model directory is missing, unsafe (pickled weights) or does not fit (another tokenizer)."""
 

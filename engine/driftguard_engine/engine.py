@@ -16,9 +16,18 @@ from driftguard_engine.adaptive_k.controller import DraftLengthController
 from driftguard_engine.adaptive_k.plan import DraftingRow, FixedK, Given
 from driftguard_engine.adaptive_k.policy import AdaptiveK
 from driftguard_engine.config import EngineConfig, InvalidConfig
-from driftguard_engine.core import DraftInfo, EngineBusy, InvalidRequest, Request, RequestOutput
+from driftguard_engine.core import (
+    DraftInfo,
+    EngineBusy,
+    EngineUnavailable,
+    InvalidModel,
+    InvalidRequest,
+    Request,
+    RequestOutput,
+)
 from driftguard_engine.decode.decoder import DeviceDecoder, llama_of
 from driftguard_engine.decode.placement import open_decoder, placement_of
+from driftguard_engine.decode.turns import Turns
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.factory import configured_draft, first_draft, open_draft
@@ -33,6 +42,8 @@ from driftguard_engine.scheduler import PrefillChunk, ReusedPrefix, Scheduler
 from driftguard_engine.sequence import Moment, RunningSequence
 
 logger = logging.getLogger(__name__)
+
+_PREPARING_SHARE = 0.2  # of the time of running requests that goes to preparing a draft
 
 _OFF = LoadedDraft(NO_DRAFT, None)
 
@@ -79,18 +90,63 @@ class Engine:
         self._queued: dict[str, tuple[Request, Moment]] = {}
         self._speculation = config.speculation
         self.lost: str | None = None  # why this process can no longer use the device; None: it can
-        self._swapping = threading.Lock()
+        self._turns = Turns()  # of steps, and of what must not run beside one
+        self._loading, self._swapping = threading.Lock(), threading.Lock()
+        self._no_more_drafts = threading.Event()
         self._changed = threading.Condition()  # guards the next three fields
         self._inbox: deque[tuple[Request, Moment]] = deque()
         self._known: set[str] = set()
         self._aborts: set[str] = set()
 
     def load_draft(self, directory: str, version: str | None = None) -> DraftInfo:
-        """Loads a draft, not yet in service. Raises InvalidModel."""
-        draft = open_draft(directory, version, self._target, self._placement)
-        if self.loop == "device" and isinstance(draft.drafter, DraftModelDrafter):
-            llama_of(draft.drafter)
-        return self._drafts.add(draft)
+        """Loads a draft, not yet in service, and prepares its steps while requests run.
+
+        Where its version is loaded already, that one stays. One at a time: a second call waits. Raises
+        InvalidModel, and EngineUnavailable after `stop_loading`.
+        """
+        with self._loading:
+            self._check_loads()
+            try:
+                draft = open_draft(directory, version, self._target, self._placement)
+                present = self._drafts.present(draft.info)
+                if present is not None:
+                    return present
+                self._prepare(draft.drafter)
+            except torch.OutOfMemoryError as error:
+                raise InvalidModel(
+                    f"draft: {directory} does not fit into the device's memory beside what serves ({error})",
+                    field="draft",
+                ) from error
+            return self._drafts.add(draft)
+
+    def stop_loading(self) -> None:
+        """The draft that is being loaded is given up, soon, and no other is loaded."""
+        self._no_more_drafts.set()
+
+    def _check_loads(self) -> None:
+        if self._no_more_drafts.is_set():
+            raise EngineUnavailable("draft: not loaded, because the engine stops")
+
+    def _prepare(self, drafter: Drafter | None) -> None:
+        """Makes the draft's steps: one between two steps of running requests, and then none for a while.
+
+        On CUDA each is captured in a graph: by the caller's thread, but never beside a step. During a
+        capture torch's allocator cannot give cached memory back, so that a step that needs memory would fail,
+        and the device be taken for lost.
+        """
+        if not isinstance(self._decoder, DeviceDecoder):
+            return
+        if isinstance(drafter, DraftModelDrafter):
+            llama_of(drafter)
+        for shape in self._decoder.shapes(drafter):
+            self._check_loads()
+            with self._turns.turn():
+                began = time.monotonic()
+                self._decoder.prepare(drafter, shape)
+                self.drafting.interrupted()
+                seconds = time.monotonic() - began
+            if self.has_work():
+                self._no_more_drafts.wait(seconds * (1 / _PREPARING_SHARE - 1))
 
     def swap_draft(self, version: str) -> DraftInfo:
         """Puts a loaded draft into service for requests that start from now on. Raises UnknownDraft.
@@ -199,6 +255,10 @@ class Engine:
         A failure inside ends the running requests with finish_reason "error" and its reason; waiting ones
         are served next.
         """
+        with self._turns.turn():
+            return self._step()
+
+    def _step(self) -> list[RequestOutput]:
         outputs = self._take_inbox()
         admitted = self._admit()
         schedule = self._scheduler.plan()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from driftguard_engine.models.llama import LlamaModel
 from torch import Tensor
 
 from tests.engine.core.test_device_loop import told, traffic
-from tests.engine.core.tiny import new_module, request, save, serve
+from tests.engine.core.tiny import finished, new_module, request, save, serve
 
 DEVICE: Device = "cuda"
 pytestmark = [
@@ -127,6 +128,27 @@ def test_no_step_waits_for_the_device(new_engine: NewEngine, drafter: str) -> No
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert received >= 4 * STEPS
+    assert failed_capture(engine) is None
+
+
+def test_a_draft_is_captured_between_the_steps_of_running_requests(new_engine: NewEngine) -> None:
+    """By the thread that loads it, while another one runs steps."""
+    asked = traffic()[:8]
+    expected = {name: told(done) for name, done in serve(new_engine(), *asked).items()}
+    engine = new_engine()
+    for each in asked:
+        engine.submit(each)
+    assert engine.draft.directory is not None
+    with ThreadPoolExecutor(1) as pool:
+        loading, outputs = pool.submit(engine.load_draft, engine.draft.directory, "v2"), engine.step()
+        while engine.has_work() or not loading.done():
+            outputs += engine.step()
+        loading.result()
+    engine.swap_draft("v2")
+    later = serve(engine, *asked)
+    assert {done.draft.version for done in later.values() if done.counts.drafted} == {"v2"}
+    assert {name: told(done) for name, done in finished(outputs).items()} == expected
+    assert {name: told(done) for name, done in later.items()} == expected
     assert failed_capture(engine) is None
 
 

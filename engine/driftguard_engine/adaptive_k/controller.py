@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from driftguard_engine.adaptive_k.plan import Decision, DraftingRow, DraftPlan, FixedK, Given, Reason
 from driftguard_engine.adaptive_k.policy import AdaptiveK
@@ -60,6 +60,10 @@ class DraftLengthController:
             if given:  # else all requests have left, and nobody waited for the step's end
                 self._policy.learned(step.plan, seconds if step.alone else None, given)
         self._ended_at_seconds = now
+
+    def interrupted(self) -> None:
+        """Something else has delayed the steps in flight, so that their time tells nothing."""
+        self._launched = deque(replace(step, alone=False) for step in self._launched)
 
     def reset(self) -> None:
         """After a failure: gives up the steps in flight, whose outcome will never be known."""

@@ -57,13 +57,18 @@ class DeviceDecoder:
         target: LlamaModel,
         eos_token_ids: Collection[int],
         slots: int,
+        most_drafts: int,
         device: torch.device,
         launcher: Launcher | None,
     ) -> None:
-        """launcher: of the CUDA kernels; None: the reference computes, on the CPU only."""
+        """most_drafts: the largest K that a request may have, <= MOST_DRAFTS.
+
+        launcher: of the CUDA kernels; None: the reference computes, on the CPU only.
+        """
         self._target, self._device, self._launcher = target, device, launcher
         self._table = SlotTable(slots, max(target.max_length, MOST_DRAFTS + 1), eos_token_ids, device)
         self._batches = [*(1 << power for power in range((slots - 1).bit_length())), slots]
+        self._drafts = DRAFTS[: bisect_left(DRAFTS, most_drafts) + 1]
         self._runners = Runners(device)
         self._plain: dict[Shape, RunStep] = {}
         self._drafted: WeakKeyDictionary[Drafter, dict[Shape, RunStep]] = WeakKeyDictionary()
@@ -80,10 +85,18 @@ class DeviceDecoder:
         """Whether a step has been launched whose outcome was not read yet."""
         return bool(self._launched)
 
-    def prepare(self, drafter: Drafter | None, drafts: int) -> None:
-        """Captures the steps of every batch size with this many drafts, so that no request waits for it."""
-        for batch, narrows in product(self._batches, (False, True)):
-            self._step(drafter, Shape(batch, _at_least(DRAFTS, drafts), narrows))
+    def shapes(self, drafter: Drafter | None) -> list[Shape]:
+        """Of every step that may run with this drafter; each must be prepared before a request gets it."""
+        drafts = self._drafts[:1] if drafter is None else self._drafts[1:]
+        return [Shape(*each) for each in product(self._batches, drafts, (False, True))]
+
+    def prepare(self, drafter: Drafter | None, shape: Shape) -> None:
+        """Makes the step of this shape; on CUDA it is captured, which takes as long as several steps.
+
+        Must not run beside `step`. Raises torch.OutOfMemoryError.
+        """
+        step = Step(self._target, self._table, self._drafting(drafter), lambda: self._verification(shape))
+        self._steps(drafter)[shape] = self._runners.runner(step, shape.batch)
 
     def admit(self, row: RunningSequence) -> None:
         """The row will be decoded. Overwrites what its slot held before."""
@@ -118,14 +131,14 @@ class DeviceDecoder:
     def _launch(
         self, drafter: Drafter | None, rows: Sequence[RunningSequence], counts: Sequence[int]
     ) -> None:
-        drafts = _at_least(DRAFTS, max(counts))
+        drafts = _at_least(self._drafts, max(counts))
         narrows = any(row.request.params.top_k > 0 or row.request.params.top_p < 1 for row in rows)
         shape = Shape(_at_least(self._batches, len(rows)), drafts, narrows)
         if isinstance(drafter, DraftModelDrafter):
             self._catch_up(drafter, rows, drafts > 0)
         filling = shape.batch - len(rows)
         slots = [*(row.slot for row in rows), *[self._table.spare] * filling]
-        run = self._step(drafter if drafts else None, shape)
+        run = self._steps(drafter if drafts else None)[shape]
         outputs = run([*slots, *counts, *[0] * filling])
         self._launched.append(_Launched([*rows], counts, Readback(outputs)))
 
@@ -138,13 +151,8 @@ class DeviceDecoder:
             elif (first := self._unread.pop(name, None)) is not None and first < known:
                 drafter.prefill(row.token_ids[first:], [Span(row.slot, first, known - first)])
 
-    def _step(self, drafter: Drafter | None, shape: Shape) -> RunStep:
-        known = self._plain if drafter is None else self._drafted.setdefault(drafter, {})
-        if shape not in known:
-            drafting = self._drafting(drafter)
-            step = Step(self._target, self._table, drafting, lambda: self._verification(shape))
-            known[shape] = self._runners.runner(step, shape.batch)
-        return known[shape]
+    def _steps(self, drafter: Drafter | None) -> dict[Shape, RunStep]:
+        return self._plain if drafter is None else self._drafted.setdefault(drafter, {})
 
     def _drafting(self, drafter: Drafter | None) -> Drafting | None:
         if isinstance(drafter, NgramDrafter):

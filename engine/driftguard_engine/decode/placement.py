@@ -62,13 +62,17 @@ def open_decoder(
             raise InvalidConfig(f"loop: 'device' is not possible: {obstacle}")
         logger.error("the host's loop decodes instead of the device's, which is slower: %s", obstacle)
         return HostDecoder(target, device), obstacle
-    decoder = DeviceDecoder(target, eos_token_ids, config.max_batch, device, backend_of(device).launcher)
-    if device.type == "cuda":
-        decoder.prepare(None, 0)
-        if drafter is not None:
-            most = config.num_speculative_tokens
-            for drafts in range(1, most + 1) if config.adaptive_k else (most,):
-                decoder.prepare(drafter, drafts)
+    decoder = DeviceDecoder(
+        target,
+        eos_token_ids,
+        config.max_batch,
+        config.max_speculative_tokens,
+        device,
+        backend_of(device).launcher,
+    )
+    for each in dict.fromkeys((None, drafter)):
+        for shape in decoder.shapes(each):
+            decoder.prepare(each, shape)
     return decoder, slow_layers(target, drafter) if device.type == "cuda" else None
 
 

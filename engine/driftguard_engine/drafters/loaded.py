@@ -60,20 +60,25 @@ class Drafts:
         with self._lock:
             return self._find(version).info
 
-    def add(self, draft: LoadedDraft) -> DraftInfo:
-        """Adds this draft; where its version is loaded already, that one stays. Returns which is loaded.
-
-        Raises InvalidModel where the version is loaded from another directory.
-        """
+    def present(self, wanted: DraftInfo) -> DraftInfo | None:
+        """The loaded draft of this version. Raises InvalidModel where it is from another directory."""
         with self._lock:
-            present = self._loaded.setdefault(draft.info.version, draft).info
-        if present.directory != draft.info.directory:
+            if wanted.version not in self._loaded:
+                return None
+            found = self._loaded[wanted.version].info
+        if found.directory != wanted.directory:
             raise InvalidModel(
-                f"version: {present.version!r} is already loaded from {present.directory}; "
-                f"give {draft.info.directory} another version",
+                f"version: {found.version!r} is already loaded from {found.directory}; "
+                f"give {wanted.directory} another version",
                 field="version",
             )
-        return present
+        return found
+
+    def add(self, draft: LoadedDraft) -> DraftInfo:
+        """Its version must not be present."""
+        with self._lock:
+            self._loaded[draft.info.version] = draft
+        return draft.info
 
     def swap(self, version: str) -> DraftInfo:
         """Puts a loaded draft into service for new requests. Raises UnknownDraft."""

@@ -50,7 +50,7 @@ def info(service: TheService) -> dict[str, Any]:
 
 @router.post("/drafts", status_code=201)
 def load_draft(body: DraftBody, service: TheService) -> dict[str, Any]:
-    """Loads a draft directory, not yet in service. Runs in a worker thread: decoding goes on meanwhile."""
+    """Loads and prepares a draft, not yet in service. Runs in a worker thread: decoding goes on meanwhile."""
     return asdict(service.engine.load_draft(body.directory, body.version))
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 
 import structlog
 
-from driftguard_engine.core import EngineError, FinishedRequest, Request, RequestOutput
+from driftguard_engine.core import EngineError, EngineUnavailable, FinishedRequest, Request, RequestOutput
 from driftguard_engine.engine import Engine
 
 log = structlog.get_logger("driftguard_engine.runner")
@@ -21,13 +21,6 @@ log = structlog.get_logger("driftguard_engine.runner")
 IDLE_WAIT_SECONDS = 0.2  # how long it may take to notice a stop while idle
 STOP_LIMIT_SECONDS = 10.0
 MOST_FAILED_IN_A_ROW = 20  # requests that fail without a token from any request in between
-
-
-class EngineUnavailable(EngineError):
-    """The engine thread has failed, or the server is shutting down."""
-
-    status = 503
-    code = "engine_unavailable"
 
 
 class EngineBroken(Exception):
@@ -117,8 +110,9 @@ class EngineRunner:
             self._engine.abort(request_id)
 
     async def drain(self, limit_seconds: float) -> None:
-        """Takes no new request; lets the running ones finish, and aborts them after the limit."""
+        """Takes no new request or draft; lets the running ones finish, and aborts them after the limit."""
         self._draining = True
+        self._engine.stop_loading()
         try:
             async with asyncio.timeout(limit_seconds):
                 await self._idle.wait()
@@ -183,6 +177,7 @@ class EngineRunner:
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
+        self._engine.stop_loading()
         unavailable = EngineUnavailable(f"the engine has failed ({error}); the request is lost")
         for submission in set(self._submissions.values()):
             submission.put(unavailable)

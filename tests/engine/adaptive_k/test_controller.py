@@ -48,6 +48,19 @@ def test_a_step_told_at_once_took_from_its_plan_to_its_end(clock: Clock) -> None
     assert policy.told == [("first", 2.0), ("second", 2.0), ("with a prompt", None)]
 
 
+def test_a_step_that_was_kept_from_its_end_tells_no_time(clock: Clock) -> None:
+    """Each step takes 2 s, and something else 10 s before the second ends."""
+    policy = Recorded()
+    steps = DraftLengthController(policy, clock)
+    for name, kept in (("first", 0.0), ("second", 10.0), ("third", 0.0)):
+        steps.begin(rows(name), alone=True)
+        clock.now += 2.0 + kept
+        if kept:
+            steps.interrupted()
+        steps.end(GIVEN, in_flight=False)
+    assert policy.told == [("first", 2.0), ("second", None), ("third", 2.0)]
+
+
 def test_a_step_told_one_later_took_from_the_end_of_the_one_before(clock: Clock) -> None:
     """Launched at 10, 12, 22 and 32; known at 21 (it took 11), 31 and 45."""
     policy = Recorded()

@@ -40,6 +40,7 @@ class FakeEngine(Engine):
         self.step_error: BaseException | None = None
         self.lost: str | None = None
         self.request_error: str | None = None
+        self.stopped_loading = False
         self.aborted: list[str] = []
         self.seen: list[Request] = []
         self._wake = threading.Condition()
@@ -60,6 +61,9 @@ class FakeEngine(Engine):
                 self.aborted.append(request_id)
                 self._to_abort.add(request_id)
                 self._wake.notify_all()
+
+    def stop_loading(self) -> None:
+        self.stopped_loading = True
 
     def has_work(self) -> bool:
         with self._wake:

@@ -12,13 +12,14 @@ import httpx
 import openai
 import pytest
 from driftguard_engine.config import EngineConfig
+from driftguard_engine.decode.decoder import DeviceDecoder
 from driftguard_engine.engine import Engine
 from driftguard_engine.telemetry.telemetry import Telemetry
 from prometheus_client.parser import text_string_to_metric_families
 
 from driftguard.records import decode_record
 from tests.engine.server.conftest import openai_client
-from tests.engine.server.serving import Receiver, served, wait_until
+from tests.engine.server.serving import PATIENCE_SECONDS, Receiver, served, wait_until
 
 
 def test_openai_client_completes_and_streams_the_same_text(real_client: httpx.Client) -> None:
@@ -183,3 +184,29 @@ def test_metrics_agree_with_the_responses(real_client: httpx.Client) -> None:
     assert "_created" not in text
     families = list(text_string_to_metric_families(text))
     assert all(family.documentation for family in families)
+
+
+def test_a_server_that_stops_does_not_wait_for_the_draft_that_it_prepares(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(
+        EngineConfig(str(models / "target"), str(models / "poor"), threads=1, max_batch=1, loop="device")
+    )
+    first, preparing = engine.draft, Event()
+    assert isinstance(engine._decoder, DeviceDecoder)
+    shapes = engine._decoder.shapes
+
+    def held(drafter: Any) -> Any:
+        preparing.set()
+        engine._no_more_drafts.wait(PATIENCE_SECONDS)
+        return shapes(drafter)
+
+    monkeypatch.setattr(engine._decoder, "shapes", held)
+    with ThreadPoolExecutor(1) as pool:
+        with served(engine) as client:
+            url, body = client.base_url.join("/admin/drafts"), {"directory": str(models / "good")}
+            answer = pool.submit(httpx.post, url, json=body, timeout=PATIENCE_SECONDS)
+            assert preparing.wait(PATIENCE_SECONDS)
+        refused = answer.result()
+    assert (refused.status_code, refused.json()["code"]) == (503, "engine_unavailable")
+    assert engine.drafts == [first]

@@ -11,7 +11,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from driftguard_engine.core import EngineError, FinishedRequest, InvalidRequest, RequestOutput
+from driftguard_engine.core import (
+    EngineError,
+    EngineUnavailable,
+    FinishedRequest,
+    InvalidRequest,
+    RequestOutput,
+)
 from driftguard_engine.server.dependencies import Service, TheService
 from driftguard_engine.server.errors import openai_error
 from driftguard_engine.server.openai.requests import (
@@ -32,7 +38,7 @@ from driftguard_engine.server.openai.responses import (
 )
 from driftguard_engine.server.openai.schemas import ChatBody, CompletionBody
 from driftguard_engine.server.openai.sse import DONE, ClientGone, EventStream, event, unless_disconnected
-from driftguard_engine.server.runner import EngineUnavailable, Submission
+from driftguard_engine.server.runner import Submission
 
 router = APIRouter(prefix="/v1")
 CLIENT_CLOSED_REQUEST = 499  # nginx's code for logs; the client that would read it has gone
