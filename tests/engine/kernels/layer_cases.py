@@ -14,6 +14,11 @@ from torch import Tensor
 DTYPES = list(SUFFIXES)
 LENGTH, SLOTS = 40, 4
 EPSILON = 1e-5
+# Query heads per key head, and numbers per head, of Llama 2 and 3, Mistral, Qwen2 and Qwen3 in every size.
+MODEL_HEADS = [
+    *((group, 128) for group in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)),
+    *((group, 64) for group in (4, 7, 8)),
+]
 
 
 def assert_close(found: Tensor, known: Tensor, what: str) -> None:
