@@ -72,7 +72,10 @@ class ModelOptions:
             MODELS,
         ),
     ] = None
-    dtype: Annotated[DtypeName, _option("Number format of both models.", MODELS)] = DtypeName.FLOAT32
+    dtype: Annotated[
+        DtypeName | None,
+        _option("Number format of both models. Default: bfloat16 on CUDA, float32 on the CPU.", MODELS),
+    ] = None
     device: Annotated[DeviceName, _option("Where both models run.", MODELS)] = DeviceName.CPU
     loop: Annotated[
         LoopName,
@@ -185,11 +188,12 @@ def engine_config(models: ModelOptions, limits: LimitOptions, server: ServerOpti
         target, draft = str(BUNDLED / "target"), draft or str(BUNDLED / "draft")
     if drafter is None:
         drafter = DrafterName.DRAFT_MODEL if draft else DrafterName.NGRAM
+    dtype = models.dtype or (DtypeName.BFLOAT16 if models.device is DeviceName.CUDA else DtypeName.FLOAT32)
     return EngineConfig(
         target=target,
         draft=draft,
         drafter=drafter.value,
-        dtype=models.dtype.value,
+        dtype=dtype.value,
         device=models.device.value,
         max_batch=limits.max_batch,
         max_length=limits.max_length,
