@@ -90,7 +90,7 @@ def test_the_bytes_of_a_step_are_those_of_llama_3_1_8b() -> None:
 
 
 def test_the_engine_accepts_as_many_drafts_as_was_stated() -> None:
-    setting = Setting(SMALL, CPU, torch.float32, 4, 96, prompt_tokens=4, most_drafts=2)
+    setting = Setting(SMALL, CPU, torch.float32, 4, 96, prompt_tokens=4)
     models = Models(setting, lambda line: None)
     engine = models.engine(0.8, 4, num_speculative_tokens=2)
     served = serve(engine, Load(4, 2, 4), steps=24, settling=2)
@@ -103,7 +103,7 @@ def test_the_engine_accepts_as_many_drafts_as_was_stated() -> None:
 
 
 def test_the_beginning_of_a_prompt_is_known_to_the_second_of_a_pair() -> None:
-    setting = Setting(SMALL, CPU, torch.float32, 1, 96, prompt_tokens=4, most_drafts=2)
+    setting = Setting(SMALL, CPU, torch.float32, 1, 96, prompt_tokens=4)
     engine = Models(setting, lambda line: None).engine(0.8, 1, prefill_chunk_tokens=8)
     timed = time_prefixes(engine, 64, pairs=1)
     assert (engine.loop, timed.prompt_tokens, timed.reused_tokens) == ("device", 76, 64)

@@ -46,7 +46,6 @@ class Setting:
     max_batch: int
     max_length: int
     prompt_tokens: int
-    most_drafts: int
 
 
 class Models:
@@ -101,7 +100,7 @@ class Models:
             max_length=self.setting.max_length,
             num_speculative_tokens=num_speculative_tokens,
             **{
-                "max_speculative_tokens": self.setting.most_drafts,
+                "max_speculative_tokens": num_speculative_tokens,
                 "prefill_chunk_tokens": self.setting.max_batch * self.setting.prompt_tokens,
             }
             | settings,

@@ -47,14 +47,14 @@ class Extent:
 
 
 def full(device: torch.device) -> Extent:
-    setting = Setting(LARGE, device, torch.bfloat16, 64, 1024, prompt_tokens=64, most_drafts=16)
+    setting = Setting(LARGE, device, torch.bfloat16, 64, 1024, prompt_tokens=64)
     drafts: dict[float, tuple[int, ...]] = {0.7: (3, 4, 5, 6), 0.8: (4, 5, 6, 8), 0.9: (6, 8, 12, 16)}
     return Extent(setting, drafts, (1, 2, 4, 8, 16, 32, 64), 200, 60, peer_tokens=128)
 
 
 def tiny(device: torch.device) -> Extent:
     """To test the measurement itself: its numbers are meaningless."""
-    setting = Setting(SMALL, device, torch.float32, 2, 96, prompt_tokens=4, most_drafts=3)
+    setting = Setting(SMALL, device, torch.float32, 2, 96, prompt_tokens=4)
     return Extent(setting, {0.8: (2, 3)}, (1, 2), 8, 8, peer_tokens=8, learning_steps=8, shared_tokens=64)
 
 
@@ -151,7 +151,8 @@ def _sweep(measure: Measurement, acceptance: float) -> None:
     run, tried = measure.run, measure.extent.drafts[acceptance]
     if run.late(f"speculation at an acceptance of {acceptance:g}"):
         return
-    with measure.engine(acceptance, 1, num_speculative_tokens=tried[0]) as engine:
+    most = max(tried)  # a graph is captured for each K up to this
+    with measure.engine(acceptance, 1, num_speculative_tokens=most) as engine:
         without = serve(engine, measure.load(1, 0), measure.extent.steps // 2)
         for drafts in tried:
             what = f"speculation at an acceptance of {acceptance:g}, K = {drafts}"
@@ -168,8 +169,7 @@ def adaptive_batches(run: Run) -> None:
     """With the K that is best for one request, and with the engine's own choice up to that."""
     measure = Measurement.begin(run)
     drafts, most = measure.best_drafts, measure.extent.batches[-1]
-    adaptive = {"adaptive_k": True, "max_speculative_tokens": drafts}
-    with measure.engine(MIDDLE, most, num_speculative_tokens=drafts, **adaptive) as engine:
+    with measure.engine(MIDDLE, most, num_speculative_tokens=drafts, adaptive_k=True) as engine:
         _batches(measure, engine, None)
     with measure.engine(MIDDLE, most, num_speculative_tokens=drafts) as engine:
         _batches(measure, engine, drafts)
