@@ -43,20 +43,24 @@ def build(run: Run) -> None:
     bandwidth = copy_bytes_per_second(device)
     run.add(Bandwidth(bandwidth))
     run.say(f"copy: {bandwidth / 1e12:.2f} TB/s, read and written")
-    for one in _resources(device):
+    for one in _resources(run, device):
         run.add(one)
         if one.uses_local_memory:
             run.say(f"{one.kernel}: {one.stack_bytes} bytes of stack, {one.spill_bytes} spilled")
 
 
-def _resources(device: torch.device) -> list[Resources]:
-    """What each kernel uses, from the compiler's log; nothing where its format is another one."""
+def _resources(run: Run, device: torch.device) -> list[Resources]:
+    """What each kernel uses, from the compiler's log."""
     target = architecture(torch.cuda.get_device_capability(device))
     with ThreadPoolExecutor() as pool:
         logs = [
             compiled.log for compiled in pool.map(lambda one: compile_source(one, target), read_sources())
         ]
     try:
-        return [one for log in logs for one in resources(log)]
-    except ValueError:
+        found = [one for log in logs for one in resources(log)]
+    except ValueError as other_format:
+        run.add(Checked("registers and spills", f"unknown: {other_format}", failed=False))
         return []
+    if not found:
+        run.add(Checked("registers and spills", f"unknown: the log says {logs[0][:200]!r}", failed=False))
+    return found

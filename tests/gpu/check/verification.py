@@ -26,7 +26,7 @@ from tests.gpu.check.workload import (
 
 BATCHES, DRAFTS = (64, 1), (4, 8)  # the largest first: what bounds it is the memory
 PARTS = ("row_statistics", "verify_chain")
-PARTS_OF_CUTS = ("row_statistics", "cut", "verify_chain")
+PARTS_OF_CUTS = ("row_statistics", "row_cut", "verify_chain")
 
 
 def verification(run: Run) -> None:
