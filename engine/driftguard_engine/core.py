@@ -44,7 +44,7 @@ class EngineUnavailable(EngineError):
 
 
 class InvalidModel(EngineError):
-    """A model directory is missing, unsafe (pickled weights) or does not fit (another tokenizer)."""
+    """A model directory is missing, unsafe (pickled weights), too large, or of another tokenizer."""
 
     status = 422
     code = "invalid_model"

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from driftguard_engine import device_memory
 from driftguard_engine.adaptive_k.controller import DraftLengthController
 from driftguard_engine.adaptive_k.plan import DraftingRow, FixedK, Given
 from driftguard_engine.adaptive_k.policy import AdaptiveK
@@ -74,6 +75,12 @@ class Engine:
             # cuDNN makes a plan for each new length of a sequence, which takes tens of milliseconds or more.
             torch.backends.cuda.enable_cudnn_sdp(False)
         self._placement = placement_of(config)
+        if target is None:
+            wanted = [("target", config.target)]
+            if config.drafter == "draft_model" and config.draft is not None:
+                wanted.append(("draft", config.draft))
+            free = device_memory.free_bytes(self._placement.device)
+            device_memory.check_fits(config, self._placement, free, wanted)
         self._target = target or load(config.target, self._placement, field="target")
         self.tokenizer = self._target.tokenizer
         self.target_name = self._target.name
@@ -106,6 +113,11 @@ class Engine:
         """
         with self._loading:
             self._check_loads()
+            with self._turns.turn():
+                free = device_memory.free_bytes(self._placement.device)
+            held = [("draft", draft.directory) for draft in self.drafts if draft.directory is not None]
+            held.append(("target", self.target_directory))
+            device_memory.check_fits(self.config, self._placement, free, [("draft", directory)], held)
             try:
                 draft = open_draft(directory, version, self._target, self._placement)
                 present = self._drafts.present(draft.info)

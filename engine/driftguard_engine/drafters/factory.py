@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from driftguard_engine import device_memory
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import DraftInfo, InvalidModel
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
@@ -30,6 +31,9 @@ def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement)
     remembered = saved_draft(config.state_dir, configured_draft(config)) if config.state_dir else None
     if remembered is not None and remembered.directory is not None:
         try:
+            held = [("target", str(target.directory))]
+            free = device_memory.free_bytes(placement.device)
+            device_memory.check_fits(config, placement, free, [("draft", remembered.directory)], held)
             return open_draft(remembered.directory, remembered.version, target, placement)
         except InvalidModel as error:
             logger.error(

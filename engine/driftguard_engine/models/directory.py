@@ -18,11 +18,15 @@ _SHOWN_CHARACTERS = 200  # of a wrong name, in the error
 
 def locate(name: str, *, field: str) -> Path:
     """The directory of a local path or of a hub name, checked. Raises InvalidModel."""
-    directory = _local(name, field)
-    if directory is None:
-        directory = _download(name, field)
-    _check(directory, field)
+    directory = find(name, field=field)
     checksums.verify(directory, field=field)
+    return directory
+
+
+def find(name: str, *, field: str) -> Path:
+    """As `locate`, without reading the files to verify them."""
+    directory = _local(name, field) or _download(name, field)
+    _check(directory, field)
     return directory
 
 
@@ -76,6 +80,15 @@ def _check(directory: Path, field: str) -> None:
 
 def weight_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.safetensors"))
+
+
+def loaded_files(directory: Path) -> list[Path]:
+    """The weights that transformers loads: beside them there may be the same ones in another format."""
+    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [directory / name for name in sorted(set(shards))]
 
 
 def version_of(directory: Path) -> str:

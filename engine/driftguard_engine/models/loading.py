@@ -58,8 +58,7 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
     module = _load_module(directory, placement, field)
     check_weights(module, directory, field=field)
     config = module.config
-    context = getattr(config.get_text_config(), "max_position_embeddings", None) or placement.max_length
-    max_length = min(placement.max_length, context)
+    max_length = longest(config, placement)
     model: TokenModel
     if placement.lean and llama_weights.supports(config, max_length):
         model = llama.LlamaModel(
@@ -81,6 +80,12 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
         tokenizer,
         _eos_token_ids(module, tokenizer),
     )
+
+
+def longest(config: Any, placement: Placement) -> int:
+    """Tokens per slot: the model's own context where it is shorter than the placement's."""
+    context = getattr(config.get_text_config(), "max_position_embeddings", None) or placement.max_length
+    return int(min(placement.max_length, context))
 
 
 def load_tokenizer(directory: Path, field: str) -> Any:
