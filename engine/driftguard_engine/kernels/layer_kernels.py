@@ -28,6 +28,7 @@ class LayerOps(Protocol):
     def attend(self, queries: Tensor, rows: Rows, cache: KeysValues, /) -> Tensor: ...
     def gate(self, gate_up: Tensor, /) -> Tensor: ...
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, /) -> Tensor: ...
+    def linear_into(self, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, /) -> None: ...
     def linear_gated(self, x: Tensor, weight: Tensor, bias: Tensor | None, /) -> Tensor: ...
 
 
@@ -73,6 +74,12 @@ class LayerKernels:
         y = x.new_empty(len(x), len(weight))
         linear_kernels.linear(self.launcher, x.contiguous(), weight, bias, y)
         return y
+
+    def linear_into(self, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
+        if _reads_weights_once(x, weight):
+            linear_kernels.linear(self.launcher, x.contiguous(), weight, bias, y)
+        else:
+            layers.linear_into(x, weight, bias, y)
 
     def linear_gated(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not _reads_weights_once(x, weight):

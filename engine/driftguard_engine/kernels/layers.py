@@ -100,6 +100,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def linear_into(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    """`linear`, into y [N, out], rows at any stride."""
+    if bias is None:
+        torch.mm(x, weight.t(), out=y)
+    else:
+        torch.addmm(bias, x, weight.t(), out=y)
+
+
 def linear_gated(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The gate of `linear`: [N, in] by [2 I, in] -> [N, I]."""
     return gate(F.linear(x, weight, bias))

@@ -1,8 +1,8 @@
 """Linear layers of a few tokens by kernels that read each weight once: can be captured in a CUDA graph.
 
-Tensors are contiguous, aligned to 16 bytes and of one dtype out of `DTYPES`. An output's bits depend on its
-own
-token and weights alone: neither the number of tokens nor a token's place changes them.
+Tensors are contiguous (of outputs, each row), aligned to 16 bytes (but outputs) and of one dtype out of
+`DTYPES`. An output's bits depend on its own token and weights alone: neither the number of tokens nor a
+token's place changes them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def obstacle(weight: Tensor) -> str | None:
 def linear(launcher: Launcher, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
     """y = x W^T + b: x [M, K], weight [N, K], bias [N], y [M, N], M from 1 to MOST_TOKENS.
 
-    Raises ValueError (another M, an `obstacle`).
+    Raises ValueError (another M, another y, an `obstacle`).
     """
     _launch(launcher, "linear", _ROWS, x, weight, bias, y)
 
@@ -57,10 +57,15 @@ def _launch(
         raise ValueError(problem)
     if not 1 <= tokens <= MOST_TOKENS:
         raise ValueError(f"the kernels of a linear layer take 1 to {MOST_TOKENS} tokens, not {tokens}")
+    if y.dtype != x.dtype or y.stride(1) != 1:
+        raise ValueError(
+            f"the kernels of a linear layer write contiguous rows of {x.dtype}, "
+            f"not {y.dtype} with strides {y.stride()}"
+        )
     tiles = 1 if tokens <= _TOKEN_TILE else 2 if tokens <= 2 * _TOKEN_TILE else 4
     launcher.launch(
         f"{kernel}_{tiles}_{SUFFIXES[x.dtype]}",
         (-(-size // features), 1, 1),
         _THREADS,
-        [x, weight, bias, np.int32(tokens), np.int32(inner), np.int32(size), y],
+        [x, weight, bias, np.int32(tokens), np.int32(inner), np.int32(size), np.int64(y.stride(0)), y],
     )

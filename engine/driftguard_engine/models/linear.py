@@ -35,6 +35,10 @@ class Linear(Protocol):
         """y, [N, out]."""
         ...
 
+    def apply_into(self, x: Tensor, y: Tensor) -> None:
+        """The first n columns of y, into y [N, n], rows at any stride."""
+        ...
+
     def silu(self, x: Tensor) -> Tensor:
         """y * sigmoid(y)."""
         ...
@@ -67,6 +71,9 @@ class PackedLinear:
         y: Tensor = self._unary(x, self._weight, self._bias, "none", [], "")
         return y
 
+    def apply_into(self, x: Tensor, y: Tensor) -> None:
+        y.copy_(self.apply(x)[:, : y.shape[1]])
+
     def silu(self, x: Tensor) -> Tensor:
         y: Tensor = self._unary(x, self._weight, self._bias, "swish", [], "")
         return y
@@ -91,6 +98,10 @@ class PlainLinear:
     def apply(self, x: Tensor) -> Tensor:
         return self._ops.linear(x, self._weight, self._bias)
 
+    def apply_into(self, x: Tensor, y: Tensor) -> None:
+        size = y.shape[1]
+        self._ops.linear_into(x, self._weight[:size], None if self._bias is None else self._bias[:size], y)
+
     def silu(self, x: Tensor) -> Tensor:
         return F.silu(self.apply(x))
 
@@ -106,6 +117,9 @@ class RowwiseLinear(PlainLinear):
 
     def apply(self, x: Tensor) -> Tensor:
         return torch.cat([F.linear(row.clone(), self._weight, self._bias) for row in torch.split(x, 1)])
+
+    def apply_into(self, x: Tensor, y: Tensor) -> None:
+        y.copy_(self.apply(x)[:, : y.shape[1]])
 
     def silu(self, x: Tensor) -> Tensor:
         # Row by row again: the vector and the scalar exponential differ in the last bit.

@@ -47,7 +47,7 @@ class LlamaModel:
         """module: the loaded transformers model, which is not needed afterwards.
 
         spare: positions of a slot behind max_length, which drafts beyond it may write to. launcher: of the
-        CUDA kernels for `decode`; with None, or where `kernels_obstacle` names a reason, torch computes.
+        CUDA kernels for decoding; with None, or where `kernels_obstacle` names a reason, torch computes.
         emptied: each layer of the module is freed once it has been read, so that weights are never in memory
         twice.
         """
@@ -88,6 +88,22 @@ class LlamaModel:
         As `forward`, but all that varies is read on the device: nothing waits for it, and the call can be
         captured in a CUDA graph. Positions may reach `spare` beyond max_length.
         """
+        normed = self._decoded(token_ids, starts, slots)
+        return self._head.apply(normed).view(*token_ids.shape, -1)
+
+    @torch.inference_mode()
+    def decode_into(
+        self, logits: Tensor, token_ids: Tensor, chosen: Tensor | None, starts: Tensor, slots: Tensor
+    ) -> None:
+        """As `decode`, the first n logits of one token of each row, into logits [B, n], rows at any stride.
+
+        chosen [B] int64: these tokens' places among all B * T; None: T is 1.
+        """
+        normed = self._decoded(token_ids, starts, slots)
+        self._head.apply_into(normed if chosen is None else normed[chosen], logits)
+
+    def _decoded(self, token_ids: Tensor, starts: Tensor, slots: Tensor) -> Tensor:
+        """What the head reads of every token, [B * T, hidden]."""
         rows = layers.Rows(slots, starts, self._cos, self._sin)
         hidden = self._embedding[token_ids.flatten()]  # [B * T, hidden]
         normed = self._ops.norm(hidden, self._layers[0].attention_norm)
@@ -101,7 +117,7 @@ class LlamaModel:
             hidden, normed = self._ops.add_and_norm(hidden, mixed, layer.mlp_norm)
             widened = layer.down.apply(layer.gated.apply(normed))
             hidden, normed = self._ops.add_and_norm(hidden, widened, next_norm)
-        return self._head.apply(normed).view(*token_ids.shape, -1)
+        return normed
 
     @torch.inference_mode()
     def forward(self, token_ids: Sequence[int], spans: Sequence[Span]) -> Tensor:

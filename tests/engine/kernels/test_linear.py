@@ -70,9 +70,17 @@ def test_the_layers_of_few_tokens_are_the_kernels_and_others_are_the_librarys(mo
     assert noting.launched == ["linear_2_bf16", "linear_gated_1_bf16"]
     torch.testing.assert_close(layer.apply(given.x)[:MOST_TOKENS_BY_KERNEL], few)
     assert noting.launched[2:] == []
+    first = few.new_zeros(MOST_TOKENS_BY_KERNEL + 1, 2, 10)
+    layer.apply_into(given.x[:MOST_TOKENS_BY_KERNEL], first[:-1, 1])
+    assert noting.launched[2:] == ["linear_2_bf16"]
+    assert torch.equal(first[:-1, 1], few[:, :10])
+    layer.apply_into(given.x, first[:, 1])
+    torch.testing.assert_close(first[:-1, 1], few[:, :10])
+    assert noting.launched[3:] == []
+    assert not first[:, 0].any()
     gated.apply(given.x)
     PlainLinear(given.weight.float(), None, LayerKernels(noting)).apply(given.x[:1].float())
-    assert noting.launched[2:] == ["gate_bf16"]
+    assert noting.launched[3:] == ["gate_bf16"]
 
 
 def test_what_the_kernels_cannot_multiply(module: Module) -> None:
@@ -85,4 +93,8 @@ def test_what_the_kernels_cannot_multiply(module: Module) -> None:
     for tokens in (0, 33):
         x, y = torch.zeros(tokens, 24).half(), torch.zeros(tokens, 4).half()
         with pytest.raises(ValueError, match=f"1 to 32 tokens, not {tokens}"):
+            linear_kernels.linear(Emulated(module), x, weight, None, y)
+    x = torch.zeros(2, 24).half()
+    for y in (torch.zeros(2, 4), torch.zeros(4, 2).half().t()):
+        with pytest.raises(ValueError, match=r"write contiguous rows of torch\.float16, not torch\.float"):
             linear_kernels.linear(Emulated(module), x, weight, None, y)

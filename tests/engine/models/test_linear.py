@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 import torch
 from driftguard_engine.models import linear
 from driftguard_engine.models.linear import (
+    Linear,
     PackedLinear,
     PlainLinear,
     RowwiseLinear,
@@ -32,6 +34,19 @@ def test_the_chosen_layer_computes_the_linear_map_and_keeps_rows_independent(sha
     ):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert rows_are_independent(layer, weight)
+
+
+@pytest.mark.parametrize("of", [choose, PlainLinear, RowwiseLinear])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_the_first_outputs_can_be_written_between_others(of: Callable[..., Linear], with_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight, x = torch.randn(33, 50, generator=generator), torch.randn(9, 50, generator=generator)
+    bias = torch.randn(33, generator=generator) if with_bias else None
+    for size in (33, 20):
+        room = torch.zeros(9, 3, size)
+        of(weight, bias).apply_into(x, room[:, 1])
+        torch.testing.assert_close(room[:, 1], F.linear(x, weight, bias)[:, :size], rtol=1e-4, atol=1e-4)
+        assert not room[:, ::2].any()
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -84,10 +84,15 @@ def test_the_lean_path_on_tensors_gives_the_logits_of_transformers(
     runs = [
         decode([ids[9 + at : 13 + at], ids[21 + at : 25 + at]], [9 + at, 21 + at], [0, 2]) for at in (0, 4)
     ]
-    last = decode([[*ids[29:], 7, 7], ids[17:30]], [29, 17], [2, 0])
+    run, starts, slots = [[*ids[29:], 7, 7], ids[17:30]], [29, 17], [2, 0]
+    last = decode(run, starts, slots)
     logits = torch.cat([runs[0][1], runs[1][1], last[0, :11]])
     torch.testing.assert_close(logits, expected(module), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(last[1, 4:], expected(module)[:9], rtol=1e-4, atol=1e-4)
+    room = torch.zeros(2, 3, 50)  # one token of each row, the first 50 of its logits
+    model.decode_into(room[:, 1], *(torch.tensor(each) for each in (run, [3, 20], starts, slots)))
+    torch.testing.assert_close(room[:, 1], last[[0, 1], [3, 7], :50], rtol=1e-4, atol=1e-4)
+    assert not room[:, ::2].any()
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neox", "qwen2", "llama"])

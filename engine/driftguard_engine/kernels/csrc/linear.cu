@@ -107,10 +107,12 @@ __device__ __forceinline__ float with_bias(float value, const Number* bias, int 
 // Grid: a block for every 16 rows of weight, or gated, for every 8 pairs of them.
 //
 // x [count, inner], count at most 8 TILES, inner a multiple of 8; weight [size, inner], bias [size] or null: writes
-// y [count, size]. GATED: weight [2 size, inner], bias [2 size]: silu(first half) x second half, rounded as apart.
+// y [count, size], rows y_stride apart. GATED: weight [2 size, inner], bias [2 size]: silu(first half) x second half,
+// rounded as apart.
 template <typename Number, int TILES, bool GATED>
 __device__ __forceinline__ void linear(
-    const Number* x, const Number* weight, const Number* bias, int count, int inner, int size, Number* y
+    const Number* x, const Number* weight, const Number* bias, int count, int inner, int size, i64 y_stride,
+    Number* y
 ) {
     constexpr int FEATURES = GATED ? LINEAR_ROWS / 2 : LINEAR_ROWS;
     __shared__ float sums[LINEAR_WARPS][TILES * TOKEN_TILE][TOKEN_STRIDE];
@@ -144,15 +146,16 @@ __device__ __forceinline__ void linear(
             const float factor = with_bias(sum_of_warps(sums, token, in_block + FEATURES), bias, size + feature);
             value = __fmul_rn(rounded<Number>(silu(value)), factor);
         }
-        y[static_cast<i64>(token) * size + feature].bits = static_cast<u16>(Rounding<Number>::pair(value, value));
+        y[token * y_stride + feature].bits = static_cast<u16>(Rounding<Number>::pair(value, value));
     }
 }
 
 #define LINEAR_KERNEL(NAME, TILES, GATED, NUMBER, SUFFIX, BLOCKS)                                                 \
     extern "C" __global__ void __launch_bounds__(LINEAR_THREADS, BLOCKS) NAME##_##TILES##_##SUFFIX(               \
-        const NUMBER* x, const NUMBER* weight, const NUMBER* bias, int count, int inner, int size, NUMBER* y      \
+        const NUMBER* x, const NUMBER* weight, const NUMBER* bias, int count, int inner, int size, i64 y_stride,  \
+        NUMBER* y                                                                                                 \
     ) {                                                                                                           \
-        linear<NUMBER, TILES, GATED>(x, weight, bias, count, inner, size, y);                                     \
+        linear<NUMBER, TILES, GATED>(x, weight, bias, count, inner, size, y_stride, y);                           \
     }
 #define LINEAR_KERNELS(TILES, BLOCKS)                                                                             \
     LINEAR_KERNEL(linear, TILES, false, Bf16, bf16, BLOCKS)                                                       \
