@@ -21,6 +21,7 @@ from tests.engine.kernels.cases import (
     outcome_of,
     run,
 )
+from tests.engine.kernels.step_cases import assert_equal, ran, step_case
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,6 +58,16 @@ def test_most_drafts(engine_kernels: Kernels) -> None:
     given = case(4, verify_kernels.MOST_DRAFTS, 300)
     given = replace(given, lengths=torch.tensor([31, 30, 0, 17]))
     assert_equal_to_reference(given, run(engine_kernels, given, engine_kernels.device), "31 drafts")
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+@pytest.mark.parametrize("drafts", [0, 1, 4, 31])
+def test_steps(engine_kernels: Kernels, drafts: int, with_model: bool) -> None:
+    for seed in range(24):
+        slots, positions = [(3, 32), (40, 33), (200, 300)][seed % 3]
+        given = step_case(seed, slots, positions, drafts, with_model)
+        found = ran(given, engine_kernels, engine_kernels.device)
+        assert_equal(found, ran(given, None), f"seed {seed}")
 
 
 def test_the_self_test_passes(engine_kernels: Kernels) -> None:

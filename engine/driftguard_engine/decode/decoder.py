@@ -95,7 +95,8 @@ class DeviceDecoder:
 
         Must not run beside `step`. Raises torch.OutOfMemoryError.
         """
-        step = Step(self._target, self._table, self._drafting(drafter), lambda: self._verification(shape))
+        drafting = self._drafting(drafter)
+        step = Step(self._target, self._table, drafting, lambda: self._verification(shape), self._launcher)
         self._steps(drafter)[shape] = self._runners.runner(step, shape.batch)
 
     def admit(self, row: RunningSequence) -> None:
@@ -158,7 +159,7 @@ class DeviceDecoder:
         if isinstance(drafter, NgramDrafter):
             return LookupDrafting(drafter.min_tokens, drafter.max_tokens, self._launcher)
         if isinstance(drafter, DraftModelDrafter):
-            return ModelDrafting(llama_of(drafter), self._target.vocabulary)
+            return ModelDrafting(llama_of(drafter), self._launcher)
         return None
 
     def _verification(self, shape: Shape) -> Verification:

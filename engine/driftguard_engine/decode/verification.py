@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.decode.slots import RowState
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.backend import Verified
 from driftguard_engine.kernels.cuda.launcher import Launcher
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
 from driftguard_engine.kernels.reference.verify import Chain
+from driftguard_engine.kernels.steps import RowState
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
 
@@ -36,15 +36,16 @@ class Verification(Protocol):
     """For steps of one shape: B rows, K drafts, V tokens."""
 
     draft_tokens: Tensor  # [B, K] int64: what is to be verified
+    draft_logits: Tensor  # [B, K, V]: where a draft model writes its logits
 
-    def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
-        """Draws draft token `step` of every row from the draft's logits [B, V], into draft_tokens."""
+    def draw(self, rows: RowState, step: int) -> None:
+        """Draws draft token `step` of every row from draft_logits[:, step], into draft_tokens."""
         ...
 
-    def verify(self, rows: RowState, target_logits: Tensor, lengths: Tensor, *, certain: bool) -> Verified:
-        """Verifies the first lengths[b] of draft_tokens against target_logits [B, K + 1, V].
+    def verify(self, rows: RowState, target_logits: Tensor, *, certain: bool) -> Verified:
+        """Verifies the first rows.drafted of draft_tokens against target_logits [B, K + 1, V].
 
-        lengths [B] int64. certain: the drafts were not drawn; their distribution is a point mass (n-grams).
+        certain: the drafts were not drawn; their distribution is a point mass (n-grams).
         """
         ...
 
@@ -57,21 +58,20 @@ class KernelVerification:
     ) -> None:
         self._launcher, self._narrows = launcher, shape.narrows
         self._space = Workspace.empty(shape.batch, shape.drafts, vocabulary, device)
-        self._draft_logits = torch.empty(shape.batch, shape.drafts, vocabulary, dtype=dtype, device=device)
+        self.draft_logits = torch.empty(shape.batch, shape.drafts, vocabulary, dtype=dtype, device=device)
         self.draft_tokens = self._space.draft_tokens
 
-    def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
-        kept = self._draft_logits[:, step]
-        kept.copy_(logits)
-        verify_kernels.draw_drafts(self._launcher, kept, self._sampling(rows), self._space, step)
+    def draw(self, rows: RowState, step: int) -> None:
+        logits = self.draft_logits[:, step]
+        verify_kernels.draw_drafts(self._launcher, logits, self._sampling(rows), self._space, step)
 
-    def verify(self, rows: RowState, target_logits: Tensor, lengths: Tensor, *, certain: bool) -> Verified:
-        draft_logits = None if certain or not self._space.drafts else self._draft_logits
+    def verify(self, rows: RowState, target_logits: Tensor, *, certain: bool) -> Verified:
+        draft_logits = None if certain or not self._space.drafts else self.draft_logits
         sampling = self._sampling(rows)
         verify_kernels.verify(
-            self._launcher, target_logits, draft_logits, lengths.int(), sampling, self._space
+            self._launcher, target_logits, draft_logits, rows.drafted, sampling, self._space
         )
-        return Verified(self._space.tokens, self._space.accepted.long(), self._space.status)
+        return Verified(self._space.tokens, self._space.accepted, self._space.status)
 
     def _sampling(self, rows: RowState) -> SamplingTensors:
         return SamplingTensors(rows.scales, rows.top_ks, rows.top_ps, rows.seeds, rows.lengths, self._narrows)
@@ -82,21 +82,21 @@ class ReferenceVerification:
 
     def __init__(self, shape: Shape, vocabulary: int) -> None:
         self.draft_tokens = torch.zeros(shape.batch, shape.drafts, dtype=torch.int64)
-        self._draft_logits = torch.zeros(shape.batch, shape.drafts, vocabulary)
+        self.draft_logits = torch.zeros(shape.batch, shape.drafts, vocabulary)
 
-    def draw(self, rows: RowState, logits: Tensor, step: int) -> None:
-        valid, kept = _valid_rows(logits.float())
+    def draw(self, rows: RowState, step: int) -> None:
+        valid, kept = _valid_rows(self.draft_logits[:, step])
         drawn = reference.sample_draft(kept, _sampling(rows), _positions(rows) + step)
         self.draft_tokens[:, step] = torch.where(valid, drawn, -1)
-        self._draft_logits[:, step] = kept
+        self.draft_logits[:, step] = kept
 
-    def verify(self, rows: RowState, target_logits: Tensor, lengths: Tensor, *, certain: bool) -> Verified:
+    def verify(self, rows: RowState, target_logits: Tensor, *, certain: bool) -> Verified:
         valid, kept = _valid_rows(target_logits.float())
         chain = Chain(
             kept,
-            _point_masses(self.draft_tokens, kept.shape[-1]) if certain else self._draft_logits,
+            _point_masses(self.draft_tokens, kept.shape[-1]) if certain else self.draft_logits,
             self.draft_tokens,
-            lengths,
+            rows.drafted.long(),
             _sampling(rows),
             _positions(rows),
         )
@@ -105,7 +105,7 @@ class ReferenceVerification:
 
 
 def _sampling(rows: RowState) -> SamplingBatch:
-    return SamplingBatch.of(rows.temperatures, rows.top_ks, rows.top_ps, rows.seeds)
+    return SamplingBatch.of(rows.state.temperatures[rows.slots], rows.top_ks, rows.top_ps, rows.seeds)
 
 
 def _positions(rows: RowState) -> Integers:

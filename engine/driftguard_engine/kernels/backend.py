@@ -81,7 +81,7 @@ class Verified:
     """The outcome of a verification of B requests, on their device."""
 
     tokens: Tensor  # [B, K+1] int64
-    accepted: Tensor  # [B] int64
+    accepted: Tensor  # [B] int64; of a step by kernels int32
     status: Tensor  # [B] int32: 0, or which logits have no distribution (1 the target's, 2 the draft's)
 
 

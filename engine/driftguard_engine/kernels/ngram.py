@@ -23,46 +23,40 @@ _LOOKUP_THREADS = 512  # as in csrc
 def look_up(
     launcher: Launcher,
     token_ids: Tensor,
+    slots: Tensor,
     lengths: Tensor,
     min_tokens: int,
     max_tokens: int,
     draft_tokens: Tensor,
-    draft_lengths: Tensor,
 ) -> None:
-    """`reference`, by a kernel, into draft_tokens and draft_lengths: can be captured in a CUDA graph.
+    """`reference` of token_ids[slots], by a kernel, into draft_tokens: can be captured in a CUDA graph.
 
-    token_ids: [B, N] int32 or int64, each row contiguous. lengths: [B] int32, 0 .. N.
-    draft_tokens: [B, K] int64, contiguous. draft_lengths: [B] int32. 1 <= min_tokens <= max_tokens.
+    token_ids: [S, N] int32 or int64, each row contiguous. slots: [B] int64. lengths: [B] int64, 0 .. N.
+    draft_tokens: [B, K] int64, contiguous. 1 <= min_tokens <= max_tokens.
     """
     launcher.launch(
         f"look_up_ngrams_{SUFFIXES[token_ids.dtype]}",
-        (len(token_ids), 1, 1),
+        (len(slots), 1, 1),
         _LOOKUP_THREADS,
         [
-            *(token_ids, np.int64(token_ids.stride(0)), lengths, np.int32(min_tokens), np.int32(max_tokens)),
-            *(np.int32(draft_tokens.shape[1]), draft_tokens, draft_lengths),
+            *(token_ids, np.int64(token_ids.stride(0)), slots, lengths, np.int32(min_tokens)),
+            *(np.int32(max_tokens), np.int32(draft_tokens.shape[1]), draft_tokens),
         ],
     )
 
 
-def reference(
-    token_ids: Tensor, lengths: Tensor, min_tokens: int, max_tokens: int, drafts: int
-) -> tuple[Tensor, Tensor]:
-    """Draft tokens, int64 [B, K], and how many of them there are, int32 [B]: K = drafts, or 0 and tokens -1.
+def reference(token_ids: Tensor, lengths: Tensor, min_tokens: int, max_tokens: int, drafts: int) -> Tensor:
+    """Draft tokens, int64 [B, K], K = drafts; -1 in rows without any. token_ids [B, N], lengths [B].
 
     Takes the longest suffix of each row (of max_tokens at most, min_tokens at least) that also occurs
     earlier, and its most recent occurrence. A match near the end continues with the tokens that it has
     copied.
     """
-    found = [
-        _continuation(row[:length], min_tokens, max_tokens, drafts)
-        for row, length in zip(token_ids.cpu().numpy(), lengths.tolist(), strict=True)
-    ]
-    tokens = np.full((len(found), drafts), -1, np.int64)
-    for row, copied in enumerate(found):
+    tokens = np.full((len(token_ids), drafts), -1, np.int64)
+    for row, (ids, length) in enumerate(zip(token_ids.cpu().numpy(), lengths.tolist(), strict=True)):
+        copied = _continuation(ids[:length], min_tokens, max_tokens, drafts)
         tokens[row, : len(copied)] = copied
-    counts = torch.tensor([len(copied) for copied in found], dtype=torch.int32)
-    return torch.from_numpy(tokens).to(token_ids.device), counts.to(token_ids.device)
+    return torch.from_numpy(tokens).to(token_ids.device)
 
 
 def _continuation(ids: NDArray[Any], min_tokens: int, max_tokens: int, count: int) -> NDArray[Any]:

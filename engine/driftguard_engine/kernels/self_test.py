@@ -1,6 +1,6 @@
-"""The self-test of the kernels before they serve: drafts and verification of a small batch.
+"""The self-test of the kernels before they serve: drafts, verification and the steps of a small batch.
 
-They must give the tokens that the references give.
+They must give what the references give.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from driftguard_engine.kernels import ngram
+from driftguard_engine.kernels import ngram, steps
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Launcher
@@ -17,14 +17,18 @@ from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.reference.verify import Chain
+from driftguard_engine.kernels.steps import DraftContext, SlotState
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
 _BATCH, _DRAFTS, _SIZE = 6, 3, 5000  # two tiles, the second one short
 _SEED = 20
+_OF_ROWS = ("lengths", "seeds", "scales", "top_ps", "top_ks", "starts", "drafted", "fed")
+_OF_DRAFTS = ("token_ids", "chosen", "starts", "next")
 
 
 def check(launcher: Launcher, device: torch.device) -> None:
-    """Raises KernelsUnavailable: which tokens differ, for which logits."""
+    """Raises KernelsUnavailable: what differs, for which logits."""
+    _check_steps(launcher, device)
     for dtype in ngram.SUFFIXES:
         _check_ngrams(launcher, dtype, device)
     for dtype in SUFFIXES:
@@ -47,17 +51,56 @@ def check(launcher: Launcher, device: torch.device) -> None:
 
 def _check_ngrams(launcher: Launcher, dtype: torch.dtype, device: torch.device) -> None:
     token_ids = torch.tensor([[1, 2, 9, 1, 2, 8, 1, 2], [1, 2, 3, 9, 2, 4, 1, 2], [1, 2, 3, 4, 5, 6, 7, 8]])
-    lengths = torch.tensor([8, 8, 8], dtype=torch.int32)
+    slots, lengths = torch.tensor([2, 0, 1]), torch.tensor([8, 7, 8])
     tokens = torch.empty(3, _DRAFTS, dtype=torch.int64, device=device)
-    counts = torch.empty(3, dtype=torch.int32, device=device)
-    ngram.look_up(launcher, token_ids.to(device, dtype), lengths.to(device), 1, 3, tokens, counts)
-    known_tokens, known_counts = ngram.reference(token_ids, lengths, 1, 3, _DRAFTS)
-    _expect(f"n-gram drafts of {dtype} tokens", tokens, known_tokens)
-    _expect(f"n-gram draft lengths of {dtype} tokens", counts, known_counts)
+    there = token_ids.to(device, dtype)
+    ngram.look_up(launcher, there, slots.to(device), lengths.to(device), 1, 3, tokens)
+    known = ngram.reference(token_ids[slots], lengths, 1, 3, _DRAFTS)
+    _expect(f"n-gram drafts of {dtype} tokens", tokens, known)
+
+
+def _check_steps(launcher: Launcher, device: torch.device) -> None:
+    """A step of rows that end by a token, by their limit, by unusable logits, and that had ended."""
+    found, known = _step(launcher, device), _step(None, torch.device("cpu"))
+    for name, expected in known.items():
+        _expect(f"{name} of a step", found[name], expected)
+
+
+def _step(launcher: Launcher | None, device: torch.device) -> dict[str, Tensor]:
+    def there(*values: int | float) -> Tensor:
+        return torch.tensor(values, device=device)
+
+    shares = there(0.25, 0.5, 1.0, 0.75, 0.0).float()
+    state = SlotState(
+        token_ids=torch.arange(60, device=device).view(5, 12) % 17,
+        lengths=there(3, 8, 5, 1, 4),
+        limits=there(12, 10, 9, 12, 9),
+        ended=there(0, 0, 0, 0, 1),
+        heeds_ends=there(1, 0, 1, 1, 1),
+        seeds=there(7, 2**62, 0, 5, 1),
+        temperatures=shares,
+        scales=shares + 1,
+        top_ps=shares,
+        top_ks=there(0, 9, 40, 2**31 - 1, 1).int(),
+        eos_token_ids=there(3, 16),
+    )
+    queued = torch.stack([there(4, 2, 0, 1, 3, 4), there(3, 2, 3, 3, 3, 0)])
+    draft_tokens = torch.stack([there(5, 16, 2), there(4, -1, 1), *[there(8, 3, 9)] * 4])
+    rows = steps.begin(launcher, state, queued, _DRAFTS, DraftContext(length=7, vocabulary=11))
+    steps.feed(launcher, rows, draft_tokens, 0, _DRAFTS)
+    tokens = torch.cat([draft_tokens, there(6, 6, 16, 6, 6, 6)[:, None]], 1)
+    accepted, status = there(0, 3, 3, 1, -1, 2).int(), there(1, 0, 0, 0, 1, 0).int()
+    outputs = steps.append(launcher, rows, tokens, accepted, status)
+    left = [
+        *((f"{name} of the rows", getattr(rows, name)) for name in _OF_ROWS),
+        *((f"{name} of the draft's inputs", getattr(rows.draft, name)) for name in _OF_DRAFTS),
+        *((f"{name} of the slots", getattr(state, name)) for name in ("token_ids", "lengths", "ended")),
+    ]
+    return dict(left) | {"outputs": outputs}
 
 
 def _expect(what: str, found: Tensor, known: Tensor) -> None:
-    if not torch.equal(found.cpu().long(), known.long()):
+    if not torch.equal(found.cpu().to(known.dtype), known):
         raise KernelsUnavailable(
             f"the kernels fail their self-test: {what} are {found.tolist()}, not {known.tolist()}"
         )

@@ -118,16 +118,24 @@ def patch_decode(
     change: Callable[[torch.Tensor], Any],
 ) -> None:
     """change: of a row's logits [T, V], in place or by an error, from position 6 on; slot None: all."""
-    original = model.decode
+    original, original_into = model.decode, model.decode_into
 
-    def decode(token_ids: torch.Tensor, starts: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        logits = original(token_ids, starts, slots)
+    def changed(logits: torch.Tensor, starts: torch.Tensor, slots: torch.Tensor) -> None:
         for row, (start, own) in enumerate(zip(starts.tolist(), slots.tolist(), strict=True)):
             if start >= 6 and own in (slot, own if slot is None else slot):
                 change(logits[row])
+
+    def decode(*given: torch.Tensor) -> torch.Tensor:
+        logits = original(*given)
+        changed(logits, *given[-2:])
         return logits
 
+    def decode_into(logits: torch.Tensor, *given: Any) -> None:
+        original_into(logits, *given)
+        changed(logits[:, None], *given[-2:])
+
     monkeypatch.setattr(model, "decode", decode)
+    monkeypatch.setattr(model, "decode_into", decode_into)
 
 
 def test_only_the_request_without_usable_logits_ends(

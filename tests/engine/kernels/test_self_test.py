@@ -53,8 +53,16 @@ def test_kernels_that_answer_right(module: Module) -> None:
         ("verify_chain_bf16", -1, r"status of torch\.bfloat16 logits"),
         ("verify_chain_bf16", -2, r"accepted of torch\.bfloat16 logits"),
         ("verify_chain_bf16", -3, r"tokens of torch\.bfloat16 logits"),
-        ("look_up_ngrams_int32", -1, "n-gram draft lengths"),
-        ("look_up_ngrams_int64", -2, "n-gram drafts"),
+        ("look_up_ngrams_int32", -1, r"n-gram drafts of torch\.int32"),
+        ("look_up_ngrams_int64", -1, r"n-gram drafts of torch\.int64"),
+        ("begin_step", -1, "chosen of the draft's inputs of a step"),
+        ("begin_step", -5, "drafted of the rows of a step"),
+        ("feed_drafts", -2, "next of the draft's inputs of a step"),
+        ("feed_drafts", -3, "fed of the rows of a step"),
+        ("append_step", -1, "outputs of a step"),
+        ("append_step", -2, "ended of the slots of a step"),
+        ("append_step", -3, "lengths of the slots of a step"),
+        ("append_step", -5, "token_ids of the slots of a step"),
     ],
 )
 def test_a_kernel_that_answers_wrong(module: Module, kernel: str, output: int, said: str) -> None:

@@ -39,7 +39,7 @@ def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
             parameter += 0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
     draft = LlamaModel(disturbed, 4, LENGTH, launcher=launcher)
     drafting: dict[str, Drafting] = {
-        "draft_model": ModelDrafting(draft, VOCABULARY),
+        "draft_model": ModelDrafting(draft, launcher),
         "ngram": LookupDrafting(1, 3, launcher),
     }
 
@@ -49,14 +49,13 @@ def sequences(drafter: str, launcher: Launcher | None) -> list[list[int]]:
         return KernelVerification(launcher, SHAPE, VOCABULARY, torch.float32, CPU)
 
     table = SlotTable(3, LENGTH, {0}, CPU)
-    step = Step(
-        LlamaModel(module, 4, LENGTH, spare=3, launcher=launcher), table, drafting[drafter], new_verification
-    )
+    target = LlamaModel(module, 4, LENGTH, spare=3, launcher=launcher)
+    step = Step(target, table, drafting[drafter], new_verification, launcher)
     slots = [2, 0, 1]
     for slot, params in zip(slots, ROWS, strict=True):
         table.admit(slot, [5 + slot, 6], 2 + params.max_tokens, params)
     told = [step.run(torch.tensor([[*slots, table.spare], [3, 2, 3, 0]])) for _ in range(STEPS)]
-    return [*torch.cat(told)[:, :4].tolist(), *table.token_ids[:3].tolist()]
+    return [*torch.cat(told)[:, :4].tolist(), *table.state.token_ids[:3].tolist()]
 
 
 @pytest.mark.parametrize("drafter", ["draft_model", "ngram"])

@@ -27,19 +27,19 @@ __device__ __forceinline__ u64 block_max(u64 value, u64* of_warps) {
 
 // Grid: batch blocks of LOOKUP_THREADS threads.
 //
-// token_ids [batch, .], rows `row_stride` elements apart; lengths [batch]: of each sequence. An earlier match of the
-// last n tokens, min_tokens <= n <= max_tokens, ends at `end` < length; the largest n counts, then the last end. Writes
-// draft_tokens [batch, drafts], what followed it and, past the sequence's end, follows again, and draft_lengths
-// [batch]: drafts, or 0 and tokens -1 where nothing matches.
+// token_ids [slots, .], rows `row_stride` elements apart; slots [batch]: the row of each sequence, lengths [batch]. An
+// earlier match of the last n tokens, min_tokens <= n <= max_tokens, ends at `end` < length; the largest n counts, then
+// the last end. Writes draft_tokens [batch, drafts], what followed it and, past the sequence's end, follows again; -1
+// where nothing matches.
 template <typename Id>
 __device__ __forceinline__ void look_up(
-    const Id* __restrict__ token_ids, i64 row_stride, const int* __restrict__ lengths, int min_tokens, int max_tokens,
-    int drafts, i64* draft_tokens, int* draft_lengths
+    const Id* __restrict__ token_ids, i64 row_stride, const i64* __restrict__ slots, const i64* __restrict__ lengths,
+    int min_tokens, int max_tokens, int drafts, i64* draft_tokens
 ) {
     __shared__ u64 of_warps[LOOKUP_WARPS];
     const i64 request = blockIdx.x;
-    const Id* row = token_ids + request * row_stride;
-    const int length = lengths[request];
+    const Id* row = token_ids + slots[request] * row_stride;
+    const int length = static_cast<int>(lengths[request]);
     u64 best = 0;  // tokens that are equal, then the end
     for (int end = 1 + static_cast<int>(threadIdx.x); end < length; end += LOOKUP_THREADS) {
         const int equal = tokens_equal(row, end, length, max_tokens);
@@ -51,15 +51,14 @@ __device__ __forceinline__ void look_up(
     for (int step = threadIdx.x; step < drafts; step += LOOKUP_THREADS) {
         draft_tokens[request * drafts + step] = best != 0 ? static_cast<i64>(row[end + step % period]) : -1;
     }
-    if (threadIdx.x == 0) draft_lengths[request] = best != 0 ? drafts : 0;
 }
 
 #define LOOK_UP(SUFFIX, ID)                                                                                       \
     extern "C" __global__ void __launch_bounds__(LOOKUP_THREADS) look_up_ngrams_##SUFFIX(                         \
-        const ID* token_ids, i64 row_stride, const int* lengths, int min_tokens, int max_tokens, int drafts,      \
-        i64* draft_tokens, int* draft_lengths                                                                     \
+        const ID* token_ids, i64 row_stride, const i64* slots, const i64* lengths, int min_tokens,                \
+        int max_tokens, int drafts, i64* draft_tokens                                                             \
     ) {                                                                                                           \
-        look_up(token_ids, row_stride, lengths, min_tokens, max_tokens, drafts, draft_tokens, draft_lengths);     \
+        look_up(token_ids, row_stride, slots, lengths, min_tokens, max_tokens, drafts, draft_tokens);             \
     }
 
 LOOK_UP(int32, int)
