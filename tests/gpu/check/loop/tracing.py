@@ -25,6 +25,7 @@ GROUPS = {
     "verification and draft draws": r"draw_drafts|verify_chain|row_statistics|cutoff|look_up_ngrams",
     "attention": r"attend|combine_splits|attention|fmha|flash|softmax|sdpa|mha",
     "matrix products": r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma|matmul|dot_kernel|linear_",
+    "the state of the rows": r"begin_step|feed_drafts|append_step",
     "norms, rotation, gate": r"norm|turn_and_store|gate_|silu",
     "copies and fills": r"memcpy|memset|copy|fill|catarray",
 }
