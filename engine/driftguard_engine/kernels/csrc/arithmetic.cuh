@@ -28,6 +28,7 @@ struct Fp32 { float value; };
 
 __device__ __forceinline__ float bf16_to_float(u32 bits) { return __uint_as_float(bits << 16); }
 
+#ifdef DRIFTGUARD_SIMT  // run on a CPU, thread by thread: the same in plain C++
 __device__ __forceinline__ float fp16_to_float(u32 bits) {
     // The exponent moves from bias 15 to 127 by a multiplication, which also turns subnormals into normals.
     const u32 sign = (bits & 0x8000u) << 16;
@@ -37,6 +38,13 @@ __device__ __forceinline__ float fp16_to_float(u32 bits) {
         : __fmul_rn(__uint_as_float(rest << 13), 0x1p112f);
     return __uint_as_float(__float_as_uint(magnitude) | sign);
 }
+#else
+__device__ __forceinline__ float fp16_to_float(u32 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<u16>(bits)));
+    return value;
+}
+#endif
 
 // Eight neighbouring logits at `at` (a multiple of 8) of a row of `size`; -inf where the row has ended.
 // `whole`: the row starts on 16 bytes, so that a run can be read as vectors.
