@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
+from driftguard_engine.kernels.reference import tiles
+from driftguard_engine.kernels.reference.distribution import token_distributions
+from driftguard_engine.kernels.reference.exp2 import Singles, fused_exp2
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
@@ -135,6 +139,38 @@ def test_certain_drafts(module: Module, dtype: torch.dtype) -> None:
     given.target[5, 0] = -INF
     given.target[5, 0, tokens[5, 0]] = 0  # or all of it
     check(module, replace(given, certain=True, tokens=tokens))
+
+
+@DTYPES
+@pytest.mark.parametrize("certain", [False, True])
+def test_residuals_of_whole_tiles(module: Module, certain: bool, dtype: torch.dtype) -> None:
+    """Cuts in, between and beyond tiles, where equal logits stay up to some token."""
+    size, rows = 2 * 4096, 12
+    sampling = sampling_of(rows, [1.0, 0.7], [0, 5000, 100, 4095, 4096, 4097, 0], [1.0, 1.0, 1.0, 1.0, 0.4])
+    given = case(rows, 1, size, sampling)
+    given.draft[:] = (given.draft * 2).round() / 2
+    given.target[:] = given.draft[:, :1].neg()
+    given.target[3:9, 0], given.draft[6:] = 1.25, -2.5
+    given.target[5, 0, :5], given.draft[6, 0, -5:] = -INF, -INF
+    given = in_type(given, dtype)
+    if certain:
+        places = torch.tensor([0, 4095, 4096, 8191]).repeat(3).unsqueeze(1)
+        given.draft[:] = torch.full_like(given.draft, -INF).scatter_(2, places.unsqueeze(2), 0.0)
+        given = replace(given, tokens=places, certain=True)
+    space = check(module, given)
+    rejected = space.accepted == 0
+    assert int(rejected.sum()) >= rows // 2
+    p, q = (shares(logits[:, :1], sampling) for logits in (given.target, given.draft))
+    expected = tiles.tile_sums(tiles.chunked(np.maximum(p - q, 0), 0))
+    assert torch.equal(space.tile_masses[rejected], torch.from_numpy(expected)[rejected])
+
+
+def shares(logits: Tensor, sampling: SamplingBatch) -> Singles:
+    """[B, 1, V] -> [B, V]: of the whole, as the kernels round them."""
+    singles = logits.float().numpy()
+    found = token_distributions(singles, sampling, fused_exp2)
+    weights = found.weigh(singles, np.arange(singles.shape[-1]), fused_exp2)[:, 0]
+    return weights * (1 / found.normaliser).astype(np.float32)
 
 
 @pytest.mark.parametrize("size", [1, 64, 4500])

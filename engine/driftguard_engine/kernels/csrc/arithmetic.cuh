@@ -127,6 +127,12 @@ template <typename Logit> __device__ __forceinline__ bool starts_on_16_bytes(con
     return (reinterpret_cast<u64>(row) & 15) == 0;
 }
 
+// The next larger float32 after a number that is not NaN; after +inf, NaN.
+__device__ __forceinline__ float next_above(float value) {
+    const u32 bits = __float_as_uint(value);
+    return __uint_as_float(value == 0.0f ? 1u : value > 0.0f ? bits + 1 : bits - 1);
+}
+
 // 2 ** power for power in [LEAST_POWER, 0], relative error below 2**-23; exactly 1 at 0. Every operation is
 // rounded as written, so that the reference finds the same bits.
 __device__ __forceinline__ float power_of_two(float power) {

@@ -6,10 +6,12 @@
 
 constexpr int DRAW_THREADS = 256;
 constexpr int DRAW_WARPS = DRAW_THREADS / WARP;
+constexpr int READ_AHEAD = 4;  // chunks
 constexpr int SHARE = TILE / DRAW_THREADS;  // neighbouring elements that one thread holds: two runs
 
 // A row of logits under its law (`distribution.Laws`).
 template <typename Logit> struct LawfulRow {
+    typedef typename Reader<Logit>::Raw Raw;
     const Logit* logits;
     int size;
     bool whole;  // starts on 16 bytes
@@ -20,16 +22,40 @@ template <typename Logit> struct LawfulRow {
 
     __device__ __forceinline__ bool is_cut() const { return cut > -INF; }
 
-    __device__ __forceinline__ float weigh(float logit, int token) const {
-        const bool kept = logit > cut || (logit == cut && token <= cut_token);
-        return kept ? weight_of(logit, peak, scale) : 0.0f;
+    // The lowest logit with which `token` has a weight.
+    __device__ __forceinline__ float least_kept(int token) const { return token <= cut_token ? cut : next_above(cut); }
+
+    // Whether `least_kept` is the same for all tokens of the tile that begins at `start`.
+    __device__ __forceinline__ bool cuts_evenly(int start) const {
+        return cut_token < start || cut_token >= start + TILE - 1;
+    }
+
+    // Computed also where it is not kept: a warp selects faster than it branches.
+    __device__ __forceinline__ float weigh(float logit, float least) const {
+        const float weight = weight_of(logit, peak, scale);
+        return logit >= least ? weight : 0.0f;
+    }
+
+    __device__ __forceinline__ float weight_at(int token) const {
+        return weigh(Reader<Logit>::one(logits, token), least_kept(token));
     }
 
     __device__ __forceinline__ void weigh_run(int at, float (&weights)[RUN]) const {
         float logits_here[RUN];
         Reader<Logit>::unpack(Reader<Logit>::read(logits, at, size, whole), logits_here);
 #pragma unroll
-        for (int place = 0; place < RUN; ++place) weights[place] = weigh(logits_here[place], at + place);
+        for (int place = 0; place < RUN; ++place) {
+            weights[place] = weigh(logits_here[place], least_kept(at + place));
+        }
+    }
+
+    // A run of an even tile (`Masses::even`), and its weights.
+    __device__ __forceinline__ Raw read(int at) const { return Reader<Logit>::read(logits, at, at + RUN, true); }
+    __device__ __forceinline__ void weigh_run(const Raw& run, float least, float (&weights)[RUN]) const {
+        float logits_here[RUN];
+        Reader<Logit>::unpack(run, logits_here);
+#pragma unroll
+        for (int place = 0; place < RUN; ++place) weights[place] = weigh(logits_here[place], least);
     }
 };
 
@@ -38,7 +64,15 @@ template <typename Logit> struct Masses {
     LawfulRow<Logit> target, draft;
     bool residual;
     int certain;  // residual: token that the draft held for certain, -1 where it has logits
-    float target_reciprocal, draft_reciprocal;
+    float target_reciprocal, draft_reciprocal;  // 1 where not residual
+
+    __device__ __forceinline__ bool reads_draft() const { return residual && certain < 0; }
+
+    __device__ __forceinline__ float excess(float target_weight, float draft_weight) const {
+        return fmaxf(
+            __fsub_rn(__fmul_rn(target_weight, target_reciprocal), __fmul_rn(draft_weight, draft_reciprocal)), 0.0f
+        );
+    }
 
     __device__ __forceinline__ void run(int at, float (&masses)[RUN]) const {
         target.weigh_run(at, masses);
@@ -51,28 +85,61 @@ template <typename Logit> struct Masses {
             for (int place = 0; place < RUN; ++place) other[place] = at + place == certain ? 1.0f : 0.0f;
         }
 #pragma unroll
-        for (int place = 0; place < RUN; ++place) {
-            const float excess = __fsub_rn(
-                __fmul_rn(masses[place], target_reciprocal), __fmul_rn(other[place], draft_reciprocal)
-            );
-            masses[place] = excess > 0.0f ? excess : 0.0f;
-        }
+        for (int place = 0; place < RUN; ++place) masses[place] = excess(masses[place], other[place]);
+    }
+
+    // Whether all tokens of the tile that begins at `start` are treated alike, and read 16 bytes at a time.
+    __device__ __forceinline__ bool even(int start) const {
+        if (start + TILE > target.size || !target.whole || !target.cuts_evenly(start)) return false;
+        if (reads_draft()) return draft.whole && draft.cuts_evenly(start);
+        return certain < start || certain >= start + TILE;
     }
 };
 
 // Mass of one tile, by one warp, in the order of `tiles.tile_sums`.
 template <typename Logit>
-__device__ __forceinline__ float mass_of_tile(const Masses<Logit>& masses, int size, int tile) {
+__device__ __forceinline__ float mass_of_tile(const Masses<Logit>& masses, int size, int start) {
     float sums[RUN] = {};
     const int lane = threadIdx.x % WARP;
 #pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        const int start = tile * TILE + chunk * CHUNK;
-        if (start >= size) break;
+    for (int chunk = start; chunk < min(start + TILE, size); chunk += CHUNK) {
         float here[RUN];
-        masses.run(start + lane * RUN, here);
+        masses.run(chunk + lane * RUN, here);
 #pragma unroll
         for (int place = 0; place < RUN; ++place) sums[place] = __fadd_rn(sums[place], here[place]);
+    }
+    return tile_sum(sums);
+}
+
+// The same of an even tile: nothing is asked between the loads, so that those of READ_AHEAD chunks are under way.
+template <bool READS_DRAFT, typename Logit>
+__device__ __forceinline__ float mass_of_even_tile(const Masses<Logit>& masses, int start) {
+    const float least = masses.target.least_kept(start);
+    const float least_of_draft = READS_DRAFT ? masses.draft.least_kept(start) : 0.0f;
+    const int first = start + static_cast<int>(threadIdx.x % WARP) * RUN;
+    float sums[RUN] = {};
+#pragma unroll 1
+    for (int ahead = 0; ahead < CHUNKS; ahead += READ_AHEAD) {
+        typename Reader<Logit>::Raw of_target[READ_AHEAD], of_draft[READ_AHEAD];
+#pragma unroll
+        for (int chunk = 0; chunk < READ_AHEAD; ++chunk) {
+            const int at = first + (ahead + chunk) * CHUNK;
+            of_target[chunk] = masses.target.read(at);
+            if (READS_DRAFT) of_draft[chunk] = masses.draft.read(at);
+        }
+        __syncwarp();  // else the assembler moves each load down to where it is used
+#pragma unroll
+        for (int chunk = 0; chunk < READ_AHEAD; ++chunk) {
+            float here[RUN], other[RUN];
+            masses.target.weigh_run(of_target[chunk], least, here);
+            if (READS_DRAFT) masses.draft.weigh_run(of_draft[chunk], least_of_draft, other);
+#pragma unroll
+            for (int place = 0; place < RUN; ++place) {
+                const float mass = READS_DRAFT ? masses.excess(here[place], other[place])
+                                               : __fmul_rn(here[place], masses.target_reciprocal);
+                sums[place] = __fadd_rn(sums[place], mass);
+            }
+        }
     }
     return tile_sum(sums);
 }

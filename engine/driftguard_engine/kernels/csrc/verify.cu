@@ -47,11 +47,11 @@ template <typename Logit> struct Chain {
         if (!known(step)) return false;
         const int token = static_cast<int>(tokens[step]);
         const LawfulRow<Logit> here = target_row(step);
-        const double p_weight = here.weigh(Reader<Logit>::one(here.logits, token), token);
+        const double p_weight = here.weight_at(token);
         double q_weight = 1.0, q_normaliser = 1.0;
         if (draft != nullptr) {
             const LawfulRow<Logit> there = draft_row(step);
-            q_weight = there.weigh(Reader<Logit>::one(there.logits, token), token);
+            q_weight = there.weight_at(token);
             q_normaliser = there.normaliser;
         }
         const double uniform = uniform_of(random_words(seed, position + step, ACCEPT).first);
@@ -87,7 +87,10 @@ __device__ __forceinline__ void sum_tiles(
     const int tiles = (size + TILE - 1) / TILE;
 #pragma unroll 1
     for (int tile = first + static_cast<int>(threadIdx.x) / WARP; tile < tiles; tile += apart) {
-        const float mass = mass_of_tile(masses, size, tile);
+        const int start = tile * TILE;
+        const float mass = !masses.even(start)    ? mass_of_tile(masses, size, start)
+                           : masses.reads_draft() ? mass_of_even_tile<true>(masses, start)
+                                                  : mass_of_even_tile<false>(masses, start);
         if (threadIdx.x % WARP == 0) tile_masses[tile] = mass;
     }
 }
@@ -185,7 +188,7 @@ __device__ __forceinline__ bool add_own_token(
         bool some = !masses.residual;
         for (int tile = threadIdx.x; tile < tiles; tile += DRAW_THREADS) some = some || of_tiles.anew[tile] > 0.0f;
         if (__syncthreads_or(some)) break;
-        masses.residual = false;
+        masses = weights_of(masses.target);
         of_tiles.summed = summed;
         first = 0, apart = DRAW_WARPS;  // by this block alone
     }

@@ -1,0 +1,63 @@
+"""Budgets of instructions for the loops over the vocabulary, in the machine code for an H100 or H200.
+
+An H200 moves 2,100 logits of 16 bits per nanosecond, and issues 14 instructions for each in that time: beyond
+that, instructions and not memory decide how long a kernel takes.
+"""
+
+from __future__ import annotations
+
+import pytest
+from driftguard_engine.kernels.cuda.compiler import compile_source, read_sources
+
+from tests.engine.kernels.disassembly import PACKAGE, Kernel, Stretch, disassembler, kernels
+from tests.gpu.check.resources import resources
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(disassembler() is None, reason=f"no nvdisasm: pip install {PACKAGE}"),
+]
+
+LOADED = {"bf16": 8, "fp16": 8, "fp32": 4}  # logits, by one load of 16 bytes
+
+
+@pytest.fixture(scope="module")
+def verification(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
+    return disassembled("verify.cu", tmp_path_factory)
+
+
+def disassembled(file: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
+    """Kernels that keep everything in registers."""
+    (source,) = (source for source in read_sources() if source.name == file)
+    compiled = compile_source(source, "sm_90a")
+    assert not [kernel for kernel in resources(compiled.log) if kernel.uses_local_memory]
+    nvdisasm = disassembler()
+    assert nvdisasm is not None
+    return kernels(compiled.cubin, nvdisasm, tmp_path_factory.mktemp("cubin"))
+
+
+def loops_of_weights(kernel: Kernel) -> list[Stretch]:
+    """Loops that load logits and weigh them; those that weigh the most at a time first."""
+    loops = [loop for loop in kernel.loops if kernel.count(loop, "LDG.E.128") and kernel.count(loop, "FFMA")]
+    return sorted(loops, key=lambda loop: -kernel.count(loop, "FFMA"))
+
+
+@pytest.mark.parametrize(("suffix", "budget"), [("bf16", 18), ("fp16", 18), ("fp32", 17.5)])
+def test_residuals(verification: dict[str, Kernel], suffix: str, budget: float) -> None:
+    """Of a tile: two rows of logits, weighed and subtracted."""
+    kernel = verification[f"verify_chain_{suffix}"]
+    residual, *_ = loops_of_weights(kernel)
+    loads = kernel.count(residual, "LDG.E.128")
+    assert len(residual) / (LOADED[suffix] * loads) <= budget
+    assert kernel.count(residual, "BRA") - kernel.count(residual, "BRA.DIV") == 1  # back to the beginning
+    first_weight = next(at for at in residual if kernel.instructions[at].name == "FFMA")
+    assert kernel.count(range(residual[0], first_weight), "LDG.E.128") == loads  # all are under way by then
+
+
+@pytest.mark.parametrize("suffix", LOADED)
+@pytest.mark.parametrize("name", ["verify_chain", "draw_drafts"])
+def test_branches_between_loads(verification: dict[str, Kernel], name: str, suffix: str) -> None:
+    kernel = verification[f"{name}_{suffix}"]
+    # Not the loop that picks a tile and then a token in it: it runs twice.
+    sums = [loop for loop in loops_of_weights(kernel) if not kernel.count(loop, "SHFL")]
+    assert len(sums) >= 2
+    assert max(kernel.count(loop, "BRA") for loop in sums) <= 10
