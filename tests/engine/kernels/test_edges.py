@@ -73,6 +73,19 @@ def test_settings_at_their_limits(module: Module, dtype: torch.dtype) -> None:
     check(module, in_type(case(rows, 1, size, sampling), dtype))
 
 
+def test_temperatures_beyond_what_float32_divides_by(module: Module) -> None:
+    """Every token that is not ruled out is as likely as any other; it is no greedy choice."""
+    rows, size = 24, 300
+    given = case(rows, 1, size, sampling_of(rows, [1.0]))
+    temperature = torch.tensor([1e37, 1e38, 1e300, 1.7e308] * (rows // 4), dtype=torch.float64)
+    given = replace(given, sampling=replace(given.sampling, temperature=temperature.numpy()))
+    for logits in (given.target, given.draft):
+        logits[..., : size // 2] = -INF
+    space = check(module, given)
+    assert int(space.tokens[:, 0].min()) >= size // 2
+    assert len(set(space.draft_tokens[:, 0].tolist())) > rows // 2
+
+
 def test_a_top_p_that_float32_cannot_tell_from_1_is_off() -> None:
     asked = torch.tensor([1 - 1e-9, 0.9], dtype=torch.float64)
     none = torch.zeros(2, dtype=torch.int64)

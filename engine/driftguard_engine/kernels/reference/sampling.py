@@ -21,6 +21,7 @@ Index = NDArray[Any] | slice
 EVERY = slice(None)  # row
 
 GREEDY_BELOW = float(torch.finfo(torch.float32).tiny)  # too small to divide by in float32: counts as 0
+LEAST_SCALE = 2.0**-120  # so that powers of two down to 2**-125 are differences that float32 holds
 LIKELIEST = 256  # tokens among which a cut is looked for first
 
 
@@ -61,7 +62,7 @@ class SamplingBatch:
     def scale(self) -> Singles:
         """Powers of two per unit of logit: [B], 0 where the row is greedy."""
         powers = math.log2(math.e) / np.maximum(self.temperature, GREEDY_BELOW)
-        return np.where(self.greedy, 0, powers).astype(np.float32)
+        return np.where(self.greedy, 0, np.maximum(powers, LEAST_SCALE)).astype(np.float32)
 
     def limited(self, size: int) -> Truths:
         """Which rows top-k takes tokens from: [B]."""
