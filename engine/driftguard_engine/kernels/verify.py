@@ -204,10 +204,10 @@ def find_distributions(
     where = [np.int32(table_stride), np.int32(table_offset)]
     launcher.launch(
         f"row_statistics_{suffix}",
-        (-(-batch * steps * tiles_of(size) // _STATISTICS_WARPS), 1, 1),
+        (batch, steps, -(-tiles_of(size) // _STATISTICS_WARPS)),
         _STATISTICS_WARPS * LANES,
         [
-            *(logits, row_stride, np.int32(batch), np.int32(steps), np.int32(size), lengths, *asked, *where),
+            *(logits, row_stride, np.int32(steps), np.int32(size), lengths, *asked, *where),
             *(table.tile_maxima, table.tile_sums, table.tile_masses, table.lane_maxima, table.peak),
             *(table.normaliser, table.cut, table.cut_token, arrivals),
         ],

@@ -135,9 +135,9 @@ def kernels(cubin: bytes, nvdisasm: str, directory: Path) -> dict[str, Kernel]:
         elif labelled := _LABEL.match(line):
             into.labels[labelled[1]] = len(into.instructions)
         elif read := _INSTRUCTION.search(line):
-            condition, operation, rest = read.groups()
-            target = _TARGET.search(rest)
-            into.instructions.append(
-                Instruction(operation, condition is not None, target[1] if target else None)
-            )
+            condition, operation, operands = read.groups()
+            target = _TARGET.search(operands)
+            # A branch may also read a condition as its operand.
+            conditional = condition is not None or (target is not None and "," in operands)
+            into.instructions.append(Instruction(operation, conditional, target[1] if target else None))
     return found

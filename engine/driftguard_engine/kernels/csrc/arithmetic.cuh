@@ -133,8 +133,7 @@ __device__ __forceinline__ float next_above(float value) {
     return __uint_as_float(value == 0.0f ? 1u : value > 0.0f ? bits + 1 : bits - 1);
 }
 
-// 2 ** power for power in [LEAST_POWER, 0], relative error below 2**-23; exactly 1 at 0. Every operation is
-// rounded as written, so that the reference finds the same bits.
+// 2 ** power for power in [LEAST_POWER, 0], relative error below 2**-23; exactly 1 at 0.
 __device__ __forceinline__ float power_of_two(float power) {
     const float rounder = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
     const float shifted = __fadd_rn(power, rounder);
@@ -148,9 +147,27 @@ __device__ __forceinline__ float power_of_two(float power) {
     return __uint_as_float(__float_as_uint(result) + (__float_as_uint(shifted) << 23));
 }
 
-// The maximum is subtracted before multiplying: logit x scale overflows where this does not.
+// How far below the peak a logit counts at most (a number below 0): scaled, from -125 to -62.5, so that no weight is
+// subnormal. Without a division, because it is a power of two times a constant.
+__device__ __forceinline__ float least_difference(float scale) {
+    const u32 exponent = __float_as_uint(scale) & 0x7f800000u;
+    return __fmul_rn(0.5f * LEAST_POWER, __uint_as_float(0x7f000000u - exponent));
+}
+
+// 2 ** ((logit - peak) x scale) of a logit up to the peak, relative error below 2**-18; exactly 1 at the peak. The
+// arithmetic of `exp2.fused_exp2`. Its polynomial is shorter than the one above: what weighs a whole vocabulary is
+// limited by instructions. The peak is subtracted before multiplying: logit x scale overflows where this does not.
 __device__ __forceinline__ float weight_of(float logit, float peak, float scale) {
-    return power_of_two(fmaxf(__fmul_rn(__fsub_rn(logit, peak), scale), LEAST_POWER));
+    const float rounder = 0x1.8p23f;  // adding it leaves the nearest integer in the low bits
+    const float difference = fmaxf(__fsub_rn(logit, peak), least_difference(scale));
+    const float shifted = __fmaf_rn(difference, scale, rounder);
+    const float fraction = __fmaf_rn(difference, scale, __fsub_rn(rounder, shifted));
+    float result = 0x1.3a0514p-7f;
+    result = __fmaf_rn(result, fraction, 0x1.c9fc68p-5f);
+    result = __fmaf_rn(result, fraction, 0x1.ec036ep-3f);
+    result = __fmaf_rn(result, fraction, 0x1.62e12cp-1f);
+    result = __fmaf_rn(result, fraction, 1.0f);
+    return __uint_as_float(__float_as_uint(result) + (__float_as_uint(shifted) << 23));
 }
 
 __device__ __forceinline__ u64 fixed_weight(float weight) {

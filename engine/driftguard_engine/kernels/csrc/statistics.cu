@@ -47,7 +47,8 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
             Reader<Logit>::unpack(kept[KEPT ? chunk : 0], logits);
 #pragma unroll
             for (int place = 0; place < RUN; ++place) {
-                sums[place] = __fadd_rn(sums[place], weight_of(logits[place], peak, scale));
+                const float weight = weight_of(logits[place], peak, scale);
+                sums[place] = KEPT && chunk == 0 ? weight : __fadd_rn(sums[place], weight);
             }
         }
     }
@@ -73,7 +74,7 @@ __device__ __forceinline__ void row_law(
     if (lane == 0) *peak = largest, *normaliser = total;
 }
 
-// Grid: at least ceil(batch x steps x tiles / STATISTICS_WARPS) blocks of STATISTICS_WARPS warps.
+// Grid: (batch, steps, ceil(tiles / STATISTICS_WARPS)) blocks of STATISTICS_WARPS warps.
 //
 // logits [batch, steps, size], rows `row_stride` elements apart; lengths [batch] or null: only rows up to
 // lengths[b] are read. scales [batch], top_k [batch], top_p [batch]. Laws are written at row
@@ -82,22 +83,21 @@ __device__ __forceinline__ void row_law(
 // arrivals [batch x steps]: zero, and left zero.
 template <typename Logit>
 __device__ __forceinline__ void row_statistics(
-    const Logit* __restrict__ logits, i64 row_stride, int batch, int steps, int size, const int* __restrict__ lengths,
+    const Logit* __restrict__ logits, i64 row_stride, int steps, int size, const int* __restrict__ lengths,
     const float* __restrict__ scales, const int* __restrict__ top_k, const float* __restrict__ top_p, int law_stride,
     int law_offset, float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,
     double* normalisers, float* cuts, int* cut_tokens, u32* arrivals
 ) {
     const int tiles = (size + TILE - 1) / TILE;
     const int lane = threadIdx.x % WARP;
-    const i64 unit = static_cast<i64>(blockIdx.x) * STATISTICS_WARPS + threadIdx.x / WARP;
-    const int tile = static_cast<int>(unit % tiles);
-    const i64 row = unit / tiles;
-    if (row >= static_cast<i64>(batch) * steps) return;
-    const int request = static_cast<int>(row / steps), step = static_cast<int>(row % steps);
+    const int tile = static_cast<int>(blockIdx.z * STATISTICS_WARPS + threadIdx.x / WARP);
+    const int step = static_cast<int>(blockIdx.y), request = static_cast<int>(blockIdx.x);
+    if (tile >= tiles) return;
     if (lengths != nullptr && step > lengths[request]) return;
     const i64 law = static_cast<i64>(request) * law_stride + law_offset + step;
     const float scale = scales[request];
 
+    const i64 row = static_cast<i64>(request) * steps + step;
     const Logit* at = logits + row * row_stride;
     const bool full = starts_on_16_bytes(at) && (tile + 1) * TILE <= size;
     const TileStatistics found = full ? tile_statistics<true>(at, size, tile, scale)
@@ -123,13 +123,13 @@ __device__ __forceinline__ void row_statistics(
 
 #define ROW_STATISTICS(NAME, LOGIT)                                                                               \
     extern "C" __global__ void __launch_bounds__(STATISTICS_WARPS * WARP, 4) NAME(                                \
-        const LOGIT* logits, i64 row_stride, int batch, int steps, int size, const int* lengths,                  \
+        const LOGIT* logits, i64 row_stride, int steps, int size, const int* lengths,                             \
         const float* scales, const int* top_k, const float* top_p, int law_stride, int law_offset,                \
         float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,              \
         double* normalisers, float* cuts, int* cut_tokens, u32* arrivals                                          \
     ) {                                                                                                           \
         row_statistics(                                                                                           \
-            logits, row_stride, batch, steps, size, lengths, scales, top_k, top_p, law_stride, law_offset,        \
+            logits, row_stride, steps, size, lengths, scales, top_k, top_p, law_stride, law_offset,               \
             tile_maxima, tile_sums, tile_masses, lane_maxima, peaks, normalisers, cuts, cut_tokens, arrivals      \
         );                                                                                                        \
     }

@@ -18,9 +18,8 @@ from driftguard_engine.kernels.reference import tiles
 from driftguard_engine.kernels.reference.exp2 import Singles, numpy_exp2
 from driftguard_engine.kernels.reference.sampling import Cuts, Doubles, Index, Integers, SamplingBatch
 
-Exp2 = Callable[[Singles], Singles]  # of powers in [LEAST_POWER, 0], which it may overwrite
+Exp2 = Callable[[Singles, Singles], Singles]  # 2 ** (difference x scale) as `numpy_exp2`
 
-LEAST_POWER = np.float32(-125)  # of two; smaller powers are raised to it, so that no weight is subnormal
 FIXED = np.float64(2**40)  # a weight of 1 as an integer: top-p adds weights in fixed point
 _LOWEST = np.finfo(np.float32).min
 
@@ -151,11 +150,8 @@ def _tile_mass(logits: Singles, maxima: Singles, peak: Singles, scale: Singles, 
 
 def _weights(logits: Singles, peak: Singles, scale: Singles, exp2: Exp2) -> Singles:
     """logits [B, ...], peak (broadcast): subtracted first, because logits x scale overflows."""
-    power = logits - peak
-    power *= scale.reshape(-1, *[1] * (power.ndim - 1))
-    if not power.min(initial=0) >= LEAST_POWER:  # this check takes a fraction of the time of np.maximum
-        np.maximum(power, LEAST_POWER, out=power)
-    return exp2(power)
+    difference = logits - peak
+    return exp2(difference, scale.reshape(-1, *[1] * (difference.ndim - 1)))
 
 
 def _cut(logits: Singles, normaliser: Doubles, cuts: Cuts, exp2: Exp2) -> tuple[Singles, Integers, Doubles]:
