@@ -156,9 +156,9 @@ def test_certain_drafts(module: Module, dtype: torch.dtype) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("certain", [False, True])
-def test_residuals_of_whole_tiles(module: Module, certain: bool, dtype: torch.dtype) -> None:
-    """Cuts in, between and beyond tiles, where equal logits stay up to some token."""
-    size, rows = 2 * 4096, 12
+def test_residuals_of_aligned_rows(module: Module, certain: bool, dtype: torch.dtype) -> None:
+    """Two whole tiles and a part; cuts in, between and beyond them, where equal logits stay up to a token."""
+    size, rows = 2 * 4096 + 5 * 256 + 8, 12
     sampling = sampling_of(rows, [1.0, 0.7], [0, 5000, 100, 4095, 4096, 4097, 0], [1.0, 1.0, 1.0, 1.0, 0.4])
     given = case(rows, 1, size, sampling)
     given.draft[:] = (given.draft * 2).round() / 2
@@ -167,7 +167,7 @@ def test_residuals_of_whole_tiles(module: Module, certain: bool, dtype: torch.dt
     given.target[5, 0, :5], given.draft[6, 0, -5:] = -INF, -INF
     given = in_type(given, dtype)
     if certain:
-        places = torch.tensor([0, 4095, 4096, 8191]).repeat(3).unsqueeze(1)
+        places = torch.tensor([0, 4095, 4096, size - 1]).repeat(3).unsqueeze(1)
         given.draft[:] = torch.full_like(given.draft, -INF).scatter_(2, places.unsqueeze(2), 0.0)
         given = replace(given, tokens=places, certain=True)
     space = check(module, given)

@@ -6,6 +6,8 @@ that, instructions and not memory decide how long a kernel takes.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from driftguard_engine.kernels.cuda.compiler import compile_source, read_sources
 
@@ -57,6 +59,10 @@ def test_statistics(statistics: dict[str, Kernel], suffix: str) -> None:
     assert kernel.shortest_through(weights) / TILE_OF_LANE <= 13.1
     assert len(weights) / TILE_OF_LANE <= 12.1
     assert max(kernel.count(block, "LDG.E.128") for block in kernel.blocks) == TILE_OF_LANE / LOADED[suffix]
+    # Nor does a row's last tile, which ends earlier, wait for a maximum before all of it is under way: loads
+    # follow upon maxima once, between the code of the two.
+    order = [i.name for i in kernel.instructions if i.operation.startswith(("LDG.E.128", "VHMNMX"))]
+    assert sum(pair == ("VHMNMX", "LDG") for pair in pairwise(order)) == 1
 
 
 def test_statistics_in_float32(statistics: dict[str, Kernel]) -> None:
@@ -69,7 +75,7 @@ def test_statistics_in_float32(statistics: dict[str, Kernel]) -> None:
     assert sum(len(loop) for loop in loops) / (8 * LOADED["fp32"]) <= 13
 
 
-@pytest.mark.parametrize(("suffix", "budget"), [("bf16", 16), ("fp16", 16), ("fp32", 15.1)])
+@pytest.mark.parametrize(("suffix", "budget"), [("bf16", 16), ("fp16", 16), ("fp32", 15.4)])
 def test_residuals(verification: dict[str, Kernel], suffix: str, budget: float) -> None:
     """Of a tile: two rows of logits, weighed and subtracted."""
     kernel = verification[f"verify_chain_{suffix}"]

@@ -6,7 +6,6 @@
 
 constexpr int DRAW_THREADS = 256;
 constexpr int DRAW_WARPS = DRAW_THREADS / WARP;
-constexpr int READ_AHEAD = 4;  // chunks
 constexpr int SHARE = TILE / DRAW_THREADS;  // neighbouring elements that one thread holds: two runs
 
 // A row of logits under its law (`distribution.Laws`).
@@ -90,46 +89,32 @@ template <typename Logit> struct Masses {
 
     // Whether all tokens of the tile that begins at `start` are treated alike, and read 16 bytes at a time.
     __device__ __forceinline__ bool even(int start) const {
-        if (start + TILE > target.size || !target.whole || !target.cuts_evenly(start)) return false;
+        if (!target.whole || !target.cuts_evenly(start)) return false;
         if (reads_draft()) return draft.whole && draft.cuts_evenly(start);
         return certain < start || certain >= start + TILE;
     }
 };
 
-// Mass of one tile, by one warp, in the order of `tiles.tile_sums`.
-template <typename Logit>
-__device__ __forceinline__ float mass_of_tile(const Masses<Logit>& masses, int size, int start) {
-    float sums[RUN] = {};
-    const int lane = threadIdx.x % WARP;
-#pragma unroll 1
-    for (int chunk = start; chunk < min(start + TILE, size); chunk += CHUNK) {
-        float here[RUN];
-        masses.run(chunk + lane * RUN, here);
-#pragma unroll
-        for (int place = 0; place < RUN; ++place) sums[place] = __fadd_rn(sums[place], here[place]);
-    }
-    return tile_sum(sums);
-}
-
-// The same of an even tile: nothing is asked between the loads, so that those of READ_AHEAD chunks are under way.
+// Adds the masses of an even tile to the lanes' sums, a few chunks at a time as long as there are so many before `end`,
+// and returns where it stopped. Nothing is asked between the loads, so that those of all these chunks are under way.
 template <bool READS_DRAFT, typename Logit>
-__device__ __forceinline__ float mass_of_even_tile(const Masses<Logit>& masses, int start) {
+__device__ __forceinline__ int add_evenly(const Masses<Logit>& masses, int start, int end, float (&sums)[RUN]) {
+    typedef typename Reader<Logit>::Raw Raw;
+    constexpr int AHEAD = 64 / sizeof(Raw);  // chunks: what registers hold of two rows
     const float least = masses.target.least_kept(start);
     const float least_of_draft = READS_DRAFT ? masses.draft.least_kept(start) : 0.0f;
-    const int first = start + static_cast<int>(threadIdx.x % WARP) * RUN;
-    float sums[RUN] = {};
 #pragma unroll 1
-    for (int ahead = 0; ahead < CHUNKS; ahead += READ_AHEAD) {
-        typename Reader<Logit>::Raw of_target[READ_AHEAD], of_draft[READ_AHEAD];
+    for (; start + AHEAD * CHUNK <= end; start += AHEAD * CHUNK) {
+        const int first = start + static_cast<int>(threadIdx.x % WARP) * RUN;
+        Raw of_target[AHEAD], of_draft[AHEAD];
 #pragma unroll
-        for (int chunk = 0; chunk < READ_AHEAD; ++chunk) {
-            const int at = first + (ahead + chunk) * CHUNK;
-            of_target[chunk] = masses.target.read(at);
-            if (READS_DRAFT) of_draft[chunk] = masses.draft.read(at);
+        for (int chunk = 0; chunk < AHEAD; ++chunk) {
+            of_target[chunk] = masses.target.read(first + chunk * CHUNK);
+            if (READS_DRAFT) of_draft[chunk] = masses.draft.read(first + chunk * CHUNK);
         }
         __syncwarp();  // else the assembler moves each load down to where it is used
 #pragma unroll
-        for (int chunk = 0; chunk < READ_AHEAD; ++chunk) {
+        for (int chunk = 0; chunk < AHEAD; ++chunk) {
             float here[RUN], other[RUN];
             masses.target.weigh_run(of_target[chunk], least, here);
             if (READS_DRAFT) masses.draft.weigh_run(of_draft[chunk], least_of_draft, other);
@@ -140,6 +125,26 @@ __device__ __forceinline__ float mass_of_even_tile(const Masses<Logit>& masses, 
                 sums[place] = __fadd_rn(sums[place], mass);
             }
         }
+    }
+    return start;
+}
+
+// Mass of one tile, by one warp, in the order of `tiles.tile_sums`.
+template <typename Logit>
+__device__ __forceinline__ float mass_of_tile(const Masses<Logit>& masses, int size, int tile) {
+    int start = tile * TILE;
+    const int end = min(start + TILE, size), lane = threadIdx.x % WARP;
+    float sums[RUN] = {};
+    if (masses.even(start)) {
+        start = masses.reads_draft() ? add_evenly<true>(masses, start, end, sums)
+                                     : add_evenly<false>(masses, start, end, sums);
+    }
+#pragma unroll 1
+    for (; start < end; start += CHUNK) {
+        float here[RUN];
+        masses.run(start + lane * RUN, here);
+#pragma unroll
+        for (int place = 0; place < RUN; ++place) sums[place] = __fadd_rn(sums[place], here[place]);
     }
     return tile_sum(sums);
 }

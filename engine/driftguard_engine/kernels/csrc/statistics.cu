@@ -29,8 +29,13 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
         if (FULL || at < size) {
             Raw& raw = kept[KEPT ? chunk : 0];
             raw = Reader<Logit>::read(row, at, FULL ? at + RUN : size, whole);
-            best.take(raw);
+            if (!KEPT) best.take(raw);
         }
+    }
+    // Not in the loop above, where each maximum would hold up the loads behind it.
+#pragma unroll
+    for (int chunk = 0; chunk < (KEPT ? CHUNKS : 0); ++chunk) {
+        if (FULL || first + chunk * CHUNK < size) best.take(kept[chunk]);
     }
     const float lane_maximum = best.value();
     const float maximum = warp_max_or_nan(lane_maximum);

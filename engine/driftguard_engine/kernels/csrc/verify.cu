@@ -87,10 +87,7 @@ __device__ __forceinline__ void sum_tiles(
     const int tiles = (size + TILE - 1) / TILE;
 #pragma unroll 1
     for (int tile = first + static_cast<int>(threadIdx.x) / WARP; tile < tiles; tile += apart) {
-        const int start = tile * TILE;
-        const float mass = !masses.even(start)    ? mass_of_tile(masses, size, start)
-                           : masses.reads_draft() ? mass_of_even_tile<true>(masses, start)
-                                                  : mass_of_even_tile<false>(masses, start);
+        const float mass = mass_of_tile(masses, size, tile);
         if (threadIdx.x % WARP == 0) tile_masses[tile] = mass;
     }
 }
