@@ -21,7 +21,8 @@ from driftguard_engine.kernels.reference.tiles import LANES, tiles_of
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 
 # As in csrc: threads of a block, tiles of a block.
-_STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS, _DRAW_WARPS = 4, 512, 256, 8
+_STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS = 4, 512, 256
+_BUSY_BLOCKS = 512  # of a kernel that draws: as many as run at a time on a large GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +140,12 @@ def draw_drafts(
     )
     launcher.launch(
         f"draw_drafts_{suffix}",
-        (len(logits), 1, 1),
+        (len(logits), _blocks_of_row(len(logits), space.size) if sampling.narrows else 1, 1),
         _DRAW_THREADS,
         [
             *(logits, np.int64(logits.stride(0)), np.int32(space.size), np.int32(drafts), np.int32(step)),
             *(sampling.scale, sampling.seed, sampling.position, *space.draft.read()),
-            *(space.tile_masses, space.draft_tokens),
+            *(space.tile_masses, space.arrivals, space.draft_tokens),
         ],
     )
 
@@ -156,17 +157,17 @@ def verify(
     lengths: Tensor,
     sampling: SamplingTensors,
     space: Workspace,
-    blocks_per_row: int = 4,
+    blocks_per_row: int | None = None,
 ) -> None:
     """Verifies space.draft_tokens with the distributions that `draw_drafts` kept, into the outputs of space.
 
     target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows at a constant stride, or None
     for drafts that were not drawn (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a
-    residual; it changes no result.
+    residual, as many as keep a GPU busy if None; it changes no result.
     """
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
     find_distributions(launcher, target_logits, lengths, sampling, space.target, steps, 0, space.row_arrivals)
-    blocks = min(blocks_per_row, -(-tiles_of(size) // _DRAW_WARPS))
+    blocks = blocks_per_row or _blocks_of_row(batch, size)
     launcher.launch(
         f"verify_chain_{suffix}",
         (batch, blocks, 1),
@@ -222,6 +223,11 @@ def find_distributions(
                 *(table.lane_maxima, table.peak, table.normaliser, table.cut, table.cut_token),
             ],
         )
+
+
+def _blocks_of_row(batch: int, size: int) -> int:
+    """How many share the tiles of each of these rows."""
+    return max(1, min(_BUSY_BLOCKS // batch, tiles_of(size)))
 
 
 def _row_stride(logits: Tensor) -> np.int64:

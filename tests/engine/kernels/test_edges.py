@@ -221,13 +221,13 @@ def test_an_empty_residual_leaves_the_target_s_law(module: Module) -> None:
 
 @dataclass(frozen=True)
 class Shared:
-    """A launcher with so many blocks to each row of a verification, also where there is little to share."""
+    """A launcher with so many blocks to each row that is drawn from, also where there is little to share."""
 
     launcher: Launcher
     blocks: int
 
     def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
-        if kernel.startswith("verify_chain"):
+        if kernel.startswith(("verify_chain", "draw_drafts")):
             grid = (grid[0], self.blocks, 1)
         self.launcher.launch(kernel, grid, block, arguments)
 
@@ -242,11 +242,11 @@ def test_blocks_that_share_a_row_change_nothing(module: Module, blocks: int) -> 
 
 
 def test_a_row_of_many_tiles(module: Module) -> None:
-    """18 tiles, of which blocks take 8 at a time: three share the row; a block's warps take more than one."""
+    """18 tiles: blocks take one after another, or the same number each, or there is one to every tile."""
     given = case(2, 1, 18 * 4096 - 5)
     given.target[:, 0].neg_()
-    for blocks in (1, 16):
-        space = cases.run(Emulated(module, blocks), given, CPU, blocks_per_row=blocks)
+    for blocks in (1, 6, 16, None):
+        space = cases.run(Emulated(module, blocks or 0), given, CPU, blocks_per_row=blocks)
         assert_equal_to_reference(given, space, f"{blocks} blocks")
     assert space.accepted.tolist() == [0, 0]
 

@@ -15,7 +15,6 @@ template <typename Logit> struct LawfulRow {
     int size;
     bool whole;  // starts on 16 bytes
     float scale, peak;
-    double normaliser;
     float cut;
     int cut_token;
 
@@ -58,6 +57,12 @@ template <typename Logit> struct LawfulRow {
     }
 };
 
+__device__ __forceinline__ void keep_run(const float (&run)[RUN], float* at) {
+    float4* const kept = reinterpret_cast<float4*>(at);
+    kept[0] = make_float4(run[0], run[1], run[2], run[3]);
+    kept[1] = make_float4(run[4], run[5], run[6], run[7]);
+}
+
 // What a token is drawn by: the weights of the target's row, or what its law has above the draft's.
 template <typename Logit> struct Masses {
     LawfulRow<Logit> target, draft;
@@ -87,66 +92,74 @@ template <typename Logit> struct Masses {
         for (int place = 0; place < RUN; ++place) masses[place] = excess(masses[place], other[place]);
     }
 
+    // The runs at `at` and half a tile further, of an even tile: nothing is asked between their loads.
+    template <bool READS_DRAFT>
+    __device__ __forceinline__ void even_runs(int start, int at, float (&masses)[2][RUN]) const {
+        const float least = target.least_kept(start), least_of_draft = READS_DRAFT ? draft.least_kept(start) : 0.0f;
+        typename Reader<Logit>::Raw of_target[2], of_draft[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            of_target[half] = target.read(at + half * (TILE / 2));
+            if (READS_DRAFT) of_draft[half] = draft.read(at + half * (TILE / 2));
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float other[RUN];
+            target.weigh_run(of_target[half], least, masses[half]);
+            if (READS_DRAFT) draft.weigh_run(of_draft[half], least_of_draft, other);
+#pragma unroll
+            for (int place = 0; place < RUN; ++place) {
+                masses[half][place] = READS_DRAFT ? excess(masses[half][place], other[place])
+                                                  : __fmul_rn(masses[half][place], target_reciprocal);
+            }
+        }
+    }
+
     // Whether all tokens of the tile that begins at `start` are treated alike, and read 16 bytes at a time.
     __device__ __forceinline__ bool even(int start) const {
-        if (!target.whole || !target.cuts_evenly(start)) return false;
+        if (start + TILE > target.size || !target.whole || !target.cuts_evenly(start)) return false;
         if (reads_draft()) return draft.whole && draft.cuts_evenly(start);
         return certain < start || certain >= start + TILE;
     }
 };
 
-// Adds the masses of an even tile to the lanes' sums, a few chunks at a time as long as there are so many before `end`,
-// and returns where it stopped. Nothing is asked between the loads, so that those of all these chunks are under way.
-template <bool READS_DRAFT, typename Logit>
-__device__ __forceinline__ int add_evenly(const Masses<Logit>& masses, int start, int end, float (&sums)[RUN]) {
-    typedef typename Reader<Logit>::Raw Raw;
-    constexpr int AHEAD = 64 / sizeof(Raw);  // chunks: what registers hold of two rows
-    const float least = masses.target.least_kept(start);
-    const float least_of_draft = READS_DRAFT ? masses.draft.least_kept(start) : 0.0f;
-#pragma unroll 1
-    for (; start + AHEAD * CHUNK <= end; start += AHEAD * CHUNK) {
-        const int first = start + static_cast<int>(threadIdx.x % WARP) * RUN;
-        Raw of_target[AHEAD], of_draft[AHEAD];
-#pragma unroll
-        for (int chunk = 0; chunk < AHEAD; ++chunk) {
-            of_target[chunk] = masses.target.read(first + chunk * CHUNK);
-            if (READS_DRAFT) of_draft[chunk] = masses.draft.read(first + chunk * CHUNK);
-        }
-        __syncwarp();  // else the assembler moves each load down to where it is used
-#pragma unroll
-        for (int chunk = 0; chunk < AHEAD; ++chunk) {
-            float here[RUN], other[RUN];
-            masses.target.weigh_run(of_target[chunk], least, here);
-            if (READS_DRAFT) masses.draft.weigh_run(of_draft[chunk], least_of_draft, other);
-#pragma unroll
-            for (int place = 0; place < RUN; ++place) {
-                const float mass = READS_DRAFT ? masses.excess(here[place], other[place])
-                                               : __fmul_rn(here[place], masses.target_reciprocal);
-                sums[place] = __fadd_rn(sums[place], mass);
-            }
-        }
-    }
-    return start;
-}
+// What the threads of a block leave to each other while they sum a tile.
+struct TileScratch {
+    alignas(16) float masses[TILE];
+    float lanes[WARP];
+};
 
-// Mass of one tile, by one warp, in the order of `tiles.tile_sums`.
+// Mass of the tile that begins at `start`, by the whole block, the same in every thread. Each thread weighs two runs;
+// what they weigh is then added in the order of `tiles.tile_sums`: the chunks one after another, a lane's eight places
+// by halves, the lanes by halves.
 template <typename Logit>
-__device__ __forceinline__ float mass_of_tile(const Masses<Logit>& masses, int size, int tile) {
-    int start = tile * TILE;
-    const int end = min(start + TILE, size), lane = threadIdx.x % WARP;
-    float sums[RUN] = {};
-    if (masses.even(start)) {
-        start = masses.reads_draft() ? add_evenly<true>(masses, start, end, sums)
-                                     : add_evenly<false>(masses, start, end, sums);
-    }
+__device__ __forceinline__ float mass_of_tile(const Masses<Logit>& masses, int start, TileScratch& scratch) {
+    const int first = static_cast<int>(threadIdx.x) * RUN;  // in the tile; the second run is half a tile away
+    float here[2][RUN];
+    if (!masses.even(start)) {
 #pragma unroll 1
-    for (; start < end; start += CHUNK) {
-        float here[RUN];
-        masses.run(start + lane * RUN, here);
-#pragma unroll
-        for (int place = 0; place < RUN; ++place) sums[place] = __fadd_rn(sums[place], here[place]);
+        for (int half = 0; half < 2; ++half) {
+            masses.run(start + half * (TILE / 2) + first, here[0]);
+            keep_run(here[0], scratch.masses + half * (TILE / 2) + first);
+        }
+    } else if (masses.reads_draft()) {
+        masses.template even_runs<true>(start, start + first, here);
+        keep_run(here[0], scratch.masses + first), keep_run(here[1], scratch.masses + TILE / 2 + first);
+    } else {
+        masses.template even_runs<false>(start, start + first, here);
+        keep_run(here[0], scratch.masses + first), keep_run(here[1], scratch.masses + TILE / 2 + first);
     }
-    return tile_sum(sums);
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        sum = __fadd_rn(sum, scratch.masses[chunk * CHUNK + static_cast<int>(threadIdx.x)]);
+    }
+#pragma unroll
+    for (int place = RUN / 2; place > 0; place /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(FULL_WARP, sum, place));
+    if (threadIdx.x % RUN == 0) scratch.lanes[threadIdx.x / RUN] = sum;
+    __syncthreads();
+    return sum_by_halves(scratch.lanes[threadIdx.x % WARP]);
 }
 
 // Inclusive sum over the warp's lanes.
@@ -160,6 +173,9 @@ __device__ __forceinline__ u64 sum_up_to(u64 value) {
     return value;
 }
 
+// What every thread picks from, beside each other: in registers it would take a third of them.
+typedef double Held[SHARE][DRAW_THREADS];
+
 struct PickScratch {
     double maxima[DRAW_WARPS];
     u64 totals[DRAW_WARPS];
@@ -168,11 +184,14 @@ struct PickScratch {
 
 // First index whose cumulative mass exceeds word / 2**64 of the total (`inverse_cdf.pick`), in integers: exact,
 // so that it does not matter how the masses are shared out. Thread t holds masses t x SHARE ...; zero beyond.
-__device__ inline int pick(const double (&masses)[SHARE], u64 word, PickScratch& scratch) {
+__device__ inline int pick(const Held& held, u64 word, PickScratch& scratch) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     double largest = 0.0;
 #pragma unroll
-    for (int place = 0; place < SHARE; ++place) largest = masses[place] > largest ? masses[place] : largest;
+    for (int place = 0; place < SHARE; ++place) {
+        const double mass = held[place][threadIdx.x];
+        largest = mass > largest ? mass : largest;
+    }
 #pragma unroll
     for (int other = WARP / 2; other > 0; other /= 2) {
         const double theirs = __shfl_xor_sync(FULL_WARP, largest, other);
@@ -192,7 +211,7 @@ __device__ inline int pick(const double (&masses)[SHARE], u64 word, PickScratch&
     const double unit = __longlong_as_double((MASS_BITS - exponent + 1023) << 52);
     u64 own = 0;
 #pragma unroll
-    for (int place = 0; place < SHARE; ++place) own += __double2ull_rz(__dmul_rn(masses[place], unit));
+    for (int place = 0; place < SHARE; ++place) own += __double2ull_rz(__dmul_rn(held[place][threadIdx.x], unit));
     const u64 up_to = sum_up_to(own);
     if (lane == WARP - 1) scratch.totals[warp] = up_to;
     __syncthreads();
@@ -206,7 +225,7 @@ __device__ inline int pick(const double (&masses)[SHARE], u64 word, PickScratch&
     if (before <= threshold && threshold < before + own) {
 #pragma unroll
         for (int place = 0; place < SHARE; ++place) {
-            const u64 mass = __double2ull_rz(__dmul_rn(masses[place], unit));
+            const u64 mass = __double2ull_rz(__dmul_rn(held[place][threadIdx.x], unit));
             if (before <= threshold && threshold < before + mass) scratch.picked = threadIdx.x * SHARE + place;
             before += mass;
         }
@@ -227,17 +246,17 @@ struct TileMasses {
 // The tile by words.second, the token in it by words.first.
 template <typename Logit>
 __device__ __forceinline__ int draw(
-    const TileMasses& tile_masses, const Masses<Logit>& masses, int size, const RandomWords& words, PickScratch& scratch
+    const TileMasses& tile_masses, const Masses<Logit>& masses, int size, const RandomWords& words, Held& held,
+    PickScratch& scratch
 ) {
     const int tiles = (size + TILE - 1) / TILE, first = threadIdx.x * SHARE;
     int start = 0;
 #pragma unroll 1  // one copy of `pick`: it is long, and called once per launch
     for (int inside = 0; inside < 2; ++inside) {
-        double held[SHARE];
         if (inside == 0) {
-#pragma unroll
+#pragma unroll 1
             for (int place = 0; place < SHARE; ++place) {
-                held[place] = first + place < tiles ? tile_masses.of(first + place) : 0.0;
+                held[place][threadIdx.x] = first + place < tiles ? tile_masses.of(first + place) : 0.0;
             }
         } else {
             float run[RUN];
@@ -245,7 +264,7 @@ __device__ __forceinline__ int draw(
             for (int half = 0; half < SHARE / RUN; ++half) {
                 masses.run(start + first + half * RUN, run);
 #pragma unroll
-                for (int place = 0; place < RUN; ++place) held[half * RUN + place] = run[place];
+                for (int place = 0; place < RUN; ++place) held[half * RUN + place][threadIdx.x] = run[place];
             }
         }
         const int picked = pick(held, inside == 0 ? words.second : words.first, scratch);

@@ -18,7 +18,7 @@ struct LawTable {
 
     template <typename Logit>
     __device__ __forceinline__ LawfulRow<Logit> row(const Logit* logits, int size, float scale, i64 law) const {
-        return {logits, size, starts_on_16_bytes(logits), scale, peaks[law], normalisers[law], cuts[law], cut_tokens[law]};
+        return {logits, size, starts_on_16_bytes(logits), scale, peaks[law], cuts[law], cut_tokens[law]};
     }
 };
 
@@ -52,15 +52,16 @@ template <typename Logit> struct Chain {
         if (draft != nullptr) {
             const LawfulRow<Logit> there = draft_row(step);
             q_weight = there.weight_at(token);
-            q_normaliser = there.normaliser;
+            q_normaliser = q.normalisers[q_law + step];
         }
         const double uniform = uniform_of(random_words(seed, position + step, ACCEPT).first);
-        return __dmul_rn(uniform, __dmul_rn(q_weight, here.normaliser)) < __dmul_rn(p_weight, q_normaliser);
+        return __dmul_rn(uniform, __dmul_rn(q_weight, p.normalisers[p_law + step])) < __dmul_rn(p_weight, q_normaliser);
     }
 };
 
 struct Scratch {
     PickScratch pick;
+    union { TileScratch tile; Held held; };
     int accepted, status, own;
     int best[WARP];  // greedy: the target's choice at each step
     bool last, any;
@@ -79,16 +80,16 @@ __device__ __forceinline__ bool arrives_last(u32* arrivals, u32 blocks, Scratch&
     return scratch.last;
 }
 
-// Tiles first, first + apart, ... of the row by this block's warps, one after another, into tile_masses.
+// Tiles first, first + apart, ... of the row by this block, one after another, into tile_masses.
 template <typename Logit>
 __device__ __forceinline__ void sum_tiles(
-    const Masses<Logit>& masses, int size, int first, int apart, float* tile_masses
+    const Masses<Logit>& masses, int size, int first, int apart, float* tile_masses, TileScratch& scratch
 ) {
     const int tiles = (size + TILE - 1) / TILE;
 #pragma unroll 1
-    for (int tile = first + static_cast<int>(threadIdx.x) / WARP; tile < tiles; tile += apart) {
-        const float mass = mass_of_tile(masses, size, tile);
-        if (threadIdx.x % WARP == 0) tile_masses[tile] = mass;
+    for (int tile = first; tile < tiles; tile += apart) {
+        const float mass = mass_of_tile(masses, tile * TILE, scratch);
+        if (threadIdx.x == 0) tile_masses[tile] = mass;
     }
 }
 
@@ -151,10 +152,10 @@ template <typename Logit> __device__ __forceinline__ Masses<Logit> own_masses(co
     Masses<Logit> masses = weights_of(chain.target_row(step));
     masses.residual = step < chain.length && chain.known(step);
     if (masses.residual) {
-        masses.target_reciprocal = static_cast<float>(1.0 / masses.target.normaliser);
+        masses.target_reciprocal = static_cast<float>(1.0 / chain.p.normalisers[chain.p_law + step]);
         if (chain.draft != nullptr) {
             masses.draft = chain.draft_row(step);
-            masses.draft_reciprocal = static_cast<float>(1.0 / masses.draft.normaliser);
+            masses.draft_reciprocal = static_cast<float>(1.0 / chain.q.normalisers[chain.q_law + step]);
         } else {
             masses.certain = static_cast<int>(chain.tokens[step]);
         }
@@ -162,35 +163,30 @@ template <typename Logit> __device__ __forceinline__ Masses<Logit> own_masses(co
     return masses;
 }
 
-// Returns whether this block has the row's own token (in `own`): exactly one of a row's blocks does.
-//
-// Uncut, the masses of p's tiles are those that K1 summed; a residual's, or those of a row with a cut, are summed anew
-// into tile_masses [tiles].
+// Returns whether this block is to draw the row's token, of all that share the row: exactly one is. `of_tiles` are then
+// the masses of its tiles: uncut those that K1 summed; a residual's, or those of a row with a cut, are summed anew into
+// `of_tiles.anew`. Where p = q up to rounding leaves a residual empty, p is what to draw from.
 template <typename Logit>
-__device__ __forceinline__ bool add_own_token(
-    const Chain<Logit>& chain, float* tile_masses, u32* arrivals, Scratch& scratch, int& own
+__device__ __forceinline__ bool sum_shared(
+    Masses<Logit>& masses, TileMasses& of_tiles, int size, float* tile_masses, u32* arrivals, Scratch& scratch
 ) {
-    const int step = scratch.accepted, tiles = (chain.size + TILE - 1) / TILE;
-    const double* summed = chain.p.tile_masses + (chain.p_law + step) * tiles;  // of p, by statistics.cu
-    Masses<Logit> masses = own_masses(chain, step);
-    TileMasses of_tiles = {summed, tile_masses};
-    int first = static_cast<int>(blockIdx.y) * DRAW_WARPS, apart = static_cast<int>(gridDim.y) * DRAW_WARPS;
+    const int tiles = (size + TILE - 1) / TILE;
+    const double* const summed = of_tiles.summed;
+    int first = static_cast<int>(blockIdx.y), apart = static_cast<int>(gridDim.y);
     if (!masses.residual && !masses.target.is_cut() && blockIdx.y != 0) return false;
-#pragma unroll 1  // twice only where p = q up to rounding leaves the residual empty: then p is the law to draw from
+#pragma unroll 1  // twice only where the residual is empty
     while (masses.residual || masses.target.is_cut()) {
         of_tiles.summed = nullptr;
-        sum_tiles(masses, chain.size, first, apart, tile_masses);
-        if (apart > DRAW_WARPS && !arrives_last(arrivals, gridDim.y, scratch)) return false;
+        sum_tiles(masses, size, first, apart, tile_masses, scratch.tile);
+        if (apart > 1 && !arrives_last(arrivals, gridDim.y, scratch)) return false;
         __syncthreads();
         bool some = !masses.residual;
         for (int tile = threadIdx.x; tile < tiles; tile += DRAW_THREADS) some = some || of_tiles.anew[tile] > 0.0f;
         if (__syncthreads_or(some)) break;
         masses = weights_of(masses.target);
         of_tiles.summed = summed;
-        first = 0, apart = DRAW_WARPS;  // by this block alone
+        first = 0, apart = 1;  // by this block alone
     }
-    const RandomWords words = random_words(chain.seed, chain.position + step, RESIDUAL);
-    own = draw(of_tiles, masses, chain.size, words, scratch.pick);
     return true;
 }
 
@@ -226,46 +222,50 @@ __device__ __forceinline__ void verify_chain(
     if (scratch.status != OK || greedy) {
         if (blockIdx.y != 0) return;
         if (scratch.status == OK) own = scratch.best[scratch.accepted];
-    } else if (!add_own_token(
-                   chain, tile_masses + request * ((size + TILE - 1) / TILE), arrivals + request, scratch, own)) {
-        return;
+    } else {
+        const int step = scratch.accepted, tiles = (size + TILE - 1) / TILE;
+        float* const anew = tile_masses + request * tiles;
+        Masses<Logit> masses = own_masses(chain, step);
+        TileMasses of_tiles = {p.tile_masses + (first_target + step) * tiles, anew};
+        if (!sum_shared(masses, of_tiles, size, anew, arrivals + request, scratch)) return;
+        const RandomWords words = random_words(seeds[request], positions[request] + step, RESIDUAL);
+        own = draw(of_tiles, masses, size, words, scratch.held, scratch.pick);
     }
     emit(chain, steps, scratch, own, tokens + first_target, accepted + request, status + request);
 }
 
-// Grid: batch blocks of DRAW_THREADS threads. Draws step `step` of each row's drafts from the laws at request x
+// Grid: (batch, blocks per row), DRAW_THREADS threads. Draws step `step` of each row's drafts from the laws at request x
 // law_stride + step; logits [batch, size]. A row without a law gets -1, which verification rejects.
 template <typename Logit>
 __device__ __forceinline__ void draw_drafts(
     const Logit* __restrict__ logits, i64 row_stride, int size, int law_stride, int step,
     const float* __restrict__ scales, const i64* __restrict__ seeds, const i64* __restrict__ positions,
-    const LawTable& laws, float* tile_masses, i64* tokens
+    const LawTable& laws, float* tile_masses, u32* arrivals, i64* tokens
 ) {
     __shared__ Scratch scratch;
     const i64 request = blockIdx.x, law = request * law_stride + step;
     const int tiles = (size + TILE - 1) / TILE;
     const Logit* row = logits + request * row_stride;
+    const float scale = scales[request];
     int token = -1;
-    if (laws.has_law(law)) {
-        if (scales[request] == 0.0f) {
-            if (threadIdx.x < WARP) token = argmax_of(row, size, laws.peaks[law], laws.tile_maxima + law * tiles);
-        } else {
-            const Masses<Logit> weights = weights_of(laws.row(row, size, scales[request], law));
-            TileMasses of_tiles = {laws.tile_masses + law * tiles, tile_masses + request * tiles};
-            if (weights.target.is_cut()) {
-                of_tiles.summed = nullptr;
-                sum_tiles(weights, size, 0, DRAW_WARPS, tile_masses + request * tiles);
-                __syncthreads();
-            }
-            const RandomWords words = random_words(seeds[request], positions[request] + step, DRAFT);
-            token = draw(of_tiles, weights, size, words, scratch.pick);
+    if (!laws.has_law(law) || scale == 0.0f) {
+        if (blockIdx.y != 0) return;
+        if (laws.has_law(law) && threadIdx.x < WARP) {
+            token = argmax_of(row, size, laws.peaks[law], laws.tile_maxima + law * tiles);
         }
+    } else {
+        float* const anew = tile_masses + request * tiles;
+        Masses<Logit> masses = weights_of(laws.row(row, size, scale, law));
+        TileMasses of_tiles = {laws.tile_masses + law * tiles, anew};
+        if (!sum_shared(masses, of_tiles, size, anew, arrivals + request, scratch)) return;
+        const RandomWords words = random_words(seeds[request], positions[request] + step, DRAFT);
+        token = draw(of_tiles, masses, size, words, scratch.held, scratch.pick);
     }
     if (threadIdx.x == 0) tokens[law] = token;
 }
 
 #define VERIFICATION(SUFFIX, LOGIT)                                                                                \
-    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) verify_chain_##SUFFIX(                              \
+    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, sizeof(LOGIT) == 4 ? 2 : 3) verify_chain_##SUFFIX(                              \
         const LOGIT* target_logits, i64 target_stride, const LOGIT* draft_logits, i64 draft_stride,                \
         const i64* draft_tokens, const int* lengths, const float* scales, const i64* seeds, const i64* positions,  \
         int steps, int size, const float* p_tile_maxima, const double* p_tile_masses, const float* p_peaks,        \
@@ -281,15 +281,16 @@ __device__ __forceinline__ void draw_drafts(
             tile_masses, arrivals, tokens, accepted, status                                                        \
         );                                                                                                         \
     }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) draw_drafts_##SUFFIX(                               \
+    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, sizeof(LOGIT) == 4 ? 2 : 3) draw_drafts_##SUFFIX(                               \
         const LOGIT* logits, i64 row_stride, int size, int law_stride, int step, const float* scales,              \
         const i64* seeds, const i64* positions, const float* tile_maxima, const double* law_tile_masses,           \
         const float* peaks, const double* normalisers, const float* cuts, const int* cut_tokens,                   \
-        float* tile_masses, i64* tokens                                                                            \
+        float* tile_masses, u32* arrivals, i64* tokens                                                             \
     ) {                                                                                                            \
         draw_drafts(                                                                                               \
             logits, row_stride, size, law_stride, step, scales, seeds, positions,                                  \
-            LawTable{tile_maxima, law_tile_masses, peaks, normalisers, cuts, cut_tokens}, tile_masses, tokens      \
+            LawTable{tile_maxima, law_tile_masses, peaks, normalisers, cuts, cut_tokens}, tile_masses, arrivals,   \
+            tokens                                                                                                 \
         );                                                                                                         \
     }
 
