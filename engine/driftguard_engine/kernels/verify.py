@@ -7,6 +7,7 @@ can be captured in a CUDA graph. Shapes and values are checked by `driftguard_en
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Argument, Launcher
 from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
-from driftguard_engine.kernels.reference.tiles import LANES, tiles_of
+from driftguard_engine.kernels.reference.tiles import LANES, TILE, tiles_of
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 
 # As in csrc: threads of a block, tiles of a block.
-_STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS = 4, 512, 256
+_CUT_THREADS, _DRAW_THREADS = 512, 256
+_RESERVED_BYTES = 1024  # of the shared memory, by the system for each block
+_FEW_BLOCKS = 5  # of the statistics where no device tells how many it runs
 _BUSY_BLOCKS = 512  # of a kernel that draws: as many as run at a time on a large GPU
 
 
@@ -205,10 +208,10 @@ def find_distributions(
     where = [np.int32(table_stride), np.int32(table_offset)]
     launcher.launch(
         f"row_statistics_{suffix}",
-        (batch, steps, -(-tiles_of(size) // _STATISTICS_WARPS)),
-        _STATISTICS_WARPS * LANES,
+        (min(batch * steps * tiles_of(size), _statistics_blocks(logits.device, logits.dtype)), 1, 1),
+        LANES,
         [
-            *(logits, row_stride, np.int32(steps), np.int32(size), lengths, *asked, *where),
+            *(logits, row_stride, np.int32(batch), np.int32(steps), np.int32(size), lengths, *asked, *where),
             *(table.tile_maxima, table.tile_sums, table.tile_masses, table.lane_maxima, table.peak),
             *(table.normaliser, table.cut, table.cut_token, arrivals),
         ],
@@ -223,6 +226,16 @@ def find_distributions(
                 *(table.lane_maxima, table.peak, table.normaliser, table.cut, table.cut_token),
             ],
         )
+
+
+@cache
+def _statistics_blocks(device: torch.device, dtype: torch.dtype) -> int:
+    """As many as run at a time: each keeps two tiles in the memory that those of a multiprocessor share."""
+    if device.type != "cuda":
+        return _FEW_BLOCKS
+    found = torch.cuda.get_device_properties(device)
+    of_block = 2 * TILE * dtype.itemsize + _RESERVED_BYTES
+    return found.multi_processor_count * (found.shared_memory_per_multiprocessor // of_block)
 
 
 def _blocks_of_row(batch: int, size: int) -> int:

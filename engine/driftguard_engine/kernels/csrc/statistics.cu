@@ -1,9 +1,8 @@
-// K1: one pass over every row of logits. A warp takes one tile, holds it in registers, and leaves its maximum and
-// the sum of its weights against that maximum. The last warp of a row adds the tiles up to the row's law, in an
-// order that does not depend on which warp is last.
+// K1: one pass over every row of logits. A warp takes one tile after another, and leaves of each its maximum and the sum
+// of its weights against that maximum; while it computes, the next tile is on its way. The last warp of a row adds the
+// tiles up to the row's law, in an order that does not depend on which warp is last.
+#include "async_copy.cuh"
 #include "maxima.cuh"
-
-constexpr int STATISTICS_WARPS = 4;
 
 // Written by other blocks of the same launch: read past the first-level cache, which is not coherent.
 template <typename Number> __device__ __forceinline__ Number fresh(const Number* at) {
@@ -12,30 +11,52 @@ template <typename Number> __device__ __forceinline__ Number fresh(const Number*
 
 struct TileStatistics { float maximum, lane_maximum, sum; };
 
-// `scale` 0: greedy, which needs no sum. FULL: the row starts on 16 bytes and fills the tile, so that nothing stands
-// between the loads, and all of them are under way before the first is used.
-template <bool FULL, typename Logit>
-__device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int size, int tile, float scale) {
+// Two tiles, of which each lane copies and reads its own runs alone: no lane waits for another's.
+template <typename Logit> struct TileBuffers {
+    typename Reader<Logit>::Raw runs[2][CHUNKS][WARP];
+};
+
+// A tile of a row.
+template <typename Logit> struct Tile {
     typedef typename Reader<Logit>::Raw Raw;
-    constexpr bool KEPT = sizeof(Raw) <= 16;  // 16 runs of float32 would need half of all registers
-    constexpr int UNROLLED = KEPT ? CHUNKS : 4;
-    const int first = tile * TILE + static_cast<int>(threadIdx.x % WARP) * RUN;
-    const bool whole = FULL || starts_on_16_bytes(row);
-    Raw kept[KEPT ? CHUNKS : 1];
+    const Logit* row;
+    int size, first;  // of the row; this lane's first element
+    bool whole;       // the row starts on 16 bytes
+
+    __device__ __forceinline__ bool is_copied(int at) const { return whole && at + RUN <= size; }
+
+    // Starts to copy the runs that can be copied.
+    __device__ __forceinline__ void copy(Raw (&runs)[CHUNKS][WARP]) const {
+#pragma unroll
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            const int at = first + chunk * CHUNK;
+            if (is_copied(at)) {
+                u8* const to = reinterpret_cast<u8*>(&runs[chunk][threadIdx.x % WARP]);
+#pragma unroll
+                for (int bytes = 0; bytes < static_cast<int>(sizeof(Raw)); bytes += 16) {
+                    copy_16_bytes(to + bytes, reinterpret_cast<const u8*>(row + at) + bytes);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ Raw run(const Raw (&runs)[CHUNKS][WARP], int chunk) const {
+        const int at = first + chunk * CHUNK;
+        return is_copied(at) ? runs[chunk][threadIdx.x % WARP] : Reader<Logit>::read(row, at, size, whole);
+    }
+};
+
+// `scale` 0: greedy, which needs no sum. FULL: all runs were copied.
+template <bool FULL, typename Logit>
+__device__ __forceinline__ TileStatistics tile_statistics(
+    const Tile<Logit>& tile, const typename Reader<Logit>::Raw (&runs)[CHUNKS][WARP], float scale
+) {
+    constexpr int UNROLLED = FULL ? CHUNKS : 1;
+    const int lane = threadIdx.x % WARP;
     Maximum<Logit> best;
 #pragma unroll UNROLLED
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        const int at = first + chunk * CHUNK;
-        if (FULL || at < size) {
-            Raw& raw = kept[KEPT ? chunk : 0];
-            raw = Reader<Logit>::read(row, at, FULL ? at + RUN : size, whole);
-            if (!KEPT) best.take(raw);
-        }
-    }
-    // Not in the loop above, where each maximum would hold up the loads behind it.
-#pragma unroll
-    for (int chunk = 0; chunk < (KEPT ? CHUNKS : 0); ++chunk) {
-        if (FULL || first + chunk * CHUNK < size) best.take(kept[chunk]);
+        if (FULL || tile.first + chunk * CHUNK < tile.size) best.take(FULL ? runs[chunk][lane] : tile.run(runs, chunk));
     }
     const float lane_maximum = best.value();
     const float maximum = warp_max_or_nan(lane_maximum);
@@ -45,15 +66,13 @@ __device__ __forceinline__ TileStatistics tile_statistics(const Logit* row, int 
     float sums[RUN] = {};
 #pragma unroll UNROLLED
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        const int at = first + chunk * CHUNK;
-        if (FULL || at < size) {
-            if (!KEPT) kept[0] = Reader<Logit>::read(row, at, FULL ? at + RUN : size, whole);
+        if (FULL || tile.first + chunk * CHUNK < tile.size) {
             float logits[RUN];
-            Reader<Logit>::unpack(kept[KEPT ? chunk : 0], logits);
+            Reader<Logit>::unpack(FULL ? runs[chunk][lane] : tile.run(runs, chunk), logits);
 #pragma unroll
             for (int place = 0; place < RUN; ++place) {
                 const float weight = weight_of(logits[place], peak, scale);
-                sums[place] = KEPT && chunk == 0 ? weight : __fadd_rn(sums[place], weight);
+                sums[place] = FULL && chunk == 0 ? weight : __fadd_rn(sums[place], weight);
             }
         }
     }
@@ -79,7 +98,23 @@ __device__ __forceinline__ void row_law(
     if (lane == 0) *peak = largest, *normaliser = total;
 }
 
-// Grid: (batch, steps, ceil(tiles / STATISTICS_WARPS)) blocks of STATISTICS_WARPS warps.
+// Where rows of logits lie, and which are read.
+template <typename Logit> struct Rows {
+    const Logit* logits;
+    i64 row_stride;
+    int steps, size;
+    const int* lengths;
+
+    __device__ __forceinline__ bool is_read(int row) const {
+        return lengths == nullptr || row % steps <= lengths[row / steps];
+    }
+    __device__ __forceinline__ Tile<Logit> tile(int row, int tile) const {
+        const Logit* const at = logits + row * row_stride;
+        return {at, size, tile * TILE + static_cast<int>(threadIdx.x % WARP) * RUN, starts_on_16_bytes(at)};
+    }
+};
+
+// Grid: any number of blocks of one warp; they take the tiles of all rows, fewer than 2**31, in turn.
 //
 // logits [batch, steps, size], rows `row_stride` elements apart; lengths [batch] or null: only rows up to
 // lengths[b] are read. scales [batch], top_k [batch], top_p [batch]. Laws are written at row
@@ -88,53 +123,64 @@ __device__ __forceinline__ void row_law(
 // arrivals [batch x steps]: zero, and left zero.
 template <typename Logit>
 __device__ __forceinline__ void row_statistics(
-    const Logit* __restrict__ logits, i64 row_stride, int steps, int size, const int* __restrict__ lengths,
+    const Logit* __restrict__ logits, i64 row_stride, int batch, int steps, int size, const int* __restrict__ lengths,
     const float* __restrict__ scales, const int* __restrict__ top_k, const float* __restrict__ top_p, int law_stride,
     int law_offset, float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,
     double* normalisers, float* cuts, int* cut_tokens, u32* arrivals
 ) {
-    const int tiles = (size + TILE - 1) / TILE;
-    const int lane = threadIdx.x % WARP;
-    const int tile = static_cast<int>(blockIdx.z * STATISTICS_WARPS + threadIdx.x / WARP);
-    const int step = static_cast<int>(blockIdx.y), request = static_cast<int>(blockIdx.x);
-    if (tile >= tiles) return;
-    if (lengths != nullptr && step > lengths[request]) return;
-    const i64 law = static_cast<i64>(request) * law_stride + law_offset + step;
-    const float scale = scales[request];
+    __shared__ __align__(16) TileBuffers<Logit> buffers;
+    const int tiles = (size + TILE - 1) / TILE, lane = threadIdx.x;
+    const Rows<Logit> rows = {logits, row_stride, steps, size, lengths};
+    const int units = batch * steps * tiles, apart = static_cast<int>(gridDim.x);
+    int held = 0;
+    for (int unit = static_cast<int>(blockIdx.x) - apart; unit < units; unit += apart) {
+        const int next = unit + apart;
+        if (next < units && rows.is_read(next / tiles)) {
+            rows.tile(next / tiles, next % tiles).copy(buffers.runs[1 - held]);
+        }
+        end_copies();
+        await_copies<1>();
+        const int row = unit / tiles, at = unit % tiles;
+        const auto& runs = buffers.runs[held];
+        held = 1 - held;
+        if (unit < 0 || !rows.is_read(row)) continue;
 
-    const i64 row = static_cast<i64>(request) * steps + step;
-    const Logit* at = logits + row * row_stride;
-    const bool full = starts_on_16_bytes(at) && (tile + 1) * TILE <= size;
-    const TileStatistics found = full ? tile_statistics<true>(at, size, tile, scale)
-                                      : tile_statistics<false>(at, size, tile, scale);
-    const bool narrows = scale != 0.0f && ((top_k[request] > 0 && top_k[request] < size) || top_p[request] < 1.0f);
-    if (narrows) lane_maxima[(law * tiles + tile) * WARP + lane] = found.lane_maximum;
-    u32 before = 0;
-    if (lane == 0) {
-        tile_maxima[law * tiles + tile] = found.maximum;
-        tile_sums[law * tiles + tile] = found.sum;
+        const int request = row / steps;
+        const i64 law = static_cast<i64>(request) * law_stride + law_offset + row % steps;
+        const float scale = scales[request];
+        const Tile<Logit> tile = rows.tile(row, at);
+        const bool full = tile.whole && (at + 1) * TILE <= size;
+        const TileStatistics found = full ? tile_statistics<true>(tile, runs, scale)
+                                          : tile_statistics<false>(tile, runs, scale);
+        const bool narrows = scale != 0.0f && ((top_k[request] > 0 && top_k[request] < size) || top_p[request] < 1.0f);
+        if (narrows) lane_maxima[(law * tiles + at) * WARP + lane] = found.lane_maximum;
+        u32 before = 0;
+        if (lane == 0) {
+            tile_maxima[law * tiles + at] = found.maximum;
+            tile_sums[law * tiles + at] = found.sum;
+            __threadfence();
+            before = atomicAdd(arrivals + row, 1u);
+        }
+        if (__shfl_sync(FULL_WARP, before, 0) != static_cast<u32>(tiles - 1)) continue;
         __threadfence();
-        before = atomicAdd(arrivals + row, 1u);
+        __syncwarp();  // the shuffle does not order the other lanes' reads after lane 0's arrival
+        row_law(
+            tiles, scale, tile_maxima + law * tiles, tile_sums + law * tiles, peaks + law, normalisers + law,
+            tile_masses + law * tiles
+        );
+        if (lane == 0) arrivals[row] = 0, cuts[law] = -INF, cut_tokens[law] = -1;
     }
-    if (__shfl_sync(FULL_WARP, before, 0) != static_cast<u32>(tiles - 1)) return;
-    __threadfence();
-    __syncwarp();  // the shuffle does not order the other lanes' reads after lane 0's arrival
-    row_law(
-        tiles, scale, tile_maxima + law * tiles, tile_sums + law * tiles, peaks + law, normalisers + law,
-        tile_masses + law * tiles
-    );
-    if (lane == 0) arrivals[row] = 0, cuts[law] = -INF, cut_tokens[law] = -1;
 }
 
 #define ROW_STATISTICS(NAME, LOGIT)                                                                               \
-    extern "C" __global__ void __launch_bounds__(STATISTICS_WARPS * WARP, 4) NAME(                                \
-        const LOGIT* logits, i64 row_stride, int steps, int size, const int* lengths,                             \
+    extern "C" __global__ void __launch_bounds__(WARP) NAME(                                                      \
+        const LOGIT* logits, i64 row_stride, int batch, int steps, int size, const int* lengths,                  \
         const float* scales, const int* top_k, const float* top_p, int law_stride, int law_offset,                \
         float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,              \
         double* normalisers, float* cuts, int* cut_tokens, u32* arrivals                                          \
     ) {                                                                                                           \
         row_statistics(                                                                                           \
-            logits, row_stride, steps, size, lengths, scales, top_k, top_p, law_stride, law_offset,               \
+            logits, row_stride, batch, steps, size, lengths, scales, top_k, top_p, law_stride, law_offset,        \
             tile_maxima, tile_sums, tile_masses, lane_maxima, peaks, normalisers, cuts, cut_tokens, arrivals      \
         );                                                                                                        \
     }
