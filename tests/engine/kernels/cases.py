@@ -139,7 +139,9 @@ SPECIAL: dict[str, Callable[[], Case]] = {
 }
 
 
-def run(launcher: Launcher, given: Case, device: torch.device, blocks_per_row: int | None = None) -> Workspace:
+def run(
+    launcher: Launcher, given: Case, device: torch.device, blocks_per_row: int | None = None
+) -> Workspace:
     """Drafts drawn and verified by the kernels; `outcome_of` reads the workspace."""
     batch, drafts, size = given.draft.shape
     space = Workspace.empty(batch, drafts, size, device)

@@ -102,6 +102,7 @@ template <typename Logit> struct Masses {
             of_target[half] = target.read(at + half * (TILE / 2));
             if (READS_DRAFT) of_draft[half] = draft.read(at + half * (TILE / 2));
         }
+        __syncwarp();  // else the assembler moves a load down to where it is used
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             float other[RUN];

@@ -20,29 +20,36 @@ template <typename Logit> struct TileBuffers {
 template <typename Logit> struct Tile {
     typedef typename Reader<Logit>::Raw Raw;
     const Logit* row;
-    int size, first;  // of the row; this lane's first element
+    int size, start;  // of the row; the tile's first element
     bool whole;       // the row starts on 16 bytes
 
-    __device__ __forceinline__ bool is_copied(int at) const { return whole && at + RUN <= size; }
+    // Whether all of its runs are copied.
+    __device__ __forceinline__ bool full() const { return whole && start + TILE <= size; }
+    // This lane's run of a chunk.
+    __device__ __forceinline__ int at(int chunk) const {
+        return start + chunk * CHUNK + static_cast<int>(threadIdx.x % WARP) * RUN;
+    }
+    __device__ __forceinline__ bool is_copied(int chunk) const { return whole && at(chunk) + RUN <= size; }
 
+    __device__ __forceinline__ void copy_run(Raw (&runs)[CHUNKS][WARP], int chunk) const {
+        u8* const to = reinterpret_cast<u8*>(&runs[chunk][threadIdx.x % WARP]);
+        const u8* const from = reinterpret_cast<const u8*>(row + at(chunk));
+#pragma unroll
+        for (int bytes = 0; bytes < static_cast<int>(sizeof(Raw)); bytes += 16) copy_16_bytes(to + bytes, from + bytes);
+    }
     // Starts to copy the runs that can be copied.
     __device__ __forceinline__ void copy(Raw (&runs)[CHUNKS][WARP]) const {
+        if (full()) {
 #pragma unroll
-        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-            const int at = first + chunk * CHUNK;
-            if (is_copied(at)) {
-                u8* const to = reinterpret_cast<u8*>(&runs[chunk][threadIdx.x % WARP]);
-#pragma unroll
-                for (int bytes = 0; bytes < static_cast<int>(sizeof(Raw)); bytes += 16) {
-                    copy_16_bytes(to + bytes, reinterpret_cast<const u8*>(row + at) + bytes);
-                }
-            }
+            for (int chunk = 0; chunk < CHUNKS; ++chunk) copy_run(runs, chunk);
+        } else {
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS && is_copied(chunk); ++chunk) copy_run(runs, chunk);
         }
     }
 
     __device__ __forceinline__ Raw run(const Raw (&runs)[CHUNKS][WARP], int chunk) const {
-        const int at = first + chunk * CHUNK;
-        return is_copied(at) ? runs[chunk][threadIdx.x % WARP] : Reader<Logit>::read(row, at, size, whole);
+        return is_copied(chunk) ? runs[chunk][threadIdx.x % WARP] : Reader<Logit>::read(row, at(chunk), size, whole);
     }
 };
 
@@ -56,7 +63,7 @@ __device__ __forceinline__ TileStatistics tile_statistics(
     Maximum<Logit> best;
 #pragma unroll UNROLLED
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (FULL || tile.first + chunk * CHUNK < tile.size) best.take(FULL ? runs[chunk][lane] : tile.run(runs, chunk));
+        if (FULL || tile.at(chunk) < tile.size) best.take(FULL ? runs[chunk][lane] : tile.run(runs, chunk));
     }
     const float lane_maximum = best.value();
     const float maximum = warp_max_or_nan(lane_maximum);
@@ -66,7 +73,7 @@ __device__ __forceinline__ TileStatistics tile_statistics(
     float sums[RUN] = {};
 #pragma unroll UNROLLED
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (FULL || tile.first + chunk * CHUNK < tile.size) {
+        if (FULL || tile.at(chunk) < tile.size) {
             float logits[RUN];
             Reader<Logit>::unpack(FULL ? runs[chunk][lane] : tile.run(runs, chunk), logits);
 #pragma unroll
@@ -110,7 +117,7 @@ template <typename Logit> struct Rows {
     }
     __device__ __forceinline__ Tile<Logit> tile(int row, int tile) const {
         const Logit* const at = logits + row * row_stride;
-        return {at, size, tile * TILE + static_cast<int>(threadIdx.x % WARP) * RUN, starts_on_16_bytes(at)};
+        return {at, size, tile * TILE, starts_on_16_bytes(at)};
     }
 };
 
@@ -149,9 +156,8 @@ __device__ __forceinline__ void row_statistics(
         const i64 law = static_cast<i64>(request) * law_stride + law_offset + row % steps;
         const float scale = scales[request];
         const Tile<Logit> tile = rows.tile(row, at);
-        const bool full = tile.whole && (at + 1) * TILE <= size;
-        const TileStatistics found = full ? tile_statistics<true>(tile, runs, scale)
-                                          : tile_statistics<false>(tile, runs, scale);
+        const TileStatistics found = tile.full() ? tile_statistics<true>(tile, runs, scale)
+                                                 : tile_statistics<false>(tile, runs, scale);
         const bool narrows = scale != 0.0f && ((top_k[request] > 0 && top_k[request] < size) || top_p[request] < 1.0f);
         if (narrows) lane_maxima[(law * tiles + at) * WARP + lane] = found.lane_maximum;
         u32 before = 0;
