@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module, metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ import torch
 from driftguard_engine.kernels.cuda.launcher import Argument, Size
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
+from torch import Tensor
 
 from tests.gpu.check import __main__ as program
 from tests.gpu.check import counters, linear_times, parts, peers, report, rows, sanitize, suite
@@ -113,18 +117,17 @@ def test_the_parts_come_in_the_order_of_what_they_tell(tmp_path: Path) -> None:
         "linear-layers",
         "plain-decode",
         "sweep",
+        "peers",
         "counters",
         "tests",
     ]
-    assert [row.at_seconds for row in rehearsal.found().of(Begun)] == [10.0 * index for index in range(9)]
+    assert [row.at_seconds for row in rehearsal.found().of(Begun)] == [10.0 * index for index in range(10)]
     assert not rehearsal.found().failures
     assert "| last of tests |  | passed |" in rehearsal.document()
 
 
 def test_every_part_that_is_named_exists() -> None:
     """In both calls; the first fits into the time of one where each part takes what it is expected to."""
-    from importlib import import_module
-
     for named in parts.PARTS.values():
         module, function = named.function.split(":")
         assert callable(getattr(import_module(module), function))
@@ -164,6 +167,7 @@ def test_behind_a_part_that_loses_the_device_or_never_ends_the_next_ones_run(tmp
         "linear-layers": "its process was ended by SIGSEGV",
         "plain-decode": "done",
         "sweep": "its process ended with status 1",
+        "peers": "done",
         "counters": "done",
         "tests": "done",
     }
@@ -328,23 +332,105 @@ def test_one_kernel_of_a_verification_is_timed_alone() -> None:
     assert recorder.launched[1:] == ["row_statistics_bf16", "verify_chain_bf16"]
 
 
-def test_the_plain_peer_verifies() -> None:
-    found: Any = peers.plain_torch()(batch())
-    assert [values.tolist() for values in found] == [[3, 3], [7, 7]]
+@pytest.mark.parametrize("load", [peers.plain_torch, peers.transformers_assisted])
+def test_a_peer_accepts_what_the_target_wants(load: Callable[[], peers.Prepare]) -> None:
+    assert load()(batch())().tolist() == [3, 3]
+
+
+def test_the_plain_peer_draws_the_token_behind_the_accepted() -> None:
+    accepted, last = peers.verify_plainly(batch())
+    assert (accepted.tolist(), last.tolist()) == ([3, 3], [7, 7])
 
 
 def test_a_peer_that_is_not_there_or_breaks_is_no_failure() -> None:
-    def absent() -> peers.Verify:
+    def absent() -> peers.Prepare:
         raise ImportError("nowhere")
 
-    def changed(given: Batch) -> object:
+    def broken() -> Tensor:
         raise TypeError("unexpected argument\nmore")
 
-    assert peers.microseconds_of(Peer("a", absent), [batch()]) == (None, "not installed")
-    broken = peers.microseconds_of(Peer("b", lambda: changed, captured=False), [batch()])
-    assert broken == (None, "cannot be called: TypeError: unexpected argument")
-    single = peers.microseconds_of(Peer("c", absent, most_batch=1), [batch()])
-    assert single == (None, "one request at a time: measured up to 1")
+    def note(load: Callable[[], peers.Prepare], most: int = 2) -> str:
+        peer = Peer("a peer", "nothing-of-that-name", load, "all", most_batch=most)
+        row = peers.time_peer(peer, [batch()], 9.0)
+        assert row == PeerTime(2, 3, "a peer", None, None, row.note)
+        return row.note
+
+    assert note(absent) == "not installed"
+    assert note(lambda: lambda given: broken) == "cannot be called: TypeError: unexpected argument"
+    assert note(absent, most=1) == "one request at a time: measured up to 1"
+
+
+def test_a_peer_without_the_module_that_is_called_is_not_taken_for_absent() -> None:
+    def outdated() -> peers.Prepare:
+        import_module("torch.of_old")
+        raise AssertionError
+
+    row = peers.time_peer(Peer("torch's", "torch", outdated, "all"), [batch()], 9.0)
+    assert row.name == f"torch's {metadata.version('torch')}"
+    assert row.note == "cannot be loaded: ModuleNotFoundError: No module named 'torch.of_old'"
+
+
+def test_a_time_of_a_peer_has_its_version_what_is_in_it_and_what_was_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "graph_microseconds", lambda calls, replays: 6.0 * len(calls))
+    given = [batch(), batch()]
+    row = peers.time_peer(peers.PLAIN_TORCH, given, 4.0)
+    name = f"plain torch {metadata.version('torch')}"
+    assert row == PeerTime(2, 3, name, 12.0, 3.0, "softmax of both; in a CUDA graph", 3.0)
+    with_last = dataclasses.replace(peers.PLAIN_TORCH, counts_last=True)
+    assert peers.time_peer(with_last, given, 4.0).accepted == 2.0
+
+
+@pytest.mark.parametrize("load", [peers.flashinfer_chain, peers.sglang_rejection])
+def test_a_draft_has_its_probabilities_before_the_time_of_a_peer_that_keeps_them_begins(
+    load: Callable[[], peers.Prepare], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither package is here: what they would be called with."""
+    called: list[dict[str, Any]] = []
+
+    def chain(q: Tensor, tokens: Tensor, p: Tensor, **given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        called.append({"draft_probs": q, "target_probs": p, "candidates": tokens})
+        return tokens, tokens, tokens
+
+    package = SimpleNamespace(
+        chain_speculative_sampling=chain,
+        chain_speculative_sampling_triton=lambda **given: called.append(given),
+    )
+    monkeypatch.setattr(peers, "import_module", lambda name: package)
+    verify = load()(batch())
+    verify()
+    verify()
+    first, second = called
+    assert first["draft_probs"] is second["draft_probs"]
+    assert first["target_probs"] is not second["target_probs"]
+    for probabilities, steps in ((first["draft_probs"], 3), (first["target_probs"], 4)):
+        assert (probabilities.dtype, probabilities.shape) == (torch.float32, (2, steps, 50))
+        assert torch.allclose(probabilities.sum(-1), torch.ones(2, steps))
+    assert first["candidates"][:, -3:].tolist() == [[7, 7, 7]] * 2
+
+
+def test_vllms_rows_are_the_targets_and_each_knows_its_request_and_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The package is not here: what it would be called with."""
+    called: list[dict[str, Any]] = []
+
+    def sample(**given: Any) -> tuple[None, Tensor]:
+        called.append(given)
+        return None, torch.tensor([4, 4])
+
+    monkeypatch.setattr(peers, "import_module", lambda name: SimpleNamespace(rejection_sample=sample))
+    given = batch()
+    assert peers.vllm_rejection()(given)().tolist() == [4, 4]
+    asked = called[0]
+    assert torch.equal(asked["target_logits"], given.target.flatten(0, 1))
+    assert asked["draft_logits"] is given.draft
+    assert asked["draft_sampled"].tolist() == [0, 7, 7, 7] * 2
+    assert asked["cu_num_logits"].tolist() == [0, 4, 8]
+    assert asked["expanded_idx_mapping"].tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert asked["expanded_local_pos"].tolist() == asked["pos"].tolist() == [0, 1, 2, 3] * 2
+    assert asked["num_speculative_steps"] == 3
 
 
 def measured() -> Findings:
@@ -352,7 +438,7 @@ def measured() -> Findings:
         parts = {"row_statistics": 1.0, "verify_chain": 2.0}
         return (
             VerifyTime(batch, 4, cold, cold, floor, int(floor * 4e6), 2.5, parts),
-            PeerTime(batch, 4, "plain torch", peer, peer / cold, "in a CUDA graph"),
+            PeerTime(batch, 4, "plain torch", peer, peer / cold, "in a CUDA graph", 2.4),
             PeerTime(batch, 4, "vLLM", None, None, "not installed"),
         )
 
@@ -391,7 +477,8 @@ def test_a_document_has_only_numbers_that_were_measured() -> None:
     assert "| GPU | a\\|b, compute capability 9.0 |" in full
     assert "| 64 | 4 | 30.0 | 30.0 | 100.0 | 25.0 | 1.20 | 1.0 | 2.0 | 2.50 |" in full
     assert "| output | 4096 x 4096 | 5 | 10.0 | 16.0 | 80% | 50% |" in full
-    assert "| 64 | 4 | vLLM | not yet measured |  | not installed |" in full
+    assert "| 64 | 4 | vLLM | not yet measured |  |  | not installed |" in full
+    assert "| 64 | 4 | plain torch | 120.0 | 4.00 | 2.40 | in a CUDA graph |" in full
     assert "| top-k 50 | 8 | 4 | 20.0 | row_cut 3.0 | 10.0 | 0.5 | 20.00 |" in full
     assert "Not yet measured, out of time: greedy, B = 64." in full
 

@@ -23,12 +23,13 @@ def _part(name: str, module: str, limit_seconds: float) -> Part:
 BUILD = _part("build", "building", 90)
 FIRST = (
     BUILD,
-    _part("self-tests", "self_tests", 60),
+    _part("self-tests", "self_tests", 40),
     _part("equality", "suite", 60),
-    _part("verification", "verification", 75),
-    _part("linear-layers", "linear_times", 45),
+    _part("verification", "verification", 60),
+    _part("linear-layers", "linear_times", 30),
     _part("plain-decode", "loop.parts", 100),
     _part("sweep", "loop.parts", 90),
+    _part("peers", "verification", 60),
     _part("counters", "counters", 60),
     _part("tests", "suite", WHOLE),
 )

@@ -155,12 +155,13 @@ def _peers(measured: Sequence[PeerTime]) -> str:
             str(row.drafts),
             row.name,
             NOT_YET if row.microseconds is None else f"{row.microseconds:.1f}",
-            "" if row.ratio is None else f"{row.ratio:.1f}",
+            "" if row.ratio is None else f"{row.ratio:.2f}",
+            "" if row.accepted is None else f"{row.accepted:.2f}",
             row.note,
         )
         for row in measured
     ]
-    return table(("B", "K", "peer", "microseconds", "peer / verify", "how"), rows)
+    return table(("B", "K", "peer", "microseconds", "peer / verify", "accepted", "timed"), rows)
 
 
 def _sampling(measured: Sequence[SamplingTime]) -> str:

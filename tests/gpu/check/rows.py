@@ -133,6 +133,7 @@ class PeerTime:
     microseconds: float | None
     ratio: float | None
     note: str = ""
+    accepted: float | None = None  # drafts per request: of the same data as ours, by its own random numbers
 
 
 @dataclass(frozen=True, slots=True)

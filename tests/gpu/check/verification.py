@@ -1,15 +1,16 @@
-"""The timings of verification: beside its floor and its peers, its kernels apart, top-k and top-p."""
+"""The timings of verification: beside its floor, its kernels apart, top-k and top-p; and of its peers."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
 from driftguard_engine.kernels.cuda import loader
 from driftguard_engine.kernels.cuda.loader import Kernels
 
-from tests.gpu.check.peers import PEERS, microseconds_of
-from tests.gpu.check.rows import PeerTime, SamplingTime, VerifyTime
+from tests.gpu.check.peers import PEERS, time_peer
+from tests.gpu.check.rows import SamplingTime, VerifyTime
 from tests.gpu.check.run import Run
 from tests.gpu.check.timing import bandwidth_of, graph_microseconds
 from tests.gpu.check.workload import (
@@ -42,6 +43,20 @@ def verification(run: Run) -> None:
                 _time_sampling(run, kernels, batch, sampling, bandwidth)
 
 
+def peers(run: Run) -> None:
+    """One after the other: one that loses the device takes the times of no earlier one with it."""
+    kernels = loader.kernels(torch.device("cuda"))
+    for peer, batch, drafts in itertools.product(PEERS, BATCHES, DRAFTS):
+        if run.late(f"{peer.name}, B = {batch}, K = {drafts}"):
+            continue
+        given = batches(kernels, kernels.device, batch, drafts, PLAIN, _l2_bytes(kernels))
+        row = time_peer(peer, given, _microseconds(given, _verifies(kernels)))
+        run.add(row)
+        took = row.note if row.ratio is None else f"{row.microseconds:.1f} us, {row.ratio:.2f} x ours"
+        run.say(f"{row.name}, B={batch} K={drafts}: {took}")
+        torch.cuda.empty_cache()
+
+
 def _time_plain(run: Run, kernels: Kernels, batch: int, drafts: int, bandwidth: float) -> None:
     given = batches(kernels, kernels.device, batch, drafts, PLAIN, _l2_bytes(kernels))
     size = floor_bytes(batch, drafts)
@@ -58,11 +73,6 @@ def _time_plain(run: Run, kernels: Kernels, batch: int, drafts: int, bandwidth: 
     run.add(row)
     told = ", ".join(f"{name} {took:.1f}" for name, took in row.parts.items())
     run.say(f"verify B={batch} K={drafts}: {row.cold:.1f} us cold, {row.over_floor:.2f} x the floor; {told}")
-    for peer in PEERS:
-        took, note = microseconds_of(peer, given)
-        run.add(PeerTime(batch, drafts, peer.name, took, None if took is None else took / row.cold, note))
-        if took is not None:
-            run.say(f"  {peer.name}: {took:.1f} us, {took / row.cold:.1f} x ours")
     torch.cuda.empty_cache()
 
 
