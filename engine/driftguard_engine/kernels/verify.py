@@ -21,11 +21,11 @@ from driftguard_engine.kernels.reference.tiles import LANES, TILE, tiles_of
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 
-# As in csrc: threads of a block, tiles of a block.
-_CUT_THREADS, _DRAW_THREADS = 512, 256
+# As in csrc: warps and threads of a block.
+_STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS = 2, 512, 256
 _RESERVED_BYTES = 1024  # of the shared memory, by the system for each block
-_FEW_BLOCKS = 5  # of the statistics where no device tells how many it runs
-_BUSY_BLOCKS = 512  # of a kernel that draws: as many as run at a time on a large GPU
+_FEW_BLOCKS = 3  # of the statistics where no device tells how many it runs
+_DRAWING_BLOCKS = 3  # that a multiprocessor runs at a time, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def draw_drafts(
     )
     launcher.launch(
         f"draw_drafts_{suffix}",
-        (len(logits), _blocks_of_row(len(logits), space.size) if sampling.narrows else 1, 1),
+        (len(logits), _blocks_of_row(logits.device, len(logits), space.size) if sampling.narrows else 1, 1),
         _DRAW_THREADS,
         [
             *(logits, np.int64(logits.stride(0)), np.int32(space.size), np.int32(drafts), np.int32(step)),
@@ -166,11 +166,11 @@ def verify(
 
     target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows at a constant stride, or None
     for drafts that were not drawn (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a
-    residual, as many as keep a GPU busy if None; it changes no result.
+    residual, as many as run at a time if None; it changes no result.
     """
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
     find_distributions(launcher, target_logits, lengths, sampling, space.target, steps, 0, space.row_arrivals)
-    blocks = blocks_per_row or _blocks_of_row(batch, size)
+    blocks = blocks_per_row or _blocks_of_row(target_logits.device, batch, size)
     launcher.launch(
         f"verify_chain_{suffix}",
         (batch, blocks, 1),
@@ -204,12 +204,13 @@ def find_distributions(
     lengths [B] int32: only rows s <= lengths[b] are read; None: all. arrivals [B * S] int32: left zero.
     """
     suffix, (batch, steps, size) = SUFFIXES[logits.dtype], logits.shape
+    units = batch * steps * tiles_of(size)
     row_stride, asked = _row_stride(logits), [sampling.scale, sampling.top_k, sampling.top_p]
     where = [np.int32(table_stride), np.int32(table_offset)]
     launcher.launch(
         f"row_statistics_{suffix}",
-        (min(batch * steps * tiles_of(size), _statistics_blocks(logits.device, logits.dtype)), 1, 1),
-        LANES,
+        (min(-(-units // _STATISTICS_WARPS), _statistics_blocks(logits.device, logits.dtype)), 1, 1),
+        _STATISTICS_WARPS * LANES,
         [
             *(logits, row_stride, np.int32(batch), np.int32(steps), np.int32(size), lengths, *asked, *where),
             *(table.tile_maxima, table.tile_sums, table.tile_masses, table.lane_maxima, table.peak),
@@ -230,17 +231,21 @@ def find_distributions(
 
 @cache
 def _statistics_blocks(device: torch.device, dtype: torch.dtype) -> int:
-    """As many as run at a time: each keeps two tiles in the memory that those of a multiprocessor share."""
+    """As many as run at a time: each has a tile per warp in the memory that a multiprocessor has for all."""
     if device.type != "cuda":
         return _FEW_BLOCKS
     found = torch.cuda.get_device_properties(device)
-    of_block = 2 * TILE * dtype.itemsize + _RESERVED_BYTES
+    of_block = _STATISTICS_WARPS * TILE * dtype.itemsize + _RESERVED_BYTES
     return found.multi_processor_count * (found.shared_memory_per_multiprocessor // of_block)
 
 
-def _blocks_of_row(batch: int, size: int) -> int:
-    """How many share the tiles of each of these rows."""
-    return max(1, min(_BUSY_BLOCKS // batch, tiles_of(size)))
+@cache
+def _blocks_of_row(device: torch.device, batch: int, size: int) -> int:
+    """How many share the tiles of each of these rows: together as many as run at a time."""
+    processors = 1
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(1, min(processors * _DRAWING_BLOCKS // batch, tiles_of(size)))
 
 
 def _row_stride(logits: Tensor) -> np.int64:

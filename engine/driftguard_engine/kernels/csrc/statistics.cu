@@ -1,8 +1,10 @@
 // K1: one pass over every row of logits. A warp takes one tile after another, and leaves of each its maximum and the sum
-// of its weights against that maximum; while it computes, the next tile is on its way. The last warp of a row adds the
-// tiles up to the row's law, in an order that does not depend on which warp is last.
+// of its weights against that maximum; as it weighs a tile, the next one is copied to where it has been read. The last
+// warp of a row adds the tiles up to the row's law, in an order that does not depend on which warp is last.
 #include "async_copy.cuh"
 #include "maxima.cuh"
+
+constexpr int STATISTICS_WARPS = 2;
 
 // Written by other blocks of the same launch: read past the first-level cache, which is not coherent.
 template <typename Number> __device__ __forceinline__ Number fresh(const Number* at) {
@@ -11,9 +13,9 @@ template <typename Number> __device__ __forceinline__ Number fresh(const Number*
 
 struct TileStatistics { float maximum, lane_maximum, sum; };
 
-// Two tiles, of which each lane copies and reads its own runs alone: no lane waits for another's.
-template <typename Logit> struct TileBuffers {
-    typename Reader<Logit>::Raw runs[2][CHUNKS][WARP];
+// A tile in shared memory. Each lane copies and reads its own runs alone, so that no lane waits for another's.
+template <typename Logit> struct TileBuffer {
+    typename Reader<Logit>::Raw runs[CHUNKS][WARP];
 };
 
 // A tile of a row.
@@ -23,67 +25,58 @@ template <typename Logit> struct Tile {
     int size, start;  // of the row; the tile's first element
     bool whole;       // the row starts on 16 bytes
 
-    // Whether all of its runs are copied.
     __device__ __forceinline__ bool full() const { return whole && start + TILE <= size; }
     // This lane's run of a chunk.
     __device__ __forceinline__ int at(int chunk) const {
         return start + chunk * CHUNK + static_cast<int>(threadIdx.x % WARP) * RUN;
     }
-    __device__ __forceinline__ bool is_copied(int chunk) const { return whole && at(chunk) + RUN <= size; }
-
-    __device__ __forceinline__ void copy_run(Raw (&runs)[CHUNKS][WARP], int chunk) const {
-        u8* const to = reinterpret_cast<u8*>(&runs[chunk][threadIdx.x % WARP]);
+    // How many of this lane's runs are copied: those that are whole, the first ones.
+    __device__ __forceinline__ int copied() const {
+        return whole ? max(0, min(CHUNKS, (size - RUN - at(0)) / CHUNK + (size - RUN >= at(0)))) : 0;
+    }
+    __device__ __forceinline__ void copy(TileBuffer<Logit>& buffer, int chunk) const {
+        u8* const to = reinterpret_cast<u8*>(&buffer.runs[chunk][threadIdx.x % WARP]);
         const u8* const from = reinterpret_cast<const u8*>(row + at(chunk));
 #pragma unroll
         for (int bytes = 0; bytes < static_cast<int>(sizeof(Raw)); bytes += 16) copy_16_bytes(to + bytes, from + bytes);
     }
-    // Starts to copy the runs that can be copied.
-    __device__ __forceinline__ void copy(Raw (&runs)[CHUNKS][WARP]) const {
-        if (full()) {
-#pragma unroll
-            for (int chunk = 0; chunk < CHUNKS; ++chunk) copy_run(runs, chunk);
-        } else {
-#pragma unroll 1
-            for (int chunk = 0; chunk < CHUNKS && is_copied(chunk); ++chunk) copy_run(runs, chunk);
-        }
-    }
-
-    __device__ __forceinline__ Raw run(const Raw (&runs)[CHUNKS][WARP], int chunk) const {
-        return is_copied(chunk) ? runs[chunk][threadIdx.x % WARP] : Reader<Logit>::read(row, at(chunk), size, whole);
+    __device__ __forceinline__ Raw run(const TileBuffer<Logit>& buffer, int chunk, int copied) const {
+        return chunk < copied ? buffer.runs[chunk][threadIdx.x % WARP] : Reader<Logit>::read(row, at(chunk), size, whole);
     }
 };
 
-// `scale` 0: greedy, which needs no sum. FULL: all runs were copied.
+// Statistics of the tile in the buffer, into which the runs of the next one are copied, `next_copied` of them.
+// `scale` 0: greedy, which needs no sum. FULL: all runs of this one are in the buffer.
 template <bool FULL, typename Logit>
 __device__ __forceinline__ TileStatistics tile_statistics(
-    const Tile<Logit>& tile, const typename Reader<Logit>::Raw (&runs)[CHUNKS][WARP], float scale
+    const Tile<Logit>& tile, const Tile<Logit>& next, int next_copied, TileBuffer<Logit>& buffer, float scale
 ) {
-    constexpr int UNROLLED = FULL ? CHUNKS : 1;
-    const int lane = threadIdx.x % WARP;
+    const int lane = threadIdx.x % WARP, copied = FULL ? CHUNKS : tile.copied();
     Maximum<Logit> best;
-#pragma unroll UNROLLED
+#pragma unroll 4
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (FULL || tile.at(chunk) < tile.size) best.take(FULL ? runs[chunk][lane] : tile.run(runs, chunk));
+        if (FULL || tile.at(chunk) < tile.size) {
+            best.take(FULL ? buffer.runs[chunk][lane] : tile.run(buffer, chunk, copied));
+        }
     }
     const float lane_maximum = best.value();
     const float maximum = warp_max_or_nan(lane_maximum);
-    if (scale == 0.0f) return {maximum, lane_maximum, 0.0f};
 
     const float peak = maximum == -INF ? 0.0f : maximum;
     float sums[RUN] = {};
-#pragma unroll UNROLLED
+#pragma unroll 4
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (FULL || tile.at(chunk) < tile.size) {
+        if (scale != 0.0f && (FULL || tile.at(chunk) < tile.size)) {
             float logits[RUN];
-            Reader<Logit>::unpack(FULL ? runs[chunk][lane] : tile.run(runs, chunk), logits);
+            Reader<Logit>::unpack(FULL ? buffer.runs[chunk][lane] : tile.run(buffer, chunk, copied), logits);
 #pragma unroll
             for (int place = 0; place < RUN; ++place) {
-                const float weight = weight_of(logits[place], peak, scale);
-                sums[place] = FULL && chunk == 0 ? weight : __fadd_rn(sums[place], weight);
+                sums[place] = __fadd_rn(sums[place], weight_of(logits[place], peak, scale));
             }
         }
+        if (chunk < next_copied) next.copy(buffer, chunk);
     }
-    return {maximum, lane_maximum, tile_sum(sums)};
+    return {maximum, lane_maximum, scale == 0.0f ? 0.0f : tile_sum(sums)};
 }
 
 // By one warp. Tile masses are products of two float32, exact in double; masses: lane l adds tiles l, l + 32, ...
@@ -105,23 +98,17 @@ __device__ __forceinline__ void row_law(
     if (lane == 0) *peak = largest, *normaliser = total;
 }
 
-// Where rows of logits lie, and which are read.
-template <typename Logit> struct Rows {
-    const Logit* logits;
-    i64 row_stride;
-    int steps, size;
-    const int* lengths;
+// Which tile of which row; `unit` counts all tiles of all rows.
+struct Place {
+    int row, request, step, tile;
 
-    __device__ __forceinline__ bool is_read(int row) const {
-        return lengths == nullptr || row % steps <= lengths[row / steps];
-    }
-    __device__ __forceinline__ Tile<Logit> tile(int row, int tile) const {
-        const Logit* const at = logits + row * row_stride;
-        return {at, size, tile * TILE, starts_on_16_bytes(at)};
+    static __device__ __forceinline__ Place of(int unit, int tiles, int steps) {
+        const int row = unit / tiles, request = row / steps;
+        return {row, request, row - request * steps, unit - row * tiles};
     }
 };
 
-// Grid: any number of blocks of one warp; they take the tiles of all rows, fewer than 2**31, in turn.
+// Grid: any number of blocks of STATISTICS_WARPS warps, which take the tiles of all rows, fewer than 2**31, in turn.
 //
 // logits [batch, steps, size], rows `row_stride` elements apart; lengths [batch] or null: only rows up to
 // lengths[b] are read. scales [batch], top_k [batch], top_p [batch]. Laws are written at row
@@ -135,29 +122,45 @@ __device__ __forceinline__ void row_statistics(
     int law_offset, float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,
     double* normalisers, float* cuts, int* cut_tokens, u32* arrivals
 ) {
-    __shared__ __align__(16) TileBuffers<Logit> buffers;
-    const int tiles = (size + TILE - 1) / TILE, lane = threadIdx.x;
-    const Rows<Logit> rows = {logits, row_stride, steps, size, lengths};
-    const int units = batch * steps * tiles, apart = static_cast<int>(gridDim.x);
-    int held = 0;
-    for (int unit = static_cast<int>(blockIdx.x) - apart; unit < units; unit += apart) {
-        const int next = unit + apart;
-        if (next < units && rows.is_read(next / tiles)) {
-            rows.tile(next / tiles, next % tiles).copy(buffers.runs[1 - held]);
-        }
-        end_copies();
-        await_copies<1>();
-        const int row = unit / tiles, at = unit % tiles;
-        const auto& runs = buffers.runs[held];
-        held = 1 - held;
-        if (unit < 0 || !rows.is_read(row)) continue;
+    __shared__ __align__(16) TileBuffer<Logit> buffers[STATISTICS_WARPS];
+    TileBuffer<Logit>& buffer = buffers[threadIdx.x / WARP];
+    const int tiles = (size + TILE - 1) / TILE, lane = threadIdx.x % WARP;
+    const int units = batch * steps * tiles, apart = static_cast<int>(gridDim.x) * STATISTICS_WARPS;
+    const auto tile_at = [&](const Place& place) -> Tile<Logit> {
+        const Logit* const row = logits + place.row * row_stride;
+        return {row, size, place.tile * TILE, starts_on_16_bytes(row)};
+    };
+    const auto is_read = [&](int unit, const Place& place) {
+        return unit < units && (lengths == nullptr || place.step <= lengths[place.request]);
+    };
 
-        const int request = row / steps;
-        const i64 law = static_cast<i64>(request) * law_stride + law_offset + row % steps;
-        const float scale = scales[request];
-        const Tile<Logit> tile = rows.tile(row, at);
-        const TileStatistics found = tile.full() ? tile_statistics<true>(tile, runs, scale)
-                                                 : tile_statistics<false>(tile, runs, scale);
+    int unit = static_cast<int>(blockIdx.x) * STATISTICS_WARPS + static_cast<int>(threadIdx.x) / WARP;
+    Place place = Place::of(unit, tiles, steps);
+    bool reads = is_read(unit, place);
+    if (reads) {
+        const Tile<Logit> tile = tile_at(place);
+        const int copied = tile.copied();
+#pragma unroll 4
+        for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+            if (chunk < copied) tile.copy(buffer, chunk);
+        }
+    }
+    while (unit < units) {
+        unit += apart;
+        const Place next_place = Place::of(unit, tiles, steps);
+        const bool next_reads = is_read(unit, next_place);
+        const Tile<Logit> tile = tile_at(place), next = tile_at(next_place);
+        const int next_copied = next_reads ? next.copied() : 0;
+        await_copies();
+        const float scale = reads ? scales[place.request] : 0.0f;
+        const i64 law = static_cast<i64>(place.request) * law_stride + law_offset + place.step;
+        const TileStatistics found = !reads || tile.full() ? tile_statistics<true>(tile, next, next_copied, buffer, scale)
+                                                           : tile_statistics<false>(tile, next, next_copied, buffer, scale);
+        const int row = place.row, at = place.tile, request = place.request;
+        const bool read = reads;
+        place = next_place, reads = next_reads;
+        if (!read) continue;
+
         const bool narrows = scale != 0.0f && ((top_k[request] > 0 && top_k[request] < size) || top_p[request] < 1.0f);
         if (narrows) lane_maxima[(law * tiles + at) * WARP + lane] = found.lane_maximum;
         u32 before = 0;
@@ -179,7 +182,7 @@ __device__ __forceinline__ void row_statistics(
 }
 
 #define ROW_STATISTICS(NAME, LOGIT)                                                                               \
-    extern "C" __global__ void __launch_bounds__(WARP) NAME(                                                      \
+    extern "C" __global__ void __launch_bounds__(STATISTICS_WARPS * WARP, sizeof(LOGIT) == 4 ? 6 : 13) NAME(      \
         const LOGIT* logits, i64 row_stride, int batch, int steps, int size, const int* lengths,                  \
         const float* scales, const int* top_k, const float* top_p, int law_stride, int law_offset,                \
         float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,              \

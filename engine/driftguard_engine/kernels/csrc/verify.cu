@@ -228,7 +228,7 @@ __device__ __forceinline__ void verify_chain(
         Masses<Logit> masses = own_masses(chain, step);
         TileMasses of_tiles = {p.tile_masses + (first_target + step) * tiles, anew};
         if (!sum_shared(masses, of_tiles, size, anew, arrivals + request, scratch)) return;
-        const RandomWords words = random_words(seeds[request], positions[request] + step, RESIDUAL);
+        const RandomWords words = random_words(chain.seed, chain.position + step, RESIDUAL);
         own = draw(of_tiles, masses, size, words, scratch.held, scratch.pick);
     }
     emit(chain, steps, scratch, own, tokens + first_target, accepted + request, status + request);
