@@ -109,7 +109,7 @@ def probabilities(launcher: Launcher, device: torch.device, logits: Tensor, temp
     scenario = Scenario(logits[:1], logits[:0], temperature)
     settings, space = _settings(scenario, rows, device), Workspace.empty(rows, 0, size, device)
     there = logits.to(device).unsqueeze(1)
-    verify_kernels.find_distributions(launcher, there, None, settings, space.target, 1, 0, space.row_arrivals)
+    verify_kernels.find_distributions(launcher, there, None, settings, space.target, 1, 0, space.meetings)
     peak, normaliser = space.target.peak.double().cpu(), space.target.normaliser.cpu()
     powers = (logits.double() - peak.unsqueeze(1)) * settings.scale.double().cpu().unsqueeze(1)
     return powers.exp2() / normaliser.unsqueeze(1)

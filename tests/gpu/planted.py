@@ -60,7 +60,7 @@ def q_before_top_k_p_after(drafted: Drafted) -> Drafted:
     assert drafted.draft is not None
     steps = drafted.draft.shape[1]
     verify_kernels.find_distributions(
-        drafted.launcher, drafted.draft, None, unfiltered, space.draft, steps, 0, space.row_arrivals
+        drafted.launcher, drafted.draft, None, unfiltered, space.draft, steps, 0, space.meetings
     )
     return drafted
 

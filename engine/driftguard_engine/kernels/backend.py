@@ -99,7 +99,7 @@ def verify_chain(launcher: Launcher, chain: Chain) -> Verified:
     if steps > 1:
         space.draft_tokens.copy_(chain.draft_tokens)
         verify_kernels.find_distributions(
-            launcher, draft, lengths, sampling, space.draft, steps - 1, 0, space.row_arrivals
+            launcher, draft, lengths, sampling, space.draft, steps - 1, 0, space.meetings
         )
     verify_kernels.verify(launcher, target, draft if steps > 1 else None, lengths, sampling, space)
     return Verified(space.tokens.clone(), space.accepted.long(), space.status.clone())

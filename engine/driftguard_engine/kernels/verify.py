@@ -26,6 +26,8 @@ _STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS = 2, 512, 256
 _RESERVED_BYTES = 1024  # of the shared memory, by the system for each block
 _FEW_BLOCKS = 3  # of the statistics where no device tells how many it runs
 _DRAWING_BLOCKS = 3  # that a multiprocessor runs at a time, at most
+_CUT_BINS = 2048  # as in csrc
+_CUT_BLOCKS = 256  # of a launch of fewer rows: blocks share a row, so that every multiprocessor has work
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,29 @@ class DistributionTable:
 
 
 @dataclass(frozen=True, slots=True)
+class RowMeetings:
+    """Where the blocks that share one of R rows meet; zero between launches.
+
+    R' is R, or where R is more the largest number of rows whose cuts blocks look for together.
+    """
+
+    arrivals: Tensor  # [R] int32
+    bin_counts: Tensor  # [R', 2048] int32
+    bin_masses: Tensor  # [R', 2048] int64
+
+    @classmethod
+    def empty(cls, rows: int, device: torch.device) -> RowMeetings:
+        def zeros(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        shared = min(rows, _CUT_BLOCKS // 2)
+        return cls(zeros(rows), zeros(shared, _CUT_BINS), zeros(shared, _CUT_BINS, kind=torch.int64))
+
+    def all(self) -> list[Tensor]:
+        return [self.arrivals, self.bin_counts, self.bin_masses]
+
+
+@dataclass(frozen=True, slots=True)
 class Workspace:
     """Memory for batches of up to B requests with up to K drafts over V tokens."""
 
@@ -98,8 +123,8 @@ class Workspace:
     target: DistributionTable  # row b * (K + 1) + s
     draft: DistributionTable  # row b * K + s
     tile_masses: Tensor  # [B, T] float32
-    row_arrivals: Tensor  # [B * (K + 1)] int32, zero between launches
-    arrivals: Tensor  # [B] int32, likewise
+    meetings: RowMeetings  # R = B * (K + 1)
+    arrivals: Tensor  # [B] int32, zero between launches
     draft_tokens: Tensor  # [B, K] int64
     tokens: Tensor  # [B, K + 1] int64: padded with -1
     accepted: Tensor  # [B] int32: -1 where a row has no distribution
@@ -110,9 +135,6 @@ class Workspace:
         def room(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=kind, device=device)
 
-        def arrivals(count: int) -> Tensor:
-            return torch.zeros(count, dtype=torch.int32, device=device)
-
         if not 0 <= drafts <= MOST_DRAFTS:
             raise ValueError(f"the kernels verify 0 to {MOST_DRAFTS} drafts at a time, not {drafts}")
         return cls(
@@ -121,8 +143,8 @@ class Workspace:
             DistributionTable.empty(batch * (drafts + 1), size, device),
             DistributionTable.empty(max(batch * drafts, 1), size, device),
             torch.empty(batch, tiles_of(size), device=device),
-            arrivals(batch * (drafts + 1)),
-            arrivals(batch),
+            RowMeetings.empty(batch * (drafts + 1), device),
+            torch.zeros(batch, dtype=torch.int32, device=device),
             room(batch, drafts, kind=torch.int64),
             room(batch, drafts + 1, kind=torch.int64),
             room(batch),
@@ -139,7 +161,7 @@ def draw_drafts(
     """
     suffix, drafts = SUFFIXES[logits.dtype], space.drafts
     find_distributions(
-        launcher, logits.unsqueeze(1), None, sampling, space.draft, drafts, step, space.row_arrivals
+        launcher, logits.unsqueeze(1), None, sampling, space.draft, drafts, step, space.meetings
     )
     launcher.launch(
         f"draw_drafts_{suffix}",
@@ -169,7 +191,7 @@ def verify(
     residual, as many as run at a time if None; it changes no result.
     """
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
-    find_distributions(launcher, target_logits, lengths, sampling, space.target, steps, 0, space.row_arrivals)
+    find_distributions(launcher, target_logits, lengths, sampling, space.target, steps, 0, space.meetings)
     blocks = blocks_per_row or _blocks_of_row(target_logits.device, batch, size)
     launcher.launch(
         f"verify_chain_{suffix}",
@@ -197,11 +219,11 @@ def find_distributions(
     table: DistributionTable,
     table_stride: int,
     table_offset: int,
-    arrivals: Tensor,
+    meetings: RowMeetings,
 ) -> None:
     """Distributions of every row, at row b * table_stride + table_offset + s of the table.
 
-    lengths [B] int32: only rows s <= lengths[b] are read; None: all. arrivals [B * S] int32: left zero.
+    lengths [B] int32: only rows s <= lengths[b] are read; None: all. meetings: of B * S rows or more.
     """
     suffix, (batch, steps, size) = SUFFIXES[logits.dtype], logits.shape
     units = batch * steps * tiles_of(size)
@@ -214,17 +236,19 @@ def find_distributions(
         [
             *(logits, row_stride, np.int32(batch), np.int32(steps), np.int32(size), lengths, *asked, *where),
             *(table.tile_maxima, table.tile_sums, table.tile_masses, table.lane_maxima, table.peak),
-            *(table.normaliser, table.cut, table.cut_token, arrivals),
+            *(table.normaliser, table.cut, table.cut_token, meetings.arrivals),
         ],
     )
     if sampling.narrows:
+        blocks = max(1, min(_CUT_BLOCKS // (batch * steps), tiles_of(size) // 2))
         launcher.launch(
             f"row_cutoffs_{suffix}",
-            (batch * steps, 1, 1),
+            (batch * steps, blocks, 1),
             _CUT_THREADS,
             [
                 *(logits, row_stride, np.int32(steps), np.int32(size), lengths, *asked, *where),
-                *(table.lane_maxima, table.peak, table.normaliser, table.cut, table.cut_token),
+                *(table.tile_masses, table.lane_maxima, table.peak),
+                *(table.normaliser, table.cut, table.cut_token, *meetings.all()),
             ],
         )
 

@@ -1,68 +1,154 @@
-"""Each of the three ways in which the kernels find where top-k and top-p end gives the reference's cut."""
+"""Where top-k and top-p end: the reference's cut by every way to it, and how much of a row each way reads."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from driftguard_engine.kernels import verify as verify_kernels
+from driftguard_engine.kernels.cuda.launcher import Argument, Size
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
+from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
-from tests.engine.kernels.cases import assert_equal_to_reference, case, run, seeds
+from tests.engine.kernels.cases import Case, assert_equal_to_reference, case, run, seeds
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
 
 CPU = torch.device("cpu")
-
-
-def logits_at_hand(row: Tensor, rank: int) -> int:
-    """How many reach the `rank`-th largest of the maxima of the lanes' shares of tiles."""
-    size = -(-len(row) // 4096) * 4096
-    whole = torch.full((size,), -torch.inf)
-    whole[: len(row)] = row
-    shares = whole.view(-1, 16, 32, 8).amax((1, 3)).flatten()
-    return int((row >= shares.topk(rank).values[-1]).sum()) if rank <= len(shares) else len(row)
-
-
-FITS = 4096
+COUNTED = Path(__file__).parent / "counted.cu"
 FLAT, STEEP = 0.01, 3.0
 
 
+@pytest.fixture(scope="module")
+def counted(compiled: Callable[..., Module]) -> Module:
+    return compiled(COUNTED)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A launcher that counts the logits which `row_cutoffs` reads. blocks: of each row, 0 leaves them."""
+
+    kernels: Module
+    counted: Module
+    blocks: int = 0
+
+    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
+        if kernel.startswith("row_cutoffs"):
+            blocks = self.blocks or grid[1]
+            Emulated(self.counted).launch(f"counted_{kernel}", (grid[0], blocks, 1), block, arguments)
+        else:
+            Emulated(self.kernels).launch(kernel, grid, block, arguments)
+
+    def take_count(self) -> int:
+        count = np.zeros(1, np.uint64)
+        self.counted.launch("take_count", grid=(1,), block=(1,), args=[count])
+        return int(count[0])
+
+
+def of_rows(rows: Tensor, top_k: int, top_p: float) -> Case:
+    """Rows [B, V] to draw from, without drafts."""
+    count, size = rows.shape
+    asked = (torch.ones(count), torch.tensor([top_k] * count), torch.tensor([top_p] * count))
+    given = case(count, 0, size)
+    return replace(given, target=rows.unsqueeze(1), sampling=SamplingBatch.of(*asked, seeds(count)))
+
+
+def passes(launcher: Counting, given: Case, context: str) -> float:
+    """How often a row is read until its cut is known, which must be the reference's."""
+    launcher.take_count()
+    assert_equal_to_reference(given, run(launcher, given, CPU), context)
+    return launcher.take_count() / given.target.numel()
+
+
 @pytest.mark.parametrize(
-    ("size", "spread", "top_k", "top_p", "way"),
+    ("size", "spread", "top_k", "top_p", "way", "least", "most"),
     [
-        (4096, FLAT, 0, 0.95, "all of it"),
-        (4096, STEEP, 4095, 0.5, "all of it"),
-        (9000, STEEP, 40, 1.0, "by shares"),
-        (9000, STEEP, 40, 0.8, "by shares"),
-        (9000, STEEP, 0, 0.5, "by shares"),
-        (9000, FLAT, 0, 0.95, "whole, the nucleus being too large"),
-        (5000, STEEP, 4500, 0.9, "whole, the k being too many"),
-        (5000, 0.0, 7, 1.0, "whole, for ties"),
-        (5000, 0.0, 7, 0.5, "whole, for ties"),
-        (5000, 0.0, 7, 0.9, "whole, for ties"),
+        (4096, FLAT, 0, 0.95, "all of it is sorted", 1, 1),
+        (4096, STEEP, 4095, 0.5, "all of it is sorted", 1, 1),
+        (9000, STEEP, 40, 1.0, "by shares", 0.1, 0.6),
+        (9000, STEEP, 40, 0.8, "by shares", 0.1, 0.6),
+        (9000, STEEP, 0, 0.5, "by shares", 0.1, 0.6),
+        (9000, 1.0, 0, 0.5, "by weight", 1.5, 2),
+        (9000, 1.0, 4500, 0.9, "by weight, for each of both", 2, 4),
+        (40_000, FLAT, 0, 0.5, "by weight, then by a digit", 2.5, 3),
+        (5000, 0.0, 7, 1.0, "equal logits that do not fit", 4, 7.1),
+        (5000, 0.0, 7, 0.5, "equal logits that do not fit", 4, 7.1),
+        (5000, 0.0, 7, 0.9, "equal logits that do not fit", 4, 7.1),
     ],
 )
-def test_cutoffs(module: Module, size: int, spread: float, top_k: int, top_p: float, way: str) -> None:
-    given = case(2, 0, size)
-    asked = (torch.ones(2), torch.tensor([top_k] * 2), torch.tensor([top_p] * 2))
-    sampling = SamplingBatch.of(*asked, seeds(2))
-    target = (given.target[:1] * spread).expand(2, -1, -1).contiguous()
-    given = replace(given, target=target, sampling=sampling)
+def test_cutoffs(
+    module: Module,
+    counted: Module,
+    size: int,
+    spread: float,
+    top_k: int,
+    top_p: float,
+    way: str,
+    least: float,
+    most: float,
+) -> None:
+    rows = (case(2, 0, size).target[:1, 0] * spread).expand(2, -1).contiguous()
     if spread == 0:
-        given.target[:, 0, 4000:4003] = 1.0  # and some above the tie
-    row = given.target[0, 0]
-    probability = (row.double() if not top_k else row.double().topk(top_k).values).softmax(-1)
-    nucleus = int((probability.sort(descending=True).values.cumsum(-1) < top_p).sum()) + 1
-    shares = 32 * -(-size // 4096)
-    at_hand = logits_at_hand(row, top_k or min(512, shares * 7 // 8))
-    expected = {
-        "all of it": size <= FITS,
-        "by shares": size > FITS and at_hand <= FITS and (top_k > 0 or nucleus < at_hand),
-        "whole, the nucleus being too large": size > FITS and at_hand < nucleus,
-        "whole, the k being too many": size > FITS and top_k > FITS,
-        "whole, for ties": size > FITS and at_hand > FITS and top_k == 7,
-    }
-    assert expected[way]
-    assert_equal_to_reference(given, run(Emulated(module), given, CPU), way)
+        rows[:, 4000:4003] = 1.0  # and some above the tie
+    assert least <= passes(Counting(module, counted), of_rows(rows, top_k, top_p), way) <= most
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("spread", [1.0, 3.0, 5.0])
+def test_a_row_of_a_real_vocabulary_is_read_at_most_three_times(
+    module: Module, counted: Module, spread: float, dtype: torch.dtype
+) -> None:
+    random = torch.Generator().manual_seed(3)
+    row = (spread * torch.randn(1, 128_256, generator=random)).to(dtype)
+    launcher = Counting(module, counted)
+    assert passes(launcher, of_rows(row, 0, 0.9), "top-p") <= 2
+    assert passes(launcher, of_rows(row, 50, 1.0), "top-k") <= 0.1
+    assert passes(launcher, of_rows(row, 50, 0.9), "few, then top-p") <= 0.1
+    assert passes(launcher, of_rows(row, 2000, 0.9), "many, then top-p") <= 3
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 7])
+def test_blocks_that_share_a_row_find_the_same_cut(module: Module, counted: Module, blocks: int) -> None:
+    size = 20_000
+    given = case(7, 1, size)
+    given.target[6] = 0.25
+    asked = (torch.tensor([0, 40, 0, 9000, 0, 1000, 0]), torch.tensor([0.9, 1.0, 0.5, 0.9, 0.999, 1.0, 0.9]))
+    sampling = SamplingBatch.of(torch.tensor([1.0, 1.0, 0.7, 1.0, 1e3, 1.0, 1.0]), *asked, seeds(7))
+    given = replace(given, sampling=sampling, lengths=torch.arange(7) % 2)
+    launcher = Counting(module, counted, blocks)
+    assert_equal_to_reference(given, run(launcher, given, CPU), f"{blocks} blocks")
+
+
+@pytest.mark.parametrize("spread", [1.0, 5.0])
+def test_everything_stays_where_all_weights_together_do_not_reach_top_p(
+    module: Module, counted: Module, spread: float
+) -> None:
+    """A sum of weights that rounding made too large: whatever was left unread is read then."""
+    size = 9000
+    given = of_rows(spread * case(1, 0, size).target[0], 0, 0.9)
+    given.target[0, 0, 77] = -torch.inf
+    space, launcher = Workspace.empty(1, 0, size, CPU), Counting(module, counted)
+    settings = SamplingTensors.of(given.sampling, given.position, size, CPU)
+    where = (given.target, None, settings, space.target, 1, 0, space.meetings)
+    verify_kernels.find_distributions(AfterSums(launcher, space.target.tile_masses), *where)
+    assert float(space.target.cut) == float(given.target[given.target > -torch.inf].min())
+    assert launcher.take_count() > size
+    assert not any(bool(left.any()) for left in space.meetings.all())
+
+
+@dataclass(frozen=True)
+class AfterSums:
+    """A launcher that enlarges the sums of weights before they are used."""
+
+    launcher: Counting
+    tile_masses: Tensor
+
+    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
+        if kernel.startswith("row_cutoffs"):
+            self.tile_masses.mul_(1.2)
+        self.launcher.launch(kernel, grid, block, arguments)

@@ -1,10 +1,17 @@
 // Where top-k and top-p end: the last logit that stays, its token, and the sum of the weights that stay, for each
-// row of a request that asks for it (`distribution._cut`). A block per row.
+// row of a request that asks for it (`distribution._cut`).
 //
 // K1 left the maximum of every 128 logits (a lane's share of a tile). Of n such maxima, n or more logits are at
-// least as large as the smallest; so the k largest logits lie in the shares whose maximum is among the k largest, and
-// only those are read. The nucleus of top-p is looked for among the likeliest NUCLEUS in the same way (in a row of fewer
-// shares, among as many as most of them). Where that was too few, or more than fit, the row is searched whole, by bits.
+// least as large as the smallest; so the k largest logits lie in the shares whose maximum is among the k largest. And
+// the tokens below (1 - top_p) x normaliser / V hold less than 1 - top_p together; so the nucleus lies in the shares
+// whose maximum weighs more. Where these are at most half of the shares, one block reads only those and sorts what it
+// finds.
+//
+// Elsewhere, or where that was more than fits, the row is read whole. A histogram over logarithms of weights, equally
+// far apart, holds the count and the weight of each bin; all blocks of the row add to it, and the last one to come goes
+// on alone. It gathers and sorts the logits of the bin that holds the cut. Only where they are more than fit, it
+// narrows them by a radix select first, over the bits of their keys in which they differ, until they fit or are equal.
+//
 // Both ways find the same cut: weights are added as integers.
 #include "arithmetic.cuh"
 
@@ -12,7 +19,11 @@ constexpr int CUT_THREADS = 512;
 constexpr int CUT_WARPS = CUT_THREADS / WARP;
 constexpr int CANDIDATES = 4096;
 constexpr int EACH = CANDIDATES / CUT_THREADS;
-constexpr int NUCLEUS = 512;
+
+constexpr int DIGIT_BITS = 11;
+constexpr int BINS = 1 << DIGIT_BITS;
+constexpr int BINS_EACH = BINS / CUT_THREADS;
+constexpr int BINS_PER_OCTAVE = 64;  // of weights; so the lowest bin begins at 2 ** -32
 
 // Unsigned, in the order of the numbers; both zeros are the same.
 __device__ __forceinline__ u32 key_of(float logit) {
@@ -22,12 +33,22 @@ __device__ __forceinline__ u32 key_of(float logit) {
 __device__ __forceinline__ float logit_of(u32 key) {
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
-constexpr u32 KEY_OF_MINUS_INFINITY = 0x007fffffu;
+constexpr u32 LEAST_KEY = 0x00800000u, KEY_OF_ZERO = 0x80000000u, KEY_OF_INFINITY = 0xff800000u;
+// At least how far apart the keys of two logits are that differ.
+template <typename Logit> constexpr u32 KEY_SPACING = 1u;
+template <> constexpr u32 KEY_SPACING<Bf16> = 1u << 16;
+template <> constexpr u32 KEY_SPACING<Fp16> = 1u << 13;
 
-struct Asked {
-    int top_k;     // 0: off
-    double top_p;  // 1: off
-    __device__ __forceinline__ bool limited() const { return top_k > 0; }
+// Of logits: how many, and the sum of their weights in units of 1 / FIXED_ONE.
+struct Tally { u32 count; u64 mass; };
+
+// The cut is the first logit, in the order of likelihood, with which the logits so far reach both.
+struct Target {
+    u32 count;
+    double mass;
+    __device__ __forceinline__ bool reached(const Tally& held) const {
+        return held.count >= count && static_cast<double>(held.mass) >= mass;
+    }
 };
 
 struct Cut {
@@ -41,33 +62,67 @@ template <typename Logit> struct Row {
     int size;
     bool whole;
     float scale, peak;
-    double normaliser;
     const float* lane_maxima;
 
-    __device__ __forceinline__ u64 weight(u32 key) const { return fixed_weight(weight_of(logit_of(key), peak, scale)); }
+    __device__ __forceinline__ u64 weight(float logit) const { return fixed_weight(weight_of(logit, peak, scale)); }
+
+    // Of the weight's logarithm: it never falls as the logit rises. The weight may, being rounded more often.
+    __device__ __forceinline__ u32 bin(float logit) const {
+        const float rounder = 0x1.8p23f / BINS_PER_OCTAVE;  // adding it leaves the nearest bin in the low bits
+        const float difference = fmaxf(__fsub_rn(logit, peak), least_difference(scale));
+        const u32 found = __float_as_uint(__fmaf_rn(difference, scale, rounder));
+        return max(static_cast<int>(found - __float_as_uint(rounder)) + BINS - 1, 0);
+    }
+};
+
+struct KeyRange {
+    u32 low, high;  // both inside
+
+    __device__ __forceinline__ float least() const { return logit_of(low); }
+    // -0 is equal to 0, whose key is the next one.
+    __device__ __forceinline__ float most() const { return logit_of(high == KEY_OF_ZERO - 1 ? high - 1 : high); }
+};
+
+struct Bins {
+    u32 counts[BINS];
+    u32 low_masses[BINS], high_masses[BINS];  // shared memory adds 32 bits at once, 64 bits only by trying again
+
+    __device__ __forceinline__ void add(u32 bin, u64 mass) {
+        const u32 low = static_cast<u32>(mass);
+        const u32 high = static_cast<u32>(mass >> 32) + (atomicAdd(low_masses + bin, low) > ~low);
+        if (high != 0) atomicAdd(high_masses + bin, high);
+        atomicAdd(counts + bin, 1u);
+    }
+    __device__ __forceinline__ Tally of(int bin) const {
+        return {counts[bin], static_cast<u64>(high_masses[bin]) << 32 | low_masses[bin]};
+    }
+    __device__ __forceinline__ void set(int bin, const Tally& tally) {
+        counts[bin] = tally.count;
+        low_masses[bin] = static_cast<u32>(tally.mass), high_masses[bin] = static_cast<u32>(tally.mass >> 32);
+    }
 };
 
 struct CutScratch {
-    u64 entries[CANDIDATES];
+    union {  // the bins are read before anything is gathered
+        u64 entries[CANDIDATES];
+        Bins bins;
+    };
     u64 sums[CUT_WARPS];
-    u64 total;
     u32 counts[CUT_WARPS];
+    // What is asked for, of which total top-p takes its part, and the least key that may stay.
+    int top_k;  // 0: off
+    double top_p;  // 1: off
+    double total;
+    u32 least;
+    // What is looked for, in which range, and what the row holds above the range and in it.
+    Target target;
+    KeyRange range;
+    Tally above, inside;
     u32 filled;
-    int below;
+    bool complete, found, last;
+    u32 bin;
     Cut cut;
 };
-
-// Sum over the block, the same in every thread.
-template <typename Number> __device__ __forceinline__ Number block_sum(Number value, Number* of_warps) {
-    value = sum_by_halves(value);
-    __syncthreads();
-    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = value;
-    __syncthreads();
-    Number total = 0;
-#pragma unroll
-    for (int warp = 0; warp < CUT_WARPS; ++warp) total += of_warps[warp];
-    return total;
-}
 
 // Sum over the threads before this one.
 template <typename Number> __device__ __forceinline__ Number sum_before(Number own, Number* of_warps) {
@@ -107,9 +162,9 @@ __device__ __forceinline__ int power_of_two_from(int count) {
     return size;
 }
 
-// The `rank`-th largest of the shares' maxima (1 is the largest); -inf where the row has fewer.
-template <typename Logit> __device__ __forceinline__ float bound_by_shares(const Row<Logit>& row, int shares, int rank, u64* entries) {
-    if (rank > shares) return -INF;
+// The `rank`-th largest of the shares' maxima (1 is the largest).
+template <typename Logit>
+__device__ __forceinline__ float bound_by_shares(const Row<Logit>& row, int shares, int rank, u64* entries) {
     const int size = power_of_two_from(shares);
     for (int share = threadIdx.x; share < size; share += CUT_THREADS) {
         entries[share] = share < shares ? static_cast<u64>(~key_of(row.lane_maxima[share])) : ~0ull;
@@ -120,200 +175,378 @@ template <typename Logit> __device__ __forceinline__ float bound_by_shares(const
     return bound;
 }
 
-// Every logit from the bound on, as (key descending, token ascending), into the entries. Returns how many there
-// are, which may be more than fit.
-template <typename Logit>
-__device__ __forceinline__ u32 gather(const Row<Logit>& row, int shares, float bound, CutScratch& scratch) {
-    if (threadIdx.x == 0) scratch.filled = 0;
-    __syncthreads();
-    for (int unit = threadIdx.x; unit < shares * CHUNKS; unit += CUT_THREADS) {
-        const int share = unit / CHUNKS;
-        if (row.lane_maxima[share] < bound) continue;
-        const int at = share / WARP * TILE + unit % CHUNKS * CHUNK + share % WARP * RUN;
-        if (at >= row.size) continue;
-        float logits[RUN];
-        Reader<Logit>::unpack(Reader<Logit>::read(row.logits, at, row.size, row.whole), logits);
+// Calls visit(at, logits) for the runs in [from, to), from a multiple of TILE on, that wanted(at) tells to read.
+template <typename Logit, typename Wanted, typename Visit>
+__device__ __forceinline__ void each_run(
+    const Row<Logit>& row, int from, int to, const Wanted& wanted, const Visit& visit
+) {
+    typedef typename Reader<Logit>::Raw Raw;
+    constexpr int AHEAD = sizeof(Raw) <= 16 ? 2 : 1, STRIDE = CUT_THREADS * RUN;
+    for (int first = from + threadIdx.x * RUN; first < to; first += AHEAD * STRIDE) {
+        Raw ahead[AHEAD];  // all under way before the first is used
+        bool held[AHEAD];
 #pragma unroll
-        for (int place = 0; place < RUN; ++place) {
-            if (logits[place] >= bound && logits[place] > -INF) {
-                const u32 slot = atomicAdd(&scratch.filled, 1u);
-                if (slot < CANDIDATES) {
-                    scratch.entries[slot] = static_cast<u64>(~key_of(logits[place])) << 32 | static_cast<u32>(at + place);
-                }
-            }
+        for (int place = 0; place < AHEAD; ++place) {
+            const int at = first + place * STRIDE;
+            held[place] = at < min(to, row.size) && wanted(at);
+            if (held[place]) ahead[place] = Reader<Logit>::read(row.logits, at, row.size, row.whole);
+        }
+#pragma unroll
+        for (int place = 0; place < AHEAD; ++place) {
+            if (!held[place]) continue;
+            float logits[RUN];
+            Reader<Logit>::unpack(ahead[place], logits);
+            visit(first + place * STRIDE, logits);
         }
     }
-    __syncthreads();
-    return scratch.filled;
 }
 
-// Among the sorted entries; false where the nucleus may reach beyond them. `complete`: there is nothing beyond.
-template <typename Logit>
-__device__ __forceinline__ bool cut_among(const Row<Logit>& row, const Asked& asked, int filled, bool complete, CutScratch& scratch) {
-    const int first = threadIdx.x * EACH;
-    u64 held[EACH];
-    u64 own = 0;
+// Every logit in the range, as (key descending, token ascending), into the entries, sorted, unless they are more than
+// fit; scratch.filled is how many they are.
+template <typename Logit> __device__ __forceinline__ void gather(const Row<Logit>& row, CutScratch& scratch) {
+    const float least = scratch.range.least(), most = scratch.range.most();
+    __syncthreads();
+    if (threadIdx.x == 0) scratch.filled = 0;
+    __syncthreads();
+    const auto wanted = [&](int at) { return row.lane_maxima[at / TILE * WARP + at / RUN % WARP] >= least; };
+    each_run(row, 0, row.size, wanted, [&](int at, const float (&logits)[RUN]) {
 #pragma unroll
-    for (int place = 0; place < EACH; ++place) {
-        if (first + place < filled) own += row.weight(~static_cast<u32>(scratch.entries[first + place] >> 32));
-        held[place] = own;
-    }
-    const u64 before = sum_before(own, scratch.sums);
-#pragma unroll
-    for (int place = 0; place < EACH; ++place) held[place] += before;
+        for (int place = 0; place < RUN; ++place) {
+            if (!(logits[place] >= least && logits[place] <= most)) continue;
+            const u32 slot = atomicAdd(&scratch.filled, 1u);
+            const u64 entry = static_cast<u64>(~key_of(logits[place])) << 32 | static_cast<u32>(at + place);
+            if (slot < CANDIDATES) scratch.entries[slot] = entry;
+        }
+    });
+    __syncthreads();
+    if (scratch.filled > CANDIDATES) return;
+    const int filled = static_cast<int>(scratch.filled), sorted = power_of_two_from(filled);
+    for (int slot = filled + threadIdx.x; slot < sorted; slot += CUT_THREADS) scratch.entries[slot] = ~0ull;
+    sort(scratch.entries, sorted);
+}
 
-    const int limit = asked.limited() && asked.top_k < filled ? asked.top_k : filled;
-    if (threadIdx.x == 0) scratch.below = 0;
-#pragma unroll
-    for (int place = 0; place < EACH; ++place) {
-        if (first + place == limit - 1) scratch.total = held[place];
+// The cut among the sorted entries. Where they do not reach the target: false, or the last of them if there is nothing
+// below them.
+template <typename Logit>
+__device__ __forceinline__ bool cut_among(const Row<Logit>& row, bool complete, CutScratch& scratch) {
+    const int filled = static_cast<int>(scratch.filled);
+    const int first = threadIdx.x * EACH, end = min(first + EACH, filled);
+    const auto logit_at = [&](int place) { return logit_of(~static_cast<u32>(scratch.entries[place] >> 32)); };
+    u64 own = 0;
+#pragma unroll 1
+    for (int place = first; place < end; ++place) own += row.weight(logit_at(place));
+    Tally held = {scratch.above.count + first, scratch.above.mass + sum_before(own, scratch.sums)};
+    if (threadIdx.x == 0) scratch.found = false;
+    __syncthreads();
+    const Target target = scratch.target;
+#pragma unroll 1
+    for (int place = first; place < end; ++place) {
+        const Tally until = {held.count + 1, held.mass + row.weight(logit_at(place))};
+        if (!target.reached(held) && (target.reached(until) || (complete && place == filled - 1))) {
+            scratch.found = true;
+            scratch.cut = {logit_at(place), static_cast<int>(scratch.entries[place] & 0xffffffffu), until.mass};
+        }
+        held = until;
     }
     __syncthreads();
-    int count = limit;
-    if (asked.top_p < 1.0) {
-        const double total = asked.limited() ? static_cast<double>(scratch.total) : __dmul_rn(row.normaliser, FIXED_ONE);
-        const double goal = __dmul_rn(asked.top_p, total);
-        int below = 0;
-#pragma unroll
-        for (int place = 0; place < EACH; ++place) {
-            below += first + place < limit && static_cast<double>(held[place]) < goal;
-        }
-        atomicAdd(&scratch.below, below);
-        __syncthreads();
-        if (scratch.below == limit && !asked.limited() && !complete) return false;
-        count = scratch.below + 1 < limit ? scratch.below + 1 : limit;
+    return scratch.found;
+}
+
+// The smallest key whose logit is in this bin or a higher one.
+template <typename Logit> __device__ __forceinline__ u32 least_key(const Row<Logit>& row, u32 bin) {
+    if (bin == 0) return 0;
+    u32 below = 0;  // a key of a lower bin
+#pragma unroll 1
+    for (int shift = 23;; shift = max(shift - 9, 0)) {
+        const u32 key = below + (threadIdx.x << shift);
+        const int lower = __syncthreads_count(key <= KEY_OF_INFINITY && row.bin(logit_of(key)) < bin);
+        below += static_cast<u32>(lower - 1) << shift;
+        if (shift == 0) return below + 1;
     }
+}
+
+constexpr int BY_WEIGHT = 32;  // in place of a digit's lowest bit: bins of weights
+
+// The logits of [from, to) in the range, by the bin that bin_of(logit) tells.
+template <typename Logit, typename BinOf>
+__device__ __forceinline__ void count_bins(
+    const Row<Logit>& row, int from, int to, const BinOf& bin_of, CutScratch& scratch
+) {
+    const float least = scratch.range.least(), most = scratch.range.most();
+    __syncthreads();
+    for (int bin = threadIdx.x; bin < BINS; bin += CUT_THREADS) scratch.bins.set(bin, {0, 0});
+    __syncthreads();
+    const auto wanted = [](int) { return true; };
+    each_run(row, from, to, wanted, [&](int, const float (&logits)[RUN]) {
 #pragma unroll
-    for (int place = 0; place < EACH; ++place) {
-        if (first + place == count - 1) {
-            const u64 entry = scratch.entries[first + place];
-            scratch.cut = {logit_of(~static_cast<u32>(entry >> 32)), static_cast<int>(entry & 0xffffffffu), held[place]};
+        for (int place = 0; place < RUN; ++place) {
+            if (!(logits[place] >= least && logits[place] <= most)) continue;
+            scratch.bins.add(bin_of(logits[place]), row.weight(logits[place]));
         }
+    });
+    __syncthreads();
+}
+
+// Narrows the range to the bin with which the logits reach the target, from the highest on. Where all of them miss it:
+// false, or if there is nothing below them, the target becomes their count.
+template <typename Logit>
+__device__ __forceinline__ bool pick_bin(const Row<Logit>& row, int shift, CutScratch& scratch) {
+    const int first = BINS - 1 - threadIdx.x * BINS_EACH;
+    Tally own = {0, 0};
+#pragma unroll
+    for (int place = 0; place < BINS_EACH; ++place) {
+        const Tally here = scratch.bins.of(first - place);
+        own.count += here.count, own.mass += here.mass;
     }
+    Tally held = scratch.above;
+    held.count += sum_before(own.count, scratch.counts), held.mass += sum_before(own.mass, scratch.sums);
+    const KeyRange range = scratch.range;
+    if (threadIdx.x == CUT_THREADS - 1) {
+        const Tally all = {held.count + own.count, held.mass + own.mass};
+        const bool reached = scratch.target.reached(all), complete = range.low == LEAST_KEY;
+        if (!reached && complete) scratch.target = {all.count, 0.0};
+        scratch.found = reached || complete;
+    }
+    __syncthreads();
+    const Target target = scratch.target;
+#pragma unroll
+    for (int place = 0; place < BINS_EACH; ++place) {
+        const Tally here = scratch.bins.of(first - place);
+        const Tally until = {held.count + here.count, held.mass + here.mass};
+        if (!target.reached(held) && target.reached(until)) {
+            scratch.above = held, scratch.inside = here, scratch.bin = first - place;
+        }
+        held = until;
+    }
+    __syncthreads();
+    if (!scratch.found) return false;
+    const u32 bin = scratch.bin;
+    KeyRange inside;
+    if (shift == BY_WEIGHT) {
+        inside = {max(least_key(row, bin), range.low), min(least_key(row, bin + 1) - 1, range.high)};
+    } else {
+        const u32 low = range.low + (bin << shift);
+        inside = {low, min(low + ((1u << shift) - 1), range.high)};
+    }
+    if (threadIdx.x == 0) scratch.range = inside;
     __syncthreads();
     return true;
 }
 
-struct Tally { u32 count; u64 mass; };
+// In global memory, where the blocks that share a row add up the bins of all its logits.
+struct SharedBins {
+    u32* counts;  // [rows, BINS]
+    u64* masses;  // [rows, BINS]
+    u32* arrivals;  // [rows]
 
-// How many logits lie above `key`, and their weight. Never -inf's: `key` is at least its.
-template <typename Logit> __device__ __forceinline__ Tally above(const Row<Logit>& row, u32 key, CutScratch& scratch) {
-    u32 count = 0;
-    u64 mass = 0;
-    for (int at = threadIdx.x * RUN; at < row.size; at += CUT_THREADS * RUN) {
+    static __device__ __forceinline__ i64 at(int bin) { return static_cast<i64>(blockIdx.x) * BINS + bin; }
+
+    __device__ __forceinline__ void add(const Bins& bins) const {
+        for (int bin = threadIdx.x; bin < BINS; bin += CUT_THREADS) {
+            const Tally tally = bins.of(bin);
+            if (tally.count == 0) continue;
+            atomicAdd(counts + at(bin), tally.count);
+            atomicAdd(masses + at(bin), tally.mass);
+        }
+        __threadfence();
+    }
+    // Whether this block is the last one; it then sees what the others added.
+    __device__ __forceinline__ bool arrives_last(bool& last) const {
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            last = atomicAdd(arrivals + blockIdx.x, 1u) == gridDim.y - 1;
+            if (last) arrivals[blockIdx.x] = 0;
+        }
+        __syncthreads();
+        __threadfence();
+        return last;
+    }
+    // Past the first-level cache, which is not coherent.
+    __device__ __forceinline__ void read(Bins& bins) const {
+        __syncthreads();
+        for (int bin = threadIdx.x; bin < BINS; bin += CUT_THREADS) {
+            bins.set(bin, {__ldcg(counts + at(bin)), __ldcg(masses + at(bin))});
+        }
+        __syncthreads();
+    }
+    __device__ __forceinline__ void clear() const {
+        for (int bin = threadIdx.x; bin < BINS; bin += CUT_THREADS) counts[at(bin)] = 0, masses[at(bin)] = 0;
+    }
+};
+
+// Narrows the range, to begin with from scratch.least on, until the logits inside fit, or are equal. `shared`: by the
+// blocks of the row together, which count it once (`counted`); false where another one of them goes on.
+template <typename Logit>
+__device__ __forceinline__ bool narrow(
+    const Row<Logit>& row, bool shared, const SharedBins& shared_bins, bool& counted, CutScratch& scratch
+) {
+    int shift = BY_WEIGHT;
+#pragma unroll 1
+    for (;;) {
+        __syncthreads();
+        if (threadIdx.x == 0 && shift == BY_WEIGHT) {
+            scratch.range = {scratch.least, KEY_OF_INFINITY}, scratch.above = {0, 0};
+        }
+        __syncthreads();
+        const bool together = shared && shift == BY_WEIGHT;
+        if (shift != BY_WEIGHT) {
+            const u32 low = scratch.range.low;
+            count_bins(row, 0, row.size, [&](float logit) { return (key_of(logit) - low) >> shift; }, scratch);
+        } else if (!(together && counted)) {
+            const int blocks = together ? gridDim.y : 1;
+            const int each = (row.size + blocks * TILE - 1) / (blocks * TILE) * TILE;
+            const int from = together ? static_cast<int>(blockIdx.y) * each : 0;
+            count_bins(row, from, from + each, [&](float logit) { return row.bin(logit); }, scratch);
+        }
+        if (together) {
+            if (!counted) {
+                shared_bins.add(scratch.bins);
+                if (!shared_bins.arrives_last(scratch.last)) return false;
+                counted = true;
+            }
+            shared_bins.read(scratch.bins);
+        }
+        if (!pick_bin(row, shift, scratch)) {
+            shared = false;  // rounding left out some of what stays: count all of it, alone
+            if (threadIdx.x == 0) scratch.least = LEAST_KEY;
+            continue;
+        }
+        const u32 span = scratch.range.high - scratch.range.low;
+        if (scratch.inside.count <= CANDIDATES || span < KEY_SPACING<Logit>) return true;
+        shift = max(32 - DIGIT_BITS - __clz(static_cast<int>(span)), 0);
+    }
+}
+
+// The cut among equal logits, the only ones in the range: of those that stay, the last by token.
+template <typename Logit> __device__ __forceinline__ void cut_among_ties(const Row<Logit>& row, CutScratch& scratch) {
+    const Tally above = scratch.above;
+    const u64 weight = scratch.inside.mass / scratch.inside.count;
+    u32 staying = 1;
+    for (u32 most = scratch.inside.count; staying < most;) {
+        const u32 middle = staying + (most - staying) / 2;
+        const bool reached = scratch.target.reached({above.count + middle, above.mass + middle * weight});
+        if (reached) most = middle; else staying = middle + 1;
+    }
+    const float least = scratch.range.least(), most = scratch.range.most();
+    const auto inside = [&](float logit) { return logit >= least && logit <= most; };
+    const int runs = (row.size + RUN - 1) / RUN, each = (runs + CUT_THREADS - 1) / CUT_THREADS * RUN;
+    const int first = threadIdx.x * each, end = min(first + each, row.size);
+    u32 own = 0;
+    for (int at = first; at < end; at += RUN) {
         float logits[RUN];
         Reader<Logit>::unpack(Reader<Logit>::read(row.logits, at, row.size, row.whole), logits);
 #pragma unroll
-        for (int place = 0; place < RUN; ++place) {
-            const u32 here = key_of(logits[place]);
-            if (here > key) ++count, mass += row.weight(here);
-        }
+        for (int place = 0; place < RUN; ++place) own += inside(logits[place]);
     }
-    return {block_sum(count, scratch.counts), block_sum(mass, scratch.sums)};
-}
-
-// Largest key such that it and the keys above reach `goal`; -inf's where all together do not.
-template <typename Logit, typename Reaches>
-__device__ __forceinline__ u32 search(const Row<Logit>& row, const Reaches& reaches, CutScratch& scratch) {
-    u32 found = 0;
-    for (u32 bit = 0x80000000u; bit != 0; bit >>= 1) {
-        const u32 trial = found | bit;
-        if (trial <= KEY_OF_MINUS_INFINITY + 1 || reaches(above(row, trial - 1, scratch))) found = trial;
-    }
-    return found > KEY_OF_MINUS_INFINITY ? found : KEY_OF_MINUS_INFINITY;
-}
-
-// Token of the `rank`-th (from 1, by token) logit that has this key.
-template <typename Logit> __device__ __forceinline__ int tied_token(const Row<Logit>& row, u32 key, u32 rank, CutScratch& scratch) {
-    const int each = (row.size + CUT_THREADS - 1) / CUT_THREADS;
-    const int first = threadIdx.x * each, end = min(first + each, row.size);
-    u32 own = 0;
-    for (int at = first; at < end; ++at) own += key_of(Reader<Logit>::one(row.logits, at)) == key;
-    u32 place = sum_before(own, scratch.counts);
-    if (place < rank && rank <= place + own) {
+    u32 passed = sum_before(own, scratch.counts);
+    if (passed < staying && staying <= passed + own) {
         for (int at = first; at < end; ++at) {
-            if (key_of(Reader<Logit>::one(row.logits, at)) == key && ++place == rank) scratch.below = at;
+            const float logit = Reader<Logit>::one(row.logits, at);
+            if (!inside(logit) || ++passed != staying) continue;
+            scratch.cut = {logit, at, above.mass + staying * weight};
         }
     }
     __syncthreads();
-    return scratch.below;
 }
 
-// Of `ties` equal logits, weighing `weight` each: how many stay until what is held reaches the goal.
-__device__ __forceinline__ u32 ties_until(u64 held, u64 weight, u32 ties, double goal) {
-    u32 low = 1, high = ties;
-    while (low < high) {
-        const u32 middle = low + (high - low) / 2;
-        if (static_cast<double>(held + middle * weight) < goal) low = middle + 1; else high = middle;
-    }
-    return low;
-}
-
-template <typename Logit> __device__ __forceinline__ void cut_by_search(const Row<Logit>& row, const Asked& asked, CutScratch& scratch) {
-    const u32 possible = above(row, KEY_OF_MINUS_INFINITY, scratch).count;
-    const u32 limit = asked.limited() && static_cast<u32>(asked.top_k) < possible ? asked.top_k : possible;
-    u32 key = search(row, [=](const Tally& tally) { return tally.count >= limit; }, scratch);
-    Tally higher = above(row, key, scratch);
-    u32 staying = limit - higher.count;
-    if (asked.top_p < 1.0) {
-        const double total = asked.limited() ? static_cast<double>(higher.mass + staying * row.weight(key))
-                                             : __dmul_rn(row.normaliser, FIXED_ONE);
-        const double goal = __dmul_rn(asked.top_p, total);
-        // The likeliest token always stays, also where its weight is not asked for.
-        const u32 last = search(
-            row, [=](const Tally& tally) { return tally.count > 0 && static_cast<double>(tally.mass) >= goal; }, scratch
-        );
-        if (last > key) {
-            key = last;
-            higher = above(row, key, scratch);
-            staying = above(row, key - 1, scratch).count - higher.count;
+// Whether at most half of the shares hold everything from scratch.range.low on, and that all that may stay.
+template <typename Logit>
+__device__ __forceinline__ bool few_shares(const Row<Logit>& row, double normaliser, CutScratch& scratch) {
+    const int shares = (row.size + TILE - 1) / TILE * WARP;
+    u32 least = LEAST_KEY, low = LEAST_KEY;
+    bool few = row.size <= CANDIDATES;
+    if (!few && scratch.top_k > 0) {
+        few = scratch.top_k <= shares / 2 && shares <= CANDIDATES;
+        if (few && blockIdx.y == 0) {
+            low = max(key_of(bound_by_shares(row, shares, scratch.top_k, scratch.entries)), LEAST_KEY);
         }
-        if (last >= key) staying = ties_until(higher.mass, row.weight(key), staying, goal);
+    } else if (!few) {
+        // From a power of two at most as large as the weight, less one bin for rounding.
+        const float weight = static_cast<float>(__dmul_rn(1.0 - scratch.top_p, normaliser)) / static_cast<float>(row.size);
+        const int power = static_cast<int>(__float_as_uint(weight) >> 23) - 127;
+        least = low = max(least_key(row, max(BINS - 2 + power * BINS_PER_OCTAVE, 0)), LEAST_KEY);
+        int reaching = 0;
+        for (int first = 0; first < shares; first += CUT_THREADS) {
+            const int share = first + threadIdx.x;
+            reaching += __syncthreads_count(share < shares && key_of(row.lane_maxima[share]) >= low);
+        }
+        few = reaching <= shares / 2;
     }
-    const int token = tied_token(row, key, staying, scratch);
-    if (threadIdx.x == 0) scratch.cut = {logit_of(key), token, higher.mass + staying * row.weight(key)};
+    if (threadIdx.x == 0) {
+        scratch.range = {low, KEY_OF_INFINITY}, scratch.above = {0, 0}, scratch.filled = 0;
+        scratch.least = least, scratch.complete = low == LEAST_KEY;
+        scratch.total = __dmul_rn(normaliser, FIXED_ONE);
+    }
     __syncthreads();
+    return few;
 }
 
-// Grid: batch x steps blocks of CUT_THREADS threads. Arguments as `row_statistics`, after which it runs; normalisers,
-// cuts and cut_tokens are written anew for the rows of requests that ask for top-k or top-p.
+// As K1 added them up (`row_law`), in every warp.
+__device__ __forceinline__ double sum_of_tiles(const double* masses, int tiles) {
+    double total = 0.0;
+    for (int tile = threadIdx.x % WARP; tile < tiles; tile += WARP) total = __dadd_rn(total, masses[tile]);
+    return sum_by_halves(total);
+}
+
+// Grid: batch x steps, any number that share a row, blocks of CUT_THREADS threads. Arguments as `row_statistics`,
+// after which it runs; normalisers, cuts and cut_tokens are written anew for the rows of requests that ask for top-k or
+// top-p. arrivals [batch x steps], and where more than one block shares a row bin_counts and bin_masses [batch x
+// steps, BINS]: zero, and left zero.
 template <typename Logit>
 __device__ __forceinline__ void row_cutoffs(
     const Logit* __restrict__ logits, i64 row_stride, int steps, int size, const int* __restrict__ lengths,
-    const float* __restrict__ scales, const int* __restrict__ top_k, const float* __restrict__ top_p, int law_stride,
-    int law_offset, const float* __restrict__ lane_maxima, const float* __restrict__ peaks, double* normalisers,
-    float* cuts, int* cut_tokens
+    const float* __restrict__ scales, const int* __restrict__ top_ks, const float* __restrict__ top_ps, int law_stride,
+    int law_offset, const double* __restrict__ tile_masses, const float* __restrict__ lane_maxima,
+    const float* __restrict__ peaks, double* normalisers, float* cuts, int* cut_tokens, u32* arrivals,
+    u32* bin_counts, u64* bin_masses
 ) {
     __shared__ CutScratch scratch;
     const int request = blockIdx.x / steps, step = blockIdx.x % steps;
     const i64 law = static_cast<i64>(request) * law_stride + law_offset + step;
-    const Asked asked = {
-        top_k[request] > 0 && top_k[request] < size ? top_k[request] : 0,
-        top_p[request] < 1.0f ? static_cast<double>(top_p[request]) : 1.0,
-    };
-    if (scales[request] == 0.0f || (!asked.limited() && asked.top_p == 1.0)) return;
+    const int top_k = top_ks[request] > 0 && top_ks[request] < size ? top_ks[request] : 0;
+    const double top_p = top_ps[request] < 1.0f ? static_cast<double>(top_ps[request]) : 1.0;
+    if (scales[request] == 0.0f || (top_k == 0 && top_p == 1.0)) return;
     if (lengths != nullptr && step > lengths[request]) return;
     if (!(peaks[law] > -INF && peaks[law] < INF)) return;  // no law: verification says so
 
-    const int tiles = (size + TILE - 1) / TILE, shares = tiles * WARP;
+    const int tiles = (size + TILE - 1) / TILE;
     const Logit* at = logits + static_cast<i64>(blockIdx.x) * row_stride;
-    const Row<Logit> row = {
-        at, size, starts_on_16_bytes(at), scales[request], peaks[law], normalisers[law], lane_maxima + law * shares,
-    };
-    bool found = false;
-    if (shares <= CANDIDATES) {
-        // Not by the smallest maxima of all: a short last tile leaves some at -inf.
-        const int rank = asked.limited() ? asked.top_k : min(NUCLEUS, shares - shares / 8);
-        const float bound = size <= CANDIDATES ? -INF : bound_by_shares(row, shares, rank, scratch.entries);
-        const u32 filled = gather(row, shares, bound, scratch);
-        if (filled <= CANDIDATES) {
-            const int count = static_cast<int>(filled), sorted = power_of_two_from(count);
-            for (int slot = count + threadIdx.x; slot < sorted; slot += CUT_THREADS) scratch.entries[slot] = ~0ull;
-            sort(scratch.entries, sorted);
-            found = cut_among(row, asked, count, bound == -INF, scratch);
+    const float* maxima = lane_maxima + law * tiles * WARP;
+    const Row<Logit> row = {at, size, starts_on_16_bytes(at), scales[request], peaks[law], maxima};
+    if (threadIdx.x == 0) scratch.top_k = top_k, scratch.top_p = top_p;
+    __syncthreads();
+    // Not from `normalisers`: a block that is alone writes there before others of the row begin.
+    const bool alone = few_shares(row, sum_of_tiles(tile_masses + law * tiles, tiles), scratch);
+    if (alone && blockIdx.y > 0) return;
+
+    const SharedBins shared_bins = {bin_counts, bin_masses, arrivals};
+    bool whole = !alone, counted = false, known = false;
+    // Top-k, then top-p of what it left; in the whole row where the shares were too many, or hold more than fits.
+#pragma unroll 1
+    for (bool by_count = top_k > 0;;) {
+        if (threadIdx.x == 0) {
+            // The likeliest token always stays, also where its weight is not asked for.
+            scratch.target = by_count ? Target{static_cast<u32>(scratch.top_k), 0.0}
+                                      : Target{1, __dmul_rn(scratch.top_p, scratch.total)};
         }
+        __syncthreads();
+        // What is known of the range is enough again where top-p ends in it too.
+        if (!known || scratch.target.reached(scratch.above)) {
+            if (whole && !narrow(row, !alone && gridDim.y > 1, shared_bins, counted, scratch)) return;
+            if (!whole || scratch.inside.count <= CANDIDATES) gather(row, scratch);
+            known = true;
+        }
+        if (whole && scratch.inside.count > CANDIDATES) {
+            cut_among_ties(row, scratch);
+        } else if (scratch.filled > CANDIDATES || !cut_among(row, whole || scratch.complete, scratch)) {
+            whole = true, known = false;
+            continue;
+        }
+        if (!by_count || scratch.top_p == 1.0) break;
+        by_count = false;
+        if (threadIdx.x == 0) scratch.total = static_cast<double>(scratch.cut.kept);
     }
-    if (!found) cut_by_search(row, asked, scratch);
+    if (counted) shared_bins.clear();
     if (threadIdx.x == 0) {
         cuts[law] = scratch.cut.logit, cut_tokens[law] = scratch.cut.token;
         normalisers[law] = __dmul_rn(static_cast<double>(scratch.cut.kept), 1.0 / FIXED_ONE);
@@ -321,14 +554,15 @@ __device__ __forceinline__ void row_cutoffs(
 }
 
 #define ROW_CUTOFFS(NAME, LOGIT)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(CUT_THREADS) NAME(                                               \
+    extern "C" __global__ void __launch_bounds__(CUT_THREADS, 2) NAME(                                            \
         const LOGIT* logits, i64 row_stride, int steps, int size, const int* lengths, const float* scales,        \
-        const int* top_k, const float* top_p, int law_stride, int law_offset, const float* lane_maxima,           \
-        const float* peaks, double* normalisers, float* cuts, int* cut_tokens                                     \
+        const int* top_ks, const float* top_ps, int law_stride, int law_offset, const double* tile_masses,        \
+        const float* lane_maxima, const float* peaks, double* normalisers, float* cuts, int* cut_tokens,          \
+        u32* arrivals, u32* bin_counts, u64* bin_masses                                                           \
     ) {                                                                                                           \
         row_cutoffs(                                                                                              \
-            logits, row_stride, steps, size, lengths, scales, top_k, top_p, law_stride, law_offset, lane_maxima,  \
-            peaks, normalisers, cuts, cut_tokens                                                                  \
+            logits, row_stride, steps, size, lengths, scales, top_ks, top_ps, law_stride, law_offset,             \
+            tile_masses, lane_maxima, peaks, normalisers, cuts, cut_tokens, arrivals, bin_counts, bin_masses      \
         );                                                                                                        \
     }
 
