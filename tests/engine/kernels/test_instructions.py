@@ -6,6 +6,9 @@ that, instructions and not memory decide how long a kernel takes.
 
 from __future__ import annotations
 
+from itertools import pairwise
+from statistics import median
+
 import pytest
 from driftguard_engine.kernels.cuda.compiler import compile_source, read_sources
 
@@ -24,6 +27,11 @@ TILE_OF_LANE = 128  # logits of a tile that one lane weighs
 @pytest.fixture(scope="module")
 def statistics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
     return disassembled("statistics.cu", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def cutoffs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
+    return disassembled("cutoffs.cu", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +76,13 @@ def test_residuals(verification: dict[str, Kernel], suffix: str, budget: float) 
     assert len(weights) / 32 <= budget
     assert kernel.count(weights, "LDG") == 0
     assert kernel.count(loads, "LDG.E.128") == 32 / LOADED[suffix]
+
+
+@pytest.mark.parametrize("suffix", LOADED)
+def test_cutoffs(cutoffs: dict[str, Kernel], suffix: str) -> None:
+    """From one counted logit's weight to the next one's; no atomic addition that may have to try again."""
+    kernel = cutoffs[f"row_cutoffs_{suffix}"]
+    every = range(len(kernel.instructions))
+    weights = [at for at in every if kernel.instructions[at].operation.startswith("F2I.U64")]
+    assert median(later - earlier for earlier, later in pairwise(weights)) <= 45
+    assert kernel.count(every, "ATOMS.CAS") == 0
