@@ -17,15 +17,13 @@ from torch import Tensor
 
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Argument, Launcher
 from driftguard_engine.kernels.reference.sampling import Integers, SamplingBatch
-from driftguard_engine.kernels.reference.tiles import LANES, TILE, tiles_of
+from driftguard_engine.kernels.reference.tiles import LANES, tiles_of
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 
 # As in csrc: warps and threads of a block.
-_STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS = 2, 512, 256
-_RESERVED_BYTES = 1024  # of the shared memory, by the system for each block
-_FEW_BLOCKS = 3  # of the statistics where no device tells how many it runs
-_DRAWING_BLOCKS = 3  # that a multiprocessor runs at a time, at most
+_STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS = 4, 512, 256
+_DRAWING_BLOCKS = 4  # for each multiprocessor, at most
 _CUT_BINS = 2048  # as in csrc
 _CUT_BLOCKS = 256  # of a launch of fewer rows: blocks share a row, so that every multiprocessor has work
 
@@ -188,7 +186,7 @@ def verify(
 
     target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows at a constant stride, or None
     for drafts that were not drawn (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a
-    residual, as many as run at a time if None; it changes no result.
+    residual, as many as keep a GPU busy if None; it changes no result.
     """
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
     find_distributions(launcher, target_logits, lengths, sampling, space.target, steps, 0, space.meetings)
@@ -226,15 +224,14 @@ def find_distributions(
     lengths [B] int32: only rows s <= lengths[b] are read; None: all. meetings: of B * S rows or more.
     """
     suffix, (batch, steps, size) = SUFFIXES[logits.dtype], logits.shape
-    units = batch * steps * tiles_of(size)
     row_stride, asked = _row_stride(logits), [sampling.scale, sampling.top_k, sampling.top_p]
     where = [np.int32(table_stride), np.int32(table_offset)]
     launcher.launch(
         f"row_statistics_{suffix}",
-        (min(-(-units // _STATISTICS_WARPS), _statistics_blocks(logits.device, logits.dtype)), 1, 1),
+        (batch, steps, -(-tiles_of(size) // _STATISTICS_WARPS)),
         _STATISTICS_WARPS * LANES,
         [
-            *(logits, row_stride, np.int32(batch), np.int32(steps), np.int32(size), lengths, *asked, *where),
+            *(logits, row_stride, np.int32(steps), np.int32(size), lengths, *asked, *where),
             *(table.tile_maxima, table.tile_sums, table.tile_masses, table.lane_maxima, table.peak),
             *(table.normaliser, table.cut, table.cut_token, meetings.arrivals),
         ],
@@ -254,22 +251,14 @@ def find_distributions(
 
 
 @cache
-def _statistics_blocks(device: torch.device, dtype: torch.dtype) -> int:
-    """As many as run at a time: each has a tile per warp in the memory that a multiprocessor has for all."""
-    if device.type != "cuda":
-        return _FEW_BLOCKS
-    found = torch.cuda.get_device_properties(device)
-    of_block = _STATISTICS_WARPS * TILE * dtype.itemsize + _RESERVED_BYTES
-    return found.multi_processor_count * (found.shared_memory_per_multiprocessor // of_block)
-
-
-@cache
 def _blocks_of_row(device: torch.device, batch: int, size: int) -> int:
-    """How many share the tiles of each of these rows: together as many as run at a time."""
+    """How many share the tiles of each of these rows, the same number each but for the last."""
     processors = 1
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(1, min(processors * _DRAWING_BLOCKS // batch, tiles_of(size)))
+    most = max(1, processors * _DRAWING_BLOCKS // batch)
+    tiles_each = -(-tiles_of(size) // most)
+    return -(-tiles_of(size) // tiles_each)
 
 
 def _row_stride(logits: Tensor) -> np.int64:

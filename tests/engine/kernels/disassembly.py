@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
 from importlib import metadata
 from pathlib import Path
 
@@ -58,6 +60,16 @@ class Kernel:
         return sum(self.instructions[at].operation.startswith(prefixes or ("",)) for at in where)
 
     @cached_property
+    def loops(self) -> list[Stretch]:
+        """Those without another inside, each from where a branch goes back to up to that branch."""
+        found = [range(to, at + 1) for at, to in self._jumps() if to <= at]
+        return [
+            loop
+            for loop in found
+            if not any(loop != other and other[0] in loop and other[-1] in loop for other in found)
+        ]
+
+    @cached_property
     def blocks(self) -> list[Stretch]:
         """Stretches that nothing enters but at their beginning or leaves but at their end."""
         starts = {0, *self.labels.values()}
@@ -68,6 +80,44 @@ class Kernel:
         }
         ordered = sorted(start for start in starts if start < len(self.instructions))
         return [range(a, b) for a, b in zip(ordered, [*ordered[1:], len(self.instructions)], strict=True)]
+
+    def shortest_through(self, block: Stretch) -> int:
+        """Instructions on the shortest way from the entry through this block to an exit.
+
+        Whatever is executed where the warp has diverged, or once for many rows, lies on longer ways.
+        """
+        to_block = self._shortest(self.blocks[0], lambda at: at == block)
+        return to_block + self._shortest(block, self._exits) - len(block)
+
+    def _shortest(self, start: Stretch, arrived: Callable[[Stretch], bool]) -> int:
+        starting = {block[0]: block for block in self.blocks}
+        waiting, seen = [(len(start), start[0])], set[int]()
+        while waiting:
+            length, at = heappop(waiting)
+            block = starting[at]
+            if arrived(block):
+                return length
+            if at in seen:
+                continue
+            seen.add(at)
+            for following in self._following(block):
+                heappush(waiting, (length + len(starting[following]), following))
+        raise ValueError("no way leads there")
+
+    def _exits(self, block: Stretch) -> bool:
+        return self.instructions[block[-1]].name == "EXIT"
+
+    def _following(self, block: Stretch) -> Iterator[int]:
+        last = self.instructions[block[-1]]
+        if last.name == "BRA" and last.target is not None:
+            yield self.labels[last.target]
+        if last.goes_on and block[-1] + 1 < len(self.instructions):
+            yield block[-1] + 1
+
+    def _jumps(self) -> Iterator[tuple[int, int]]:
+        for at, instruction in enumerate(self.instructions):
+            if instruction.name == "BRA" and instruction.target is not None:
+                yield at, self.labels[instruction.target]
 
 
 def kernels(cubin: bytes, nvdisasm: str, directory: Path) -> dict[str, Kernel]:
