@@ -109,6 +109,7 @@ struct CutScratch {
     };
     u64 sums[CUT_WARPS];
     u32 counts[CUT_WARPS];
+    int wanted[CUT_THREADS];  // shares to read
     // What is asked for, of which total top-p takes its part, and the least key that may stay.
     int top_k;  // 0: off
     double top_p;  // 1: off
@@ -175,11 +176,9 @@ __device__ __forceinline__ float bound_by_shares(const Row<Logit>& row, int shar
     return bound;
 }
 
-// Calls visit(at, logits) for the runs in [from, to), from a multiple of TILE on, that wanted(at) tells to read.
-template <typename Logit, typename Wanted, typename Visit>
-__device__ __forceinline__ void each_run(
-    const Row<Logit>& row, int from, int to, const Wanted& wanted, const Visit& visit
-) {
+// Calls visit(logits) for every run in [from, to), from a multiple of TILE on.
+template <typename Logit, typename Visit>
+__device__ __forceinline__ void each_run(const Row<Logit>& row, int from, int to, const Visit& visit) {
     typedef typename Reader<Logit>::Raw Raw;
     constexpr int AHEAD = sizeof(Raw) <= 16 ? 2 : 1, STRIDE = CUT_THREADS * RUN;
     for (int first = from + threadIdx.x * RUN; first < to; first += AHEAD * STRIDE) {
@@ -188,7 +187,7 @@ __device__ __forceinline__ void each_run(
 #pragma unroll
         for (int place = 0; place < AHEAD; ++place) {
             const int at = first + place * STRIDE;
-            held[place] = at < min(to, row.size) && wanted(at);
+            held[place] = at < min(to, row.size);
             if (held[place]) ahead[place] = Reader<Logit>::read(row.logits, at, row.size, row.whole);
         }
 #pragma unroll
@@ -196,28 +195,71 @@ __device__ __forceinline__ void each_run(
             if (!held[place]) continue;
             float logits[RUN];
             Reader<Logit>::unpack(ahead[place], logits);
-            visit(first + place * STRIDE, logits);
+            visit(logits);
         }
     }
+}
+
+// The next CUT_THREADS shares from `first` on whose maximum is at least `least`, neighbours beside each other, into
+// scratch.wanted; how many they are.
+template <typename Logit>
+__device__ __forceinline__ int wanted_shares(
+    const Row<Logit>& row, int first, int shares, float least, CutScratch& scratch
+) {
+    const int share = first + threadIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const bool wanted = share < shares && row.lane_maxima[share] >= least;
+    const u32 of_warp = __ballot_sync(FULL_WARP, wanted);
+    __syncthreads();  // those from the time before may still be read
+    if (lane == 0) scratch.counts[warp] = __popc(of_warp);
+    __syncthreads();
+    int before = __popc(of_warp & ((1u << lane) - 1)), total = 0;
+    for (int other = 0; other < CUT_WARPS; ++other) {
+        if (other < warp) before += scratch.counts[other];
+        total += scratch.counts[other];
+    }
+    if (wanted) scratch.wanted[before] = share;
+    __syncthreads();
+    return total;
 }
 
 // Every logit in the range, as (key descending, token ascending), into the entries, sorted, unless they are more than
 // fit; scratch.filled is how many they are.
 template <typename Logit> __device__ __forceinline__ void gather(const Row<Logit>& row, CutScratch& scratch) {
+    typedef typename Reader<Logit>::Raw Raw;
+    constexpr int AHEAD = sizeof(Raw) <= 16 ? 2 : 1;  // runs under way before the first is used
     const float least = scratch.range.least(), most = scratch.range.most();
+    const int shares = (row.size + TILE - 1) / TILE * WARP;
     __syncthreads();
     if (threadIdx.x == 0) scratch.filled = 0;
-    __syncthreads();
-    const auto wanted = [&](int at) { return row.lane_maxima[at / TILE * WARP + at / RUN % WARP] >= least; };
-    each_run(row, 0, row.size, wanted, [&](int at, const float (&logits)[RUN]) {
+    for (int first = 0; first < shares; first += CUT_THREADS) {
+        const int wanted = wanted_shares(row, first, shares, least, scratch);
+        // Chunk after chunk of all of them: neighbouring shares are neighbours in memory.
+        for (int index = threadIdx.x; index < wanted * CHUNKS; index += AHEAD * CUT_THREADS) {
+            Raw ahead[AHEAD];
+            int at[AHEAD];
 #pragma unroll
-        for (int place = 0; place < RUN; ++place) {
-            if (!(logits[place] >= least && logits[place] <= most)) continue;
-            const u32 slot = atomicAdd(&scratch.filled, 1u);
-            const u64 entry = static_cast<u64>(~key_of(logits[place])) << 32 | static_cast<u32>(at + place);
-            if (slot < CANDIDATES) scratch.entries[slot] = entry;
+            for (int place = 0; place < AHEAD; ++place) {
+                const int run = index + place * CUT_THREADS, chunk = run / wanted;
+                const int share = run < wanted * CHUNKS ? scratch.wanted[run - chunk * wanted] : shares;
+                at[place] = share / WARP * TILE + chunk * CHUNK + share % WARP * RUN;
+                if (at[place] < row.size) ahead[place] = Reader<Logit>::read(row.logits, at[place], row.size, row.whole);
+            }
+#pragma unroll
+            for (int place = 0; place < AHEAD; ++place) {
+                if (at[place] >= row.size) continue;
+                float logits[RUN];
+                Reader<Logit>::unpack(ahead[place], logits);
+#pragma unroll
+                for (int neighbour = 0; neighbour < RUN; ++neighbour) {
+                    const float logit = logits[neighbour];
+                    if (!(logit >= least && logit <= most)) continue;
+                    const u32 slot = atomicAdd(&scratch.filled, 1u);
+                    const u64 entry = static_cast<u64>(~key_of(logit)) << 32 | static_cast<u32>(at[place] + neighbour);
+                    if (slot < CANDIDATES) scratch.entries[slot] = entry;
+                }
+            }
         }
-    });
+    }
     __syncthreads();
     if (scratch.filled > CANDIDATES) return;
     const int filled = static_cast<int>(scratch.filled), sorted = power_of_two_from(filled);
@@ -276,8 +318,7 @@ __device__ __forceinline__ void count_bins(
     __syncthreads();
     for (int bin = threadIdx.x; bin < BINS; bin += CUT_THREADS) scratch.bins.set(bin, {0, 0});
     __syncthreads();
-    const auto wanted = [](int) { return true; };
-    each_run(row, from, to, wanted, [&](int, const float (&logits)[RUN]) {
+    each_run(row, from, to, [&](const float (&logits)[RUN]) {
 #pragma unroll
         for (int place = 0; place < RUN; ++place) {
             if (!(logits[place] >= least && logits[place] <= most)) continue;
