@@ -22,8 +22,8 @@ from driftguard_engine.kernels.reference.tiles import LANES, tiles_of
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 
 # As in csrc: warps and threads of a block.
-_STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS = 4, 512, 256
-_DRAWING_BLOCKS = 4  # for each multiprocessor, at most
+_STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS = 1, 512, 256
+_DRAWING_BLOCKS = 3  # that a multiprocessor runs at a time
 _CUT_BINS = 2048  # as in csrc
 _CUT_BLOCKS = 256  # of a launch of fewer rows: blocks share a row, so that every multiprocessor has work
 

@@ -3,7 +3,7 @@
 // order that does not depend on which warp is last.
 #include "maxima.cuh"
 
-constexpr int STATISTICS_WARPS = 4;
+constexpr int STATISTICS_WARPS = 1;
 
 // Written by other blocks of the same launch: read past the first-level cache, which is not coherent.
 template <typename Number> __device__ __forceinline__ Number fresh(const Number* at) {
@@ -127,7 +127,7 @@ __device__ __forceinline__ void row_statistics(
 }
 
 #define ROW_STATISTICS(NAME, LOGIT)                                                                               \
-    extern "C" __global__ void __launch_bounds__(STATISTICS_WARPS * WARP, 4) NAME(                                \
+    extern "C" __global__ void __launch_bounds__(STATISTICS_WARPS * WARP, 16) NAME(                                \
         const LOGIT* logits, i64 row_stride, int steps, int size, const int* lengths,                             \
         const float* scales, const int* top_k, const float* top_p, int law_stride, int law_offset,                \
         float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,              \

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from driftguard_engine.device_memory import free_bytes
 from driftguard_engine.engine import Engine
 
 from tests.gpu.check.loop import peers, tracing
@@ -171,7 +172,13 @@ def adaptive_batches(run: Run) -> None:
     drafts, most = measure.best_drafts, measure.extent.batches[-1]
     with measure.engine(MIDDLE, most, num_speculative_tokens=drafts, adaptive_k=True) as engine:
         _batches(measure, engine, None)
+    free = free_bytes(measure.extent.setting.device)
     with measure.engine(MIDDLE, most, num_speculative_tokens=drafts) as engine:
+        if free is not None:  # the models and their caches are in memory already
+            taken = free - (free_bytes(measure.extent.setting.device) or 0)
+            what = f"memory of an engine of {most} requests, K up to {drafts}"
+            run.add(Checked(what, f"{taken / 2**30:.2f} GiB beside weights and caches", failed=False))
+            run.say(f"{what}: {taken / 2**30:.2f} GiB")
         _batches(measure, engine, drafts)
     if measure.extent.setting.device.type == "cuda":
         _trace(measure, ((most, 0), (most, drafts)))
