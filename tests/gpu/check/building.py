@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from driftguard_engine.kernels.cuda import loader
 from driftguard_engine.kernels.cuda.compiler import (
+    OPTIONS,
     KernelsUnavailable,
     architecture,
     compile_source,
@@ -50,17 +51,12 @@ def build(run: Run) -> None:
 
 
 def _resources(run: Run, device: torch.device) -> list[Resources]:
-    """What each kernel uses, from the compiler's log."""
-    target = architecture(torch.cuda.get_device_capability(device))
+    """What each kernel uses, from the compiler's log: empty where NVRTC has kept what it compiled."""
+    target, anew = architecture(torch.cuda.get_device_capability(device)), (*OPTIONS, "--no-cache")
     with ThreadPoolExecutor() as pool:
-        logs = [
-            compiled.log for compiled in pool.map(lambda one: compile_source(one, target), read_sources())
-        ]
-    try:
-        found = [one for log in logs for one in resources(log)]
-    except ValueError as other_format:
-        run.add(Checked("registers and spills", f"unknown: {other_format}", failed=False))
-        return []
-    if not found:
-        run.add(Checked("registers and spills", f"unknown: the log says {logs[0][:200]!r}", failed=False))
-    return found
+        compiled = pool.map(lambda one: compile_source(one, target, anew), read_sources())
+        try:
+            return [one for each in compiled for one in resources(each.log)]
+        except (ValueError, KernelsUnavailable) as problem:  # another format, another NVRTC
+            run.add(Checked("registers and spills", f"unknown: {problem}", failed=False))
+            return []

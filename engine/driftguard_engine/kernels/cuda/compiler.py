@@ -5,6 +5,7 @@ Every .cu file is a program of its own; it may include the .cuh files beside it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -87,7 +88,7 @@ def nvrtc_version() -> str:
         return f"{major}.{minor}"
 
 
-def compile_source(source: Source, architecture: str) -> Compiled:
+def compile_source(source: Source, architecture: str, options: Sequence[str] = OPTIONS) -> Compiled:
     """Raises CompilationFailed, KernelsUnavailable (no NVRTC, or one that is too old for the device)."""
     nvrtc = _nvrtc()
     known = _check(nvrtc, nvrtc.nvrtcGetSupportedArchs())
@@ -104,8 +105,8 @@ def compile_source(source: Source, architecture: str) -> Compiled:
         nvrtc.nvrtcCreateProgram(source.text.encode(), source.name.encode(), len(names), texts, names),
     )
     try:
-        options = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS)]
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        given = [option.encode() for option in (f"--gpu-architecture={architecture}", *options)]
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
         log = _text(nvrtc, program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompilationFailed(f"{source.name} for {architecture}: {result.name}\n{_decode(log)}")
