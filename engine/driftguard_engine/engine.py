@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 
-from driftguard_engine import device_memory
 from driftguard_engine.adaptive_k.controller import DraftLengthController
 from driftguard_engine.adaptive_k.plan import DraftingRow, FixedK, Given
 from driftguard_engine.adaptive_k.policy import AdaptiveK
@@ -36,6 +35,7 @@ from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.state_file import SavedDraft, save_draft
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.kv_cache import Span
+from driftguard_engine.models import device_memory
 from driftguard_engine.models.loading import LoadedModel, load
 from driftguard_engine.prefix_cache import blocks_of
 from driftguard_engine.request_checks import check_request

@@ -182,7 +182,7 @@ def measured() -> Findings:
 def test_the_loop_is_judged_by_its_best_k_and_its_worst_batch() -> None:
     found = {(one.what, one.reach): (one.measured, one.verdict) for one in loop_reaches(measured())}
     plain = "decoding without speculation, B = 1, 7B-cost synthetic target, bf16"
-    assert found[plain, "at least 85% of bandwidth"] == ("94%: 4.00 ms, its bytes take 3.75 ms", "met")
+    assert found[plain, "at least 85% of bandwidth"] == ("93.8%: 4.00 ms, its bytes take 3.75 ms", "met")
     speculation = found["with speculation, acceptance 0.8", "at least 3x the own baseline"]
     assert speculation == ("3.20x, K = 6, 0.800 accepted", "met")
     assert found["with speculation, acceptance 0.9", "at least 3.8x the own baseline"][1] == "not met"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from driftguard_engine import device_memory
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import DraftInfo, InvalidModel
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
 from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.state_file import saved_draft
+from driftguard_engine.models import device_memory
 from driftguard_engine.models.directory import version_of
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from driftguard_engine import device_memory
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import InvalidModel
-from driftguard_engine.device_memory import RESERVE_BYTES, ModelMemory, check_fits, free_bytes
 from driftguard_engine.engine import Engine
 from driftguard_engine.kernels.layer_launches import AttentionScratch
-from driftguard_engine.models import loading
+from driftguard_engine.models import device_memory, loading
+from driftguard_engine.models.device_memory import RESERVE_BYTES, ModelMemory, check_fits, free_bytes
 from driftguard_engine.models.generic import GenericModel
 from driftguard_engine.models.llama import LlamaModel
 from driftguard_engine.models.loading import Placement, load

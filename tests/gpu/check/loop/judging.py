@@ -39,7 +39,7 @@ def _plain(found: Findings) -> Reach:
     if row is None:
         return Reach(what, reach)
     took, bound = row.served.milliseconds, row.bound_milliseconds
-    told = f"{row.of_bound:.0%}: {took:.2f} ms, its bytes take {bound:.2f} ms"
+    told = f"{row.of_bound:.1%}: {took:.2f} ms, its bytes take {bound:.2f} ms"
     return Reach(what, reach, told, row.of_bound >= OF_BOUND)
 
 

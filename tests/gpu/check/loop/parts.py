@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from driftguard_engine.device_memory import free_bytes
 from driftguard_engine.engine import Engine
+from driftguard_engine.models.device_memory import free_bytes
 
 from tests.gpu.check.loop import peers, tracing
 from tests.gpu.check.loop.gpt_fast import gpt_fast
@@ -111,7 +111,7 @@ def plain_decode(run: Run) -> None:
     run.add(row)
     run.say(
         f"without speculation, B=1: {served.milliseconds:.2f} ms a token,"
-        f" {row.of_bound:.0%} of the bandwidth of a copy"
+        f" {row.of_bound:.1%} of the bandwidth of a copy"
     )
     if on_device:
         _trace(measure, ((1, 0), (1, drafts)))
