@@ -21,8 +21,8 @@ from driftguard_engine.kernels.reference.tiles import LANES, tiles_of
 
 MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 
-# As in csrc: warps and threads of a block.
-_STATISTICS_WARPS, _CUT_THREADS, _DRAW_THREADS = 1, 512, 256
+# As in csrc: threads of a block.
+_CUT_THREADS, _DRAW_THREADS = 512, 256
 _DRAWING_BLOCKS = 3  # that a multiprocessor runs at a time
 _CUT_BINS = 2048  # as in csrc
 _CUT_BLOCKS = 256  # of a launch of fewer rows: blocks share a row, so that every multiprocessor has work
@@ -228,8 +228,8 @@ def find_distributions(
     where = [np.int32(table_stride), np.int32(table_offset)]
     launcher.launch(
         f"row_statistics_{suffix}",
-        (batch, steps, -(-tiles_of(size) // _STATISTICS_WARPS)),
-        _STATISTICS_WARPS * LANES,
+        (batch, steps, tiles_of(size)),
+        LANES,
         [
             *(logits, row_stride, np.int32(steps), np.int32(size), lengths, *asked, *where),
             *(table.tile_maxima, table.tile_sums, table.tile_masses, table.lane_maxima, table.peak),

@@ -3,8 +3,6 @@
 // order that does not depend on which warp is last.
 #include "maxima.cuh"
 
-constexpr int STATISTICS_WARPS = 1;
-
 // Written by other blocks of the same launch: read past the first-level cache, which is not coherent.
 template <typename Number> __device__ __forceinline__ Number fresh(const Number* at) {
     return *static_cast<const volatile Number*>(at);
@@ -79,7 +77,7 @@ __device__ __forceinline__ void row_law(
     if (lane == 0) *peak = largest, *normaliser = total;
 }
 
-// Grid: (batch, steps, ceil(tiles / STATISTICS_WARPS)) blocks of STATISTICS_WARPS warps.
+// Grid: (batch, steps, tiles) blocks of one warp: in larger ones, warps that are done would wait for others.
 //
 // logits [batch, steps, size], rows `row_stride` elements apart; lengths [batch] or null: only rows up to
 // lengths[b] are read. scales [batch], top_k [batch], top_p [batch]. Laws are written at row
@@ -93,11 +91,9 @@ __device__ __forceinline__ void row_statistics(
     int law_offset, float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,
     double* normalisers, float* cuts, int* cut_tokens, u32* arrivals
 ) {
-    const int tiles = (size + TILE - 1) / TILE;
-    const int lane = threadIdx.x % WARP;
-    const int tile = static_cast<int>(blockIdx.z * STATISTICS_WARPS + threadIdx.x / WARP);
+    const int tiles = static_cast<int>(gridDim.z), tile = static_cast<int>(blockIdx.z);
+    const int lane = static_cast<int>(threadIdx.x);
     const int step = static_cast<int>(blockIdx.y), request = static_cast<int>(blockIdx.x);
-    if (tile >= tiles) return;
     if (lengths != nullptr && step > lengths[request]) return;
     const i64 law = static_cast<i64>(request) * law_stride + law_offset + step;
     const float scale = scales[request];
@@ -127,7 +123,7 @@ __device__ __forceinline__ void row_statistics(
 }
 
 #define ROW_STATISTICS(NAME, LOGIT)                                                                               \
-    extern "C" __global__ void __launch_bounds__(STATISTICS_WARPS * WARP, 16) NAME(                                \
+    extern "C" __global__ void __launch_bounds__(WARP, 16) NAME(                                                  \
         const LOGIT* logits, i64 row_stride, int steps, int size, const int* lengths,                             \
         const float* scales, const int* top_k, const float* top_p, int law_stride, int law_offset,                \
         float* tile_maxima, float* tile_sums, double* tile_masses, float* lane_maxima, float* peaks,              \
