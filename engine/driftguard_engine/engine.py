@@ -30,7 +30,7 @@ from driftguard_engine.decode.placement import open_decoder, placement_of
 from driftguard_engine.decode.turns import Turns
 from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.drafters.draft_model import DraftModelDrafter
-from driftguard_engine.drafters.factory import configured_draft, first_draft, open_draft
+from driftguard_engine.drafters.factory import configured_draft, describe_draft, first_draft, open_draft
 from driftguard_engine.drafters.loaded import NO_DRAFT, Drafts, LoadedDraft
 from driftguard_engine.drafters.state_file import SavedDraft, save_draft
 from driftguard_engine.kernels.backend import backend_of
@@ -113,16 +113,17 @@ class Engine:
         """
         with self._loading:
             self._check_loads()
+            wanted = describe_draft(directory, version)
+            present = self._drafts.present(wanted)
+            if present is not None:
+                return present
             with self._turns.turn():
                 free = device_memory.free_bytes(self._placement.device)
             held = [("draft", draft.directory) for draft in self.drafts if draft.directory is not None]
             held.append(("target", self.target_directory))
             device_memory.check_fits(self.config, self._placement, free, [("draft", directory)], held)
             try:
-                draft = open_draft(directory, version, self._target, self._placement)
-                present = self._drafts.present(draft.info)
-                if present is not None:
-                    return present
+                draft = open_draft(directory, wanted.version, self._target, self._placement)
                 self._prepare(draft.drafter)
             except torch.OutOfMemoryError as error:
                 raise InvalidModel(

@@ -11,19 +11,25 @@ from driftguard_engine.drafters.loaded import NO_DRAFT, LoadedDraft
 from driftguard_engine.drafters.ngram import NgramDrafter
 from driftguard_engine.drafters.state_file import saved_draft
 from driftguard_engine.models import device_memory
-from driftguard_engine.models.directory import version_of
+from driftguard_engine.models import directory as directories
 from driftguard_engine.models.loading import LoadedModel, Placement, check_same_tokenizer, load
 
 logger = logging.getLogger(__name__)
+
+
+def describe_draft(name: str, version: str | None) -> DraftInfo:
+    """What the draft in a directory or of a hub name is called once it is loaded. Raises InvalidModel."""
+    directory = directories.find(name, field="draft")
+    shown = directories.shown_name(name, directory)
+    return DraftInfo(shown, version or directories.version_of(directory), "draft_model", str(directory))
 
 
 def open_draft(name: str, version: str | None, target: LoadedModel, placement: Placement) -> LoadedDraft:
     """Loads a draft for the target from a directory or hub name. Raises InvalidModel."""
     loaded = load(name, placement, field="draft")
     check_same_tokenizer(target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
-    version = version or version_of(loaded.directory)
-    info = DraftInfo(loaded.name, version, "draft_model", str(loaded.directory))
-    return LoadedDraft(info, DraftModelDrafter(loaded.model, target.model.vocabulary))
+    drafter = DraftModelDrafter(loaded.model, target.model.vocabulary)
+    return LoadedDraft(describe_draft(name, version), drafter)
 
 
 def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:

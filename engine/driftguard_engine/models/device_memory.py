@@ -71,9 +71,10 @@ class ModelMemory:
 
     def step(self, placement: Placement, drafts: int) -> int:
         """Of a step with this many drafts in every slot: logits, and the scratch of attention."""
-        read, kept = (2, drafts) if self.field == "draft" else (drafts + 1, 0)  # a slot's tokens
+        # Of a slot: tokens that are read at a time, and rows of logits.
+        read, rows = (2, drafts) if self.field == "draft" else (drafts + 1, drafts + 1)
         vocabulary: int = self.config.get_text_config().vocab_size
-        logits = placement.slots * (read + kept) * vocabulary * placement.dtype.itemsize
+        logits = placement.slots * rows * vocabulary * placement.dtype.itemsize
         if placement.launcher is None:
             return logits
         scratch = AttentionScratch.empty(

@@ -30,6 +30,11 @@ def find(name: str, *, field: str) -> Path:
     return directory
 
 
+def shown_name(name: str, directory: Path) -> str:
+    """The hub name, or the last component of a local directory."""
+    return directory.name if Path(name).expanduser().is_dir() else name
+
+
 def _local(name: str, field: str) -> Path | None:
     """The local directory of this name; None: it may be a hub name. Raises InvalidModel."""
     shown = ascii(name if len(name) <= _SHOWN_CHARACTERS else f"{name[:_SHOWN_CHARACTERS]}...")

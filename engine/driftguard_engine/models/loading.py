@@ -74,7 +74,7 @@ def load(name: str, placement: Placement, *, field: str) -> LoadedModel:
         )
     logger.info("%s: %s runs on the %s path, context %d", field, directory, model.path, max_length)
     return LoadedModel(
-        name if not Path(name).expanduser().is_dir() else directory.name,
+        directories.shown_name(name, directory),
         directory,
         model,
         tokenizer,
