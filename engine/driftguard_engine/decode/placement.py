@@ -51,7 +51,8 @@ def open_decoder(
 ) -> tuple[StepDecoder, str | None]:
     """The decoder, and why it is the host's where the device's was meant, or slower than it could be.
 
-    Raises InvalidConfig where the device's loop was asked for and is not possible.
+    Raises InvalidConfig where the device's loop was asked for and is not possible, InvalidModel where memory
+    runs out.
     """
     device = torch.device(config.device)
     if not _is_wanted(config):
@@ -70,9 +71,17 @@ def open_decoder(
         device,
         backend_of(device).launcher,
     )
-    for each in dict.fromkeys((None, drafter)):
-        for shape in decoder.shapes(each):
-            decoder.prepare(each, shape)
+    try:
+        for each in dict.fromkeys((None, drafter)):
+            for shape in decoder.shapes(each):
+                decoder.prepare(each, shape)
+    except torch.OutOfMemoryError as error:
+        raise InvalidModel(
+            f"target: the device's memory has no room for the graphs of {config.max_batch} requests beside "
+            f"the models and their caches ({error}); a smaller max_batch, max_length or "
+            "max_speculative_tokens leaves more",
+            field="target",
+        ) from error
     return decoder, slow_layers(target, drafter) if device.type == "cuda" else None
 
 

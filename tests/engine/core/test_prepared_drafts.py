@@ -215,6 +215,17 @@ def test_a_draft_that_the_memory_has_no_room_for_is_refused_and_leaves_nothing(
     assert engine.load_draft(str(models / "llama"), "v2") == engine.swap_draft("v2")
 
 
+def test_a_start_without_room_for_graphs_says_which_settings_leave_more(
+    new_engine: Callable[..., Engine], made: Made
+) -> None:
+    made.failure = torch.OutOfMemoryError("tried to allocate 2 GiB")
+    with pytest.raises(
+        InvalidModel,
+        match=r"graphs of 4 requests .*\(tried to allocate 2 GiB\); a smaller max_batch, max_length",
+    ):
+        new_engine(loop="device")
+
+
 def test_a_draft_whose_steps_cannot_be_captured_serves_slower_and_says_so(
     new_engine: Callable[..., Engine], models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
