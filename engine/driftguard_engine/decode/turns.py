@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,17 +17,18 @@ class Turns:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._asked = self._ended = 0  # turns
+        self._asked: deque[object] = deque()  # the first one has its turn
 
     @contextmanager
     def turn(self) -> Iterator[None]:
+        own = object()
         with self._changed:
-            before = self._asked
-            self._asked += 1
-            self._changed.wait_for(lambda: self._ended == before)
+            self._asked.append(own)
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._asked[0] is own)
             yield
         finally:
             with self._changed:
-                self._ended += 1
+                self._asked.remove(own)
                 self._changed.notify_all()

@@ -12,7 +12,7 @@ from tests.engine.server.serving import wait_until
 
 
 def turns_were_asked(turns: Turns, count: int) -> bool:
-    return turns._asked == count
+    return len(turns._asked) == count
 
 
 def test_who_asks_again_at_once_waits_for_who_asked_before() -> None:
@@ -25,7 +25,7 @@ def test_who_asks_again_at_once_waits_for_who_asked_before() -> None:
     waiting = [threading.Thread(target=once, args=(name,)) for name in ("b", "c")]
     with turns.turn():
         for thread in waiting:
-            before = turns._asked
+            before = len(turns._asked)
             thread.start()
             wait_until(partial(turns_were_asked, turns, before + 1), "the next one waits")
         order.append("a")
@@ -39,5 +39,26 @@ def test_an_error_ends_a_turn() -> None:
     turns = Turns()
     with pytest.raises(ValueError, match="broken"), turns.turn():
         raise ValueError("broken")
+    with turns.turn():
+        pass
+
+
+class Interrupted(threading.Condition):
+    """The first wait ends as Ctrl-C ends it."""
+
+    interrupted = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        return super().wait(timeout)
+
+
+def test_who_gives_up_waiting_keeps_nobody_out() -> None:
+    turns = Turns()
+    turns._changed = Interrupted()
+    with turns.turn(), pytest.raises(KeyboardInterrupt), turns.turn():
+        raise AssertionError("two have their turn")
     with turns.turn():
         pass
