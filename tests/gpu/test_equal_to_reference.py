@@ -14,6 +14,7 @@ from driftguard_engine.kernels.cuda.loader import Kernels
 from tests.engine.kernels.cases import (
     SPECIAL,
     Case,
+    Shared,
     answer,
     assert_equal_to_reference,
     assert_same,
@@ -75,7 +76,7 @@ def test_the_self_test_passes(engine_kernels: Kernels) -> None:
 
 
 def wide() -> Case:
-    """Every kind of row, over enough tiles for eight blocks to share a row."""
+    """Every kind of row, over 64 tiles, for blocks to share."""
     given = case(12, 2, 262_144, torch.bfloat16)
     return replace(given, lengths=torch.arange(12) % 2 + 1)
 
@@ -85,7 +86,7 @@ def test_blocks_of_a_row_change_nothing(engine_kernels: Kernels) -> None:
     expected = answer(given)
     for blocks in range(1, 17):
         for _ in range(3):
-            found = outcome_of(run(engine_kernels, given, engine_kernels.device, blocks))
+            found = outcome_of(run(Shared(engine_kernels, blocks), given, engine_kernels.device))
             assert_same(found, expected, f"{blocks} blocks per row")
 
 

@@ -57,7 +57,7 @@ class KernelVerification:
         self, launcher: Launcher, shape: Shape, vocabulary: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._launcher, self._narrows = launcher, shape.narrows
-        self._space = Workspace.empty(shape.batch, shape.drafts, vocabulary, device)
+        self._space = Workspace.empty(shape.batch, shape.drafts, vocabulary, device, shape.narrows)
         self.draft_logits = torch.empty(shape.batch, shape.drafts, vocabulary, dtype=dtype, device=device)
         self.draft_tokens = self._space.draft_tokens
 

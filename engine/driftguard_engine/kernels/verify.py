@@ -23,9 +23,9 @@ MOST_DRAFTS = 31  # of a request: one lane of a warp decides each step
 
 # As in csrc: threads of a block.
 _CUT_THREADS, _DRAW_THREADS = 512, 256
-_DRAWING_BLOCKS = 3  # that a multiprocessor runs at a time
+_DRAWING_BLOCKS = 3  # that a multiprocessor runs at a time; of float32 it is 2
 _CUT_BINS = 2048  # as in csrc
-_CUT_BLOCKS = 256  # of a launch of fewer rows: blocks share a row, so that every multiprocessor has work
+_CUT_BLOCKS = 256  # of a launch, at most: several share a row where there are fewer rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class DistributionTable:
 class RowMeetings:
     """Where the blocks that share one of R rows meet; zero between launches.
 
-    R' is R, or where R is more the largest number of rows whose cuts blocks look for together.
+    R' = min(R, 128): of more rows, each has one block, which needs no bins. 0 without top-k and top-p.
     """
 
     arrivals: Tensor  # [R] int32
@@ -101,11 +101,11 @@ class RowMeetings:
     bin_masses: Tensor  # [R', 2048] int64
 
     @classmethod
-    def empty(cls, rows: int, device: torch.device) -> RowMeetings:
+    def empty(cls, rows: int, narrows: bool, device: torch.device) -> RowMeetings:
         def zeros(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
-        shared = min(rows, _CUT_BLOCKS // 2)
+        shared = min(rows, _CUT_BLOCKS // 2) if narrows else 0
         return cls(zeros(rows), zeros(shared, _CUT_BINS), zeros(shared, _CUT_BINS, kind=torch.int64))
 
     def all(self) -> list[Tensor]:
@@ -122,14 +122,17 @@ class Workspace:
     draft: DistributionTable  # row b * K + s
     tile_masses: Tensor  # [B, T] float32
     meetings: RowMeetings  # R = B * (K + 1)
-    arrivals: Tensor  # [B] int32, zero between launches
     draft_tokens: Tensor  # [B, K] int64
     tokens: Tensor  # [B, K + 1] int64: padded with -1
     accepted: Tensor  # [B] int32: -1 where a row has no distribution
     status: Tensor  # [B] int32: 0, or which logits have no distribution (1 the target's, 2 the draft's)
 
     @classmethod
-    def empty(cls, batch: int, drafts: int, size: int, device: torch.device) -> Workspace:
+    def empty(
+        cls, batch: int, drafts: int, size: int, device: torch.device, narrows: bool = True
+    ) -> Workspace:
+        """narrows: whether a request may ask for top-k or top-p."""
+
         def room(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=kind, device=device)
 
@@ -141,8 +144,7 @@ class Workspace:
             DistributionTable.empty(batch * (drafts + 1), size, device),
             DistributionTable.empty(max(batch * drafts, 1), size, device),
             torch.empty(batch, tiles_of(size), device=device),
-            RowMeetings.empty(batch * (drafts + 1), device),
-            torch.zeros(batch, dtype=torch.int32, device=device),
+            RowMeetings.empty(batch * (drafts + 1), narrows, device),
             room(batch, drafts, kind=torch.int64),
             room(batch, drafts + 1, kind=torch.int64),
             room(batch),
@@ -168,7 +170,7 @@ def draw_drafts(
         [
             *(logits, np.int64(logits.stride(0)), np.int32(space.size), np.int32(drafts), np.int32(step)),
             *(sampling.scale, sampling.seed, sampling.position, *space.draft.read()),
-            *(space.tile_masses, space.arrivals, space.draft_tokens),
+            *(space.tile_masses, space.meetings.arrivals, space.draft_tokens),
         ],
     )
 
@@ -180,20 +182,17 @@ def verify(
     lengths: Tensor,
     sampling: SamplingTensors,
     space: Workspace,
-    blocks_per_row: int | None = None,
 ) -> None:
     """Verifies space.draft_tokens with the distributions that `draw_drafts` kept, into the outputs of space.
 
     target_logits [B, K + 1, V], draft_logits [B, K, V] of the same dtype, rows at a constant stride, or None
-    for drafts that were not drawn (n-grams); lengths [B] int32. blocks_per_row: how many share the tiles of a
-    residual, as many as keep a GPU busy if None; it changes no result.
+    for drafts that were not drawn (n-grams); lengths [B] int32.
     """
     suffix, (batch, steps, size) = SUFFIXES[target_logits.dtype], target_logits.shape
     find_distributions(launcher, target_logits, lengths, sampling, space.target, steps, 0, space.meetings)
-    blocks = blocks_per_row or _blocks_of_row(target_logits.device, batch, size)
     launcher.launch(
         f"verify_chain_{suffix}",
-        (batch, blocks, 1),
+        (batch, _blocks_of_row(target_logits.device, batch, size), 1),
         _DRAW_THREADS,
         [
             *(target_logits, _row_stride(target_logits), draft_logits),
@@ -204,7 +203,7 @@ def verify(
             ),
             *(sampling.scale, sampling.seed, sampling.position, np.int32(steps), np.int32(size)),
             *(*space.target.read(), *space.draft.read()),
-            *(space.tile_masses, space.arrivals, space.tokens, space.accepted, space.status),
+            *(space.tile_masses, space.meetings.arrivals, space.tokens, space.accepted, space.status),
         ],
     )
 
@@ -252,7 +251,7 @@ def find_distributions(
 
 @cache
 def _blocks_of_row(device: torch.device, batch: int, size: int) -> int:
-    """How many share the tiles of each of these rows, the same number each but for the last."""
+    """Blocks of each row, so that all run at a time and take equally many tiles, but for the last."""
     processors = 1
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
-from driftguard_engine.kernels.cuda.launcher import Launcher
+from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
 from driftguard_engine.kernels.reference import verify as reference
 from driftguard_engine.kernels.reference.distribution import TokenDistributions, token_distributions
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
@@ -139,9 +139,20 @@ SPECIAL: dict[str, Callable[[], Case]] = {
 }
 
 
-def run(
-    launcher: Launcher, given: Case, device: torch.device, blocks_per_row: int | None = None
-) -> Workspace:
+@dataclass(frozen=True)
+class Shared:
+    """A launcher with so many blocks to each row that is cut or drawn from, also where one would do."""
+
+    launcher: Launcher
+    blocks: int
+
+    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
+        if kernel.startswith(("verify_chain", "draw_drafts", "row_cutoffs")):
+            grid = (grid[0], self.blocks, 1)
+        self.launcher.launch(kernel, grid, block, arguments)
+
+
+def run(launcher: Launcher, given: Case, device: torch.device) -> Workspace:
     """Drafts drawn and verified by the kernels; `outcome_of` reads the workspace."""
     batch, drafts, size = given.draft.shape
     space = Workspace.empty(batch, drafts, size, device)
@@ -157,8 +168,8 @@ def run(
         space.draft_tokens.copy_(given.tokens)
     offered = None if given.certain or not drafts else draft
     lengths = given.lengths.int().to(device)
-    verify_kernels.verify(launcher, target, offered, lengths, settings, space, blocks_per_row)
-    assert not any(bool(left.any()) for left in (space.arrivals, *space.meetings.all()))
+    verify_kernels.verify(launcher, target, offered, lengths, settings, space)
+    assert not any(bool(left.any()) for left in space.meetings.all())
     return space
 
 

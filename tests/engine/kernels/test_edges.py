@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from driftguard_engine.kernels import verify as verify_kernels
-from driftguard_engine.kernels.cuda.launcher import Argument, Launcher, Size
 from driftguard_engine.kernels.reference import tiles
 from driftguard_engine.kernels.reference.distribution import token_distributions
 from driftguard_engine.kernels.reference.exp2 import Singles, fused_exp2
@@ -18,7 +17,7 @@ from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
 from tests.engine.kernels import cases
-from tests.engine.kernels.cases import Case, answer, assert_equal_to_reference, cycle
+from tests.engine.kernels.cases import Case, Shared, answer, assert_equal_to_reference, cycle
 from tests.engine.kernels.emulated import Emulated
 from tests.engine.simt.emulator import Module
 
@@ -219,19 +218,6 @@ def test_an_empty_residual_leaves_the_target_s_law(module: Module) -> None:
         assert 17 not in space.tokens[:, 0]
 
 
-@dataclass(frozen=True)
-class Shared:
-    """A launcher with so many blocks to each row that is drawn from, also where there is little to share."""
-
-    launcher: Launcher
-    blocks: int
-
-    def launch(self, kernel: str, grid: Size, block: int, arguments: Sequence[Argument]) -> None:
-        if kernel.startswith(("verify_chain", "draw_drafts")):
-            grid = (grid[0], self.blocks, 1)
-        self.launcher.launch(kernel, grid, block, arguments)
-
-
 @pytest.mark.parametrize("blocks", [1, 2, 4, 16])
 def test_blocks_that_share_a_row_change_nothing(module: Module, blocks: int) -> None:
     given = case(5, 1, 4500, sampling_of(5, [1.0, 1.0, 0.0, 1.0], [0, 10, 0, 0]))
@@ -245,8 +231,8 @@ def test_a_row_of_many_tiles(module: Module) -> None:
     """18 tiles: blocks take one after another, or the same number each, or there is one to every tile."""
     given = case(2, 1, 18 * 4096 - 5)
     given.target[:, 0].neg_()
-    for blocks in (1, 6, 16, None):
-        space = cases.run(Emulated(module, blocks or 0), given, CPU, blocks_per_row=blocks)
+    for blocks in (1, 6, 16, 18):
+        space = cases.run(Shared(Emulated(module, blocks), blocks), given, CPU)
         assert_equal_to_reference(given, space, f"{blocks} blocks")
     assert space.accepted.tolist() == [0, 0]
 
