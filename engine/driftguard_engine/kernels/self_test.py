@@ -14,6 +14,7 @@ from driftguard_engine.kernels import verify as verify_kernels
 from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES, Launcher
 from driftguard_engine.kernels.reference import verify as reference
+from driftguard_engine.kernels.reference.distribution import token_distributions
 from driftguard_engine.kernels.reference.exp2 import fused_exp2
 from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.reference.verify import Chain
@@ -21,6 +22,7 @@ from driftguard_engine.kernels.steps import DraftContext, SlotState
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 
 _BATCH, _DRAFTS, _SIZE = 6, 3, 5000  # two tiles, the second one short
+_SHARED_ROWS, _SHARED_SIZE = 2, 20_000  # five tiles, two blocks to a row
 _SEED = 20
 _OF_ROWS = ("lengths", "seeds", "scales", "top_ps", "top_ks", "starts", "drafted", "fed")
 _OF_DRAFTS = ("token_ids", "chosen", "starts", "next")
@@ -29,6 +31,7 @@ _OF_DRAFTS = ("token_ids", "chosen", "starts", "next")
 def check(launcher: Launcher, device: torch.device) -> None:
     """Raises KernelsUnavailable: what differs, for which logits."""
     _check_steps(launcher, device)
+    _check_cuts(launcher, device)
     for dtype in ngram.SUFFIXES:
         _check_ngrams(launcher, dtype, device)
     for dtype in SUFFIXES:
@@ -47,6 +50,26 @@ def check(launcher: Launcher, device: torch.device) -> None:
         _expect(f"status of {dtype} logits", space.status, torch.zeros(_BATCH))
         _expect(f"accepted of {dtype} logits", space.accepted, accepted)
         _expect(f"tokens of {dtype} logits", space.tokens, tokens)
+
+
+def _check_cuts(launcher: Launcher, device: torch.device) -> None:
+    """Of rows that several blocks share, most of whose logits stay."""
+    random = torch.Generator().manual_seed(_SEED)
+    logits = torch.randn(_SHARED_ROWS, 1, _SHARED_SIZE, generator=random)
+    one = torch.ones(_SHARED_ROWS)
+    sampling = SamplingBatch.of(one, 0 * one.long(), 0.9 * one, one.long())
+    space = Workspace.empty(_SHARED_ROWS, 1, _SHARED_SIZE, device)
+    settings = SamplingTensors.of(sampling, np.zeros(_SHARED_ROWS, np.int64), _SHARED_SIZE, device)
+    verify_kernels.draw_drafts(launcher, logits[:, 0].to(device), settings, space, 0)
+    known = token_distributions(logits.numpy(), sampling, fused_exp2)
+    for name in ("cut", "cut_token", "normaliser"):
+        found = getattr(space.draft, name).cpu().numpy()
+        expected = getattr(known, name)[:, 0]
+        if not np.array_equal(found, expected):
+            raise KernelsUnavailable(
+                f"the kernels fail their self-test: {name} of shared rows is {found.tolist()}, not"
+                f" {expected.tolist()}"
+            )
 
 
 def _check_ngrams(launcher: Launcher, dtype: torch.dtype, device: torch.device) -> None:
