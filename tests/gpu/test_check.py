@@ -127,11 +127,11 @@ def test_the_parts_come_in_the_order_of_what_they_tell(tmp_path: Path) -> None:
 
 
 def test_every_part_that_is_named_exists() -> None:
-    """In both calls; the first fits into the time of one where each part takes what it is expected to."""
+    """In both calls; the first fits into the time of one, with time left for the tests."""
     for named in parts.PARTS.values():
         module, function = named.function.split(":")
         assert callable(getattr(import_module(module), function))
-    assert sum(part.limit_seconds for part in FIRST[:-1]) < 600
+    assert sum(part.limit_seconds for part in FIRST[:-1]) <= WHOLE - 60
 
 
 def test_a_run_that_is_killed_keeps_every_finding(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_behind_a_part_that_loses_the_device_or_never_ends_the_next_ones_run(tmp
     assert outcomes == {
         "build": "done",
         "self-tests": "something of it failed",
-        "equality": "ended after 60 s, its limit",
+        "equality": "ended after 80 s, its limit",
         "verification": "the device is lost",
         "linear-layers": "its process was ended by SIGSEGV",
         "plain-decode": "done",
@@ -177,10 +177,10 @@ def test_behind_a_part_that_loses_the_device_or_never_ends_the_next_ones_run(tmp
 def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
     rehearsal = Rehearsal(tmp_path, dict.fromkeys(parts.PARTS, (1000.0, 0)))
     assert rehearsal.check(FIRST, 200).run() == 1
-    assert rehearsal.begun == ["build", "self-tests", "equality"]
+    assert rehearsal.begun == ["build", "self-tests", "equality", "verification"]
     assert rehearsal.clock - 1000 <= 200
-    assert [row.what for row in rehearsal.found().of(LeftOut)] == [part.name for part in FIRST[3:]]
-    assert "out of time: verification; linear-layers;" in rehearsal.document()
+    assert [row.what for row in rehearsal.found().of(LeftOut)] == [part.name for part in FIRST[4:]]
+    assert "out of time: linear-layers; plain-decode;" in rehearsal.document()
 
 
 def test_nothing_is_run_behind_kernels_that_do_not_build(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from driftguard_engine.config import Device, EngineConfig
 from driftguard_engine.decode.decoder import DeviceDecoder
 from driftguard_engine.decode.graphs import Runners
 from driftguard_engine.decode.step import Step
+from driftguard_engine.decode.verification import Shape
+from driftguard_engine.drafters.base import Drafter
 from driftguard_engine.engine import Engine, lost_device
 from driftguard_engine.kernels.backend import backend_of
 from driftguard_engine.models.llama import LlamaModel
@@ -136,6 +138,15 @@ def test_a_draft_is_captured_between_the_steps_of_running_requests(new_engine: N
     asked = traffic()[:8]
     expected = {name: told(done) for name, done in serve(new_engine(), *asked).items()}
     engine = new_engine()
+    assert isinstance(engine._decoder, DeviceDecoder)
+    prepare = engine._decoder.prepare
+    busy: list[bool] = []
+
+    def prepared(drafter: Drafter | None, shape: Shape) -> None:
+        busy.append(engine.has_work())
+        prepare(drafter, shape)
+
+    engine._decoder.prepare = prepared  # type: ignore[method-assign]
     for each in asked:
         engine.submit(each)
     assert engine.draft.directory is not None
@@ -144,6 +155,7 @@ def test_a_draft_is_captured_between_the_steps_of_running_requests(new_engine: N
         while engine.has_work() or not loading.done():
             outputs += engine.step()
         loading.result()
+    assert any(busy), "every capture came after the last request"
     engine.swap_draft("v2")
     later = serve(engine, *asked)
     assert {done.draft.version for done in later.values() if done.counts.drafted} == {"v2"}

@@ -34,7 +34,7 @@ def obstacle(weight: Tensor) -> str | None:
 def linear(launcher: Launcher, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
     """y = x W^T + b: x [M, K], weight [N, K], bias [N], y [M, N], M from 1 to MOST_TOKENS.
 
-    Raises ValueError (another M, another y, an `obstacle`).
+    Raises ValueError (M out of range, a y of another dtype or whose rows are not contiguous, an `obstacle`).
     """
     _launch(launcher, "linear", _ROWS, x, weight, bias, y)
 

@@ -15,7 +15,7 @@ from tests.gpu.check.rows import Checked, Counters
 from tests.gpu.check.run import Run
 
 PLACES = ["/usr/local/cuda/bin", *sorted(map(str, Path("/opt/nvidia/nsight-compute").glob("*")))]
-NOT_AVAILABLE = "not available: ncu (Nsight Compute) is not on PATH"
+NOT_AVAILABLE = "not available: ncu (Nsight Compute) is neither on PATH nor where it is installed"
 STALLS = (
     "long_scoreboard",
     "short_scoreboard",

@@ -20,17 +20,17 @@ def _part(name: str, module: str, limit_seconds: float) -> Part:
     return Part(name, f"tests.gpu.check.{module}:{name.replace('-', '_')}", limit_seconds)
 
 
-BUILD = _part("build", "building", 90)
+BUILD = _part("build", "building", 60)
 FIRST = (
     BUILD,
-    _part("self-tests", "self_tests", 40),
-    _part("equality", "suite", 60),
-    _part("verification", "verification", 60),
-    _part("linear-layers", "linear_times", 30),
-    _part("plain-decode", "loop.parts", 100),
-    _part("sweep", "loop.parts", 90),
-    _part("peers", "verification", 60),
-    _part("counters", "counters", 60),
+    _part("self-tests", "self_tests", 30),
+    _part("equality", "suite", 80),
+    _part("verification", "verification", 45),
+    _part("linear-layers", "linear_times", 25),
+    _part("plain-decode", "loop.parts", 60),
+    _part("sweep", "loop.parts", 60),
+    _part("peers", "verification", 50),
+    _part("counters", "counters", 40),
     _part("tests", "suite", WHOLE),
 )
 SECOND = (

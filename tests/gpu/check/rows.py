@@ -17,7 +17,7 @@ TRANSFORMERS = "transformers assisted generation"
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A part has been started. seconds: since the beginning of the run."""
+    """A part has been started. at_seconds: since the beginning of the run."""
 
     part: str
     at_seconds: float

@@ -13,7 +13,7 @@ from tests.gpu.check.run import Run
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND_SOMETHING = 99
 PLACES = ["/usr/local/cuda/bin"]  # where toolkits are, besides PATH
-NOT_AVAILABLE = "not available: compute-sanitizer is not on PATH"
+NOT_AVAILABLE = "not available: compute-sanitizer is neither on PATH nor in CUDA's directory"
 
 
 def sanitizers(run: Run) -> None:
@@ -47,5 +47,5 @@ def _one(program: str, tool: str, seconds: float) -> tuple[str, bool]:
     tail = " / ".join((done.stdout + done.stderr).strip().splitlines()[-6:])
     if done.returncode == FOUND_SOMETHING:
         return f"found something: {tail}", True
-    # The tool refuses some devices and virtual machines; the tests before have run the same kernels.
+    # The tool refuses some devices and virtual machines, which says nothing about the kernels.
     return f"not available: it ended with status {done.returncode}: {tail}", False

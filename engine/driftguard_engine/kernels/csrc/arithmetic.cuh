@@ -1,4 +1,4 @@
-// Types, bits and the arithmetic that the reference (../distribution.py, ../exp2.py) follows bit for bit.
+// Types, bits and the arithmetic that the reference (../reference/distribution.py, ../reference/exp2.py) follows bit for bit.
 // Nothing is included from outside: no header has to be found when this is compiled on somebody's machine.
 #pragma once
 

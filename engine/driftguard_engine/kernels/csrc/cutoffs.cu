@@ -209,7 +209,7 @@ __device__ __forceinline__ int wanted_shares(
     const int share = first + threadIdx.x, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const bool wanted = share < shares && row.lane_maxima[share] >= least;
     const u32 of_warp = __ballot_sync(FULL_WARP, wanted);
-    __syncthreads();  // those from the time before may still be read
+    __syncthreads();  // the counts of the call before may still be read
     if (lane == 0) scratch.counts[warp] = __popc(of_warp);
     __syncthreads();
     int before = __popc(of_warp & ((1u << lane) - 1)), total = 0;
@@ -490,7 +490,8 @@ template <typename Logit> __device__ __forceinline__ void cut_among_ties(const R
     __syncthreads();
 }
 
-// Whether at most half of the shares hold everything from scratch.range.low on, and that all that may stay.
+// Sets scratch.range to begin at a key below which nothing can stay, as far as the shares' maxima tell, and with it
+// scratch.least, complete and total. True: at most half of the shares reach that key, so that they alone are read.
 template <typename Logit>
 __device__ __forceinline__ bool few_shares(const Row<Logit>& row, double normaliser, CutScratch& scratch) {
     const int shares = (row.size + TILE - 1) / TILE * WARP;

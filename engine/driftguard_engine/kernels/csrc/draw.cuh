@@ -252,7 +252,7 @@ __device__ __forceinline__ int draw(
 ) {
     const int tiles = (size + TILE - 1) / TILE, first = threadIdx.x * SHARE;
     int start = 0;
-#pragma unroll 1  // one copy of `pick`: it is long, and called once per launch
+#pragma unroll 1  // one copy of `pick`: it is long
     for (int inside = 0; inside < 2; ++inside) {
         if (inside == 0) {
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// Drafts without a model (`ngrams.lookup`): what followed the same few tokens earlier in the sequence. A block per row.
+// Drafts without a model (`ngram.reference`): what followed the same few tokens earlier in the sequence. A block per row.
 #include "arithmetic.cuh"
 
 constexpr int LOOKUP_THREADS = 512;

@@ -1,5 +1,5 @@
-// K1: one pass over every row of logits. A warp takes one tile, holds it in registers, and leaves its maximum and
-// the sum of its weights against that maximum. The last warp of a row adds the tiles up to the row's law, in an
+// K1: one pass over every row of logits. A warp takes one tile, holds it in registers (float32 does not fit, and is read
+// twice), and leaves its maximum and the sum of its weights against that maximum. The last warp of a row adds the tiles up to the row's law, in an
 // order that does not depend on which warp is last.
 #include "maxima.cuh"
 

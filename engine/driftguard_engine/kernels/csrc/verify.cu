@@ -5,6 +5,9 @@
 // Status of a request: what the host reports instead of tokens.
 constexpr int OK = 0, TARGET_HAS_NO_LAW = 1, DRAFT_HAS_NO_LAW = 2;
 
+// That run at a time on a multiprocessor: what registers allow.
+template <typename Logit> constexpr int DRAW_BLOCKS = sizeof(Logit) == 4 ? 2 : 3;
+
 // Laws as K1 writes them, one row after another; `distribution.Laws`.
 struct LawTable {
     const float* tile_maxima;
@@ -62,9 +65,9 @@ template <typename Logit> struct Chain {
 struct Scratch {
     PickScratch pick;
     union { TileScratch tile; Held held; };
-    int accepted, status, own;
+    int accepted, status;
     int best[WARP];  // greedy: the target's choice at each step
-    bool last, any;
+    bool last;
 };
 
 // By the whole block: is this the last of `blocks` to come here? What the others wrote can then be read.
@@ -265,7 +268,7 @@ __device__ __forceinline__ void draw_drafts(
 }
 
 #define VERIFICATION(SUFFIX, LOGIT)                                                                                \
-    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, sizeof(LOGIT) == 4 ? 2 : 3) verify_chain_##SUFFIX(                              \
+    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS<LOGIT>) verify_chain_##SUFFIX(          \
         const LOGIT* target_logits, i64 target_stride, const LOGIT* draft_logits, i64 draft_stride,                \
         const i64* draft_tokens, const int* lengths, const float* scales, const i64* seeds, const i64* positions,  \
         int steps, int size, const float* p_tile_maxima, const double* p_tile_masses, const float* p_peaks,        \
@@ -281,7 +284,7 @@ __device__ __forceinline__ void draw_drafts(
             tile_masses, arrivals, tokens, accepted, status                                                        \
         );                                                                                                         \
     }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, sizeof(LOGIT) == 4 ? 2 : 3) draw_drafts_##SUFFIX(                               \
+    extern "C" __global__ void __launch_bounds__(DRAW_THREADS, DRAW_BLOCKS<LOGIT>) draw_drafts_##SUFFIX(           \
         const LOGIT* logits, i64 row_stride, int size, int law_stride, int step, const float* scales,              \
         const i64* seeds, const i64* positions, const float* tile_maxima, const double* law_tile_masses,           \
         const float* peaks, const double* normalisers, const float* cuts, const int* cut_tokens,                   \
