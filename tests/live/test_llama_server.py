@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,12 @@ import pytest
 from tests.alerting.http_receiver import http_receiver, wait_until
 from tests.live import clients
 from tests.live.processes import of_all, proxy, sidecar, wire
-from tests.live.scraped import assert_a_kill_loses_nothing
+from tests.live.scraped import assert_a_kill_loses_nothing, condition, scraping
 from tests.live.servers import Engine, K, llama_server, needs_llama, running
 
 pytestmark = needs_llama
+
+STALE_SECONDS = 420.0  # five minutes of silence, and the time to notice
 
 RECORDED = [
     clients.completion,
@@ -169,3 +173,30 @@ page_slowdown = 0.02
             assert incident["direction"] == "down"
             assert [one["segment"] for one in incident["segments"]] == ["code"]
             wait_until(lambda: bool(pager.taken()), "the page")
+
+
+@pytest.mark.live
+@pytest.mark.timeout(900)
+def test_a_server_that_stays_away_is_unreachable_and_its_stream_becomes_stale_until_it_is_back(
+    llama: Engine, database_url: str, tmp_path: Path
+) -> None:
+    with sidecar(tmp_path, database_url, scraping(llama.url)) as beside:
+
+        def verdict() -> str:
+            streams = beside.get("status")["streams"]
+            return str(streams[0]["verdict"]) if streams else ""
+
+        wait_until(lambda: condition(beside) == "waiting", "the first scrape")
+        clients.all_of([clients.completion], llama.url, 25, seed=6)
+        wait_until(lambda: verdict() != "", "the stream")
+        llama.stop(signal.SIGTERM)
+        wait_until(lambda: condition(beside) == "unreachable", "the server's absence")
+        assert verdict() != "stale"
+        deadline = time.monotonic() + STALE_SECONDS
+        while verdict() != "stale":
+            assert time.monotonic() < deadline, f"{verdict()} after {STALE_SECONDS:.0f} s of silence"
+            time.sleep(2)
+        llama.start()
+        clients.all_of([clients.completion], llama.url, 25, seed=7)
+        wait_until(lambda: verdict() not in ("", "stale"), "its return")
+        wait_until(lambda: condition(beside) == "reporting", "the source's return")
