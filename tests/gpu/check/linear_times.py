@@ -13,11 +13,10 @@ from driftguard_engine.kernels.cuda.launcher import Launcher
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.gpu.check import timing
 from tests.gpu.check.rows import LinearTime
 from tests.gpu.check.run import Run
-from tests.gpu.check.timing import bandwidth_of, graph_microseconds
-
-COLD_BYTES_PER_L2 = 3  # of weights that pass before one is read again
+from tests.gpu.check.timing import COLD_BYTES_PER_L2, bandwidth_of, graph_microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def linear_layers(run: Run) -> None:
     for layer in LAYERS:
         if run.late(f"linear layer {layer.name}"):
             continue
-        weights = Weights.make(layer, kernels.device, _l2_bytes(kernels.device))
+        weights = Weights.make(layer, kernels.device, timing.l2_bytes(kernels.device))
         for tokens in TOKENS:
             x = torch.empty(tokens, layer.inner, dtype=torch.bfloat16, device=kernels.device).normal_()
             kernel, library = (
@@ -89,10 +88,6 @@ def linear_layers(run: Run) -> None:
             )
         del weights
         torch.cuda.empty_cache()
-
-
-def _l2_bytes(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).L2_cache_size
 
 
 def by_kernel(launcher: Launcher, layer: Layer, x: Tensor) -> Callable[[Tensor], Tensor]:

@@ -14,6 +14,7 @@ from tests.gpu.check.run import Run
 
 REPLAYS = 30
 WARM_UPS = 3
+COLD_BYTES_PER_L2 = 3  # that pass through the cache before the same ones are read again
 LEAST_CALLS = 20  # in a graph: its own start, which is not the kernels', is shared out among them
 
 Call = Callable[[], object]
@@ -57,6 +58,11 @@ def copy_bytes_per_second(device: torch.device, size: int = 2**30) -> float:
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     sink = torch.empty_like(source)
     return 2 * size / (eager_microseconds([lambda: sink.copy_(source)], repeats=10) * 1e-6)
+
+
+def l2_bytes(device: torch.device) -> int:
+    """What the second-level cache of a CUDA device holds."""
+    return torch.cuda.get_device_properties(device).L2_cache_size
 
 
 def bandwidth_of(run: Run, device: torch.device) -> float:

@@ -13,9 +13,10 @@ from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
+from tests.gpu.check.timing import COLD_BYTES_PER_L2
+
 VOCABULARY = 128_256
 MOST_SETS = 256
-COLD_BYTES_PER_L2 = 3  # that many times the cache passes before a set is read again
 
 
 @dataclass(frozen=True, slots=True)
