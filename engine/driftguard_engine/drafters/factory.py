@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from driftguard_engine.config import EngineConfig
 from driftguard_engine.core import DraftInfo, InvalidModel
@@ -20,8 +21,11 @@ logger = logging.getLogger(__name__)
 def describe_draft(name: str, version: str | None) -> DraftInfo:
     """What the draft in a directory or of a hub name is called once it is loaded. Raises InvalidModel."""
     directory = directories.find(name, field="draft")
-    shown = directories.shown_name(name, directory)
-    return DraftInfo(shown, version or directories.version_of(directory), "draft_model", str(directory))
+    return _described(directories.shown_name(name, directory), version, directory)
+
+
+def _described(name: str, version: str | None, directory: Path) -> DraftInfo:
+    return DraftInfo(name, version or directories.version_of(directory), "draft_model", str(directory))
 
 
 def open_draft(name: str, version: str | None, target: LoadedModel, placement: Placement) -> LoadedDraft:
@@ -29,7 +33,7 @@ def open_draft(name: str, version: str | None, target: LoadedModel, placement: P
     loaded = load(name, placement, field="draft")
     check_same_tokenizer(target.tokenizer, loaded.tokenizer, loaded.directory, field="draft")
     drafter = DraftModelDrafter(loaded.model, target.model.vocabulary)
-    return LoadedDraft(describe_draft(name, version), drafter)
+    return LoadedDraft(_described(loaded.name, version, loaded.directory), drafter)
 
 
 def first_draft(config: EngineConfig, target: LoadedModel, placement: Placement) -> LoadedDraft:
