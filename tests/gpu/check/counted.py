@@ -16,9 +16,9 @@ BATCH, DRAFTS, TOKENS = 64, 8, 5
 
 def main() -> None:
     kernels = loader.kernels(torch.device("cuda"))
-    plain = batches(kernels, kernels.device, BATCH, DRAFTS, PLAIN, l2_bytes=0)
+    plain = batches(kernels, kernels.device, BATCH, DRAFTS, PLAIN)
     nucleus = next(sampling for sampling in SAMPLINGS if sampling.top_p < 1)
-    cut = batches(kernels, kernels.device, BATCH, 4, nucleus, l2_bytes=0)
+    cut = batches(kernels, kernels.device, BATCH, 4, nucleus)
     layer = next(layer for layer in LAYERS if layer.gated)
     weight = torch.empty(layer.size, layer.inner, dtype=torch.bfloat16, device=kernels.device).normal_()
     multiply = by_kernel(kernels, layer, weight.new_empty(TOKENS, layer.inner).normal_())

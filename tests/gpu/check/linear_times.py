@@ -13,10 +13,9 @@ from driftguard_engine.kernels.cuda.launcher import Launcher
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.gpu.check import timing
 from tests.gpu.check.rows import LinearTime
 from tests.gpu.check.run import Run
-from tests.gpu.check.timing import COLD_BYTES_PER_L2, bandwidth_of, graph_microseconds
+from tests.gpu.check.timing import bandwidth_of, cold_sets, graph_microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,10 @@ class Weights:
     each: list[Tensor]
 
     @classmethod
-    def make(cls, layer: Layer, device: torch.device, l2_bytes: int) -> Weights:
-        count = max(2, 1 + COLD_BYTES_PER_L2 * l2_bytes // (2 * layer.weights))
+    def make(cls, layer: Layer, device: torch.device) -> Weights:
         each = [
             torch.empty(layer.size, layer.inner, dtype=torch.bfloat16, device=device).normal_()
-            for _ in range(count)
+            for _ in range(cold_sets(device, 2 * layer.weights))
         ]
         return cls(layer, each)
 
@@ -73,7 +71,7 @@ def linear_layers(run: Run) -> None:
     for layer in LAYERS:
         if run.late(f"linear layer {layer.name}"):
             continue
-        weights = Weights.make(layer, kernels.device, timing.l2_bytes(kernels.device))
+        weights = Weights.make(layer, kernels.device)
         for tokens in TOKENS:
             x = torch.empty(tokens, layer.inner, dtype=torch.bfloat16, device=kernels.device).normal_()
             kernel, library = (

@@ -8,24 +8,12 @@ from driftguard_engine.kernels.cuda import loader
 from driftguard_engine.kernels.cuda.compiler import KernelsUnavailable
 from driftguard_engine.kernels.cuda.launcher import SUFFIXES, LaunchFailed
 
+from tests.engine.kernels.layer_cases import MODEL_HEADS
 from tests.gpu.check.rows import Checked
 from tests.gpu.check.run import Run
 
-# Query heads of a key head, and their size: SmolLM 2, Llama 3.2 1B and 3B, Llama 3 8B, Llama 2 7B, Llama 3
-# 70B, Mistral Nemo, Qwen 2.5 0.5B and 7B, Qwen 3 0.6B and 32B, Gemma.
-SHAPES = (
-    (3, 64),
-    (4, 64),
-    (3, 128),
-    (4, 128),
-    (1, 128),
-    (8, 128),
-    (4, 160),
-    (7, 64),
-    (7, 128),
-    (2, 128),
-    (8, 256),
-)
+# Query heads of a key head, and their size: beside the usual ones SmolLM 2's, Mistral Nemo's and Gemma's.
+SHAPES = (*MODEL_HEADS, (3, 64), (4, 160), (8, 256))
 
 
 def self_tests(run: Run) -> None:

@@ -14,7 +14,7 @@ from tests.gpu.check.run import Run
 
 REPLAYS = 30
 WARM_UPS = 3
-COLD_BYTES_PER_L2 = 3  # that pass through the cache before the same ones are read again
+_COLD_BYTES_PER_L2 = 3  # that pass through the cache before the same ones are read again
 LEAST_CALLS = 20  # in a graph: its own start, which is not the kernels', is shared out among them
 
 Call = Callable[[], object]
@@ -60,9 +60,10 @@ def copy_bytes_per_second(device: torch.device, size: int = 2**30) -> float:
     return 2 * size / (eager_microseconds([lambda: sink.copy_(source)], repeats=10) * 1e-6)
 
 
-def l2_bytes(device: torch.device) -> int:
-    """What the second-level cache of a CUDA device holds."""
-    return torch.cuda.get_device_properties(device).L2_cache_size
+def cold_sets(device: torch.device, set_bytes: int) -> int:
+    """Of data of this size on a CUDA device: how many, so that the cache holds none when it is read again."""
+    held = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(2, 1 + _COLD_BYTES_PER_L2 * held // set_bytes)
 
 
 def bandwidth_of(run: Run, device: torch.device) -> float:

@@ -12,7 +12,7 @@ from driftguard_engine.kernels.cuda.loader import Kernels
 from tests.gpu.check.peers import PEERS, time_peer
 from tests.gpu.check.rows import SamplingTime, VerifyTime
 from tests.gpu.check.run import Run
-from tests.gpu.check.timing import bandwidth_of, graph_microseconds, l2_bytes
+from tests.gpu.check.timing import bandwidth_of, graph_microseconds
 from tests.gpu.check.workload import (
     PLAIN,
     SAMPLINGS,
@@ -49,7 +49,7 @@ def peers(run: Run) -> None:
     for peer, batch, drafts in itertools.product(PEERS, BATCHES, DRAFTS):
         if run.late(f"{peer.name}, B = {batch}, K = {drafts}"):
             continue
-        given = batches(kernels, kernels.device, batch, drafts, PLAIN, l2_bytes(kernels.device))
+        given = batches(kernels, kernels.device, batch, drafts, PLAIN)
         row = time_peer(peer, given, _microseconds(given, _verifies(kernels)))
         run.add(row)
         took = row.note if row.ratio is None else f"{row.microseconds:.1f} us, {row.ratio:.2f} x ours"
@@ -58,7 +58,7 @@ def peers(run: Run) -> None:
 
 
 def _time_plain(run: Run, kernels: Kernels, batch: int, drafts: int, bandwidth: float) -> None:
-    given = batches(kernels, kernels.device, batch, drafts, PLAIN, l2_bytes(kernels.device))
+    given = batches(kernels, kernels.device, batch, drafts, PLAIN)
     size = floor_bytes(batch, drafts)
     row = VerifyTime(
         batch,
@@ -77,7 +77,7 @@ def _time_plain(run: Run, kernels: Kernels, batch: int, drafts: int, bandwidth: 
 
 
 def _time_sampling(run: Run, kernels: Kernels, batch: int, sampling: Sampling, bandwidth: float) -> None:
-    given = batches(kernels, kernels.device, batch, 4, sampling, l2_bytes(kernels.device))
+    given = batches(kernels, kernels.device, batch, 4, sampling)
     row = SamplingTime(
         sampling.name,
         batch,

@@ -13,7 +13,7 @@ from driftguard_engine.kernels.reference.sampling import SamplingBatch
 from driftguard_engine.kernels.verify import SamplingTensors, Workspace
 from torch import Tensor
 
-from tests.gpu.check.timing import COLD_BYTES_PER_L2
+from tests.gpu.check.timing import cold_sets
 
 VOCABULARY = 128_256
 MOST_SETS = 256
@@ -85,13 +85,13 @@ def draw_floor_bytes(batch: int, size: int = VOCABULARY, element_bytes: int = 2)
 
 
 def batches(
-    launcher: Launcher, device: torch.device, batch: int, drafts: int, sampling: Sampling, l2_bytes: int
+    launcher: Launcher, device: torch.device, batch: int, drafts: int, sampling: Sampling
 ) -> list[Batch]:
     """As many as it takes to pass through the cache several times over."""
-    wanted = 1 + COLD_BYTES_PER_L2 * l2_bytes // floor_bytes(batch, drafts)
+    wanted = cold_sets(device, floor_bytes(batch, drafts))
     random = torch.Generator(device).manual_seed(batch * 100 + drafts)
     made = []
-    for _ in range(min(MOST_SETS, max(2, wanted))):
+    for _ in range(min(MOST_SETS, wanted)):
         one = _batch(device, batch, drafts, sampling, random)
         for step in range(drafts):
             verify_kernels.draw_drafts(launcher, one.draft[:, step], one.settings, one.space, step)
