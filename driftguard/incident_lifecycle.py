@@ -1,7 +1,8 @@
 """States of an incident and the legal transitions between them. Pure.
 
 open: nobody has seen it; acknowledged: a person has; mitigating: a retraining or a rollback is under way;
-resolved: ended, and final. A new drift of the same stream is a new incident.
+recovered_in_part: the promoted draft is better than the old one, and still worth telling below the level
+before the fall; resolved: ended, and final. A new drift of the same stream is a new incident.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ from typing import Final, Literal
 
 from driftguard.errors import BadInput, Conflict
 
-State = Literal["open", "acknowledged", "mitigating", "resolved"]
+State = Literal["open", "acknowledged", "mitigating", "recovered_in_part", "resolved"]
 Severity = Literal["critical", "warning", "info"]
 Direction = Literal["down", "up", "slower"]  # of acceptance; slower: of goodput
 
 # After a failed mitigation it is open again, so that a person looks at it, or acknowledged if it was before.
 LEGAL: Final[Mapping[str, tuple[State, ...]]] = {
-    "open": ("acknowledged", "mitigating", "resolved"),
-    "acknowledged": ("mitigating", "resolved"),
-    "mitigating": ("open", "acknowledged", "resolved"),
+    "open": ("acknowledged", "mitigating", "recovered_in_part", "resolved"),
+    "acknowledged": ("mitigating", "recovered_in_part", "resolved"),
+    "mitigating": ("open", "acknowledged", "recovered_in_part", "resolved"),
+    "recovered_in_part": ("open", "acknowledged", "resolved"),
     "resolved": (),
 }
+LEFT_TO_RETRAINING: Final = ("mitigating", "recovered_in_part")  # its watch ends it, or it fails
 CRITICAL_SLOWDOWN: Final = 0.20  # one fifth fewer tokens per second
 PAGE_SLOWDOWN: Final = 0.02
 GRAVITY: Final = ("info", "warning", "critical")

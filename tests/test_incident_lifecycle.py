@@ -23,12 +23,18 @@ STATES: tuple[State, ...] = get_args(State)
 LEGAL_PAIRS = {
     ("open", "acknowledged"),
     ("open", "mitigating"),
+    ("open", "recovered_in_part"),
     ("open", "resolved"),
     ("acknowledged", "mitigating"),
+    ("acknowledged", "recovered_in_part"),
     ("acknowledged", "resolved"),
     ("mitigating", "open"),
     ("mitigating", "acknowledged"),
+    ("mitigating", "recovered_in_part"),
     ("mitigating", "resolved"),
+    ("recovered_in_part", "open"),
+    ("recovered_in_part", "acknowledged"),
+    ("recovered_in_part", "resolved"),
 }
 
 

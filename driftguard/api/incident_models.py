@@ -15,6 +15,7 @@ from driftguard.api.actions import ActionModel
 from driftguard.api.status_models import POSITIONS, FrozenModel, StreamInfo
 from driftguard.cost import Cost
 from driftguard.diagnosis import CONFIDENCE_MEANS, Cause, Confidence
+from driftguard.incident_lifecycle import State
 from driftguard.incidents import aftermath
 from driftguard.incidents.aftermath import Aftermath
 from driftguard.incidents.message import cost_percent, summary
@@ -65,7 +66,7 @@ class DiagnosisModel(FrozenModel):
 class IncidentModel(FrozenModel):
     id: UUID
     stream: StreamInfo
-    state: Literal["open", "acknowledged", "mitigating", "resolved"]
+    state: State
     direction: Literal["down", "up", "slower"] = Field(
         description="down, up: of acceptance. slower: of goodput, at the same load or against no "
         "speculation; `evidence.goodput` says which."

@@ -51,7 +51,8 @@ class Situation:
 
     cost: as last measured; None where it is not known, or too old. lost: part of the tokens per second, of an
     open fall; None where there is none or it is not known. cause, confidence, retrain: of its diagnosis.
-    training: a new draft is being trained. rollback_to: the draft before; rollback_gain: of the tokens per
+    training: a new draft is being trained; watched: the version of one that was, and is in service now.
+    rollback_to: the draft before; rollback_gain: of the tokens per
     second, None where it was not measured. rollback_by_hand: it was not put into service here.
     """
 
@@ -61,6 +62,7 @@ class Situation:
     confidence: Confidence = "low"
     retrain: bool = False
     training: bool = False
+    watched: str | None = None
     rollback_to: str | None = None
     rollback_gain: Interval | None = None
     rollback_by_hand: bool = False
@@ -195,8 +197,10 @@ def _roll_back(situation: Situation) -> Action:
 
 
 def _retrain(situation: Situation) -> Action:
-    under_way = situation.training
-    text = "wait for the new draft that is being trained" if under_way else "retrain the draft"
+    under_way = situation.training or situation.watched is not None
+    text = "wait for the new draft that is being trained" if situation.training else "retrain the draft"
+    if situation.watched is not None:
+        text = f"wait while the new draft {situation.watched} is being watched"
     gain = _back(situation.lost, HALF)
     found = Action("retrain", text, gain, "expected", _GATED, under_way=under_way)
     if not situation.retrain or situation.cause in MENDED_BY_ROLLBACK:

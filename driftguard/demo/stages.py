@@ -225,16 +225,18 @@ def retrain(loop: Loop, stage: Stage) -> dict[str, Any]:
 
 
 def recovery(loop: Loop, stage: Stage) -> dict[str, Any]:
-    """The promoted draft is watched on live traffic; the incident closes when acceptance has recovered."""
+    """The promoted draft is watched on live traffic; the incident says how far acceptance comes back with
+    it, and closes when that is all the way."""
     incident_id = loop.facts.stages["drift"]["incident_id"]
     loop.screen.state = "watching the promoted draft"
 
-    def resolved() -> dict[str, Any] | None:
+    def recovered() -> dict[str, Any] | None:
         incident = loop.sidecar.incident(incident_id)
-        return incident if incident["state"] == "resolved" else None
+        return incident if incident["state"] in ("recovered_in_part", "resolved") else None
 
-    incident = wait_for("the end of the incident", RECOVERY_SECONDS, resolved)
+    wait_for("a recovery", RECOVERY_SECONDS, recovered)
     loop.measure("after", loop.wait_for_answers(MEASURED_REQUESTS, ANSWERS_SECONDS))
-    loop.screen.state = "recovered; incident resolved"
-    stage.note = incident["resolution"]
-    return {"resolution": incident["resolution"], "transitions": incident["transitions"]}
+    incident = loop.sidecar.incident(incident_id)
+    loop.screen.state = f"incident {incident['state'].replace('_', ' ')}"
+    stage.note = incident["transitions"][-1]["reason"]
+    return {"state": incident["state"], "told": stage.note, "transitions": incident["transitions"]}

@@ -11,6 +11,7 @@ import msgspec
 from driftguard.cost.best_action import Action, best_of
 from driftguard.cost.payoff import load_text
 from driftguard.detection.findings import duration
+from driftguard.incident_lifecycle import LEFT_TO_RETRAINING
 from driftguard.incidents import aftermath, remedy
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.goodput import AcceptanceMove, GoodputChange
@@ -56,7 +57,7 @@ def summary(incident: Incident, stream: Stream) -> str:
     )
     told = f"{text}{_cost(incident)}.{_gradually(incident)}{_counted(incident)}"
     told += _repeating(incident)
-    return f"{told}{_raised(incident)}{_why(incident)}{_over(incident)}"
+    return f"{told}{_raised(incident)}{_recovered(incident)}{_why(incident)}{_over(incident)}"
 
 
 def _over(incident: Incident) -> str:
@@ -167,8 +168,26 @@ def _action(incident: Incident, known: IncidentDiagnosis, best: Action) -> str:
     """What holds at once and is measured is told before what the cause calls for."""
     if best.kind in _AT_ONCE and incident.direction != "up":
         return f"best now: {best.sentence}"
-    training = known.retrain and incident.state == "mitigating"
-    return "a new draft is being trained" if training else known.recommended_action
+    return being_done(incident) or known.recommended_action
+
+
+def being_done(incident: Incident) -> str | None:
+    """What a retraining does about it at the moment; None where none is under way."""
+    if incident.state not in LEFT_TO_RETRAINING:
+        return None
+    mitigation = incident.evidence.mitigation
+    if mitigation is None:
+        return "a new draft is being trained"
+    return f"the new draft {mitigation.draft_version} is in service and being watched"
+
+
+def _recovered(incident: Incident) -> str:
+    """For example: Recovered in part: draft v2 promoted: acceptance of german recovered to 0.53 from 0.39,
+    was 0.62: 15% below, over 29 requests."""
+    mitigation = incident.evidence.mitigation
+    if incident.state != "recovered_in_part" or mitigation is None:
+        return ""
+    return f" Recovered in part: {mitigation.recovered}."
 
 
 def _cost(incident: Incident) -> str:

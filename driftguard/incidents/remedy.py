@@ -15,13 +15,15 @@ def of_stream(cost: Cost | None, incident: Incident | None, rollback: Rollback |
     known = incident.diagnosis if incident is not None and fell else None
     if rollback is None and incident is not None and fell:
         rollback = incident.evidence.rollback
+    mitigation = incident.evidence.mitigation if incident is not None and fell else None
     situation = Situation(
         cost=cost,
         lost=_lost(incident) if incident is not None and fell else None,
         cause=known.cause if known else None,
         confidence=known.confidence if known else "low",
         retrain=known.retrain if known else False,
-        training=fell and incident is not None and incident.state == "mitigating",
+        training=incident is not None and fell and incident.state == "mitigating" and mitigation is None,
+        watched=mitigation.draft_version if mitigation is not None else None,
         rollback_to=rollback.version if rollback else None,
         rollback_gain=rollback.gain if rollback else None,
         rollback_by_hand=rollback.by_hand if rollback else False,

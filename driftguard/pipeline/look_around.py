@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.errors import DatabaseUnavailable
+from driftguard.incident_lifecycle import LEFT_TO_RETRAINING
 from driftguard.metrics import Metrics
 from driftguard.status import gather, gauges
 from driftguard.status.fold_watch import FoldWatch
@@ -115,8 +116,9 @@ class LookAround:
 def _close_replaced(session: Session, found: Sequence[Standing], now: datetime) -> None:
     """Resolves incidents of drafts that something other than a retraining replaced, say a restart of the
     server with another draft or target: no record of theirs will ever end them. An incident that is
-    mitigating is left to the watch over the promotion, which may still roll back. A fall may go on with what
-    took over (driftguard.incidents.target_replaced): until enough is known of that, its incident waits."""
+    being mitigated is left to the watch over the promotion, which may still roll back. A fall may go on with
+    what took over (driftguard.incidents.target_replaced): until enough is known of that, its incident
+    waits."""
     unresolved = status_queries.unresolved_incidents(session)
     awaited = {one.stream_id for one in incidents.awaited_comparisons(session)}
     learning = {
@@ -130,7 +132,7 @@ def _close_replaced(session: Session, found: Sequence[Standing], now: datetime) 
         if (item.stream.server, item.target_in_service) in learning:
             continue
         for incident in unresolved.get(item.stream.id, {}).values():
-            if incident.state != "mitigating":
+            if incident.state not in LEFT_TO_RETRAINING:
                 reason = f"{_replaced(item)} is no longer in service"
                 incidents.move(session, incident.id, "resolved", reason, now)
                 log.info("incident resolved", incident=str(incident.id), reason=reason)

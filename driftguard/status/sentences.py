@@ -8,7 +8,7 @@ from typing import Final
 
 from driftguard.cost.best_action import Action, best_of
 from driftguard.cost.payoff import load_text
-from driftguard.incidents.message import clock, cost_percent
+from driftguard.incidents.message import being_done, clock, cost_percent
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.goodput import GoodputChange
 from driftguard.records.documents.incident import names_of, positions_of
@@ -126,9 +126,10 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _incident_sentence(incident: Incident) -> str:
-    doing = {"acknowledged": " Acknowledged.", "mitigating": " A new draft is being trained."}
+    done = "acknowledged" if incident.state == "acknowledged" else being_done(incident)
+    doing = f" {done[0].upper()}{done[1:]}." if done else ""
     if (goodput := incident.evidence.goodput) is not None:
-        return f"{_goodput_sentence(incident, goodput)}{doing.get(incident.state, '')}"
+        return f"{_goodput_sentence(incident, goodput)}{doing}"
     names = _some(names_of(incident.segments))
     word, verb = ("Degraded", "fell") if incident.direction == "down" else ("Improved", "rose")
     acceptance = ACCEPTANCE[positions_of(incident.segments)]
@@ -138,8 +139,7 @@ def _incident_sentence(incident: Incident) -> str:
     )
     return (
         f"{word} since {clock(incident.change_point_at)}: {acceptance} in {names} {verb} from "
-        f"{from_to(incident.acceptance_before, incident.acceptance_after)}{cost}."
-        f"{doing.get(incident.state, '')}"
+        f"{from_to(incident.acceptance_before, incident.acceptance_after)}{cost}.{doing}"
     )
 
 

@@ -76,7 +76,7 @@ def move(
     """Changes the state of one incident. Of one that is resolved, `mitigated_at`: since when something has
     helped; `last_record_at`: when the last record of the change ended, all since it belong to it by default.
     Raises NotFound, IllegalTransition, BadInput (empty reason)."""
-    incident = session.scalar(select(Incident).where(Incident.id == incident_id).with_for_update())
+    incident = lock(session, incident_id)
     if incident is None:
         raise NotFound(f"there is no incident {incident_id}")
     step = transition(cast("State", incident.state), to_state, reason, at)
@@ -251,8 +251,10 @@ def awaiting_since(session: Session, opened_before: datetime) -> list[Incident]:
 
 
 def lock(session: Session, incident_id: UUID) -> Incident | None:
-    """As it is now, and nobody else changes it before this transaction ends."""
-    return session.scalar(select(Incident).where(Incident.id == incident_id).with_for_update())
+    """As it is now, also where this session has read it before, and nobody else changes it before this
+    transaction ends."""
+    query = select(Incident).where(Incident.id == incident_id).with_for_update()
+    return session.scalar(query, execution_options={"populate_existing": True})
 
 
 def end_wait(session: Session, incident: Incident, severity: Severity) -> None:

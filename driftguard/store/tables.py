@@ -322,7 +322,7 @@ class Incident(Base):
     id: Mapped[UUID] = mapped_column(primary_key=True)
     stream_id: Mapped[int] = mapped_column(ForeignKey("streams.id", ondelete="CASCADE"))
     direction: Mapped[str]  # down | up, of acceptance; slower: of goodput
-    state: Mapped[str]  # open | acknowledged | mitigating | resolved
+    state: Mapped[str]  # see driftguard.incident_lifecycle
     severity: Mapped[str]  # critical | warning | info
     opened_at: Mapped[datetime]
     opened_seq: Mapped[int]

@@ -128,6 +128,15 @@ class GoesOn:
     change_point_seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class Mitigation:
+    """The draft that was trained for an incident and is in service now. `recovered`: how far acceptance has
+    come back with it, in words; None until it is shown to be better than the old one."""
+
+    draft_version: str
+    recovered: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentEvidence:
     """The evidence of an incident, so that a reader can check it. The fold writes the detector's numbers, the
@@ -154,6 +163,7 @@ class IncidentEvidence:
     num_speculative_tokens: float | None = None  # draft tokens per step in the changed segments
     cost: Cost | None = None
     rollback: Rollback | None = None
+    mitigation: Mitigation | None = None
     ending: Ending | None = None
     raised_because: str | None = None  # why the severity was raised
     repeats: Repeats | None = None

@@ -76,6 +76,7 @@ class OldLevel:
     mean: float
     variance: float  # between requests
     standard_error: float
+    over_from: float | None = None  # mean from which on the fall is over; None: the baseline is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class SegmentWatch:
     better: tuple[float, ...]
     worse: tuple[float, ...]
     shown_better: bool  # stays true
+    over: tuple[float, ...] = ()  # as long as the others from the first request on
+    shown_over: bool = False  # stays true
 
     @property
     def acceptance(self) -> float | None:
@@ -106,6 +109,7 @@ class Watch:
     unjudged_requests: int
     recovered: bool  # every changed segment is shown better
     verdict: Verdict
+    over: bool = False  # every changed segment is shown to be back
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import cast
 from uuid import UUID
@@ -9,28 +10,48 @@ from uuid import UUID
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.incident_lifecycle import State
+from driftguard.incident_lifecycle import LEFT_TO_RETRAINING, State
+from driftguard.records.documents.incident import Mitigation
 from driftguard.store import incidents
 
 log = structlog.get_logger(__name__)
 
 
 def begin_mitigation(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
-    """open or acknowledged -> mitigating. An incident that is resolved or mitigating stays as it is."""
+    """open or acknowledged -> mitigating. An incident in any other state stays as it is."""
     if incident_id is not None:
         incident, _ = incidents.find(session, incident_id)
         if incident.state in ("open", "acknowledged"):
             incidents.move(session, incident_id, "mitigating", reason, at)
 
 
+def tell_promotion(session: Session, incident_id: UUID | None, draft_version: str) -> None:
+    """A draft that was trained for the incident is in service."""
+    if incident_id is not None and (incident := incidents.lock(session, incident_id)) is not None:
+        incident.evidence = replace(incident.evidence, mitigation=Mitigation(draft_version))
+
+
 def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: datetime) -> None:
-    """mitigating -> open or acknowledged, as it was before: the attempt has not helped."""
+    """mitigating or recovered_in_part -> open or acknowledged, as it was before: the attempt has not
+    helped."""
+    if incident_id is not None and (incident := incidents.lock(session, incident_id)) is not None:
+        incident.evidence = replace(incident.evidence, mitigation=None)
+        if incident.state in LEFT_TO_RETRAINING:
+            steps = incidents.transitions(session, incident_id)
+            before = [step.to_state for step in steps if step.to_state in ("open", "acknowledged")][-1]
+            incidents.move(session, incident_id, cast("State", before), reason, at)
+
+
+def recover_in_part(
+    session: Session, incident_id: UUID | None, found: Mitigation, reason: str, at: datetime
+) -> None:
+    """-> recovered_in_part; does nothing where it is resolved already."""
     if incident_id is not None:
         incident, _ = incidents.find(session, incident_id)
-        if incident.state == "mitigating":
-            steps = incidents.transitions(session, incident_id)
-            before = [step.from_state for step in steps if step.from_state != step.to_state][-1]
-            incidents.move(session, incident_id, cast("State", before), reason, at)
+        if incident.state != "resolved":
+            incident = incidents.move(session, incident_id, "recovered_in_part", reason, at)
+            incident.evidence = replace(incident.evidence, mitigation=found)
+            log.info("incident recovered in part", incident=str(incident_id), reason=reason)
 
 
 def resolve(

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.records.documents.incident import names_of
+from driftguard.records.documents.incident import ChangedSegment
 from driftguard.records.documents.retraining_run import OldLevel
 from driftguard.retraining.engines.engine_admin import EngineDraft
 from driftguard.retraining.ledger import incident_notes
@@ -34,13 +34,21 @@ def follow_engine(session: Session, server: str, target: str, draft: EngineDraft
 
 
 def finish_promotion(
-    session: Session, run: RetrainRun, draft: EngineDraft, tolerance: float, at: datetime
+    session: Session,
+    run: RetrainRun,
+    draft: EngineDraft,
+    at: datetime,
+    *,
+    tolerance: float,
+    minimum_drop: float,
 ) -> None:
     """The engine serves the run's candidate: it is in service, its parent retired, and the watch begins.
 
-    A server that is only scraped has no requests to watch: then the promotion stands.
+    `tolerance`: how much less it may accept than its parent; `minimum_drop`: what is left of a fall when it
+    is over may be as much as this. A server that is only scraped has no requests to watch: then the promotion
+    stands.
     """
-    levels, numbers = _old_levels(session, run, at), retrain_runs.numbers_of(run)
+    levels, numbers = _old_levels(session, run, at, minimum_drop), retrain_runs.numbers_of(run)
     follow_engine(session, run.server, run.target, draft, at)
     reason = gate.reason if (gate := numbers.gate) else "passed the gate"
     if run.state == "rolling_out" and not levels:
@@ -48,6 +56,7 @@ def finish_promotion(
         retrain_runs.end(session, run.id, "promoted", reason, at)
         incident_notes.end_mitigation(session, run.incident_id, reason, at)
         return
+    incident_notes.tell_promotion(session, run.incident_id, draft.version)
     numbers = replace(numbers, watch=watch.start(levels, tolerance))
     retrain_runs.advance(session, run.id, "watching", numbers=numbers, reason=reason)
 
@@ -95,27 +104,36 @@ def put_in_service(
     )
 
 
-def _old_levels(session: Session, run: RetrainRun, at: datetime) -> list[OldLevel]:
+def _old_levels(session: Session, run: RetrainRun, at: datetime, minimum_drop: float) -> list[OldLevel]:
     """The parent's acceptance: in the incident's segments since the change point, elsewhere recently."""
-    changed: set[str] = set()
+    changed: dict[str, ChangedSegment] = {}
     since = at - _LOOK_BACK
     if run.incident_id is not None:
         incident, _ = incidents.find(session, run.incident_id)
-        changed = set(names_of(incident.segments))
+        changed = {each.segment: each for each in incident.segments}
         since = incident.change_point_at
     rows = acceptance_levels.levels(
         session,
         server=run.server,
         target=run.target,
         version=run.parent_version or "",
-        changed=changed,
+        changed=set(changed),
         since=since,
         oldest=at - _LOOK_BACK,
     )
-    return [_old_level(row, changed=row.segment in changed) for row in rows]
+    return [_old_level(row, changed.get(row.segment), minimum_drop) for row in rows]
 
 
-def _old_level(row: AcceptanceLevel, *, changed: bool) -> OldLevel:
+def _old_level(row: AcceptanceLevel, change: ChangedSegment | None, minimum_drop: float) -> OldLevel:
     # n equal requests cannot exclude a spread of 1/n, as in the detector's reference period
     error = math.sqrt(max(row.variance, 1 / row.requests) / row.requests)
-    return OldLevel(row.segment, changed, row.requests, row.mean, row.variance, error)
+    before = _mean_before(change) if change is not None else None
+    over_from = None if before is None else watch.over_from(before, row.mean, minimum_drop)
+    return OldLevel(row.segment, change is not None, row.requests, row.mean, row.variance, error, over_from)
+
+
+def _mean_before(change: ChangedSegment) -> float | None:
+    """Of x = accepted / drafted per request; None where it is known of the first draft position only."""
+    if change.after.positions != "all":
+        return None
+    return change.adjusted.before if change.adjusted is not None else change.before.rate

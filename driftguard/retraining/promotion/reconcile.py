@@ -101,7 +101,14 @@ def _settle_run(
 ) -> None:
     is_candidate = run.candidate_version == serving.version
     if run.state in ("promoting", "rolling_out") and is_candidate:
-        finish_promotion(session, run, serving, settings.retraining.maximum_regression, now)
+        finish_promotion(
+            session,
+            run,
+            serving,
+            now,
+            tolerance=settings.retraining.maximum_regression,
+            minimum_drop=settings.detection.minimum_drop,
+        )
     elif run.state == "rolling_out":
         _fail_if_late(session, run, serving, now)
     elif run.state not in ("watching", "rolling_back"):

@@ -5,7 +5,11 @@ with a standard error. Live requests of the promoted draft bet against two claim
 driftguard.detection.statistics.bets (e >= .02, E[e] <= 1 under the claim, whatever the distribution of x):
 
     "no better here"   E[x | past] <= mean + 2 se                in one changed segment
+    "not back here"    E[x | past] <= over_from                  in one changed segment
     "not worse"        E[x | past] >= mean - 2 se - tolerance    in every segment
+
+`over_from` is the level before the fall less what is left to be forgiven (`over_from`): a draft can be better
+than the old one and still far from that.
 
 The wealth of a bet is the product of its e over the requests so far, started once, at the promotion; bets
 are averaged with equal weights. With an average of averages
@@ -16,8 +20,9 @@ each is an e-process, so by Ville's inequality (Shin, Ramdas, Rinaldo 2023; Waud
 it ever reaches 1/ALPHA with probability at most ALPHA if its claim is true, however often one looks.
 
 Guarantee: a draft that is not worse than the old one (by `tolerance`, in any segment) is rolled back with
-probability at most ALPHA = 0.001 per promotion; an incident is declared recovered although some changed
-segment is no better with probability at most ALPHA, because every changed segment must show it.
+probability at most ALPHA = 0.001 per promotion; an incident is declared recovered in part although some
+changed segment is no better with probability at most ALPHA, because every changed segment must show it, and
+likewise over although some changed segment accepts no more than its `over_from`.
 Assumptions: the old means lie within two standard errors of what was measured, and the traffic of a
 segment stays as it was: a segment whose traffic changes for the worse during the watch counts against the
 new draft. Segments in which the old draft had fewer than MINIMUM_OLD_REQUESTS are not judged.
@@ -36,7 +41,14 @@ from driftguard.records.documents.retraining_run import OldLevel, SegmentWatch, 
 ALPHA = 0.001
 WATCHED_REQUESTS = 2_000  # then the promotion stands
 MINIMUM_OLD_REQUESTS = 30
+FORGIVEN = 0.25  # part of a fall that may be left when it is called over
 _LARGEST_WEALTH = 1e300  # a stored number must be finite
+
+
+def over_from(before: float, after: float, minimum_drop: float) -> float:
+    """The mean from which on a fall from `before` to `after` is over: what is left of it is less than a
+    quarter, or less than the smallest fall that is watched for, `minimum_drop`."""
+    return before - max(FORGIVEN * (before - after), minimum_drop)
 
 
 def start(old: Sequence[OldLevel], tolerance: float) -> Watch:
@@ -76,6 +88,12 @@ def _judge(watch: Watch, place: int, drafted: int, accepted: int) -> Watch:
     rise = factors(x, upper, variance, rise=True)[0]  # [BETS]
     fall = factors(x, lower, variance, rise=False)[0]
     better = _grown(segment.better, rise)
+    shown_better = segment.shown_better or _evidence(better) >= 1 / ALPHA
+    over, shown_over = segment.over or (1.0,) * BETS, segment.shown_over
+    if segment.old.over_from is not None:
+        back = np.clip([segment.old.over_from], 0.0, 1.0)
+        over = _grown(over, factors(x, back, variance, rise=True)[0])
+        shown_over = shown_over or _evidence(over) >= 1 / ALPHA
     judged = SegmentWatch(
         segment.old,
         segment.requests + 1,
@@ -83,7 +101,9 @@ def _judge(watch: Watch, place: int, drafted: int, accepted: int) -> Watch:
         segment.accepted + accepted,
         better,
         _grown(segment.worse, fall),
-        segment.shown_better or _evidence(better) >= 1 / ALPHA,
+        shown_better,
+        over,
+        shown_over,
     )
     segments = (*watch.segments[:place], judged, *watch.segments[place + 1 :])
     pooled = _grown(watch.pooled_worse, fall)
@@ -111,8 +131,14 @@ def _conclude(watch: Watch) -> Watch:
         return replace(watch, verdict="worse")
     changed = [segment for segment in watch.segments if segment.old.changed]
     recovered = watch.recovered or (bool(changed) and all(segment.shown_better for segment in changed))
+    over = watch.over or (recovered and all(_is_over(segment) for segment in changed))
     ended = watch.requests + watch.unjudged_requests >= WATCHED_REQUESTS
-    return replace(watch, recovered=recovered, verdict="stands" if ended else "watching")
+    return replace(watch, recovered=recovered, over=over, verdict="stands" if ended else "watching")
+
+
+def _is_over(segment: SegmentWatch) -> bool:
+    """Of one that is shown better. Without a baseline that is all that can be shown."""
+    return segment.shown_over or segment.old.over_from is None
 
 
 def describe(watch: Watch, *, changed_only: bool) -> str:

@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.incidents import recovery
+from driftguard.records.documents.incident import Mitigation
 from driftguard.records.documents.retraining_run import Watch
 from driftguard.retraining.ledger import incident_notes
 from driftguard.retraining.promotion import watch
@@ -22,6 +23,7 @@ from driftguard.store.folding import StoredRecord
 from driftguard.store.tables import RetrainRun, Stream
 
 _WATCHED = "watched draft versions"
+_UNTIL = f"watched until {watch.WATCHED_REQUESTS:,} requests"
 log = structlog.get_logger(__name__)
 
 
@@ -30,8 +32,9 @@ def watch_promoted(
 ) -> None:
     """An `after_fold` of the pipeline: advances the watch of this stream's draft, if it is being watched.
 
-    Resolves the incident when every changed segment is shown better than it was with the old draft; ends
-    the watch when the promotion stands; notes when the draft is worse, so that it is rolled back.
+    Says that the incident has recovered in part when every changed segment is shown better than it was with
+    the old draft, and resolves it when every one is shown to be back, or when the promotion stands, which
+    ends the watch; notes when the draft is worse, so that it is rolled back.
     """
     del findings
     if (stream.server, stream.target, stream.draft_version) not in _watched(session):
@@ -47,10 +50,12 @@ def watch_promoted(
     numbers = replace(retrain_runs.numbers_of(run), watch=now)
     retrain_runs.advance(session, run.id, "watching", numbers=numbers)
     at = datetime.now(UTC)
-    if now.recovered and not before.recovered:
-        draft = drafts.find(session, run.server, run.target, stream.draft_version)
-        promoted_at = draft.promoted_at if draft is not None else None
-        incident_notes.resolve(session, run.incident_id, _recovery(session, run, now), at, promoted_at)
+    if now.over and not before.over:
+        _resolve(session, run, f"{_recovery(session, run, now)}; {_UNTIL}", at)
+    elif now.recovered and not before.recovered:
+        told = _recovery(session, run, now)
+        found = Mitigation(stream.draft_version, told)
+        incident_notes.recover_in_part(session, run.incident_id, found, f"{told}; {_UNTIL}", at)
     if now.verdict == "worse":
         log.warning("promoted draft is worse", run=str(run.id), evidence=watch.evidence_of_worse(now))
     elif now.verdict == "stands":
@@ -67,18 +72,23 @@ def _watched(session: Session) -> set[tuple[str, str, str]]:
 
 def _recovery(session: Session, run: RetrainRun, state: Watch) -> str:
     """For example: draft v2 promoted: acceptance of german recovered to 0.71 from 0.41, was 0.77: 8% below,
-    over 180 requests; watched until 2,000 requests."""
+    over 180 requests."""
     incident = incidents.find(session, run.incident_id)[0] if run.incident_id is not None else None
-    told = recovery.told(state, incident)
-    return (
-        f"draft {run.candidate_version} promoted: {told}; watched until {watch.WATCHED_REQUESTS:,} requests"
-    )
+    return f"draft {run.candidate_version} promoted: {recovery.told(state, incident)}"
+
+
+def _resolve(session: Session, run: RetrainRun, reason: str, at: datetime) -> None:
+    draft = drafts.find(session, run.server, run.target, run.candidate_version or "")
+    promoted_at = draft.promoted_at if draft is not None else None
+    incident_notes.resolve(session, run.incident_id, reason, at, promoted_at)
 
 
 def _stands(session: Session, run: RetrainRun, state: Watch, at: datetime) -> None:
     told = watch.describe(state, changed_only=False)
     retrain_runs.end(session, run.id, "promoted", f"{run.reason}; live: {told}", at)
-    if not state.recovered:
+    if state.recovered:
+        _resolve(session, run, f"{_recovery(session, run, state)}; this is its level from now on", at)
+    else:
         reason = (
             f"draft {run.candidate_version} stays in service, but {state.requests} requests do not show that "
             f"it accepts more than the old one: {told}"

@@ -47,7 +47,7 @@ def promoted(database: Database, settings: Settings, directory: str | None = "/d
         put_in_service(session, "engine-1", "target", before, now, former="retired")
     run = trained(database, incident_id, OLD, NEW, "/drafts/v2", "promoting")
     with database.session() as session:
-        finish_promotion(session, run, info.draft, 0.05, now)
+        finish_promotion(session, run, info.draft, now, tolerance=0.05, minimum_drop=0.05)
     return run
 
 
