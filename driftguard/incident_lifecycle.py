@@ -26,7 +26,6 @@ LEGAL: Final[Mapping[str, tuple[State, ...]]] = {
     "recovered_in_part": ("open", "acknowledged", "resolved"),
     "resolved": (),
 }
-LEFT_TO_RETRAINING: Final = ("mitigating", "recovered_in_part")  # its watch ends it, or it fails
 CRITICAL_SLOWDOWN: Final = 0.20  # one fifth fewer tokens per second
 PAGE_SLOWDOWN: Final = 0.02
 GRAVITY: Final = ("info", "warning", "critical")

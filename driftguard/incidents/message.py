@@ -11,7 +11,6 @@ import msgspec
 from driftguard.cost.best_action import Action, best_of
 from driftguard.cost.payoff import load_text
 from driftguard.detection.findings import duration
-from driftguard.incident_lifecycle import LEFT_TO_RETRAINING
 from driftguard.incidents import aftermath, remedy
 from driftguard.records.documents.acceptance import from_to
 from driftguard.records.documents.goodput import AcceptanceMove, GoodputChange
@@ -173,7 +172,7 @@ def _action(incident: Incident, known: IncidentDiagnosis, best: Action) -> str:
 
 def being_done(incident: Incident) -> str | None:
     """What a retraining does about it at the moment; None where none is under way."""
-    if incident.state not in LEFT_TO_RETRAINING:
+    if not incident.is_left_to_retraining:
         return None
     mitigation = incident.evidence.mitigation
     if mitigation is None:

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from driftguard.detection import OF_WINDOWS, WINDOW_REFERENCE, BaselineReady, BaselineReason
 from driftguard.diagnosis import comparisons
 from driftguard.diagnosis.comparisons import LEVEL, Rate, acceptance_of
-from driftguard.incident_lifecycle import LEFT_TO_RETRAINING, formula_slowdown
+from driftguard.incident_lifecycle import formula_slowdown
 from driftguard.incidents import like_with_like, renamed_segment
 from driftguard.incidents.opening import open_incident
 from driftguard.records.documents.incident import ChangedSegment, GoesOn, IncidentEvidence, Rollback
@@ -194,7 +194,7 @@ def _supersede(session: Session, incident: Incident, now: datetime) -> None:
     """Ends the incident that this one goes on from, unless a retraining is at it."""
     opened, goes_on = incidents.lock(session, incident.id), incident.evidence.goes_on
     earlier = incidents.lock(session, goes_on.incident_id) if goes_on is not None else None
-    if opened is None or earlier is None or earlier.state in ("resolved", *LEFT_TO_RETRAINING):
+    if opened is None or earlier is None or earlier.state == "resolved" or earlier.is_left_to_retraining:
         return
     reason = f"the fall goes on with another target or draft: incident {opened.id}"
     incidents.move(session, earlier.id, "resolved", reason, now)

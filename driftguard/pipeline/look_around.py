@@ -14,7 +14,6 @@ import structlog
 from sqlalchemy.orm import Session
 
 from driftguard.errors import DatabaseUnavailable
-from driftguard.incident_lifecycle import LEFT_TO_RETRAINING
 from driftguard.metrics import Metrics
 from driftguard.status import gather, gauges
 from driftguard.status.fold_watch import FoldWatch
@@ -132,7 +131,7 @@ def _close_replaced(session: Session, found: Sequence[Standing], now: datetime) 
         if (item.stream.server, item.target_in_service) in learning:
             continue
         for incident in unresolved.get(item.stream.id, {}).values():
-            if incident.state not in LEFT_TO_RETRAINING:
+            if not incident.is_left_to_retraining:
                 reason = f"{_replaced(item)} is no longer in service"
                 incidents.move(session, incident.id, "resolved", reason, now)
                 log.info("incident resolved", incident=str(incident.id), reason=reason)

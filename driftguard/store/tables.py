@@ -345,6 +345,11 @@ class Incident(Base):
     # Nobody is told yet, see driftguard.incidents.examination: until then it is "info", whatever it will be.
     awaits_examination: Mapped[bool] = mapped_column(default=False, server_default=false())
 
+    @property
+    def is_left_to_retraining(self) -> bool:
+        """A retraining is at it: its end, or that of its watch, decides what becomes of it."""
+        return self.state in ("mitigating", "recovered_in_part")
+
 
 class AwaitedComparison(Base):
     """A stream with a baseline that is still to be compared with the target before; gone once it is."""

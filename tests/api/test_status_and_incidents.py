@@ -146,7 +146,7 @@ def test_an_incident_can_be_acknowledged_then_resolved_and_then_nothing_more(
     assert client.post(f"{url}/acknowledge", json={"reason": "looking"}).json()["state"] == "acknowledged"
     answer = client.post(f"{url}/acknowledge", json={"reason": "again"})
     assert answer.status_code == 409
-    assert answer.json()["legal"] == ["mitigating", "resolved"]
+    assert answer.json()["legal"] == ["mitigating", "recovered_in_part", "resolved"]
     assert client.post(f"{url}/resolve", json={"reason": "new tenant"}).json()["state"] == "resolved"
     answer = client.post(f"{url}/resolve", json={"reason": "again"})
     assert (answer.status_code, answer.json()["legal"]) == (409, [])

@@ -10,7 +10,7 @@ from uuid import UUID
 import structlog
 from sqlalchemy.orm import Session
 
-from driftguard.incident_lifecycle import LEFT_TO_RETRAINING, State
+from driftguard.incident_lifecycle import State
 from driftguard.records.documents.incident import Mitigation
 from driftguard.store import incidents
 
@@ -36,7 +36,7 @@ def end_mitigation(session: Session, incident_id: UUID | None, reason: str, at: 
     helped."""
     if incident_id is not None and (incident := incidents.lock(session, incident_id)) is not None:
         incident.evidence = replace(incident.evidence, mitigation=None)
-        if incident.state in LEFT_TO_RETRAINING:
+        if incident.is_left_to_retraining:
             steps = incidents.transitions(session, incident_id)
             before = [step.to_state for step in steps if step.to_state in ("open", "acknowledged")][-1]
             incidents.move(session, incident_id, cast("State", before), reason, at)
